@@ -1,0 +1,356 @@
+// The client library: a trainer's way to the paramshard daemon of its node. Start here.
+//
+//   auto client = paramshard::Client::Connect({.rank = 0});
+//   auto model = client->OpenModel(spec);                  // create or join, then wait for the other ranks
+//   auto unit = model->Gather("blocks.0", paramshard::Phase::kForward);   // returns at once
+//   status = unit->Wait();
+//   paramshard::Matrix w = *unit->Get("blocks.0.w1");      // views, valid until `unit` is released
+//   auto gradients = model->Gradients("blocks.0");         // a free gradient slot
+//   ... add into gradients->Get("blocks.0.w1")->fp32() ...
+//   status = gradients->Push();
+//   auto commit = model->Commit({.learning_rate = 1e-3f, .max_grad_norm = 1.0f, .client_state = state});
+//   auto result = commit->Wait();                          // only when the result is wanted now
+//
+// Every rank of the world issues the same sequence of Gather, Push and Commit. Calls return at once: the daemon carries
+// them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another trainer dies,
+// the next call is ABORTED: drop every handle, call OpenModel again, and go on from Model::commit_number() and
+// Model::client_state(). A Model and its handles may be used from one thread at a time; different models are independent.
+#ifndef PARAMSHARD_CLIENT_CLIENT_H_
+#define PARAMSHARD_CLIENT_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/adam.h"
+#include "kernels/random/initial_values.h"
+#include "kernels/reduce/gradient_sum.h"
+
+namespace paramshard {
+
+// Which planes a gather brings: row-wise for the forward pass; for the backward pass column-wise
+// where the format has column-wise planes, else row-wise; both for units that stay gathered
+// (reshard_after_forward = false).
+enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
+
+enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
+
+// Every member of the structs below has a default: designated initializers name those that matter.
+struct ParameterSpec {
+  std::string name = {};  // unique in the model
+  // 0 to 8 dimensions; seen as a matrix [product of all but the last, last].
+  std::vector<int64_t> shape = {};
+  Encoding encoding = {};
+  GradientType gradient_type = GradientType::kFP32;
+  MomentType exp_avg_type = MomentType::kFP32;
+  MomentType exp_avg_sq_type = MomentType::kFP32;
+  int group = 0;  // index into ModelSpec::groups
+  InitialValue initial_value = {};
+};
+
+struct UnitSpec {
+  std::string name = {};
+  std::vector<ParameterSpec> parameters = {};
+  bool reshard_after_forward = true;
+};
+
+struct ParameterGroup {
+  std::string name = {};
+  AdamMode mode = AdamMode::kAdamW;
+  bool bias_correction = true;
+};
+
+struct ModelSpec {
+  std::string name = {};
+  std::vector<UnitSpec> units = {};
+  std::vector<ParameterGroup> groups = {};     // empty: one group with defaults
+  std::optional<int> shard_size = {};          // default: the devices of one daemon
+  int64_t small_parameter_bytes = 256 * 1024;  // smaller planes live whole on one rank
+  int gather_slots = 3;                        // prefetch depth + 1
+  int gradient_slots = 2;
+  GradientReduction gradient_reduction = GradientReduction::kMean;
+  uint64_t seed = 0;
+  std::optional<absl::Duration> step_timeout = {};  // default: the daemon's
+};
+
+// Hyper-parameters of one commit for one parameter group.
+struct GroupHyperparameters {
+  float learning_rate = 1e-3f;
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0.0f;
+};
+
+struct CommitOptions {
+  // For every group, unless `groups` is given.
+  float learning_rate = 1e-3f;
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0.0f;
+  std::vector<GroupHyperparameters> groups = {};  // empty, or one for each group of the model
+  std::optional<float> max_grad_norm = {};        // clip to this global norm
+  float gradient_scale = 1.0f;                    // loss scale that the gradients carry
+  std::string client_state = {};                  // at most 64 KiB; comes back after a crash
+  // The number of this commit; unset: the last answered + 1. Repeating the last answered number
+  // repeats its answer.
+  std::optional<int64_t> commit_number = {};
+};
+
+struct StepResult {
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  bool skipped = false;  // a gradient was not finite; nothing changed
+  double gradient_norm = 0;
+  int64_t non_finite_count = 0;
+};
+
+// One plane of one gathered parameter, in the memory of a slot (or of the arena, in a world of one
+// rank). Scales are compact: ScaleShape(encoding, plane, rows, columns).
+struct Matrix {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  Encoding encoding;
+  Plane plane = Plane::kRowWise;
+  absl::Span<const uint8_t> data;
+  absl::Span<const uint8_t> scales;  // empty where the format has none
+
+  // Writes rows * columns decoded values. Does not allocate.
+  void Decode(float* values) const;
+};
+
+// Where a trainer writes one parameter's gradient: rows x columns, row-major, of the parameter's
+// gradient type.
+struct GradientView {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  GradientType type = GradientType::kFP32;
+  absl::Span<uint8_t> data;
+
+  // Requires type == kFP32.
+  absl::Span<float> fp32() const;
+  // Requires type == kBF16: the bit patterns.
+  absl::Span<uint16_t> bf16() const;
+};
+
+namespace internal {
+class Session;
+}
+
+// A unit's parameters, being gathered or gathered. Holds a slot until released or destroyed.
+class GatheredUnit {
+ public:
+  GatheredUnit(GatheredUnit&&) noexcept;
+  GatheredUnit& operator=(GatheredUnit&&) noexcept;
+  ~GatheredUnit();
+
+  // Blocks until all pieces are in the slot. ABORTED and the like when the epoch has ended.
+  absl::Status Wait();
+  // Whether Wait would return at once.
+  bool Ready() const;
+
+  // One parameter's matrix. `plane` unset: the plane of the gather's phase (row-wise for kBoth).
+  // Requires a successful Wait. NOT_FOUND for another unit's parameter; INVALID_ARGUMENT for a
+  // plane that was not gathered. Views end with the handle.
+  absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane = std::nullopt) const;
+
+  // Gives the slot back; the destructor does the same.
+  void Release();
+
+ private:
+  friend class Model;
+  class Impl;
+  explicit GatheredUnit(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
+// it, then push it once; or push once for each micro-batch: pushes within a step add up.
+class UnitGradients {
+ public:
+  UnitGradients(UnitGradients&&) noexcept;
+  UnitGradients& operator=(UnitGradients&&) noexcept;
+  // Gives an unpushed slot back unused.
+  ~UnitGradients();
+
+  absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
+
+  // Says that the parameter has no gradient in this push. All ranks must say so, or the push is
+  // refused.
+  absl::Status MarkAbsent(absl::string_view parameter);
+
+  // Hands the slot to the daemon. Returns at once; the views end here.
+  absl::Status Push();
+
+ private:
+  friend class Model;
+  class Impl;
+  explicit UnitGradients(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The future of one commit. Copyable; outlives nothing but the session's memory, which it keeps.
+class PendingCommit {
+ public:
+  // Blocks until the daemon has answered.
+  absl::StatusOr<StepResult> Wait();
+  bool Ready() const;
+  int64_t commit_number() const { return commit_number_; }
+
+ private:
+  friend class Model;
+  PendingCommit(std::shared_ptr<internal::Session> session, int64_t commit_number);
+  std::shared_ptr<internal::Session> session_;
+  int64_t commit_number_;
+};
+
+// A model that this trainer is attached to, for one epoch. Movable. Handles must be destroyed
+// before it.
+class Model {
+ public:
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+  // Detaches, which ends the epoch for every rank.
+  ~Model();
+
+  // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot is free (names the units that hold
+  // them); NOT_FOUND an unknown unit; the epoch's end status once it has ended. From the second
+  // step on, gathers are issued ahead in the order seen in the first step, up to the depth of the
+  // ring.
+  absl::StatusOr<GatheredUnit> Gather(absl::string_view unit, Phase phase);
+
+  // Hands out a zeroed gradient slot, waiting for one to drain if none is free.
+  absl::StatusOr<UnitGradients> Gradients(absl::string_view unit);
+
+  // Applies one optimizer step. Returns at once, unless three commits are unanswered: then it waits for the oldest.
+  // FAILED_PRECONDITION while a gathered unit is held
+  // (names it) or an unpushed gradient slot is held; INVALID_ARGUMENT for hyper-parameters that are
+  // not finite or out of range.
+  absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
+
+  // State at the start of this epoch: the last answered commit, what this rank sent with it, and
+  // its result.
+  int64_t commit_number() const;
+  int64_t version() const;
+  const std::string& client_state() const;
+  std::optional<StepResult> last_result() const;
+
+  int64_t epoch() const;
+  int rank() const;
+  int world_size() const;
+  int shard_size() const;
+  const ModelSpec& spec() const;
+
+  // Bytes that the gathers of this session have brought in so far, data and scales of all ranks.
+  int64_t gathered_bytes() const;
+  // OK while the epoch runs, else why it ended.
+  absl::Status status() const;
+
+  // Detaches and waits until the daemon has let go. Other ranks' next call is ABORTED.
+  absl::Status Detach();
+
+ private:
+  friend class Client;
+  explicit Model(std::shared_ptr<internal::Session> session);
+  std::shared_ptr<internal::Session> session_;
+};
+
+// A full tensor for import, or one read by export: fp32, row-major.
+enum class TensorKind : uint8_t { kMaster = 1, kExpAvg = 2, kExpAvgSq = 3 };
+
+struct ImportTensor {
+  std::string parameter = {};
+  TensorKind kind = TensorKind::kMaster;
+  absl::Span<const float> values = {};  // all elements of the parameter
+  std::optional<int64_t> step = {};     // steps taken (bias correction)
+};
+
+struct ImportOptions {
+  std::optional<int64_t> commit_number = {};
+  std::optional<int64_t> version = {};
+};
+
+// Rows of one parameter, as one rank of this daemon owns them.
+struct ExportedExtent {
+  std::string parameter = {};
+  TensorKind kind = TensorKind::kMaster;
+  std::vector<int64_t> shape = {};
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t step = 0;
+  std::vector<float> values = {};
+};
+
+struct ExportOptions {
+  std::optional<int64_t> version = {};       // fail unless this is the present one
+  std::vector<std::string> parameters = {};  // empty: all
+  std::vector<TensorKind> kinds = {};        // empty: masters
+};
+
+struct ExportSummary {
+  int64_t version = 0;
+  int64_t commit_number = 0;
+};
+
+// A connection to the daemon. Thread-safe. Movable.
+class Client {
+ public:
+  struct Options {
+    // The rank of the world that this trainer serves.
+    int rank = 0;
+    // The daemon's directory of sockets. Empty: $PARAMSHARD_SOCKET_DIR, else
+    // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
+    std::string socket_dir = {};
+    absl::Duration connect_timeout = absl::Seconds(10);
+    // How long OpenModel waits for the other ranks.
+    absl::Duration attach_timeout = absl::Minutes(10);
+    // Kill the trainer that holds the rank and take its place.
+    bool take_over = false;
+    // Issue gathers ahead in the order of the first step.
+    bool prefetch = true;
+  };
+
+  // UNAVAILABLE when no daemon answers (says where it looked); PERMISSION_DENIED when the daemon
+  // refuses this user.
+  static absl::StatusOr<Client> Connect(const Options& options);
+
+  Client(Client&&) noexcept;
+  Client& operator=(Client&&) noexcept;
+  ~Client();
+
+  // Creates the model or joins it, attaches, and waits until every rank is attached. Memory is
+  // mapped on return.
+  absl::StatusOr<Model> OpenModel(const ModelSpec& spec);
+
+  // Creates the model or joins it, without attaching: before an import.
+  absl::Status CreateModel(const ModelSpec& spec);
+  absl::Status DeleteModel(absl::string_view model);
+
+  // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none.
+  absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
+                      const ImportOptions& options = {});
+
+  // Reads tensors of one version, calling `sink` for every extent that this daemon owns; stops at
+  // the first error.
+  absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
+                                       const std::function<absl::Status(const ExportedExtent&)>& sink);
+
+ private:
+  class Impl;
+  explicit Client(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_CLIENT_CLIENT_H_

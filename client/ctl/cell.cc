@@ -1,0 +1,42 @@
+#include "client/ctl/cell.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+
+namespace paramshard::ctl {
+namespace {
+
+constexpr size_t kHashDigits = 12;
+
+}  // namespace
+
+std::string BytesCell(int64_t bytes) {
+  constexpr absl::string_view kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  // 1023.95 would be rounded to 1024.0.
+  for (; value >= 1023.95 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string RealCell(double value) { return absl::StrFormat("%.4g", value); }
+
+std::string HashCell(absl::string_view hash) { return TextCell(hash.substr(0, kHashDigits)); }
+
+std::string TimeCell(const google::protobuf::Timestamp& time) {
+  if (time.seconds() == 0 && time.nanos() == 0) return "-";
+  return absl::FormatTime("%Y-%m-%d %H:%M:%SZ", absl::FromUnixSeconds(time.seconds()), absl::UTCTimeZone());
+}
+
+std::string TextCell(absl::string_view text) { return text.empty() ? "-" : std::string(text); }
+
+std::string YesNoCell(bool value) { return value ? "yes" : "no"; }
+
+std::string EnumCell(absl::string_view name, absl::string_view prefix) {
+  return name.empty() ? "?" : std::string(absl::StripPrefix(name, prefix));
+}
+
+}  // namespace paramshard::ctl

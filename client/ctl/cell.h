@@ -1,0 +1,37 @@
+// How one value is written in a table.
+#ifndef PARAMSHARD_CLIENT_CTL_CELL_H_
+#define PARAMSHARD_CLIENT_CTL_CELL_H_
+
+#include <google/protobuf/timestamp.pb.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace paramshard::ctl {
+
+// "17 B", "1.5 KiB", "3.0 GiB": one decimal from KiB on.
+std::string BytesCell(int64_t bytes);
+
+// Four significant digits.
+std::string RealCell(double value);
+
+// The first 12 digits of a hash; "-" for none.
+std::string HashCell(absl::string_view hash);
+
+// "2024-02-29 12:00:00Z"; "-" for the zero time.
+std::string TimeCell(const google::protobuf::Timestamp& time);
+
+// "-" for an empty text.
+std::string TextCell(absl::string_view text);
+
+std::string YesNoCell(bool value);
+
+// An enumerator's name without the prefix that protos give it: ("FORMAT_MXFP8", "FORMAT_") is "MXFP8". A number that
+// this build does not know has no name and is "?".
+std::string EnumCell(absl::string_view name, absl::string_view prefix);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_CELL_H_

@@ -1,0 +1,187 @@
+#include "client/ctl/ctl.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ctl/admin_client.h"
+#include "client/ctl/codec_files.h"
+#include "client/ctl/command_line.h"
+#include "client/ctl/exit_codes.h"
+#include "client/ctl/json.h"
+#include "client/ctl/tables.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::ctl {
+namespace {
+
+using Stub = AdminClient::Stub;
+
+// Asks the daemon and writes the answer.
+class DaemonCommand {
+ public:
+  DaemonCommand(const CommandLine& command_line, AdminClient client, const Streams& streams)
+      : command_line_(command_line), client_(std::move(client)), streams_(streams) {}
+
+  // The exit code: success, or a mismatch that verify found.
+  absl::StatusOr<int> Run();
+
+ private:
+  template <typename Request, typename Response>
+  absl::StatusOr<int> Show(grpc::Status (Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
+                           const Request& request, std::string (*text)(const Response&));
+  template <typename Response>
+  absl::StatusOr<int> Write(const Response& response, std::string (*text)(const Response&));
+  absl::StatusOr<int> ShowShards();
+  absl::StatusOr<int> Describe();
+  absl::StatusOr<int> Verify();
+
+  const CommandLine& command_line_;
+  AdminClient client_;
+  const Streams& streams_;
+};
+
+template <typename Response>
+absl::StatusOr<int> DaemonCommand::Write(const Response& response, std::string (*text)(const Response&)) {
+  if (command_line_.output == Output::kTable) {
+    streams_.out << text(response);
+    return kSucceeded;
+  }
+  ASSIGN_OR_RETURN(const std::string json, JsonText(response));
+  streams_.out << json;
+  return kSucceeded;
+}
+
+template <typename Request, typename Response>
+absl::StatusOr<int> DaemonCommand::Show(grpc::Status (Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
+                                        const Request& request, std::string (*text)(const Response&)) {
+  Response response;
+  RETURN_IF_ERROR(client_.Call(rpc, request, response));
+  return Write(response, text);
+}
+
+absl::StatusOr<int> DaemonCommand::ShowShards() {
+  ASSIGN_OR_RETURN(const v1::ListShardsResponse shards,
+                   client_.ListAllShards(command_line_.model, command_line_.page_size));
+  return Write(shards, ShardsText);
+}
+
+absl::StatusOr<int> DaemonCommand::Describe() {
+  v1::DescribeParameterRequest request;
+  request.set_model(command_line_.model);
+  request.set_parameter(command_line_.parameter);
+  return Show(&Stub::DescribeParameter, request, ParameterText);
+}
+
+// Counts the extents of a verify on a terminal, and wipes the line at the end.
+class Progress {
+ public:
+  explicit Progress(std::ostream* out) : out_(out) {}
+  ~Progress() {
+    if (out_ != nullptr && count_ > 0) *out_ << "\r\x1b[K" << std::flush;
+  }
+
+  void Step() {
+    ++count_;
+    if (out_ != nullptr) *out_ << "\rverified " << count_ << " extents" << std::flush;
+  }
+
+ private:
+  std::ostream* out_;
+  int64_t count_ = 0;
+};
+
+absl::StatusOr<int> DaemonCommand::Verify() {
+  std::vector<v1::ExtentVerification> extents;
+  std::optional<Progress> progress(streams_.progress);
+  const absl::StatusOr<v1::VerifySummary> summary =
+      client_.Verify(command_line_.model, [&](const v1::ExtentVerification& extent) {
+        progress->Step();
+        if (!command_line_.quiet) extents.push_back(extent);
+      });
+  progress.reset();
+  RETURN_IF_ERROR(summary.status());
+  if (command_line_.output == Output::kTable) {
+    streams_.out << (command_line_.quiet ? "" : ExtentsText(extents)) << SummaryText(*summary);
+  } else {
+    ASSIGN_OR_RETURN(const std::string json, VerificationJsonText(command_line_.quiet ? nullptr : &extents, *summary));
+    streams_.out << json;
+  }
+  return summary->mismatch_count() == 0 ? kSucceeded : kMismatch;
+}
+
+absl::StatusOr<int> DaemonCommand::Run() {
+  switch (command_line_.command) {
+    case Command::kModels:
+      return Show(&Stub::ListModels, v1::ListModelsRequest(), ModelsText);
+    case Command::kShards:
+      return ShowShards();
+    case Command::kDescribe:
+      return Describe();
+    case Command::kSessions:
+      return Show(&Stub::ListSessions, v1::ListSessionsRequest(), SessionsText);
+    case Command::kMemory:
+      return Show(&Stub::GetMemory, v1::GetMemoryRequest(), MemoryText);
+    case Command::kVerify:
+      return Verify();
+    case Command::kDrain:
+      return Show(&Stub::Drain, v1::DrainRequest(), DrainText);
+    case Command::kVersion:
+      return Show(&Stub::GetVersion, v1::GetVersionRequest(), VersionText);
+    default:
+      return absl::InternalError("a command of the daemon expected");
+  }
+}
+
+bool IsCodecCommand(Command command) { return command == Command::kCodecEncode || command == Command::kCodecDecode; }
+
+absl::Status RunCodec(const CommandLine& command_line) {
+  if (command_line.command == Command::kCodecEncode) {
+    return EncodeFile(command_line.encoding, command_line.input, command_line.output_path);
+  }
+  return DecodeFiles(command_line.encoding, command_line.plane, command_line.input, command_line.output_path);
+}
+
+absl::StatusOr<int> RunDaemonCommand(const CommandLine& command_line, const Streams& streams) {
+  AdminClient::Options options;
+  options.socket_dir = command_line.socket_dir;
+  options.timeout = command_line.timeout.value_or(options.timeout);
+  options.stream_timeout = command_line.timeout.value_or(options.stream_timeout);
+  ASSIGN_OR_RETURN(AdminClient client, AdminClient::Connect(options));
+  return DaemonCommand(command_line, std::move(client), streams).Run();
+}
+
+// "shards tiny", "codec encode in.npy": operation and object.
+std::string Subject(const CommandLine& command_line) {
+  std::vector<std::string> words = {CommandName(command_line.command)};
+  for (const std::string& word : {command_line.model, command_line.parameter, command_line.input}) {
+    if (!word.empty()) words.push_back(word);
+  }
+  return absl::StrJoin(words, " ");
+}
+
+int Fail(const CommandLine& command_line, const absl::Status& status, std::ostream& err) {
+  err << "paramshardctl: " << Subject(command_line) << ": " << status.ToString() << std::endl;
+  const bool unanswered = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  return unanswered && !IsCodecCommand(command_line.command) ? kUnreachable : kFailed;
+}
+
+}  // namespace
+
+int RunCtl(int argc, const char* const* argv, const Streams& streams) {
+  CommandLine command_line;
+  const std::optional<int> ended = ParseCommandLine(argc, argv, command_line, streams.out, streams.err);
+  if (ended.has_value()) return *ended;
+  if (IsCodecCommand(command_line.command)) {
+    const absl::Status status = RunCodec(command_line);
+    return status.ok() ? kSucceeded : Fail(command_line, status, streams.err);
+  }
+  const absl::StatusOr<int> result = RunDaemonCommand(command_line, streams);
+  return result.ok() ? *result : Fail(command_line, result.status(), streams.err);
+}
+
+}  // namespace paramshard::ctl

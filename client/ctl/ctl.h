@@ -1,0 +1,22 @@
+// paramshardctl as a function.
+#ifndef PARAMSHARD_CLIENT_CTL_CTL_H_
+#define PARAMSHARD_CLIENT_CTL_CTL_H_
+
+#include <ostream>
+
+namespace paramshard::ctl {
+
+struct Streams {
+  std::ostream& out;
+  std::ostream& err;
+  // Where a line that is overwritten shows how far verify is; null: nowhere.
+  std::ostream* progress = nullptr;
+};
+
+// Does what the arguments ask and returns the exit code. Errors go to `err` as "paramshardctl: operation object: CODE:
+// message".
+int RunCtl(int argc, const char* const* argv, const Streams& streams);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_CTL_H_

@@ -1,0 +1,111 @@
+#include "client/examples/data_set.h"
+
+#include <zlib.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/examples/digits_file.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::examples {
+namespace {
+
+constexpr int kMaxPixel = 16;
+constexpr int kHeldOut = 5;
+
+absl::StatusOr<int> ParseField(absl::string_view field, int limit, int64_t line, absl::string_view what) {
+  int value = 0;
+  if (absl::SimpleAtoi(field, &value) && value >= 0 && value <= limit) return value;
+  return absl::InvalidArgumentError(
+      absl::StrCat("digits line ", line, ": ", what, " from 0 to ", limit, " expected, got \"", field, "\""));
+}
+
+absl::Status AppendLine(absl::string_view text, int64_t line, DataSet& set) {
+  const std::vector<absl::string_view> fields = absl::StrSplit(text, ',');
+  if (fields.size() != kPixels + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("digits line ", line, ": ", kPixels + 1, " fields expected, got ", fields.size()));
+  }
+  for (int i = 0; i < kPixels; ++i) {
+    ASSIGN_OR_RETURN(const int pixel, ParseField(fields[i], kMaxPixel, line, "a pixel"));
+    set.pixels.push_back(static_cast<float>(pixel) / kMaxPixel);
+  }
+  ASSIGN_OR_RETURN(const int label, ParseField(fields[kPixels], kClasses - 1, line, "a label"));
+  set.labels.push_back(label);
+  return absl::OkStatus();
+}
+
+void AppendSample(const DataSet& from, int64_t index, DataSet& to) {
+  const absl::Span<const float> sample = from.sample(index);
+  to.pixels.insert(to.pixels.end(), sample.begin(), sample.end());
+  to.labels.push_back(from.labels[index]);
+}
+
+// Ends the stream however its use ends.
+class InflateStream {
+ public:
+  // 15 window bits, plus 16: a gzip header is expected.
+  InflateStream() { ok_ = inflateInit2(&stream_, 15 + 16) == Z_OK; }
+  ~InflateStream() {
+    if (ok_) inflateEnd(&stream_);
+  }
+  InflateStream(const InflateStream&) = delete;
+  InflateStream& operator=(const InflateStream&) = delete;
+
+  bool ok() const { return ok_; }
+  z_stream& operator*() { return stream_; }
+
+ private:
+  z_stream stream_{};
+  bool ok_;
+};
+
+}  // namespace
+
+absl::StatusOr<DataSet> ParseDigits(absl::string_view csv) {
+  DataSet set;
+  int64_t line = 0;
+  for (absl::string_view text : absl::StrSplit(csv, '\n')) {
+    ++line;
+    if (text.empty()) continue;
+    RETURN_IF_ERROR(AppendLine(text, line, set));
+  }
+  if (set.labels.empty()) return absl::InvalidArgumentError("digits: at least one line expected, got none");
+  return set;
+}
+
+TrainTest Split(const DataSet& all) {
+  TrainTest split;
+  for (int64_t i = 0; i < all.size(); ++i) {
+    AppendSample(all, i, i % kHeldOut == kHeldOut - 1 ? split.test : split.train);
+  }
+  return split;
+}
+
+absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed) {
+  InflateStream stream;
+  if (!stream.ok()) return absl::ResourceExhaustedError("gunzip: zlib did not start");
+  (*stream).next_in = const_cast<Bytef*>(compressed.data());
+  (*stream).avail_in = static_cast<uInt>(compressed.size());
+  std::string text;
+  char buffer[64 * 1024];
+  int result = Z_OK;
+  while (result == Z_OK) {
+    (*stream).next_out = reinterpret_cast<Bytef*>(buffer);
+    (*stream).avail_out = sizeof(buffer);
+    result = inflate(&*stream, Z_NO_FLUSH);
+    text.append(buffer, sizeof(buffer) - (*stream).avail_out);
+  }
+  if (result == Z_STREAM_END) return text;
+  return absl::DataLossError(
+      absl::StrCat("gunzip: a whole gzip file expected, got damage after ", text.size(), " bytes"));
+}
+
+absl::StatusOr<DataSet> LoadDigits() {
+  ASSIGN_OR_RETURN(const std::string csv, Gunzip(absl::MakeConstSpan(kDigitsFile, kDigitsFileBytes)));
+  return ParseDigits(csv);
+}
+
+}  // namespace paramshard::examples

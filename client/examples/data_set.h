@@ -1,0 +1,49 @@
+// The handwritten digits that the example trains on.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_DATA_SET_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_DATA_SET_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace paramshard::examples {
+
+inline constexpr int kPixels = 64;
+inline constexpr int kClasses = 10;
+
+// Samples in order: their pixels, scaled to [0, 1], one after the other, and their labels.
+struct DataSet {
+  std::vector<float> pixels;  // size() x kPixels
+  std::vector<int> labels;
+
+  int64_t size() const { return static_cast<int64_t>(labels.size()); }
+  absl::Span<const float> sample(int64_t index) const {
+    return absl::MakeConstSpan(pixels).subspan(index * kPixels, kPixels);
+  }
+};
+
+struct TrainTest {
+  DataSet train;
+  DataSet test;
+};
+
+// Reads lines of 64 pixels (0 to 16) and a label (0 to 9), separated by commas. INVALID_ARGUMENT
+// names the line and the field that is wrong; a text without samples is wrong too.
+absl::StatusOr<DataSet> ParseDigits(absl::string_view csv);
+
+// Every fifth sample (4, 9, 14, ...) is held out.
+TrainTest Split(const DataSet& all);
+
+// Expands gzip. DATA_LOSS when it is damaged or cut short.
+absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed);
+
+// The 1,797 digits that are built into the program.
+absl::StatusOr<DataSet> LoadDigits();
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_DATA_SET_H_

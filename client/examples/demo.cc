@@ -1,0 +1,224 @@
+#include "client/examples/demo.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "client/examples/digits_trainer.h"
+#include "client/examples/report_tail.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::examples {
+namespace {
+
+constexpr char kUninterrupted[] = "digits-uninterrupted";
+constexpr char kInterrupted[] = "digits-interrupted";
+constexpr double kMinAccuracy = 0.97;
+constexpr absl::Duration kTrainingTimeout = absl::Minutes(5);
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
+constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
+
+void Say(const std::string& text) { std::cout << text << std::endl; }
+
+void SayHeading(const std::string& text) { Say(absl::StrCat("\n== ", text)); }
+
+void SayEpoch(const nlohmann::json& event, int64_t epochs) {
+  const int64_t gathered = event["gathered_bytes_per_step"];
+  const int64_t bf16 = event["bf16_bytes_per_step"];
+  Say(absl::StrFormat(
+      "epoch %2d/%d  loss %.4f  accuracy %.4f  gathered %d bytes/step (BF16: %d, "
+      "%.0f %%)  %.0f steps/s",
+      event["epoch"].get<int64_t>(), epochs, event["loss"].get<double>(), event["accuracy"].get<double>(), gathered,
+      bf16, 100.0 * static_cast<double>(gathered) / static_cast<double>(bf16),
+      event["steps_per_second"].get<double>()));
+}
+
+const nlohmann::json* FindEvent(const std::vector<nlohmann::json>& events, const std::string& name, double after) {
+  const auto found = std::find_if(events.begin(), events.end(), [&](const nlohmann::json& event) {
+    return event["event"] == name && event["time"].get<double>() > after;
+  });
+  return found == events.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+absl::Status Demo::Run() {
+  const absl::Time begin = absl::Now();
+  RETURN_IF_ERROR(CheckOptions());
+  RETURN_IF_ERROR(ClearOutput());
+  SayHeading(absl::StrFormat("%d daemon%s, %d cpu device%s, weights in %s", options_.nodes,
+                             options_.nodes == 1 ? "" : "s", options_.world_size, options_.world_size == 1 ? "" : "s",
+                             options_.format));
+  ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
+  ASSIGN_OR_RETURN(const Training uninterrupted, TrainUninterrupted(world));
+  ASSIGN_OR_RETURN(const Training interrupted, TrainInterrupted(world));
+  ASSIGN_OR_RETURN(const double recovery_seconds, RecoverySeconds(world, interrupted));
+  RETURN_IF_ERROR(world.Stop());
+  RETURN_IF_ERROR(WriteReport(uninterrupted, interrupted, recovery_seconds));
+  RETURN_IF_ERROR(Conclude(uninterrupted, interrupted, recovery_seconds));
+  Say(absl::StrFormat("%.0f seconds in all; %s/report.json has the figures", absl::ToDoubleSeconds(absl::Now() - begin),
+                      options_.out_dir));
+  return absl::OkStatus();
+}
+
+absl::Status Demo::CheckOptions() const {
+  RETURN_IF_ERROR(ParseFormat(options_.format).status());
+  if (options_.nodes >= 1 && options_.world_size >= options_.nodes && options_.world_size % options_.nodes == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--world-size: a positive multiple of the ", options_.nodes,
+                                                 " nodes expected, got ", options_.world_size));
+}
+
+// Reports are appended to: those of an earlier run would be taken for this one's. Nothing else in the folder is touched.
+absl::Status Demo::ClearOutput() const {
+  const std::string run_dir = RunDir(options_.out_dir);
+  std::error_code error;
+  std::filesystem::remove_all(run_dir, error);
+  std::filesystem::remove(absl::StrCat(options_.out_dir, "/report.json"), error);
+  std::filesystem::create_directories(run_dir, error);
+  if (!error) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--out ", options_.out_dir, ": ", error.message()));
+}
+
+int64_t Demo::KillStep() const {
+  // Of an epoch: four fifths of 1,797 samples, in batches.
+  const int64_t steps = 1438 / DigitsOptions().batch_size + 1;
+  return options_.epochs / 2 * steps + steps / 2;
+}
+
+absl::StatusOr<std::vector<ChildProcess>> Demo::StartTrainers(DemoWorld& world, const std::string& model,
+                                                              std::optional<int64_t> kill_step) {
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    ASSIGN_OR_RETURN(ChildProcess trainer,
+                     world.StartTrainer(model, rank, rank == victim() ? kill_step : std::nullopt));
+    trainers.push_back(std::move(trainer));
+  }
+  return trainers;
+}
+
+absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string& model,
+                                            std::vector<ChildProcess>& trainers, const Hooks& hooks) {
+  Training training;
+  ReportTail tail(world.ReportFile(model, 0));
+  const absl::Time deadline = absl::Now() + kTrainingTimeout;
+  bool finished = false;
+  while (!finished) {
+    for (nlohmann::json& event : tail.Read()) {
+      if (event["event"] == "epoch") {
+        SayEpoch(event, options_.epochs);
+        if (std::exchange(training.last_epoch, event).is_null()) RETURN_IF_ERROR(hooks.on_first_epoch());
+      }
+      finished = finished || event["event"] == "finished";
+      training.events.push_back(std::move(event));
+    }
+    RETURN_IF_ERROR(world.CheckRunning());
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+      const std::optional<ExitState> exit = trainers[rank].Poll();
+      if (exit.has_value() && !exit->ok()) RETURN_IF_ERROR(hooks.on_failure(rank, *exit));
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("train ", model, ": its end within ", absl::FormatDuration(kTrainingTimeout), " expected"));
+    }
+    absl::SleepFor(kPollInterval);
+  }
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.WaitForSuccess(kLeaveTimeout));
+  ASSIGN_OR_RETURN(training.state_hash, world.StateHash(model));
+  return training;
+}
+
+absl::StatusOr<Demo::Training> Demo::TrainUninterrupted(DemoWorld& world) {
+  SayHeading("a training without interruption");
+  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kUninterrupted, std::nullopt));
+  return Follow(world, kUninterrupted, trainers,
+                {.on_first_epoch = [&] { return PrintTables(world, kUninterrupted); },
+                 .on_failure = [&](int rank, const ExitState&) { return trainers[rank].CheckRunning(); }});
+}
+
+absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
+  SayHeading(
+      absl::StrFormat("the same training; rank %d is killed with -9 in the middle of step %d", victim(), KillStep()));
+  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kInterrupted, KillStep()));
+  const auto start_again = [&](int rank, const ExitState& exit) -> absl::Status {
+    if (rank != victim() || exit.signal != SIGKILL) return trainers[rank].CheckRunning();
+    Say(absl::StrFormat("rank %d ended with %s; it is started again", rank, exit.ToString()));
+    ASSIGN_OR_RETURN(trainers[rank], world.StartTrainer(kInterrupted, rank));
+    return absl::OkStatus();
+  };
+  return Follow(world, kInterrupted, trainers,
+                {.on_first_epoch = [] { return absl::OkStatus(); }, .on_failure = start_again});
+}
+
+absl::Status Demo::PrintTables(DemoWorld& world, const std::string& model) {
+  const std::vector<std::vector<std::string>> commands = {{"models"}, {"shards", model}, {"sessions"}, {"memory"}};
+  for (const std::vector<std::string>& command : commands) {
+    ASSIGN_OR_RETURN(const std::string table, world.Control(0, command));
+    Say(absl::StrCat("\n$ paramshardctl ", absl::StrJoin(command, " "), "\n",
+                     absl::StripTrailingAsciiWhitespace(table)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Demo::RecoverySeconds(DemoWorld& world, const Training& interrupted) const {
+  const std::vector<nlohmann::json> victims_events = ReportTail(world.ReportFile(kInterrupted, victim())).Read();
+  const nlohmann::json* kill = FindEvent(victims_events, "kill", 0);
+  if (kill == nullptr)
+    return absl::InternalError(absl::StrCat("rank ", victim(), " was expected to be killed, it was not"));
+  const double killed_at = (*kill)["time"];
+  const nlohmann::json* committed = FindEvent(interrupted.events, "committed", killed_at);
+  if (committed == nullptr) return absl::InternalError("a commit after the kill expected, there was none");
+  return (*committed)["time"].get<double>() - killed_at;
+}
+
+absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& interrupted,
+                               double recovery_seconds) const {
+  nlohmann::json report = {{"test_accuracy", uninterrupted.last_epoch["accuracy"]},
+                           {"master_hash_uninterrupted", uninterrupted.state_hash},
+                           {"master_hash_interrupted", interrupted.state_hash},
+                           {"kill9_recovery_seconds", recovery_seconds},
+                           {"gathered_bytes_per_step", uninterrupted.last_epoch["gathered_bytes_per_step"]},
+                           {"bf16_bytes_per_step", uninterrupted.last_epoch["bf16_bytes_per_step"]},
+                           {"format", options_.format},
+                           {"world_size", options_.world_size},
+                           {"nodes", options_.nodes},
+                           {"shard_size", options_.shard_size.value_or(options_.world_size / options_.nodes)},
+                           {"epochs", options_.epochs}};
+  const std::string file = absl::StrCat(options_.out_dir, "/report.json");
+  std::ofstream out(file);
+  out << report.dump(2) << std::endl;
+  return out ? absl::OkStatus()
+             : absl::InternalError(absl::StrCat("write ", file, ": a file that can be written expected"));
+}
+
+absl::Status Demo::Conclude(const Training& uninterrupted, const Training& interrupted, double recovery_seconds) const {
+  const double accuracy = uninterrupted.last_epoch["accuracy"];
+  SayHeading("what was shown");
+  Say(absl::StrFormat("accuracy on held-out digits     %.4f, with weights gathered in %s", accuracy, options_.format));
+  Say(absl::StrFormat("gathered a step                 %d bytes; BF16 would have taken %d",
+                      uninterrupted.last_epoch["gathered_bytes_per_step"].get<int64_t>(),
+                      uninterrupted.last_epoch["bf16_bytes_per_step"].get<int64_t>()));
+  Say(absl::StrFormat("kill -9 to the next commit      %.2f s", recovery_seconds));
+  Say(absl::StrFormat("masters and moments             %s (uninterrupted)", uninterrupted.state_hash));
+  Say(absl::StrFormat("                                %s (interrupted)", interrupted.state_hash));
+  if (uninterrupted.state_hash != interrupted.state_hash) {
+    return absl::InternalError("equal masters and moments expected after both trainings, they differ");
+  }
+  if (accuracy < kMinAccuracy && options_.epochs >= DigitsOptions().epochs) {
+    return absl::InternalError(absl::StrFormat("an accuracy of %.2f expected, got %.4f", kMinAccuracy, accuracy));
+  }
+  Say("The two trainings ended in the same state, bit for bit.");
+  return absl::OkStatus();
+}
+
+}  // namespace paramshard::examples

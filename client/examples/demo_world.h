@@ -1,0 +1,71 @@
+// The daemons of the demo, and the trainers that it starts against them.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_DEMO_WORLD_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_DEMO_WORLD_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/examples/child_process.h"
+
+namespace paramshard::examples {
+
+struct DemoOptions {
+  std::string bin_dir = {};
+  std::string out_dir = {};
+  std::string format = "MXFP8";
+  int world_size = 2;
+  int nodes = 1;
+  std::optional<int> shard_size = {};
+  int64_t epochs = 20;
+};
+
+// The demo's own folder under its output: logs of daemons and trainers, and the trainers' reports.
+inline std::string RunDir(const std::string& out_dir) { return out_dir + "/demo-logs"; }
+
+// Daemons of one world on this machine, world_size / nodes cpu devices each.
+class DemoWorld {
+ public:
+  // Starts the daemons and waits until they answer.
+  static absl::StatusOr<DemoWorld> Start(const DemoOptions& options);
+  DemoWorld(DemoWorld&&) = default;
+  ~DemoWorld();
+
+  // Starts the trainer of a rank; it appends events to ReportFile(model, rank).
+  absl::StatusOr<ChildProcess> StartTrainer(const std::string& model, int rank,
+                                            std::optional<int64_t> kill_at_step = std::nullopt) const;
+  std::string ReportFile(const std::string& model, int rank) const;
+
+  // What paramshardctl prints on a node.
+  absl::StatusOr<std::string> Control(int node, const std::vector<std::string>& arguments) const;
+  // Verifies a model on every node. Its masters and moments as one text: the nodes' hashes, in
+  // order.
+  absl::StatusOr<std::string> StateHash(const std::string& model) const;
+
+  // OK while every daemon runs.
+  absl::Status CheckRunning();
+  // SIGTERM; every daemon must end with exit code 0.
+  absl::Status Stop();
+
+ private:
+  explicit DemoWorld(const DemoOptions& options) : options_(options) {}
+
+  absl::Status MakeSocketDirectory();
+  absl::Status StartDaemon(int node, int cluster_port);
+  absl::Status AwaitReady(int node);
+  std::string Program(const std::string& name) const;
+  std::string LogFile(const std::string& name) const;
+  std::string SocketDirectory(int node) const;
+  int devices_per_node() const { return options_.world_size / options_.nodes; }
+
+  DemoOptions options_;
+  std::string socket_root_;
+  std::vector<ChildProcess> daemons_;
+};
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_DEMO_WORLD_H_

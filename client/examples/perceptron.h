@@ -1,0 +1,62 @@
+// A multi-layer perceptron: linear layers with ReLU between them, softmax and cross-entropy at the
+// end. It holds activations, never weights: those are given to each call, as they are gathered.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_PERCEPTRON_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_PERCEPTRON_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace paramshard::examples {
+
+// Weights are [outputs, inputs], row-major; a batch is samples x size, row-major. One pass is
+//
+//   network.SetInput(pixels);
+//   for (int l = 0; l < network.layers(); ++l) network.Forward(l, weight[l], bias[l]);
+//   loss += network.Loss(labels, 1.0f / batch);
+//   for (int l = network.layers() - 1; l >= 0; --l) {
+//     network.ParameterGradients(l, weight_gradient[l], bias_gradient[l]);
+//     if (l > 0) network.Backward(l, weight[l]);
+//   }
+class Perceptron {
+ public:
+  // The sizes of the input, the hidden layers and the output: at least two.
+  explicit Perceptron(std::vector<int64_t> sizes);
+
+  int layers() const { return static_cast<int>(sizes_.size()) - 1; }
+  int64_t inputs(int layer) const { return sizes_[layer]; }
+  int64_t outputs(int layer) const { return sizes_[layer + 1]; }
+
+  // Begins a pass over input.size() / inputs(0) samples; none is fine.
+  void SetInput(absl::Span<const float> input);
+
+  // Computes the layer's outputs from those of the layer before.
+  void Forward(int layer, const float* weight, const float* bias);
+
+  // The sum of the samples' cross-entropies. Sets the gradient of `scale` times that sum by the
+  // outputs.
+  double Loss(absl::Span<const int> labels, float scale);
+
+  // Writes the gradients of a layer's parameters, from the gradient of its outputs.
+  void ParameterGradients(int layer, float* weight_gradient, float* bias_gradient) const;
+
+  // Turns the gradient of the layer's outputs into that of the layer before.
+  void Backward(int layer, const float* weight);
+
+  // How many samples the largest output names rightly.
+  int64_t CountCorrect(absl::Span<const int> labels) const;
+
+ private:
+  const std::vector<float>& logits() const { return activations_.back(); }
+
+  const std::vector<int64_t> sizes_;
+  int64_t samples_ = 0;
+  std::vector<std::vector<float>> activations_;  // of the input, then after each layer
+  std::vector<float> gradient_;                  // of the outputs of the layer that Backward has come to
+  std::vector<float> transposed_;
+};
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_PERCEPTRON_H_

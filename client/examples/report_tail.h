@@ -1,0 +1,27 @@
+// Reads a trainer's report while it is being written.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_REPORT_TAIL_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_REPORT_TAIL_H_
+
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace paramshard::examples {
+
+class ReportTail {
+ public:
+  explicit ReportTail(std::string file) : file_(std::move(file)) {}
+
+  // The events that were written since the last call. A line without its end is left for the next
+  // one.
+  std::vector<nlohmann::json> Read();
+
+ private:
+  std::string file_;
+  std::streamoff position_ = 0;
+};
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_REPORT_TAIL_H_

@@ -1,0 +1,36 @@
+#include "client/examples/training_report.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace paramshard::examples {
+
+absl::StatusOr<TrainingReport> TrainingReport::Open(const std::string& file) {
+  TrainingReport report;
+  if (file.empty()) return report;
+  report.out_.open(file, std::ios::app);
+  if (report.out_.is_open()) return report;
+  return absl::NotFoundError(absl::StrCat("report ", file, ": a file that can be written expected"));
+}
+
+void TrainingReport::Event(absl::string_view event, nlohmann::json fields) {
+  if (!out_.is_open()) return;
+  fields["event"] = std::string(event);
+  fields["time"] = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  out_ << fields.dump() << std::endl;
+}
+
+void TrainingReport::Epoch(const EpochSummary& summary) {
+  Event("epoch", {{"epoch", summary.epoch},
+                  {"loss", summary.loss},
+                  {"accuracy", summary.accuracy},
+                  {"commit_number", summary.commit_number},
+                  {"gathered_bytes_per_step", summary.gathered_bytes_per_step},
+                  {"bf16_bytes_per_step", summary.bf16_bytes_per_step},
+                  {"steps_per_second", summary.steps_per_second}});
+}
+
+}  // namespace paramshard::examples

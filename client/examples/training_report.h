@@ -1,0 +1,45 @@
+// What a trainer tells those who watch it: a file of JSON lines, one for each event.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_TRAINING_REPORT_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_TRAINING_REPORT_H_
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+
+namespace paramshard::examples {
+
+// One trained epoch of the data. Bytes and speed are those of the steps alone, without the
+// evaluation.
+struct EpochSummary {
+  int64_t epoch = 0;    // from 1
+  double loss = 0;      // mean over this rank's samples
+  double accuracy = 0;  // on the held-out samples
+  int64_t commit_number = 0;
+  int64_t gathered_bytes_per_step = 0;
+  int64_t bf16_bytes_per_step = 0;  // what BF16 weights would have taken
+  double steps_per_second = 0;
+};
+
+// Events, besides "epoch": "attached" and "committed" (the first commit after it), "ended" (another
+// trainer left), "kill" (this one is about to die) and "finished". Every line has the event's
+// wall-clock time in seconds.
+class TrainingReport {
+ public:
+  // Appends to the file; an empty name writes nothing. NOT_FOUND when it cannot be opened.
+  static absl::StatusOr<TrainingReport> Open(const std::string& file);
+
+  void Event(absl::string_view event, nlohmann::json fields = nlohmann::json::object());
+  void Epoch(const EpochSummary& summary);
+
+ private:
+  std::ofstream out_;
+};
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_TRAINING_REPORT_H_

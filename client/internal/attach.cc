@@ -1,0 +1,65 @@
+#include "client/internal/attach.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/internal/companion.h"
+#include "client/internal/session_stream.h"
+#include "client/internal/spec_proto.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+namespace {
+
+// The daemon knows better who is missing: its deadline comes first.
+constexpr absl::Duration kSlack = absl::Seconds(5);
+
+v1::AttachRequest MakeRequest(const Client::Options& options, const std::string& model) {
+  v1::AttachRequest request;
+  request.set_model(model);
+  request.set_rank(options.rank);
+  request.set_take_over(options.take_over);
+  *request.mutable_attach_timeout() = ToProto(options.attach_timeout);
+  return request;
+}
+
+absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, absl::Time deadline) {
+  while (true) {
+    ASSIGN_OR_RETURN(v1::SessionResponse response, stream.Read(deadline));
+    switch (response.message_case()) {
+      case v1::SessionResponse::kAccepted:
+        continue;
+      case v1::SessionResponse::kStarted:
+        return std::move(*response.mutable_started());
+      case v1::SessionResponse::kEnded:
+        return absl::Status(static_cast<absl::StatusCode>(response.ended().code()), response.ended().message());
+      case v1::SessionResponse::MESSAGE_NOT_SET:
+        break;
+    }
+    return absl::InternalError("attach: accepted, started or ended expected from the daemon, got an unknown message");
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Channel>& channel, const SocketPaths& paths,
+                                                const Client::Options& options, std::shared_ptr<const ModelSpec> spec) {
+  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, options.connect_timeout));
+  const absl::Time deadline = absl::Now() + options.attach_timeout + kSlack;
+  ASSIGN_OR_RETURN(auto stream,
+                   SessionStream::Open(channel, companion.token(), MakeRequest(options, spec->name), deadline));
+  ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
+  // Sent before `started`: it is there.
+  ASSIGN_OR_RETURN(SessionMemory memory, companion.ReceiveMemory(kSlack));
+  return Session::Create({.spec = std::move(spec),
+                          .rank = options.rank,
+                          .prefetch = options.prefetch,
+                          .started = std::move(started),
+                          .companion = std::move(companion),
+                          .memory = std::move(memory),
+                          .stream = std::move(stream)});
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,91 @@
+#include "client/internal/companion.h"
+
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+namespace {
+
+absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("connect ", path, ": a path of fewer than ",
+                                                   sizeof(address.sun_path), " bytes expected, got ", path.size()));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  wire::FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.valid() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    const absl::StatusCode code =
+        errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
+    return absl::Status(code, absl::StrCat("connect: a daemon expected at ", path, ", got: ", strerror(errno)));
+  }
+  return fd;
+}
+
+absl::Status SendHello(int socket) {
+  const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (!own.valid())
+    return absl::UnimplementedError(absl::StrCat("connect: pidfd_open expected to work, got: ", strerror(errno)));
+  const int fd = own.get();
+  return wire::SendHandoff(socket, wire::HandoffBytes(wire::HandoffHello{}), absl::MakeConstSpan(&fd, 1));
+}
+
+// The daemon's words if the packet is a refusal, else OK.
+absl::Status CheckRefused(const wire::HandoffPacket& packet) {
+  const auto refusal = wire::ParseHandoff<wire::HandoffRefusal>(packet, wire::HandoffKind::kRefusal, 0);
+  if (!refusal.ok()) return absl::OkStatus();
+  return absl::PermissionDeniedError(std::string(refusal->reason, strnlen(refusal->reason, sizeof(refusal->reason))));
+}
+
+absl::StatusOr<pid_t> PeerPid(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0) return peer.pid;
+  return absl::InternalError(absl::StrCat("connect: peer credentials expected, got: ", strerror(errno)));
+}
+
+}  // namespace
+
+absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(wire::FileDescriptor socket, ConnectSocket(path));
+  ASSIGN_OR_RETURN(const pid_t daemon_pid, PeerPid(socket.get()));
+  // A daemon that refuses closes at once: its reason is worth more than the failed send.
+  const absl::Status sent = SendHello(socket.get());
+  absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(socket.get(), timeout);
+  if (!packet.ok()) return sent.ok() ? packet.status() : sent;
+  RETURN_IF_ERROR(CheckRefused(*packet));
+  ASSIGN_OR_RETURN(const auto welcome,
+                   wire::ParseHandoff<wire::HandoffWelcome>(*packet, wire::HandoffKind::kWelcome, 1));
+  return Companion(std::move(socket), std::move(packet->fds[0]), std::string(welcome.token, wire::kTokenBytes),
+                   daemon_pid);
+}
+
+Companion::Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pidfd, std::string token,
+                     pid_t daemon_pid)
+    : socket_(std::move(socket)),
+      daemon_pidfd_(std::move(daemon_pidfd)),
+      token_(std::move(token)),
+      daemon_pid_(daemon_pid) {}
+
+absl::StatusOr<SessionMemory> Companion::ReceiveMemory(absl::Duration timeout) {
+  ASSIGN_OR_RETURN(wire::HandoffPacket packet, wire::ReceiveHandoff(socket_.get(), timeout));
+  SessionMemory memory;
+  ASSIGN_OR_RETURN(memory.sizes, wire::ParseHandoff<wire::HandoffMemory>(packet, wire::HandoffKind::kMemory, 3));
+  memory.planes = std::move(packet.fds[0]);
+  memory.slots = std::move(packet.fds[1]);
+  memory.words = std::move(packet.fds[2]);
+  return memory;
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,50 @@
+// A connection to the daemon's companion socket, which keeps a token alive and brings a session's
+// memory.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_COMPANION_H_
+#define PARAMSHARD_CLIENT_INTERNAL_COMPANION_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::internal {
+
+// Descriptors and sizes of the three memories of a session.
+struct SessionMemory {
+  wire::HandoffMemory sizes;
+  wire::FileDescriptor planes;
+  wire::FileDescriptor slots;
+  wire::FileDescriptor words;
+};
+
+// Owns the socket and the daemon's pidfd. The token dies with the socket. Movable.
+class Companion {
+ public:
+  // Connects, sends this process's pidfd, and takes the token. UNAVAILABLE when nobody listens at
+  // `path`; PERMISSION_DENIED with the daemon's reason; DEADLINE_EXCEEDED.
+  static absl::StatusOr<Companion> Connect(const std::string& path, absl::Duration timeout);
+
+  Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pidfd, std::string token, pid_t daemon_pid);
+
+  // The memory of the session that attached with this connection's token.
+  absl::StatusOr<SessionMemory> ReceiveMemory(absl::Duration timeout);
+
+  const std::string& token() const { return token_; }
+  int socket() const { return socket_.get(); }
+  int daemon_pidfd() const { return daemon_pidfd_.get(); }
+  pid_t daemon_pid() const { return daemon_pid_; }
+
+ private:
+  wire::FileDescriptor socket_;
+  wire::FileDescriptor daemon_pidfd_;
+  std::string token_;
+  pid_t daemon_pid_;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_COMPANION_H_

@@ -1,0 +1,59 @@
+// A trainer's end of the words page: commands go out, waits come in, and the end of the epoch is
+// seen.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_EPOCH_PAGE_H_
+#define PARAMSHARD_CLIENT_INTERNAL_EPOCH_PAGE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "proto/wire/ring.h"
+#include "proto/wire/words.h"
+
+namespace paramshard::internal {
+
+// Owns nothing: page and pidfd outlive it. Used by one thread at a time, but for End and status.
+class EpochPage {
+ public:
+  EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid);
+
+  const wire::Words& words() const { return words_; }
+
+  // OK while the epoch runs, else why it ended.
+  absl::Status status() const;
+  // Ends the page on this side, unless it has ended.
+  void End(const absl::Status& why) const;
+  // Ends the page when the daemon has died; whether it has.
+  bool EndIfDaemonDied() const;
+
+  // The number that the next command will carry.
+  int64_t next_number() const { return next_number_; }
+  // Numbers the command and hands it to the daemon, waiting for room in the ring. INVALID_ARGUMENT
+  // for a command that is too large for it.
+  absl::StatusOr<int64_t> Send(v1::Command command);
+
+  // Waits until a daemon word has reached a number's low 32 bits. The epoch's end also ends the
+  // wait.
+  absl::Status Await(const wire::Word& word, int64_t number) const;
+  bool Reached(const wire::Word& word, int64_t number) const;
+
+  // Whether commit `number` has been answered. Unlike other words, this one can be trusted after
+  // the epoch's end.
+  bool Answered(int64_t commit_number) const;
+  // Waits for that answer; the epoch's end status when it will not come.
+  absl::Status AwaitAnswer(int64_t commit_number) const;
+
+ private:
+  wire::Words words_;
+  int daemon_pidfd_;
+  pid_t daemon_pid_;
+  wire::RingWriter writer_;
+  int64_t next_number_ = 1;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_EPOCH_PAGE_H_

@@ -1,0 +1,161 @@
+// One trainer's attachment to a model for one epoch: the state behind Model and its handles.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_SESSION_H_
+#define PARAMSHARD_CLIENT_INTERNAL_SESSION_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "client/internal/companion.h"
+#include "client/internal/daemon_watch.h"
+#include "client/internal/epoch_page.h"
+#include "client/internal/layout_view.h"
+#include "client/internal/mapped_memory.h"
+#include "client/internal/prefetch_plan.h"
+#include "client/internal/session_stream.h"
+#include "client/internal/slots.h"
+#include "paramshard/v1/trainer.pb.h"
+
+namespace paramshard::internal {
+
+// A gather that was issued, until it is released.
+struct GatherTicket {
+  int unit = 0;
+  Phase phase = Phase::kForward;
+  int slot = 0;
+  int64_t number = 0;
+  // The last commit issued before it in this epoch; 0 when there was none.
+  int64_t commit_number = 0;
+};
+
+// A gradient slot that was handed out, until it is pushed or given back.
+struct GradientTicket {
+  int unit = 0;
+  int slot = 0;
+};
+
+// The bytes of one gathered plane. The scales' parts, in order, are the compact scales of the whole
+// matrix.
+struct PlaneBytes {
+  absl::Span<const uint8_t> data;
+  std::vector<absl::Span<const uint8_t>> scales;
+};
+
+// Used by one thread at a time. Memory stays mapped for as long as the object lives, also after
+// Detach.
+class Session {
+ public:
+  // What attaching brings.
+  struct Parts {
+    std::shared_ptr<const ModelSpec> spec;
+    int rank = 0;
+    bool prefetch = true;
+    v1::EpochStarted started;
+    Companion companion;
+    SessionMemory memory;
+    std::unique_ptr<SessionStream> stream;  // null: Detach has nobody to tell
+  };
+
+  // Maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when memory and layout do
+  // not agree.
+  static absl::StatusOr<std::shared_ptr<Session>> Create(Parts parts);
+  ~Session();
+
+  // --- Gathers. See Model and GatheredUnit for the errors.
+  absl::StatusOr<GatherTicket> Gather(absl::string_view unit, Phase phase);
+  // Waits for the pieces of all ranks, landing this rank's own where that is the client's part.
+  absl::Status AwaitGather(const GatherTicket& ticket);
+  bool GatherReady(const GatherTicket& ticket) const;
+  void Release(const GatherTicket& ticket);
+  // Requires a successful AwaitGather and a plane that the phase brings.
+  PlaneBytes Bytes(const GatherTicket& ticket, int parameter, Plane plane) const;
+
+  // --- Gradients. See Model and UnitGradients.
+  absl::StatusOr<GradientTicket> TakeGradients(absl::string_view unit);
+  GradientView Gradient(const GradientTicket& ticket, int parameter) const;
+  absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters);
+  void GiveBack(const GradientTicket& ticket) { gradient_slots_.Release(ticket.slot); }
+
+  // --- Commits. See Model and PendingCommit.
+  absl::StatusOr<int64_t> Commit(const CommitOptions& options);
+  absl::StatusOr<StepResult> AwaitCommit(int64_t commit_number);
+  bool CommitReady(int64_t commit_number) const;
+
+  // The answer of the last commit before this epoch.
+  std::optional<StepResult> last_result() const;
+
+  absl::Status status() const { return page_.status(); }
+  // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
+  absl::Status Detach();
+
+  const ModelSpec& spec() const { return *spec_; }
+  const LayoutView& layout() const { return layout_; }
+  const v1::EpochStarted& started() const { return started_; }
+  int rank() const { return rank_; }
+  int64_t gathered_bytes() const { return gathered_bytes_; }
+
+ private:
+  struct Memory {
+    MappedMemory planes;
+    MappedMemory slots;
+    MappedMemory words;
+  };
+
+  Session(Parts parts, LayoutView layout, Memory memory);
+  static absl::StatusOr<Memory> MapMemory(const v1::ModelLayout& layout, const SessionMemory& memory);
+
+  absl::Status CheckPhase(int unit, Phase phase) const;
+  absl::StatusOr<int> ChooseSlot(const PlannedGather& gather) const;
+  std::optional<int> ChooseSlotAhead(const PlannedGather& gather) const;
+  absl::StatusOr<GatherTicket> Issue(const PlannedGather& gather, int slot);
+  absl::StatusOr<GatherTicket> TakeOrIssue(const PlannedGather& gather);
+  void IssueAhead();
+  void DropAhead();
+  // A group of one rank reads its planes where they are.
+  bool ReadsArena() const { return started_.client_lands_own_pieces() && layout_.ranks() == 1; }
+  void LandOwnPieces(const GatherTicket& ticket) const;
+  uint8_t* SlotMemory(int slot) const;
+
+  absl::Status CheckNothingHeld() const;
+  absl::StatusOr<int64_t> ChooseCommitNumber(const CommitOptions& options) const;
+  // Waits for a commit's answer and keeps it: its record is used again four commits later.
+  absl::Status KeepAnswer(int64_t commit_number);
+  std::string UnitNames(const std::vector<int>& units) const;
+
+  // Constant after construction.
+  const std::shared_ptr<const ModelSpec> spec_;
+  const int rank_;
+  const bool prefetch_;
+  const v1::EpochStarted started_;  // without spec and layout
+  const LayoutView layout_;         // of *spec_
+
+  Companion companion_;
+  const Memory memory_;
+  EpochPage page_;
+
+  GatherSlots gather_slots_;
+  std::vector<int64_t> arrived_;         // by slot: the last gather that AwaitGather has succeeded for
+  std::vector<bool> pieces_may_arrive_;  // by slot: it was released before all its pieces had arrived
+  GradientSlots gradient_slots_;
+  PrefetchPlan plan_;
+  std::deque<GatherTicket> ahead_;  // issued for what plan_ expects, in that order
+  int64_t gathered_bytes_ = 0;
+  int64_t last_commit_;                    // issued, or answered before the epoch
+  std::map<int64_t, StepResult> answers_;  // of the newest commits that were waited for
+
+  std::unique_ptr<SessionStream> stream_;
+  // Ends before what it watches.
+  std::unique_ptr<DaemonWatch> watch_;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_SESSION_H_

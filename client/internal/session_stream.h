@@ -1,0 +1,60 @@
+// The gRPC stream of a session, with a deadline on every step.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_SESSION_STREAM_H_
+#define PARAMSHARD_CLIENT_INTERNAL_SESSION_STREAM_H_
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
+
+namespace paramshard::internal {
+
+// One operation is under way at a time, and the caller's thread drives it: the synchronous gRPC
+// stream has no deadline for a single read, and a deadline of the whole call would end a session
+// that runs well. Not thread-safe.
+class SessionStream {
+ public:
+  // Starts the call and sends the attach request.
+  static absl::StatusOr<std::unique_ptr<SessionStream>> Open(std::shared_ptr<grpc::Channel> channel,
+                                                             const std::string& token, const v1::AttachRequest& attach,
+                                                             absl::Time deadline);
+  // Cancels the call if Close was not called.
+  ~SessionStream();
+  SessionStream(const SessionStream&) = delete;
+  SessionStream& operator=(const SessionStream&) = delete;
+
+  // The daemon's next message. When the daemon has ended the call: its status, ABORTED where it
+  // gave none. DEADLINE_EXCEEDED cancels the call.
+  absl::StatusOr<v1::SessionResponse> Read(absl::Time deadline);
+
+  // Half-closes and waits until the daemon has ended the call, with whatever status.
+  // DEADLINE_EXCEEDED cancels it.
+  absl::Status Close(absl::Time deadline);
+
+ private:
+  explicit SessionStream(std::shared_ptr<grpc::Channel> channel);
+
+  // Waits for the operation under way; whether it succeeded. When the deadline passes, cancels the
+  // call, waits for the operation's end and sets `overdue_`.
+  bool Complete(absl::Time deadline);
+  // The status of an ended call, and the end of this object's life on the wire.
+  absl::Status Finish(absl::Time deadline);
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::TrainerService::Stub> stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionResponse>> call_;
+  bool overdue_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_SESSION_STREAM_H_

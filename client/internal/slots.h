@@ -1,0 +1,73 @@
+// Which slots of a session's memory are in use. Choices follow from the order of the trainer's
+// calls alone, never from time: every rank runs the same program, so every rank chooses the same
+// slot.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_
+#define PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace paramshard::internal {
+
+// Slots that gathers fill. A slot is held from a gather's issue until its handle is released.
+class GatherSlots {
+ public:
+  // The first `ring_slots` serve any unit that fits; the rest are residents' own.
+  GatherSlots(std::vector<int64_t> slot_bytes, int ring_slots);
+
+  // The lowest free slot of the ring with at least `bytes`.
+  std::optional<int> FindFree(int64_t bytes) const;
+  // The same among slots of the smallest size that holds `bytes`: what is issued ahead must not
+  // take a large slot from a unit that needs it.
+  std::optional<int> FindFreeOfClass(int64_t bytes) const;
+  // Whether any slot of the ring, free or not, holds `bytes`.
+  bool Fits(int64_t bytes) const;
+
+  bool held(int slot) const { return holders_[slot].has_value(); }
+  void Hold(int slot, int unit) { holders_[slot] = unit; }
+  void Release(int slot) { holders_[slot].reset(); }
+
+  // Units that hold slots, residents' own included, in slot order.
+  std::vector<int> Holders() const;
+
+ private:
+  std::vector<int64_t> slot_bytes_;
+  int ring_slots_;
+  std::vector<std::optional<int>> holders_;  // units
+};
+
+// Slots that the trainer fills with gradients. When a slot has drained is the daemon's matter of
+// time, so the choice is the slot that was pushed longest ago; the caller waits until that push has
+// drained.
+class GradientSlots {
+ public:
+  explicit GradientSlots(std::vector<int64_t> slot_bytes);
+
+  // Among slots that are not held and have at least `bytes`: the one whose last push has the
+  // smallest number, the lowest of those never pushed.
+  std::optional<int> FindOldest(int64_t bytes) const;
+
+  void Hold(int slot, int unit) { slots_[slot].holder = unit; }
+  // Gives back a slot that was not pushed.
+  void Release(int slot) { slots_[slot].holder.reset(); }
+  // Gives a slot to push `number`.
+  void Push(int slot, int64_t number);
+  // 0 before the first.
+  int64_t last_push(int slot) const { return slots_[slot].last_push; }
+
+  // Units that hold slots, in slot order.
+  std::vector<int> Holders() const;
+
+ private:
+  struct Slot {
+    int64_t bytes = 0;
+    int64_t last_push = 0;
+    std::optional<int> holder;  // unit
+  };
+  std::vector<Slot> slots_;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_

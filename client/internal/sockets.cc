@@ -1,0 +1,54 @@
+#include "client/internal/sockets.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace paramshard::internal {
+namespace {
+
+const char* NonEmptyVariable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+std::string SocketDirectory(const std::string& directory) {
+  if (!directory.empty()) return directory;
+  if (const char* own = NonEmptyVariable("PARAMSHARD_SOCKET_DIR")) return own;
+  if (const char* runtime = NonEmptyVariable("XDG_RUNTIME_DIR")) return absl::StrCat(runtime, "/paramshard");
+  return absl::StrCat("/tmp/paramshard-", getuid());
+}
+
+}  // namespace
+
+SocketPaths FindSockets(const std::string& directory) {
+  SocketPaths paths;
+  paths.directory = SocketDirectory(directory);
+  paths.grpc = absl::StrCat(paths.directory, "/grpc.sock");
+  paths.handoff = absl::StrCat(paths.directory, "/handoff.sock");
+  return paths;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const SocketPaths& paths, absl::Duration timeout) {
+  grpc::ChannelArguments arguments;
+  // Layouts of large models are larger than the default of 4 MiB.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(absl::StrCat("unix:", paths.grpc), grpc::InsecureChannelCredentials(), arguments);
+  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) {
+    return absl::UnavailableError(absl::StrCat("connect: a daemon expected at ", paths.grpc, ", no answer within ",
+                                               absl::FormatDuration(timeout)));
+  }
+  return channel;
+}
+
+}  // namespace paramshard::internal

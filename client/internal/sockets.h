@@ -1,0 +1,31 @@
+// Where a daemon listens.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
+#define PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/channel.h>
+
+#include "absl/time/time.h"
+#include "client/internal/companion.h"
+
+namespace paramshard::internal {
+
+struct SocketPaths {
+  std::string directory;
+  std::string grpc;
+  std::string handoff;
+};
+
+// `directory`, else $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else
+// /tmp/paramshard-<uid>.
+SocketPaths FindSockets(const std::string& directory);
+
+// A channel of its own to the daemon's gRPC socket. UNAVAILABLE when nobody answers within
+// `timeout`.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const SocketPaths& paths, absl::Duration timeout);
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_

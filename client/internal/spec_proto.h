@@ -1,0 +1,20 @@
+// The public header's specs as protos.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_
+#define PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_
+
+#include <google/protobuf/duration.pb.h>
+
+#include "absl/time/time.h"
+#include "client/client.h"
+#include "paramshard/v1/trainer.pb.h"
+
+namespace paramshard::internal {
+
+// Checks nothing: the daemon does, and names what is wrong.
+v1::ModelSpec ToProto(const ModelSpec& spec);
+
+google::protobuf::Duration ToProto(absl::Duration duration);
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_

@@ -1,0 +1,15 @@
+# Decides on CUDA and says so in one line. CUDA sources will be enabled here.
+if(PARAMSHARD_CUDA STREQUAL "OFF")
+  message(STATUS "paramshard: CUDA left out (PARAMSHARD_CUDA=OFF)")
+  return()
+endif()
+if(PARAMSHARD_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "PARAMSHARD_CUDA=ON: this version builds cpu devices only")
+endif()
+
+find_package(CUDAToolkit QUIET)
+if(CUDAToolkit_FOUND)
+  message(STATUS "paramshard: CUDA ${CUDAToolkit_VERSION} found, but this version builds cpu devices only")
+else()
+  message(STATUS "paramshard: CUDA not found, cpu devices only")
+endif()

@@ -1,0 +1,19 @@
+# How our own code is compiled. Generated code takes no part.
+add_library(paramshard_flags INTERFACE)
+target_compile_options(paramshard_flags INTERFACE
+  -Wall -Wextra
+  -Wno-restrict  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651)
+  $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>
+  -ffp-contract=off)  # the same bytes on every machine: no fused multiply-add that the source does not ask for
+
+if(PARAMSHARD_SANITIZE)
+  target_compile_options(paramshard_flags INTERFACE
+    -fsanitize=${PARAMSHARD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(paramshard_flags INTERFACE -fsanitize=${PARAMSHARD_SANITIZE})
+endif()
+
+# Linked into every program.
+if(PARAMSHARD_SANITIZE MATCHES "thread")
+  add_library(paramshard_tsan OBJECT ${PROJECT_SOURCE_DIR}/cmake/tsan/absl_synchronization.cc)
+  target_link_libraries(paramshard_tsan PRIVATE paramshard_flags PUBLIC absl::synchronization)
+endif()

@@ -1,0 +1,47 @@
+# What `cmake --install` puts beside the programs: the client library as the package paramshard, the protos, and the files
+# of deploy/.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paramshard)
+
+# Every library of ours that `target` needs, itself included.
+function(paramshard_collect_libraries target result)
+  set(libraries ${target})
+  get_target_property(dependencies ${target} INTERFACE_LINK_LIBRARIES)
+  foreach(dependency IN LISTS dependencies)
+    if(dependency MATCHES "^paramshard_" AND NOT dependency STREQUAL "paramshard_flags" AND NOT dependency IN_LIST libraries)
+      paramshard_collect_libraries(${dependency} more)
+      list(APPEND libraries ${more})
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES libraries)
+  set(${result} ${libraries} PARENT_SCOPE)
+endfunction()
+
+paramshard_collect_libraries(paramshard_client libraries)
+install(TARGETS ${libraries} EXPORT paramshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_dir})
+
+# client/client.h and what it includes, under the paths that it is included by: "client/client.h".
+foreach(header
+    client/client.h
+    kernels/base/host_device.h
+    kernels/formats/codec.h
+    kernels/formats/format.h
+    kernels/optim/adam.h
+    kernels/optim/adam_math.h
+    kernels/random/initial_values.h
+    kernels/reduce/gradient_sum.h)
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/${folder})
+endforeach()
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/paramshard DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard/proto
+  FILES_MATCHING PATTERN *.proto)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard)
+
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/paramshardConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/paramshardConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/paramshardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/paramshardConfig.cmake ${PROJECT_BINARY_DIR}/paramshardConfigVersion.cmake
+  DESTINATION ${package_dir})

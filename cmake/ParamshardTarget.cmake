@@ -1,0 +1,81 @@
+include(GoogleTest)
+
+# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>])
+#
+#   LIBRARY    static, or of headers alone when it has no sources. paramshard_layout is also paramshard::layout. Its DEPS are
+#              its users' too.
+#   BINARY     a program in bin/, installed.
+#   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
+#              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow.
+#   BENCHMARK  a google-benchmark program in bin/bench/.
+#
+# All include from the root of the repository, and are compiled with paramshard_flags.
+function(paramshard_target name kind)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "DEPS;LABELS")
+  set(sources ${arg_UNPARSED_ARGUMENTS})
+
+  if(kind STREQUAL "LIBRARY")
+    if(NOT sources)
+      add_library(${name} INTERFACE)
+      _paramshard_name_library(${name})
+      _paramshard_include_from_root(${name} INTERFACE)
+      target_link_libraries(${name} INTERFACE ${arg_DEPS})
+      return()
+    endif()
+    add_library(${name} STATIC ${sources})
+    _paramshard_name_library(${name})
+  elseif(kind MATCHES "^(BINARY|TEST|BENCHMARK)$")
+    add_executable(${name} ${sources})
+    if(TARGET paramshard_tsan)
+      target_link_libraries(${name} PRIVATE paramshard_tsan)
+    endif()
+  else()
+    message(FATAL_ERROR "paramshard_target(${name}): LIBRARY, BINARY, TEST or BENCHMARK expected, got ${kind}")
+  endif()
+
+  _paramshard_include_from_root(${name} PUBLIC)
+  target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:paramshard_flags> PUBLIC ${arg_DEPS})
+
+  if(kind STREQUAL "BINARY")
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+    install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  elseif(kind STREQUAL "TEST")
+    target_link_libraries(${name} PRIVATE GTest::gmock_main)
+    _paramshard_discover_tests(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+  elseif(kind STREQUAL "BENCHMARK")
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)
+    target_link_libraries(${name} PRIVATE benchmark::benchmark_main)
+  endif()
+endfunction()
+
+# Gives a library its public name, in this build and for those who find the installed package.
+function(_paramshard_name_library name)
+  string(REGEX REPLACE "^paramshard_" "" short_name ${name})
+  add_library(paramshard::${short_name} ALIAS ${name})
+  set_target_properties(${name} PROPERTIES EXPORT_NAME ${short_name})
+endfunction()
+
+function(_paramshard_include_from_root name scope)
+  target_include_directories(${name} ${scope}
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/paramshard>)
+endfunction()
+
+# Cases are listed when ctest runs, so that building needs no hardware and no working sanitizer runtime.
+function(_paramshard_discover_tests name labels timeout)
+  if(NOT timeout)
+    set(timeout 60)
+    if("slow" IN_LIST labels)
+      set(timeout 300)
+    endif()
+  endif()
+  set(properties TIMEOUT ${timeout})
+  if(labels)
+    list(APPEND properties LABELS "${labels}")
+  endif()
+  gtest_discover_tests(${name}
+    TEST_PREFIX ${name}.
+    NO_PRETTY_TYPES NO_PRETTY_VALUES  # cases are named as GoogleTest names them, for --gtest_filter
+    DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 60
+    PROPERTIES ${properties})
+endfunction()

@@ -1,0 +1,41 @@
+// Encoding a float32 matrix into the planes of its format, and decoding them.
+//
+// The bytes are fixed by the formulas in float8.h, bfloat16.h and scale_math.h: the same on every machine and for any cut of
+// the rows at multiples of GranuleRows().
+
+#ifndef PARAMSHARD_KERNELS_FORMATS_CODEC_H_
+#define PARAMSHARD_KERNELS_FORMATS_CODEC_H_
+
+#include <cstdint>
+
+#include "kernels/formats/format.h"
+
+namespace paramshard {
+
+// The memory of one plane: DataBytes() and ScaleBytes() large, of any alignment, owned by the caller.
+struct MutablePlane {
+  uint8_t* data = nullptr;
+  uint8_t* scales = nullptr;
+};
+
+struct ConstPlane {
+  const uint8_t* data = nullptr;
+  const uint8_t* scales = nullptr;
+};
+
+// Encodes `matrix` (rows x cols, row-major, contiguous; 0 rows are fine) into its row-wise and, where HasColumnPlane(), its
+// column-wise plane. A plane whose data is null is left out; then its scales are not written either. Planes overlap neither
+// each other nor the matrix. FP32 planes hold the matrix with every NaN as 0x7fc00000.
+//
+// Requires: CheckEncodable(encoding).ok().
+void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
+                  MutablePlane column_wise);
+
+// Decodes one plane into `out` (rows x cols float32, row-major, contiguous). Every NaN is 0x7fc00000.
+//
+// Requires: CheckEncodable(encoding).ok(), and HasColumnPlane(encoding.format) for Plane::kColumnWise.
+void DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, float* out);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_FORMATS_CODEC_H_

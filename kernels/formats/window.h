@@ -1,0 +1,55 @@
+// A piece of a float32 matrix, and the loops that encode its rows.
+//
+// Internal to kernels/. The loops are inlined into the functions that are compiled per instruction set (simd_clones.h).
+
+#ifndef PARAMSHARD_KERNELS_FORMATS_WINDOW_H_
+#define PARAMSHARD_KERNELS_FORMATS_WINDOW_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/base/float_bits.h"
+#include "kernels/base/simd_clones.h"
+
+namespace paramshard {
+
+// `rows` x `cols` elements whose rows begin `stride` elements apart.
+struct Window {
+  const float* first;
+  int64_t stride;
+  int64_t rows;
+  int64_t cols;
+
+  PARAMSHARD_ALWAYS_INLINE const float* Row(int64_t row) const { return first + row * stride; }
+};
+
+// Asks for values that will be read soon. The next row of a tile begins in another page, which hardware does not foresee.
+PARAMSHARD_ALWAYS_INLINE void Prefetch(const float* values, int64_t count) {
+  constexpr int64_t kCacheLineFloats = 16;
+  for (int64_t i = 0; i < count; i += kCacheLineFloats) __builtin_prefetch(values + i);
+}
+
+// The largest AmaxBits() of `count` values.
+PARAMSHARD_ALWAYS_INLINE uint32_t LargestAmaxBits(const float* values, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, AmaxBits(values[i]));
+  return largest;
+}
+
+// data[i] = the code of source[i] * scale.
+template <typename Element>
+PARAMSHARD_ALWAYS_INLINE void EncodeScaled(const float* __restrict source, int64_t count, float scale,
+                                           uint8_t* __restrict data) {
+  for (int64_t i = 0; i < count; ++i) data[i] = Element::Encode(source[i] * scale);
+}
+
+// out[i] = the value of data[i] * scale.
+template <typename Element>
+PARAMSHARD_ALWAYS_INLINE void DecodeScaled(const uint8_t* __restrict data, int64_t count, float scale,
+                                           float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = CanonicalNan(Element::Decode(data[i]) * scale);
+}
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_FORMATS_WINDOW_H_

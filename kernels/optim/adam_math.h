@@ -1,0 +1,59 @@
+// Adam for one element: the formula that the host loop and the device kernel share.
+//
+// Every operation is one float32 operation in the order written. The parameter uses the fresh float32 moments; rounding to
+// what is stored comes after. AMSGrad is not offered.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
+#define PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+
+namespace paramshard {
+
+// AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"); L2 adds the decay
+// to the gradient.
+enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
+
+// The hyper-parameters of one step. They are the same for every element of a parameter group.
+struct AdamStep {
+  float learning_rate = 1e-3f;
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0.0f;
+  AdamMode mode = AdamMode::kAdamW;
+  // BiasCorrection(beta, step), or 1 without bias correction.
+  float bias_correction1 = 1.0f;
+  float bias_correction2 = 1.0f;
+  // What gradients are multiplied by before anything else: inverse loss scale, mean and clip in one float.
+  float gradient_scale = 1.0f;
+};
+
+// The optimizer's state of one element, as float32.
+struct AdamElement {
+  float master;
+  float exp_avg;
+  float exp_avg_sq;
+};
+
+// The element after the step. `kMode` must be step.mode.
+template <AdamMode kMode>
+PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
+  float g = gradient * step.gradient_scale;
+  if (kMode == AdamMode::kL2) g = g + step.weight_decay * old.master;
+  AdamElement fresh;
+  fresh.exp_avg = step.beta1 * old.exp_avg + (1.0f - step.beta1) * g;
+  fresh.exp_avg_sq = step.beta2 * old.exp_avg_sq + ((1.0f - step.beta2) * g) * g;
+  const float denominator = sqrtf(fresh.exp_avg_sq / step.bias_correction2) + step.epsilon;
+  float change = (fresh.exp_avg / step.bias_correction1) / denominator;
+  if (kMode == AdamMode::kAdamW) change = change + step.weight_decay * old.master;
+  fresh.master = old.master - step.learning_rate * change;
+  return fresh;
+}
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_

@@ -1,0 +1,32 @@
+// The sum of squares of a float32 array, in double and in a fixed order, with a count of what is not finite.
+//
+// The order, chosen so that a vector unit and a block of GPU threads can both follow it:
+//  1. The array is cut into chunks of 4096 consecutive elements; the last one may be shorter.
+//  2. Within a chunk there are 256 lanes that start at 0. Lane j adds the squares of the chunk's elements j, j + 256,
+//     j + 512, ... in this order. (The square of a float is exact in double.)
+//  3. The lanes become one by a binary tree: for w = 128, 64, ..., 1, lane[j] = lane[j] + lane[j + w] for all j < w. Lane 0
+//     is the chunk's sum.
+//  4. While more than one chunk sum is left, the array of chunk sums takes the place of the array in 1 to 3, its values
+//     being added as they are instead of squared.
+// The sum of an empty array is 0.
+
+#ifndef PARAMSHARD_KERNELS_REDUCE_SUM_OF_SQUARES_H_
+#define PARAMSHARD_KERNELS_REDUCE_SUM_OF_SQUARES_H_
+
+#include <cstdint>
+
+namespace paramshard {
+
+struct SquareSum {
+  // Whatever the additions give when non_finite > 0.
+  double sum = 0;
+  // Number of elements that are NaN or infinite.
+  int64_t non_finite = 0;
+};
+
+// `values` holds `count` >= 0 floats.
+SquareSum SumOfSquares(const float* values, int64_t count);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_REDUCE_SUM_OF_SQUARES_H_

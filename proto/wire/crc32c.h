@@ -1,0 +1,16 @@
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of tensor chunks. Debian 12 packages no library for it.
+#ifndef PARAMSHARD_PROTO_WIRE_CRC32C_H_
+#define PARAMSHARD_PROTO_WIRE_CRC32C_H_
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace paramshard::wire {
+
+// Of "123456789": 0xe3069283.
+uint32_t Crc32c(absl::string_view data);
+
+}  // namespace paramshard::wire
+
+#endif  // PARAMSHARD_PROTO_WIRE_CRC32C_H_

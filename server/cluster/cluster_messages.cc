@@ -1,0 +1,141 @@
+#include "server/cluster/cluster_messages.h"
+
+namespace paramshard::server {
+
+v1::JoinRequest HelloMessage(int node, int device_count) {
+  v1::JoinRequest request;
+  v1::Hello& hello = *request.mutable_hello();
+  hello.set_protocol_version(kClusterProtocolVersion);
+  hello.set_node(node);
+  hello.set_device_count(device_count);
+  return request;
+}
+
+v1::JoinRequest ReportMessage(const ModelReport& report) {
+  v1::JoinRequest request;
+  v1::ModelReport& message = *request.mutable_report();
+  message.set_model(report.model);
+  message.set_spec_fingerprint(report.spec_fingerprint);
+  message.set_commit_number(report.commit_number);
+  message.set_version(report.version);
+  for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
+  return request;
+}
+
+v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why) {
+  v1::JoinRequest request;
+  v1::Departure& departure = *request.mutable_departure();
+  departure.set_model(std::string(model));
+  departure.set_epoch(epoch);
+  departure.set_code(static_cast<int>(why.code()));
+  departure.set_message(std::string(why.message()));
+  return request;
+}
+
+v1::JoinRequest ForgetMessage(absl::string_view model) {
+  return DepartureMessage(model, 0, absl::NotFoundError("the model is gone from this node"));
+}
+
+v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                               absl::string_view command) {
+  v1::JoinRequest request;
+  v1::CommandReport& report = *request.mutable_command();
+  report.set_model(std::string(model));
+  report.set_epoch(epoch);
+  report.set_number(number);
+  report.set_rank(rank);
+  report.set_command(std::string(command));
+  return request;
+}
+
+v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts) {
+  v1::JoinResponse response;
+  v1::Welcome& welcome = *response.mutable_welcome();
+  welcome.set_nodes(static_cast<int>(device_counts.size()));
+  for (int count : device_counts) welcome.add_device_counts(count);
+  return response;
+}
+
+v1::JoinResponse EpochStartMessage(const std::string& model, int64_t epoch) {
+  v1::JoinResponse response;
+  response.mutable_start()->set_model(model);
+  response.mutable_start()->set_epoch(epoch);
+  return response;
+}
+
+v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why) {
+  v1::JoinResponse response;
+  v1::EpochEnd& end = *response.mutable_end();
+  end.set_model(model);
+  end.set_epoch(epoch);
+  end.set_code(static_cast<int>(why.code()));
+  end.set_message(std::string(why.message()));
+  return response;
+}
+
+v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout) {
+  v1::VoteRequest request;
+  request.set_model(vote.model);
+  request.set_epoch(vote.epoch);
+  request.set_commit_number(vote.commit_number);
+  request.set_node(node);
+  for (const RankSum& sum : vote.sums) {
+    v1::RankSum& message = *request.add_sums();
+    message.set_rank(sum.rank);
+    message.set_square_sum(sum.square_sum);
+    message.set_non_finite_count(sum.non_finite_count);
+  }
+  *request.mutable_timeout() = DurationMessage(timeout);
+  return request;
+}
+
+ModelReport ReportOf(const v1::ModelReport& message) {
+  ModelReport report;
+  report.model = message.model();
+  report.spec_fingerprint = message.spec_fingerprint();
+  report.commit_number = message.commit_number();
+  report.version = message.version();
+  report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
+  return report;
+}
+
+CommitVote VoteOf(const v1::VoteRequest& message) {
+  CommitVote vote;
+  vote.model = message.model();
+  vote.epoch = message.epoch();
+  vote.commit_number = message.commit_number();
+  for (const v1::RankSum& sum : message.sums()) {
+    vote.sums.push_back({sum.rank(), sum.square_sum(), sum.non_finite_count()});
+  }
+  return vote;
+}
+
+CommitDecision DecisionOf(const v1::VoteResponse& message) {
+  return {message.apply(), message.square_sum(), message.non_finite_count()};
+}
+
+absl::Status ReasonOf(int code, absl::string_view message) {
+  const bool known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, message);
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  return status.ok() ? absl::OkStatus() : ReasonOf(status.error_code(), status.error_message());
+}
+
+google::protobuf::Duration DurationMessage(absl::Duration duration) {
+  google::protobuf::Duration message;
+  message.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  message.set_nanos(static_cast<int32_t>(duration / absl::Nanoseconds(1)));
+  return message;
+}
+
+absl::Duration DurationOf(const google::protobuf::Duration& message) {
+  return absl::Seconds(message.seconds()) + absl::Nanoseconds(message.nanos());
+}
+
+}  // namespace paramshard::server

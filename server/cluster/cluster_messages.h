@@ -1,0 +1,51 @@
+// The domain's words and the wire's, into each other.
+#ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_
+#define PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "paramshard/v1/cluster.pb.h"
+#include "server/cluster/cluster.h"
+
+namespace paramshard::server {
+
+inline constexpr int kClusterProtocolVersion = 1;
+
+v1::JoinRequest HelloMessage(int node, int device_count);
+v1::JoinRequest ReportMessage(const ModelReport& report);
+v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why);
+// A departure from epoch 0: the model is gone from the node.
+v1::JoinRequest ForgetMessage(absl::string_view model);
+v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                               absl::string_view command);
+
+v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts);
+v1::JoinResponse EpochStartMessage(const std::string& model, int64_t epoch);
+v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why);
+
+v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
+
+ModelReport ReportOf(const v1::ModelReport& message);
+// The shard size is not on the wire: the coordinator's own vote knows it.
+CommitVote VoteOf(const v1::VoteRequest& message);
+CommitDecision DecisionOf(const v1::VoteResponse& message);
+
+// Code 0 and codes that do not exist become UNKNOWN: these messages carry reasons.
+absl::Status ReasonOf(int code, absl::string_view message);
+
+grpc::Status ToGrpcStatus(const absl::Status& status);
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+google::protobuf::Duration DurationMessage(absl::Duration duration);
+absl::Duration DurationOf(const google::protobuf::Duration& message);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_

@@ -1,0 +1,34 @@
+// The coordinator's ear on the wire.
+#ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
+#define PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
+
+#include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/cluster/coordinator.h"
+
+namespace paramshard::server {
+
+// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them
+// all.
+class ClusterServiceImpl final : public v1::ClusterService::Service {
+ public:
+  // `coordinator` outlives the service.
+  explicit ClusterServiceImpl(Coordinator* coordinator) : coordinator_(coordinator) {}
+
+  grpc::Status Join(grpc::ServerContext* context,
+                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override;
+  grpc::Status Vote(grpc::ServerContext* context, const v1::VoteRequest* request, v1::VoteResponse* response) override;
+  grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
+                        v1::PutValueResponse* response) override;
+  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
+                        v1::GetValueResponse* response) override;
+
+ private:
+  absl::Status CheckHello(const v1::JoinRequest& request) const;
+  void Take(int node, const v1::JoinRequest& request);
+
+  Coordinator* const coordinator_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_

@@ -1,0 +1,83 @@
+#include "server/cluster/commit_book.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+// Whether the sums are those of the ranks, each once, in order.
+bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
+  if (sums.size() != static_cast<size_t>(ranks.end - ranks.begin)) return false;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (sums[i].rank != ranks.begin + static_cast<int>(i)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void CommitBook::StartEpoch(int64_t commit_number) {
+  last_commit_number_ = commit_number;
+  while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
+}
+
+std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_number) const {
+  for (const Record& record : records_) {
+    if (record.epoch == epoch && record.commit_number == commit_number) return record.decision;
+  }
+  return std::nullopt;
+}
+
+absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const {
+  for (const auto& [other, cast] : votes_) {
+    if (cast.commit_number != vote.commit_number) {
+      return absl::FailedPreconditionError(absl::StrCat("vote ", vote.model, ": ", NodeName(members, other),
+                                                        " votes on commit ", cast.commit_number, ", ",
+                                                        NodeName(members, node), " on commit ", vote.commit_number));
+    }
+  }
+  if (vote.commit_number != last_commit_number_ + 1) {
+    return absl::FailedPreconditionError(absl::StrCat("vote ", vote.model, ": commit ", last_commit_number_ + 1,
+                                                      " expected, ", NodeName(members, node), " votes on commit ",
+                                                      vote.commit_number));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CommitBook::Add(const Membership& members, int node, const CommitVote& vote) {
+  CommitVote sorted = vote;
+  std::sort(sorted.sums.begin(), sorted.sums.end(), [](const RankSum& a, const RankSum& b) { return a.rank < b.rank; });
+  if (!Covers(sorted.sums, members.ranks(node))) {
+    return absl::InvalidArgumentError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
+                                                   ": one sum for each rank of ", NodeName(members, node),
+                                                   " expected, got ", vote.sums.size()));
+  }
+  RETURN_IF_ERROR(CheckCommitNumber(members, node, vote));
+  votes_.try_emplace(node, std::move(sorted));  // a repeated vote says the same
+  if (votes_.size() == static_cast<size_t>(members.nodes())) Decide();
+  return absl::OkStatus();
+}
+
+void CommitBook::Decide() {
+  // The coordinator's own vote knows the shard size; it is not on the wire.
+  const CommitVote& own = votes_.begin()->second;
+  Record record{own.epoch, own.commit_number, {}};
+  for (const auto& [node, vote] : votes_) {
+    for (const RankSum& sum : vote.sums) {
+      if (sum.rank < own.shard_size) record.decision.square_sum += sum.square_sum;
+      record.decision.non_finite_count += sum.non_finite_count;
+    }
+  }
+  record.decision.apply = record.decision.non_finite_count == 0;
+  last_commit_number_ = record.commit_number;
+  records_.push_back(record);
+  if (records_.size() > kKeptDecisions) records_.pop_front();
+  votes_.clear();
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,142 @@
+// The rules of a world: when epochs start and end, and what becomes of a commit. Knows no wire.
+#ifndef PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_
+#define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/cluster/cluster.h"
+#include "server/cluster/command_ledger.h"
+#include "server/cluster/commit_book.h"
+#include "server/cluster/membership.h"
+
+namespace paramshard::server {
+
+// What the coordinator tells one node. Called in order, under the coordinator's lock: returns at
+// once (puts the news into a queue) and does not call the coordinator.
+class NodeSink {
+ public:
+  virtual ~NodeSink() = default;
+  // A node has joined or left: devices of every node, 0 where they are not known.
+  virtual void OnWorld(const std::vector<int>& device_counts) = 0;
+  virtual void OnEpochStart(const std::string& model, int64_t epoch) = 0;
+  virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
+  // Nothing follows.
+  virtual void OnStop() = 0;
+};
+
+// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes
+// attach all ranks, with equal fingerprints, versions and commit numbers. Its number is greater
+// than that of any epoch of that model before. At most one decision is made for each (epoch, commit
+// number), and it is answered for as long as it is remembered (kKeptDecisions), whatever becomes of
+// the epoch.
+//
+//   Coordinator coordinator(/*nodes=*/2);
+//   coordinator.Join(0, /*device_count=*/2, &sink);   // every node once
+//   coordinator.Report(0, {.model = "m", .attached_ranks = {0, 1}});
+//   auto decision = coordinator.Vote(0, vote, absl::Now() + absl::Seconds(5));
+class Coordinator {
+ public:
+  explicit Coordinator(int nodes) : members_(nodes), sinks_(nodes) {}
+
+  // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join;
+  // UNAVAILABLE stopped.
+  absl::Status Join(int node, int device_count, NodeSink* sink);
+  // The node is lost: its reports are forgotten and every running epoch ends with UNAVAILABLE
+  // naming it.
+  void Leave(int node);
+  std::vector<int> device_counts() const;
+  int nodes() const { return members_.nodes(); }
+  // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
+  absl::Status AwaitWorld(absl::Duration timeout);
+
+  // As in Cluster, said by `node`.
+  void Report(int node, const ModelReport& report);
+  void Forget(int node, absl::string_view model);
+  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
+  void ReportCommand(int node, absl::string_view model, int64_t epoch, int64_t number, int rank,
+                     absl::string_view command);
+
+  // As in Cluster, and DEADLINE_EXCEEDED no decision until `deadline`: the vote counts all the
+  // same; repeat it for the answer.
+  absl::StatusOr<CommitDecision> Vote(int node, const CommitVote& vote, absl::Time deadline);
+
+  // Rendezvous. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE
+  // stopped.
+  absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
+  absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
+                                  absl::Duration timeout);
+
+  // Ends calls in progress and later ones with UNAVAILABLE. Idempotent.
+  void Stop();
+
+ private:
+  struct EndedEpoch {
+    int64_t epoch = 0;
+    absl::Status why;
+    bool by_votes = false;  // the votes disagreed: their answer is `why` itself
+  };
+
+  struct Model {
+    explicit Model(int nodes) : reports(nodes), commands(nodes) {}
+
+    std::vector<std::optional<ModelReport>> reports;  // by node
+    int64_t epoch_floor = 0;  // epochs up to this one belonged to a model of that name that was erased
+    int64_t last_epoch = 0;
+    bool running = false;
+    EndedEpoch last_end;
+    CommitBook book;
+    CommandLedger commands;
+    std::map<std::string, std::string, std::less<>> values;
+  };
+
+  // Null when no node has reported the model.
+  Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null unless that epoch runs.
+  Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION when nodes hold different specs or states.
+  absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Start(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What a vote is answered now; nothing while the decision is open.
+  std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  template <typename Call>
+  void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits for `done`, which is called under the lock; false at the deadline.
+  template <typename Done>
+  bool Await(std::unique_lock<std::mutex>& lock, absl::Time deadline, Done done);
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+
+  // Guarded by mu_.
+  Membership members_ ABSL_GUARDED_BY(mu_);
+  std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
+  std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);
+  int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // no epoch of a model that was erased was greater
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_

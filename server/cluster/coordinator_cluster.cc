@@ -1,0 +1,95 @@
+#include "server/cluster/coordinator_cluster.h"
+
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "server/cluster/cluster_service.h"
+#include "server/cluster/coordinator.h"
+#include "server/cluster/epoch_dispatcher.h"
+
+namespace paramshard::server {
+namespace {
+
+class CoordinatorRendezvous final : public Rendezvous {
+ public:
+  CoordinatorRendezvous(Coordinator* coordinator, absl::string_view model, int64_t epoch)
+      : coordinator_(coordinator), model_(model), epoch_(epoch) {}
+
+  absl::Status Put(absl::string_view key, absl::string_view value) override {
+    return coordinator_->Put(model_, epoch_, key, value);
+  }
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
+    return coordinator_->Get(model_, epoch_, key, timeout);
+  }
+
+ private:
+  Coordinator* const coordinator_;
+  const std::string model_;
+  const int64_t epoch_;
+};
+
+class CoordinatorCluster final : public Cluster, private NodeSink {
+ public:
+  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes) {
+    PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
+  }
+  ~CoordinatorCluster() override {
+    Stop();
+    coordinator_.Leave(0);
+  }
+
+  Coordinator& coordinator() { return coordinator_; }
+
+  int node() const override { return 0; }
+  int nodes() const override { return coordinator_.nodes(); }
+  std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
+  absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
+  void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
+
+  void Report(const ModelReport& report) override { coordinator_.Report(0, report); }
+  void Forget(absl::string_view model) override { coordinator_.Forget(0, model); }
+  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
+    coordinator_.EndEpoch(model, epoch, why);
+  }
+  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                     absl::string_view command) override {
+    coordinator_.ReportCommand(0, model, epoch, number, rank, command);
+  }
+  absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
+    return coordinator_.Vote(0, vote, absl::InfiniteFuture());
+  }
+  std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
+    return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
+  }
+  void Stop() override { coordinator_.Stop(); }
+
+ private:
+  void OnWorld(const std::vector<int>&) override {}
+  void OnEpochStart(const std::string& model, int64_t epoch) override { dispatcher_.EpochStart(model, epoch); }
+  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
+    dispatcher_.EpochEnd(model, epoch, why);
+  }
+  void OnStop() override {}
+
+  EpochDispatcher dispatcher_;
+  Coordinator coordinator_;  // after the dispatcher, which it tells
+};
+
+}  // namespace
+
+std::unique_ptr<Cluster> MakeLocalCluster(int devices) {
+  return std::make_unique<CoordinatorCluster>(CoordinatorOptions{1, devices});
+}
+
+CoordinatorNode::CoordinatorNode(std::unique_ptr<Cluster> cluster, std::unique_ptr<grpc::Service> service)
+    : cluster(std::move(cluster)), service(std::move(service)) {}
+CoordinatorNode::CoordinatorNode(CoordinatorNode&&) noexcept = default;
+CoordinatorNode::~CoordinatorNode() = default;
+
+CoordinatorNode MakeCoordinatorCluster(const CoordinatorOptions& options) {
+  auto cluster = std::make_unique<CoordinatorCluster>(options);
+  auto service = std::make_unique<ClusterServiceImpl>(&cluster->coordinator());
+  return CoordinatorNode(std::move(cluster), std::move(service));
+}
+
+}  // namespace paramshard::server

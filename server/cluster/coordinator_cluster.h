@@ -1,0 +1,44 @@
+// The world as node 0 sees it: the coordinator is in its own process.
+#ifndef PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
+#define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
+
+#include <memory>
+
+#include "server/cluster/cluster.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace paramshard::server {
+
+// A world of one daemon. A vote is answered at once.
+std::unique_ptr<Cluster> MakeLocalCluster(int devices);
+
+struct CoordinatorOptions {
+  int nodes = 1;
+  int devices = 1;  // of this node
+};
+
+// Node 0 of a world. Register `service` with the server on which the other nodes reach this one,
+// before that starts. To end: Stop the cluster, shut the server down, then destroy this.
+//
+//   CoordinatorNode node = MakeCoordinatorCluster({.nodes = 2, .devices = 4});
+//   builder.RegisterService(node.service.get());
+//   ... BuildAndStart() ...
+//   status = node.cluster->AwaitWorld(absl::Minutes(5));
+struct CoordinatorNode {
+  std::unique_ptr<Cluster> cluster;
+  std::unique_ptr<grpc::Service> service;  // v1.ClusterService; uses the cluster
+
+  CoordinatorNode(std::unique_ptr<Cluster> cluster, std::unique_ptr<grpc::Service> service);
+  CoordinatorNode(CoordinatorNode&&) noexcept;
+  ~CoordinatorNode();
+};
+
+// Requires nodes >= 1 and devices >= 1.
+CoordinatorNode MakeCoordinatorCluster(const CoordinatorOptions& options);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_

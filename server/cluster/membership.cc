@@ -1,0 +1,67 @@
+#include "server/cluster/membership.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace paramshard::server {
+
+absl::Status Membership::Join(int node, int device_count) {
+  if (node < 0 || node >= nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join node ", node, ": a node number in 0..", nodes() - 1, " expected"));
+  }
+  if (device_count < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join node ", node, ": at least one device expected, got ", device_count));
+  }
+  if (present_[node]) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("join node ", node, ": a live daemon has this node number; give each daemon its own"));
+  }
+  if (sized_ && device_counts_[node] != device_count) {
+    return absl::InvalidArgumentError(absl::StrCat("join node ", node, ": ", device_counts_[node],
+                                                   " devices expected as before, got ", device_count));
+  }
+  device_counts_[node] = device_count;
+  present_[node] = true;
+  sized_ = sized_ || complete();
+  return absl::OkStatus();
+}
+
+void Membership::Leave(int node) {
+  present_[node] = false;
+  if (!sized_) device_counts_[node] = 0;
+}
+
+bool Membership::complete() const { return std::find(present_.begin(), present_.end(), false) == present_.end(); }
+
+RankRange Membership::ranks(int node) const {
+  const int begin = std::accumulate(device_counts_.begin(), device_counts_.begin() + node, 0);
+  return {begin, begin + device_counts_[node]};
+}
+
+std::string NodeName(const Membership& members, int node) {
+  if (!members.sized()) return absl::StrCat("node ", node);
+  const RankRange ranks = members.ranks(node);
+  if (ranks.end - ranks.begin == 1) return absl::StrCat("node ", node, " (rank ", ranks.begin, ")");
+  return absl::StrCat("node ", node, " (ranks ", ranks.begin, "..", ranks.end - 1, ")");
+}
+
+bool IsSized(const std::vector<int>& device_counts) {
+  return !device_counts.empty() && std::find(device_counts.begin(), device_counts.end(), 0) == device_counts.end();
+}
+
+absl::Status MissingNodesError(const std::vector<int>& device_counts, absl::Duration timeout) {
+  std::vector<int> missing;
+  for (size_t node = 0; node < device_counts.size(); ++node) {
+    if (device_counts[node] == 0) missing.push_back(static_cast<int>(node));
+  }
+  return absl::DeadlineExceededError(absl::StrCat("join the world: ", device_counts.size(), " nodes expected within ",
+                                                  absl::FormatDuration(timeout), ", missing: node ",
+                                                  absl::StrJoin(missing, ", node ")));
+}
+
+}  // namespace paramshard::server

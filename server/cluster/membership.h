@@ -1,0 +1,59 @@
+// Which nodes are here, and which ranks each of them serves.
+#ifndef PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
+#define PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace paramshard::server {
+
+// Ranks [begin, end) of the world.
+struct RankRange {
+  int begin = 0;
+  int end = 0;
+};
+
+// Not thread-safe. Once every node has been here the device counts are fixed: a node that comes
+// back must have as many.
+class Membership {
+ public:
+  explicit Membership(int nodes) : device_counts_(nodes), present_(nodes) {}
+
+  int nodes() const { return static_cast<int>(device_counts_.size()); }
+  // 0 for a node whose count is not known.
+  const std::vector<int>& device_counts() const { return device_counts_; }
+
+  // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is here.
+  absl::Status Join(int node, int device_count);
+  void Leave(int node);
+
+  bool present(int node) const { return present_[node]; }
+  // Every node is here.
+  bool complete() const;
+  // Every node has been here, so that ranks are known.
+  bool sized() const { return sized_; }
+
+  // Requires sized().
+  RankRange ranks(int node) const;
+
+ private:
+  std::vector<int> device_counts_;
+  std::vector<bool> present_;
+  bool sized_ = false;
+};
+
+// "node 1 (ranks 2..3)", or "node 1" when the ranks are not known.
+std::string NodeName(const Membership& members, int node);
+
+// Whether the count of every node is known.
+bool IsSized(const std::vector<int>& device_counts);
+
+// DEADLINE_EXCEEDED naming the nodes that have 0 in `device_counts`.
+absl::Status MissingNodesError(const std::vector<int>& device_counts, absl::Duration timeout);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_

@@ -1,0 +1,411 @@
+#include "server/cluster/remote_cluster.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/cluster/cluster_messages.h"
+#include "server/cluster/epoch_dispatcher.h"
+#include "server/cluster/membership.h"
+#include "server/cluster/steady_deadline.h"
+#include "server/cluster/stream_writer.h"
+
+namespace paramshard::server {
+namespace {
+
+using JoinStream = grpc::ClientReaderWriter<v1::JoinRequest, v1::JoinResponse>;
+using JoinWriter = StreamWriter<JoinStream, v1::JoinRequest>;
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+// How long one attempt to join waits for the connection.
+constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
+// How long one Vote call waits for the decision before it is repeated.
+constexpr absl::Duration kVoteWait = absl::Seconds(5);
+// The same for values, which may take as long as a whole epoch's start.
+constexpr absl::Duration kValueWait = absl::Seconds(30);
+// What a call may take beyond the wait that it asks for.
+constexpr absl::Duration kCallSlack = absl::Seconds(2);
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  const int longest = static_cast<int>(absl::ToInt64Milliseconds(kLongestPause));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(absl::ToInt64Milliseconds(kFirstPause)));
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, longest);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, longest);
+  // A daemon reaches its node 0 directly, and not over a connection that something else in the
+  // process has opened.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// Node 0 will not change its mind.
+bool IsRefusal(const absl::Status& status) {
+  return absl::IsAlreadyExists(status) || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+         absl::IsUnimplemented(status);
+}
+
+// The coordinator's own word on a vote; anything else leaves the node in doubt.
+bool IsAnswer(const absl::Status& status) {
+  return status.ok() || absl::IsAborted(status) || absl::IsFailedPrecondition(status) ||
+         absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
+}
+
+class RemoteCluster final : public Cluster {
+ public:
+  explicit RemoteCluster(const RemoteOptions& options);
+  ~RemoteCluster() override;
+
+  // Waits until node 0 has accepted or refused this node.
+  absl::Status AwaitWelcome();
+
+  int node() const override { return options_.node; }
+  int nodes() const override;
+  std::vector<int> device_counts() const override;
+  absl::Status AwaitWorld(absl::Duration timeout) override;
+  void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
+
+  void Report(const ModelReport& report) override;
+  void Forget(absl::string_view model) override;
+  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override;
+  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                     absl::string_view command) override;
+  absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
+  std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
+  void Stop() override;
+
+  absl::Status Put(const v1::PutValueRequest& request);
+  absl::StatusOr<std::string> Get(v1::GetValueRequest request, absl::Duration timeout);
+
+ private:
+  // A call that Stop cancels.
+  class Call {
+   public:
+    Call(RemoteCluster& cluster, absl::Duration timeout);
+    ~Call();
+    grpc::ClientContext context;
+
+   private:
+    RemoteCluster& cluster_;
+  };
+
+  void Run();
+  // Joins, and stays until the stream breaks; says why it did.
+  absl::Status RunStream();
+  void Open(JoinWriter* writer);
+  void Close();
+  void Take(const v1::JoinResponse& response);
+  void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The model's attached trainers must be reported anew.
+  void ForgetAttached(const std::string& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndRunning(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Drops the message while there is no stream.
+  void Send(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // False when stopped.
+  bool Pause(absl::Duration pause);
+  absl::Status StoppedError() const;
+  std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }
+
+  // Constant after construction.
+  const RemoteOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::ClusterService::Stub> stub_;
+
+  EpochDispatcher dispatcher_;
+  std::once_flag stop_once_;
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+
+  // Guarded by mu_.
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // then nothing is tried again
+  absl::Status last_error_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);                           // empty before the first welcome
+  JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;                             // of the stream, while there is one
+  bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
+  std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // said again on every new stream
+  std::map<std::string, int64_t, std::less<>> running_ ABSL_GUARDED_BY(mu_);      // epochs by model
+  std::set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mu_);
+
+  std::thread thread_;  // last: it uses the rest
+};
+
+class RemoteRendezvous final : public Rendezvous {
+ public:
+  RemoteRendezvous(RemoteCluster* cluster, absl::string_view model, int64_t epoch)
+      : cluster_(cluster), model_(model), epoch_(epoch) {}
+
+  absl::Status Put(absl::string_view key, absl::string_view value) override {
+    v1::PutValueRequest request;
+    request.set_model(model_);
+    request.set_epoch(epoch_);
+    request.set_key(std::string(key));
+    request.set_value(std::string(value));
+    return cluster_->Put(request);
+  }
+
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
+    v1::GetValueRequest request;
+    request.set_model(model_);
+    request.set_epoch(epoch_);
+    request.set_key(std::string(key));
+    return cluster_->Get(std::move(request), timeout);
+  }
+
+ private:
+  RemoteCluster* const cluster_;
+  const std::string model_;
+  const int64_t epoch_;
+};
+
+RemoteCluster::Call::Call(RemoteCluster& cluster, absl::Duration timeout) : cluster_(cluster) {
+  if (timeout != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  std::lock_guard<std::mutex> lock(cluster_.mu_);
+  cluster_.calls_.insert(&context);
+  if (cluster_.stopped_) context.TryCancel();
+}
+
+RemoteCluster::Call::~Call() {
+  std::lock_guard<std::mutex> lock(cluster_.mu_);
+  cluster_.calls_.erase(&context);
+}
+
+RemoteCluster::RemoteCluster(const RemoteOptions& options)
+    : options_(options),
+      channel_(MakeChannel(options.coordinator_address)),
+      stub_(v1::ClusterService::NewStub(channel_)),
+      thread_([this] { Run(); }) {}
+
+RemoteCluster::~RemoteCluster() { Stop(); }
+
+void RemoteCluster::Stop() {
+  std::call_once(stop_once_, [this] {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      stopped_ = true;
+      for (grpc::ClientContext* call : calls_) call->TryCancel();
+      changed_.notify_all();
+    }
+    thread_.join();
+  });
+}
+
+absl::Status RemoteCluster::StoppedError() const {
+  return absl::UnavailableError(absl::StrCat("cluster: node ", options_.node, " has stopped"));
+}
+
+bool RemoteCluster::Pause(absl::Duration pause) {
+  std::unique_lock<std::mutex> lock(mu_);
+  return !changed_.wait_until(lock, SteadyDeadline(pause), [this] { return stopped_; });
+}
+
+// The stream.
+
+void RemoteCluster::Run() {
+  absl::Duration pause = kFirstPause;
+  do {
+    const absl::Status why = RunStream();
+    std::lock_guard<std::mutex> lock(mu_);
+    last_error_ = why;
+    EndRunning(why);
+    // Before the first welcome this daemon is not part of the world. Later, an older stream of it
+    // may still be known.
+    if (device_counts_.empty() && IsRefusal(why)) refused_ = why;
+    changed_.notify_all();
+    if (!refused_.ok()) return;
+    pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);
+  } while (Pause(pause));
+}
+
+absl::Status RemoteCluster::RunStream() {
+  // A channel connects only while somebody waits on it: between calls nobody would finish the
+  // handshake for seconds.
+  channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectWait));
+  Call call(*this, absl::InfiniteDuration());
+  const std::unique_ptr<JoinStream> stream = stub_->Join(&call.context);
+  {
+    JoinWriter writer(stream.get());
+    Open(&writer);
+    v1::JoinResponse response;
+    while (stream->Read(&response)) Take(response);
+    Close();
+  }
+  return FromGrpcStatus(stream->Finish());
+}
+
+void RemoteCluster::Open(JoinWriter* writer) {
+  std::lock_guard<std::mutex> lock(mu_);
+  writer_ = writer;
+  joined_ = false;
+  Send(HelloMessage(options_.node, options_.devices));
+  for (const auto& [model, report] : reports_) Send(ReportMessage(report));
+}
+
+void RemoteCluster::Close() {
+  std::lock_guard<std::mutex> lock(mu_);
+  writer_ = nullptr;
+}
+
+void RemoteCluster::Send(v1::JoinRequest request) {
+  if (writer_ != nullptr) writer_->Write(std::move(request));
+}
+
+void RemoteCluster::Take(const v1::JoinResponse& response) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (response.has_welcome()) {
+    TakeWelcome(response.welcome());
+  } else if (response.has_start()) {
+    const v1::EpochStart& start = response.start();
+    running_[start.model()] = start.epoch();
+    ForgetAttached(start.model());
+    dispatcher_.EpochStart(start.model(), start.epoch());
+  } else if (response.has_end()) {
+    const v1::EpochEnd& end = response.end();
+    running_.erase(end.model());
+    ForgetAttached(end.model());
+    dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonOf(end.code(), end.message()));
+  }
+}
+
+void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
+  joined_ = true;
+  // Counts are final once all are known; a restarted node 0 learns them again.
+  if (!IsSized(device_counts_)) device_counts_.assign(welcome.device_counts().begin(), welcome.device_counts().end());
+  changed_.notify_all();
+}
+
+void RemoteCluster::ForgetAttached(const std::string& model) {
+  const auto it = reports_.find(model);
+  if (it != reports_.end()) it->second.attached_ranks.clear();
+}
+
+void RemoteCluster::EndRunning(const absl::Status& why) {
+  for (const auto& [model, epoch] : running_) {
+    ForgetAttached(model);
+    dispatcher_.EpochEnd(model, epoch,
+                         absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message(),
+                                                             "; without it no commit of ", model, " can be decided")));
+  }
+  running_.clear();
+}
+
+// The world.
+
+absl::Status RemoteCluster::AwaitWelcome() {
+  std::unique_lock<std::mutex> lock(mu_);
+  changed_.wait_until(lock, SteadyDeadline(options_.join_timeout),
+                      [this] { return stopped_ || !device_counts_.empty() || !refused_.ok(); });
+  if (!refused_.ok()) return refused_;
+  if (!device_counts_.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("join node ", options_.node, ": ", CoordinatorName(), " expected within ",
+                                             absl::FormatDuration(options_.join_timeout), ": ", last_error_.message()));
+}
+
+int RemoteCluster::nodes() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return static_cast<int>(device_counts_.size());
+}
+
+std::vector<int> RemoteCluster::device_counts() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return device_counts_;
+}
+
+absl::Status RemoteCluster::AwaitWorld(absl::Duration timeout) {
+  std::unique_lock<std::mutex> lock(mu_);
+  changed_.wait_until(lock, SteadyDeadline(timeout), [this] { return stopped_ || IsSized(device_counts_); });
+  if (stopped_) return StoppedError();
+  if (IsSized(device_counts_)) return absl::OkStatus();
+  return MissingNodesError(device_counts_, timeout);
+}
+
+// Models.
+
+void RemoteCluster::Report(const ModelReport& report) {
+  std::lock_guard<std::mutex> lock(mu_);
+  reports_[report.model] = report;
+  Send(ReportMessage(report));
+}
+
+void RemoteCluster::Forget(absl::string_view model) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (const auto it = reports_.find(model); it != reports_.end()) reports_.erase(it);
+  Send(ForgetMessage(model));
+}
+
+void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mu_);
+  Send(DepartureMessage(model, epoch, why));
+}
+
+void RemoteCluster::ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                                  absl::string_view command) {
+  std::lock_guard<std::mutex> lock(mu_);
+  Send(CommandMessage(model, epoch, number, rank, command));
+}
+
+absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
+  const v1::VoteRequest request = VoteMessage(options_.node, vote, kVoteWait);
+  absl::Duration pause = kFirstPause;
+  do {
+    v1::VoteResponse response;
+    Call call(*this, kVoteWait + kCallSlack);
+    const absl::Status status = FromGrpcStatus(stub_->Vote(&call.context, request, &response));
+    if (status.ok()) return DecisionOf(response);
+    if (IsAnswer(status)) return status;
+    // Without a decision yet the next call waits for it; without a connection it would not.
+    pause = absl::IsDeadlineExceeded(status) ? absl::ZeroDuration() : std::clamp(2 * pause, kFirstPause, kLongestPause);
+  } while (Pause(pause));
+  return absl::UnavailableError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": stopped before ",
+                                             CoordinatorName(), " answered; it is in doubt"));
+}
+
+// Rendezvous.
+
+std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view model, int64_t epoch) {
+  return std::make_unique<RemoteRendezvous>(this, model, epoch);
+}
+
+absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
+  Call call(*this, kVoteWait + kCallSlack);
+  v1::PutValueResponse response;
+  return FromGrpcStatus(stub_->PutValue(&call.context, request, &response));
+}
+
+absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  absl::Status status;
+  do {
+    const absl::Duration wait = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), kValueWait);
+    *request.mutable_timeout() = DurationMessage(wait);
+    Call call(*this, wait + kCallSlack);
+    v1::GetValueResponse response;
+    status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));
+    if (status.ok()) return std::move(*response.mutable_value());
+  } while (absl::IsDeadlineExceeded(status) && absl::Now() < deadline);
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options) {
+  auto cluster = std::make_unique<RemoteCluster>(options);
+  RETURN_IF_ERROR(cluster->AwaitWelcome());
+  return cluster;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,41 @@
+// Whether an engine has been told to end, and why.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
+
+#include <atomic>
+#include <mutex>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+
+namespace paramshard::server {
+
+// The first status that was set stays. Thread-safe; cheap to ask while nothing is set.
+class AbortState {
+ public:
+  // Returns whether `status` is the first. Requires a status that is not OK.
+  bool Set(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (!status_.ok()) return false;
+    status_ = status;
+    aborted_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  // OK until something is set.
+  absl::Status status() const {
+    if (!aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
+    std::lock_guard<std::mutex> lock(mu_);
+    return status_;
+  }
+
+ private:
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mu_;
+  // Guarded by mu_.
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_

@@ -1,0 +1,84 @@
+// What moves bytes between ranks: one interface for every engine.
+//
+// A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The
+// daemon calls Gather from the rank's gather thread, Reduce from its push thread; each in the order
+// of command numbers, equal on all ranks. Calls may block until the other ranks have made theirs,
+// but no longer than the deadline given to the engine, and no longer than Abort. An engine never
+// touches memory of a rank that has not agreed to the same command. The engines of one daemon are
+// destroyed together, when no call is in progress; then nothing touches the ranks' memory any more.
+//
+// Errors: what Abort said, first; FAILED_PRECONDITION ranks disagree on the command (names both;
+// nothing was written); DEADLINE_EXCEEDED a rank did not come in time (names it); UNAVAILABLE the
+// connection to a rank broke (names it). After an error of its own an engine between daemons is at
+// its end: later calls fail too.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/reduce/gradient_sum.h"
+#include "server/layout/layout.h"
+
+namespace paramshard::server {
+
+// One rank's memory that an engine works on.
+struct RankMemory {
+  const uint8_t* arena = nullptr;  // this rank's planes
+  uint8_t* slots = nullptr;        // the trainer's slots memory: gather slots and gradient slots
+};
+
+struct GatherCall {
+  int64_t number = 0;  // of the command
+  int unit = 0;
+  Use use = Use::kForward;
+  int slot = 0;
+};
+
+struct ReduceCall {
+  int64_t number = 0;
+  int unit = 0;
+  int slot = 0;  // gradient slot
+  // The rank's gradient accumulators, one for each parameter of the unit (fp32, the rank's extent;
+  // null for an empty extent and for absent parameters). The sum over all ranks (in rank order) and
+  // then over replicas (in node order) is added, or stored where overwrite says so.
+  absl::Span<float* const> accumulators;
+  absl::Span<const bool> overwrite;
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether
+  // its own pieces land too says lands_own_pieces(). On return the bytes that this rank's call is
+  // responsible for are in place:
+  //   push engines (memcpy):  this rank's pieces are in all peers' slots;
+  //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
+  // `delivered(rank, source)` is called once for each (rank whose slot is ready, rank whose pieces
+  // are there) that this call completed, among ranks of this daemon; the caller publishes the ready
+  // word. Both are ranks of the shard group: they count from 0 in every daemon where groups lie
+  // inside daemons, and are the world's ranks where one group spans all. It is called for a rank
+  // without pieces of the unit too.
+  virtual absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) = 0;
+
+  // Sums this rank's slices of the unit's gradients over the group and the replicas.
+  virtual absl::Status Reduce(const ReduceCall& call) = 0;
+
+  // Ends every call in progress and all later ones with `status`. Callable from any thread, more
+  // than once.
+  virtual void Abort(const absl::Status& status) = 0;
+
+  virtual bool lands_own_pieces() const = 0;
+  // Host memory that this rank's engine holds for itself: receive memory and partial sums.
+  virtual int64_t scratch_bytes() const = 0;
+  virtual absl::string_view name() const = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_

@@ -1,0 +1,78 @@
+#include "server/collective/command_header.h"
+
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+auto Fields(const CommandHeader& header) {
+  return std::tie(header.kind, header.number, header.unit, header.use, header.slot);
+}
+
+std::string UnitText(int64_t unit, const ModelSpec& model) {
+  if (unit < 0 || unit >= static_cast<int64_t>(model.units.size())) return absl::StrCat("unit ", unit);
+  return model.units[unit].name;
+}
+
+std::string UseText(int64_t use) {
+  switch (use) {
+    case static_cast<int64_t>(Use::kForward):
+      return "forward";
+    case static_cast<int64_t>(Use::kBackward):
+      return "backward";
+    case static_cast<int64_t>(Use::kBoth):
+      return "both";
+  }
+  return absl::StrCat("use ", use);
+}
+
+absl::Status MismatchError(const TcpMesh& mesh, const CommandHeader& own, int peer, const CommandHeader& header,
+                           const ModelSpec& model) {
+  return absl::FailedPreconditionError(absl::StrCat("ranks disagree: ", MemberName(mesh.member(mesh.self())), " is at ",
+                                                    HeaderText(own, model), ", ", MemberName(mesh.member(peer)), " at ",
+                                                    HeaderText(header, model)));
+}
+
+}  // namespace
+
+CommandHeader CommandHeader::Of(const GatherCall& call) {
+  return {kGather, call.number, call.unit, static_cast<int64_t>(call.use), call.slot};
+}
+
+CommandHeader CommandHeader::Of(const ReduceCall& call) { return {kReduce, call.number, call.unit, 0, call.slot}; }
+
+bool operator==(const CommandHeader& a, const CommandHeader& b) { return Fields(a) == Fields(b); }
+
+std::string HeaderText(const CommandHeader& header, const ModelSpec& model) {
+  const std::string unit = UnitText(header.unit, model);
+  if (header.kind == CommandHeader::kReduce) {
+    return absl::StrCat("command ", header.number, " push(", unit, ", gradient slot ", header.slot, ")");
+  }
+  return absl::StrCat("command ", header.number, " gather(", unit, ", ", UseText(header.use), ", slot ", header.slot,
+                      ")");
+}
+
+absl::Status AgreeOnCommand(TcpMesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline) {
+  CommandHeader own = header;
+  std::vector<CommandHeader> headers(mesh.size(), header);
+  std::vector<PeerTransfer> transfers;
+  for (int peer = 0; peer < mesh.size(); ++peer) {
+    if (peer == mesh.self()) continue;
+    transfers.push_back({peer, {{&own, sizeof(own)}}, {{&headers[peer], sizeof(CommandHeader)}}});
+  }
+  RETURN_IF_ERROR(mesh.Exchange(transfers, deadline, [](int) {}));
+  for (int peer = 0; peer < mesh.size(); ++peer) {
+    if (!(headers[peer] == header)) return MismatchError(mesh, header, peer, headers[peer], model);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InCommand(const absl::Status& status, const CommandHeader& header, const ModelSpec& model) {
+  return absl::Status(status.code(), absl::StrCat(HeaderText(header, model), ": ", status.message()));
+}
+
+}  // namespace paramshard::server

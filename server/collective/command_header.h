@@ -1,0 +1,44 @@
+// What ranks of different daemons tell each other before bytes of a command move.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/collective/collectives.h"
+#include "server/collective/tcp_mesh.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+
+// On the wire as it is in memory: daemons of one world run on machines of one kind.
+struct CommandHeader {
+  enum Kind : int64_t { kGather = 1, kReduce = 2 };
+
+  int64_t kind = 0;
+  int64_t number = 0;
+  int64_t unit = 0;
+  int64_t use = 0;
+  int64_t slot = 0;
+
+  static CommandHeader Of(const GatherCall& call);
+  static CommandHeader Of(const ReduceCall& call);
+};
+
+bool operator==(const CommandHeader& a, const CommandHeader& b);
+
+// "command 5 gather(blocks.0, forward, slot 1)"
+std::string HeaderText(const CommandHeader& header, const ModelSpec& model);
+
+// Exchanges headers with all members. OK when all are equal; FAILED_PRECONDITION names this rank,
+// the first that differs, and both commands; else the mesh's error.
+absl::Status AgreeOnCommand(TcpMesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline);
+
+// `status` with the command that it ended in front of its message.
+absl::Status InCommand(const absl::Status& status, const CommandHeader& header, const ModelSpec& model);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_

@@ -1,0 +1,39 @@
+// Chooses and connects the engines of an epoch.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_ENGINES_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_ENGINES_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/cluster/cluster.h"
+#include "server/collective/collectives.h"
+#include "server/layout/layout.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+
+struct EngineSpec {
+  const ModelSpec* model = nullptr;  // outlives the engines
+  const Layout* layout = nullptr;    // outlives the engines; layout->ranks() is the shard size
+  int node = 0;
+  std::vector<int> device_counts;            // of every node
+  std::vector<RankMemory> memory;            // of this daemon's ranks, in device order
+  Rendezvous* rendezvous = nullptr;          // null in a world of one daemon
+  absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
+  std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
+};
+
+// Connects one Collectives for each rank of this daemon: memcpy where the shard group lies in the
+// daemon, with Gloo over the replicas when there are several daemons; Gloo where the group spans
+// daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
+// replicas are asked of daemons with different device counts, or a shard size that is neither one
+// daemon's devices nor the world; ABORTED the epoch is over. Does not return before its threads
+// have ended.
+absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_ENGINES_H_

@@ -1,0 +1,38 @@
+// The engine of `cpu` devices of one daemon: plain copies between the ranks' memory.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
+
+#include "server/collective/abort_state.h"
+#include "server/collective/collectives.h"
+#include "server/collective/local_group.h"
+
+namespace paramshard::server {
+
+// Waits for nobody: the daemon calls Gather only when every rank of the group has issued the
+// command and its slot is free, and Reduce only when every rank has filled its gradient slot.
+// Gather pushes: it writes the peers' slots. Reduce pulls: it reads the peers' gradient slots, so a
+// slot is drained when every rank's Reduce has returned. Abort ends a call between two peers or
+// slices.
+class MemcpyCollectives final : public Collectives {
+ public:
+  // One rank's end of the group.
+  MemcpyCollectives(LocalGroup group, int rank);
+
+  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  absl::Status Reduce(const ReduceCall& call) override;
+  void Abort(const absl::Status& status) override;
+  bool lands_own_pieces() const override { return false; }
+  int64_t scratch_bytes() const override { return 0; }
+  absl::string_view name() const override { return "memcpy"; }
+
+ private:
+  // Constant after construction.
+  const LocalGroup group_;
+  const int rank_;
+
+  AbortState abort_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_

@@ -1,0 +1,41 @@
+// Brings the meshes of all daemons together.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_CONNECTOR_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_MESH_CONNECTOR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/cluster/cluster.h"
+#include "server/collective/tcp_mesh.h"
+
+namespace paramshard::server {
+
+// One mesh that this daemon takes part in.
+struct MeshPlan {
+  struct Peer {
+    MeshMember member;
+    int mesh = 0;  // index of this mesh among the plans of the member's daemon
+  };
+  std::vector<Peer> members;
+  int self = 0;
+};
+
+struct MeshConnection {
+  int node = 0;
+  std::vector<MeshPlan> plans;  // of this daemon
+  Rendezvous* rendezvous = nullptr;
+  absl::Duration timeout;
+  std::string listen_address;
+};
+
+// Connects every mesh of the plans; all daemons must call it, with plans that fit each other.
+// UNAVAILABLE naming a node that did not come within the timeout or a rank that could not be
+// connected; the rendezvous' own errors (ABORTED).
+absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_MESH_CONNECTOR_H_

@@ -1,0 +1,348 @@
+#include "server/config/config.h"
+
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+#include "server/config/values.h"
+#include "server/device/device.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr absl::string_view kVariablePrefix = "PARAMSHARD_";
+// The longest name of a socket in socket_dir; a Unix socket's path must fit sockaddr_un.
+constexpr absl::string_view kLongestSocketName = "/handoff.sock";
+
+struct Setting {
+  absl::string_view name;
+  absl::string_view value;  // as --help shows it
+  absl::string_view help;
+  bool is_list;
+  absl::Status (*parse)(absl::string_view text, DaemonConfig& config);
+  std::string (*print)(const DaemonConfig& config);
+};
+
+absl::Status ParseDevices(absl::string_view text, DaemonConfig& config) {
+  std::set<std::string> names;
+  config.devices.clear();
+  for (absl::string_view item : absl::StrSplit(text, ',')) {
+    ASSIGN_OR_RETURN(const Device device, ParseDevice(absl::StripAsciiWhitespace(item)));
+    config.devices.push_back(device.Name());
+    if (!names.insert(device.Name()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("distinct devices expected, got ", device.Name(), " twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
+  const size_t longest = sizeof(sockaddr_un::sun_path) - 1 - kLongestSocketName.size();
+  if (text.size() > longest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a path of at most ", longest, " bytes expected (a Unix socket's limit), got ", text.size()));
+  }
+  config.socket_dir = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseUsers(absl::string_view text, DaemonConfig& config) {
+  config.allow_users.clear();
+  for (absl::string_view item : absl::StrSplit(text, ',')) {
+    const absl::string_view user = absl::StripAsciiWhitespace(item);
+    RETURN_IF_ERROR(FindUser(user).status());
+    config.allow_users.emplace_back(user);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseChoice(absl::string_view text, absl::Span<const absl::string_view> choices, std::string& value) {
+  if (!std::count(choices.begin(), choices.end(), text)) {
+    return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(choices, ", "), " expected, got \"", text, "\""));
+  }
+  value = std::string(text);
+  return absl::OkStatus();
+}
+
+// A parser that assigns what `read` returns to a member of the configuration.
+template <auto member, auto read, auto... arguments>
+absl::Status ParseInto(absl::string_view text, DaemonConfig& config) {
+  ASSIGN_OR_RETURN(config.*member, read(text, arguments...));
+  return absl::OkStatus();
+}
+
+template <auto member>
+std::string Print(const DaemonConfig& config) {
+  return absl::StrCat(config.*member);
+}
+
+template <auto member>
+std::string PrintList(const DaemonConfig& config) {
+  return absl::StrJoin(config.*member, ",");
+}
+
+template <auto member>
+std::string PrintDuration(const DaemonConfig& config) {
+  return absl::FormatDuration(config.*member);
+}
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+
+constexpr Setting kSettings[] = {
+    {"device", "cpu:I,...", "devices to serve, in the order of ranks; repeatable", true, ParseDevices,
+     PrintList<&DaemonConfig::devices>},
+    {"socket-dir", "DIR", "where grpc.sock and handoff.sock are put", false, ParseSocketDir,
+     Print<&DaemonConfig::socket_dir>},
+    {"listen", "HOST:PORT", "serve gRPC on this loopback address too; port 0 takes a free one", false,
+     ParseInto<&DaemonConfig::listen, ParseLoopbackAddress, 0>,
+     [](const DaemonConfig& config) { return config.listen.value_or(""); }},
+    {"node", "N", "this daemon's number among the daemons of the world; 0 coordinates", false,
+     ParseInto<&DaemonConfig::node, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::node>},
+    {"nodes", "N", "how many daemons the world has", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
+     Print<&DaemonConfig::nodes>},
+    {"cluster-address", "HOST:PORT", "loopback address of node 0's cluster service; needed when nodes > 1", false,
+     ParseInto<&DaemonConfig::cluster_address, ParseLoopbackAddress, 1>, Print<&DaemonConfig::cluster_address>},
+    {"step-timeout", "DURATION", "how long a rank may keep the others waiting in a step", false,
+     ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
+    {"join-timeout", "DURATION", "how long to wait until all daemons have joined", false,
+     ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
+    {"drain-timeout", "DURATION", "how long commits in flight may take after SIGTERM", false,
+     ParseInto<&DaemonConfig::drain_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::drain_timeout>},
+    {"allow-user", "USER,...", "users who may connect besides the daemon's own, by number or name; repeatable", true,
+     ParseUsers, PrintList<&DaemonConfig::allow_users>},
+    {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
+     ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
+    {"log-format", "text|json", "how lines of the log are written", false,
+     [](absl::string_view text, DaemonConfig& config) {
+       return ParseChoice(text, {"text", "json"}, config.log_format);
+     },
+     Print<&DaemonConfig::log_format>},
+    {"log-level", "LEVEL", "debug, info, warning or error", false,
+     [](absl::string_view text, DaemonConfig& config) {
+       return ParseChoice(text, {"debug", "info", "warning", "error"}, config.log_level);
+     },
+     Print<&DaemonConfig::log_level>},
+};
+
+struct ActionFlag {
+  absl::string_view name;
+  absl::string_view help;
+  ParsedArguments::Action action;
+};
+
+constexpr ActionFlag kActions[] = {
+    {"help", "print this text and exit", ParsedArguments::Action::kHelp},
+    {"version", "print the version and exit", ParsedArguments::Action::kVersion},
+    {"print-config", "print every setting with its source and exit", ParsedArguments::Action::kPrintConfig},
+};
+
+// What was given on the command line, as text. Values of a repeated list are joined; else the last one holds.
+struct Flags {
+  ParsedArguments::Action action = ParsedArguments::Action::kServe;
+  std::map<absl::string_view, std::string> values;
+};
+
+std::string VariableName(const Setting& setting) {
+  return absl::StrCat(kVariablePrefix, absl::AsciiStrToUpper(absl::StrReplaceAll(setting.name, {{"-", "_"}})));
+}
+
+template <typename Named, size_t count>
+const Named* FindByName(const Named (&table)[count], absl::string_view name) {
+  const auto* found = std::find_if(table, table + count, [&](const Named& named) { return named.name == name; });
+  return found == table + count ? nullptr : found;
+}
+
+// Levenshtein's distance: insertions, deletions and replacements of one character.
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+absl::string_view NearestFlag(absl::string_view name) {
+  std::vector<absl::string_view> names;
+  for (const Setting& setting : kSettings) names.push_back(setting.name);
+  for (const ActionFlag& action : kActions) names.push_back(action.name);
+  return *std::min_element(names.begin(), names.end(), [&](absl::string_view a, absl::string_view b) {
+    return EditDistance(a, name) < EditDistance(b, name);
+  });
+}
+
+absl::Status AddFlag(const Setting& setting, absl::string_view value, Flags& flags) {
+  if (value.empty())
+    return absl::InvalidArgumentError(absl::StrCat("--", setting.name, ": a value expected, got none"));
+  std::string& text = flags.values[setting.name];
+  text = setting.is_list && !text.empty() ? absl::StrCat(text, ",", value) : std::string(value);
+  return absl::OkStatus();
+}
+
+// Reads the flag at argv[index], and moves `index` on if its value is the next argument.
+absl::Status ReadFlag(int argc, const char* const* argv, int& index, Flags& flags) {
+  absl::string_view name = argv[index];
+  if (!absl::ConsumePrefix(&name, "--")) {
+    return absl::InvalidArgumentError(absl::StrCat("argument ", name, ": a flag --name=value expected"));
+  }
+  const size_t equals = name.find('=');
+  const bool has_value = equals != absl::string_view::npos;
+  absl::string_view value = has_value ? name.substr(equals + 1) : "";
+  name = name.substr(0, equals);
+  if (const ActionFlag* action = FindByName(kActions, name); action != nullptr) {
+    if (has_value) return absl::InvalidArgumentError(absl::StrCat("--", name, ": no value expected, got ", value));
+    // Of several the first holds.
+    if (flags.action == ParsedArguments::Action::kServe) flags.action = action->action;
+    return absl::OkStatus();
+  }
+  const Setting* setting = FindByName(kSettings, name);
+  if (setting == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("--", name, ": unknown flag; the nearest is --", NearestFlag(name)));
+  }
+  if (!has_value && index + 1 < argc) value = argv[++index];
+  return AddFlag(*setting, value, flags);
+}
+
+absl::StatusOr<Flags> ReadFlags(int argc, const char* const* argv) {
+  Flags flags;
+  for (int index = 1; index < argc; ++index) RETURN_IF_ERROR(ReadFlag(argc, argv, index, flags));
+  return flags;
+}
+
+std::string DefaultSocketDir(const Environment& environment) {
+  const auto runtime_dir = environment.find("XDG_RUNTIME_DIR");
+  if (runtime_dir != environment.end() && !runtime_dir->second.empty()) {
+    return absl::StrCat(runtime_dir->second, "/paramshard");
+  }
+  return absl::StrCat("/tmp/paramshard-", getuid());
+}
+
+absl::Status Apply(const Setting& setting, const Flags& flags, const Environment& environment,
+                   ParsedArguments& arguments) {
+  Source& source = arguments.sources[std::string(setting.name)];
+  std::string given_as = absl::StrCat("--", setting.name);
+  std::string text;
+  if (const auto flag = flags.values.find(setting.name); flag != flags.values.end()) {
+    source = Source::kFlag;
+    text = flag->second;
+  } else if (const auto variable = environment.find(VariableName(setting));
+             variable != environment.end() && !variable->second.empty()) {
+    source = Source::kEnvironment;
+    given_as = variable->first;
+    text = variable->second;
+  } else {
+    source = Source::kDefault;
+    return absl::OkStatus();
+  }
+  const absl::Status status = setting.parse(text, arguments.config);
+  if (status.ok()) return status;
+  // The caller of the program can mend any of these in one way: by another value.
+  const absl::StatusCode code = absl::IsUnimplemented(status) ? status.code() : absl::StatusCode::kInvalidArgument;
+  return absl::Status(code, absl::StrCat(given_as, ": ", status.message()));
+}
+
+absl::Status CheckTogether(const DaemonConfig& config) {
+  if (config.node >= config.nodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--node: a number below --nodes (", config.nodes, ") expected, got ", config.node));
+  }
+  if (config.nodes > 1 && config.cluster_address.empty()) {
+    return absl::InvalidArgumentError("--cluster-address: the address of node 0 expected when --nodes > 1, got none");
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> UnknownVariables(const Environment& environment) {
+  std::set<std::string> known;
+  for (const Setting& setting : kSettings) known.insert(VariableName(setting));
+  std::vector<std::string> unknown;
+  for (const auto& [name, value] : environment) {
+    if (absl::StartsWith(name, kVariablePrefix) && known.count(name) == 0) unknown.push_back(name);
+  }
+  return unknown;
+}
+
+absl::string_view SourceName(Source source) {
+  switch (source) {
+    case Source::kFlag:
+      return "flag";
+    case Source::kEnvironment:
+      return "environment";
+    case Source::kDefault:
+      return "default";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+Environment ProcessEnvironment() {
+  Environment environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::pair<std::string, std::string> variable = absl::StrSplit(*entry, absl::MaxSplits('=', 1));
+    environment.insert(variable);
+  }
+  return environment;
+}
+
+absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv, const Environment& environment) {
+  ASSIGN_OR_RETURN(const Flags flags, ReadFlags(argc, argv));
+  ParsedArguments arguments;
+  arguments.action = flags.action;
+  arguments.config.socket_dir = DefaultSocketDir(environment);
+  if (flags.action == ParsedArguments::Action::kHelp || flags.action == ParsedArguments::Action::kVersion) {
+    return arguments;
+  }
+  for (const Setting& setting : kSettings) RETURN_IF_ERROR(Apply(setting, flags, environment, arguments));
+  RETURN_IF_ERROR(CheckTogether(arguments.config));
+  arguments.unknown_variables = UnknownVariables(environment);
+  return arguments;
+}
+
+std::string HelpText() {
+  std::string text =
+      "usage: paramshardd [--name=value ...]\n\n"
+      "Serves the shards of this machine's devices. Each flag below may be given as a variable instead: PARAMSHARD_ "
+      "and\n"
+      "its name in upper case with _ for -. A flag goes before the variable, the variable before the default.\n\n";
+  for (const Setting& setting : kSettings) {
+    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat("--", setting.name, "=", setting.value), setting.help);
+  }
+  text += "\n";
+  for (const ActionFlag& action : kActions) {
+    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat("--", action.name), action.help);
+  }
+  return text;
+}
+
+std::string ConfigText(const ParsedArguments& arguments) {
+  std::string text;
+  for (const Setting& setting : kSettings) {
+    const auto source = arguments.sources.find(std::string(setting.name));
+    absl::StrAppend(&text, setting.name, " = ", setting.print(arguments.config), "  # ",
+                    SourceName(source == arguments.sources.end() ? Source::kDefault : source->second), "\n");
+  }
+  return text;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,82 @@
+// The daemon's configuration: flags, environment, defaults.
+//
+// Every setting is a flag `--name=value` and a variable PARAMSHARD_NAME (upper case, `-` as `_`). A flag goes before
+// the environment, the environment before the default; an empty variable counts as unset. Lists are comma-separated; a
+// list's flag may also be repeated, and replaces the variable's list as a whole.
+//
+//   ASSIGN_OR_RETURN(ParsedArguments arguments, ParseArguments(argc, argv, ProcessEnvironment()));
+//   if (arguments.action == ParsedArguments::Action::kHelp) std::cout << HelpText();
+#ifndef PARAMSHARD_SERVER_CONFIG_CONFIG_H_
+#define PARAMSHARD_SERVER_CONFIG_CONFIG_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace paramshard::server {
+
+struct DaemonConfig {
+  // At least one, distinct, of the form that ParseDevice takes; rank order within the daemon. Indices may have gaps.
+  std::vector<std::string> devices = {"cpu:0"};
+  // Where grpc.sock and handoff.sock are. Default: $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
+  std::string socket_dir;
+  // Loopback host:port where gRPC is served besides the Unix socket; port 0 takes a free one. Unset: nowhere.
+  std::optional<std::string> listen;
+  // 0 <= node < nodes. Node 0 coordinates.
+  int node = 0;
+  int nodes = 1;
+  // Loopback host:port of node 0's ClusterService; set when nodes > 1, else it may be empty.
+  std::string cluster_address;
+  // How long a rank may keep the others waiting within a step.
+  absl::Duration step_timeout = absl::Seconds(60);
+  // How long the first daemon waits until the world is complete.
+  absl::Duration join_timeout = absl::Seconds(60);
+  // How long commits in flight may take to finish after SIGTERM.
+  absl::Duration drain_timeout = absl::Seconds(10);
+  // Users who may connect besides the daemon's own: numbers or names that FindUser knows.
+  std::vector<std::string> allow_users;
+  // Models that would not fit are refused. 0: what the machine has available is the limit.
+  int64_t memory_limit_bytes = 0;
+  std::string log_format = "text";  // or "json"
+  std::string log_level = "info";   // or "debug", "warning", "error"
+};
+
+// Where a setting's value comes from.
+enum class Source { kDefault, kEnvironment, kFlag };
+
+struct ParsedArguments {
+  // kHelp and kVersion are answered before anything is checked: `config` then holds defaults.
+  enum class Action { kServe, kHelp, kVersion, kPrintConfig };
+
+  Action action = Action::kServe;
+  DaemonConfig config;
+  // By the setting's name, which is the flag's without dashes.
+  std::map<std::string, Source> sources;
+  // Variables PARAMSHARD_* that name no setting. Worth a warning, no error: they may belong to another program.
+  std::vector<std::string> unknown_variables;
+};
+
+using Environment = std::map<std::string, std::string>;
+
+// The variables of this process.
+Environment ProcessEnvironment();
+
+// Reads flags (argv[0] is skipped) and environment. INVALID_ARGUMENT for an unknown flag (names the nearest), a value
+// that is not what its setting takes, or values that do not go together; UNIMPLEMENTED for a device that this build
+// does not serve. The message names the flag or variable at fault.
+absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv, const Environment& environment);
+
+// What --help prints.
+std::string HelpText();
+
+// What --print-config prints: a line `name = value  # source` for every setting.
+std::string ConfigText(const ParsedArguments& arguments);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CONFIG_CONFIG_H_

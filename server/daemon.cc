@@ -1,0 +1,226 @@
+#include "server/daemon.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/cluster/coordinator_cluster.h"
+#include "server/cluster/remote_cluster.h"
+#include "server/config/values.h"
+#include "server/device/device.h"
+#include "server/handoff/handoff_server.h"
+#include "server/service/admin_service.h"
+#include "server/service/callers.h"
+#include "server/service/trainer_service.h"
+#include "server/socket_dir.h"
+#include "server/store/model_store.h"
+
+namespace paramshard::server {
+namespace {
+
+// Room for a command with its client state, a layout of a million parameters, and a spec of as many.
+constexpr int kMaxMessageBytes = 512 << 20;
+// After drain_timeout: for handlers to see that their streams are over.
+constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
+
+absl::StatusOr<std::vector<Device>> ParseDevices(const std::vector<std::string>& names) {
+  std::vector<Device> devices;
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(devices.emplace_back(), ParseDevice(name));
+  }
+  return devices;
+}
+
+absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& names) {
+  std::vector<uid_t> users{geteuid()};
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(users.emplace_back(), FindUser(name));
+  }
+  return users;
+}
+
+// Null when an address cannot be bound. `port`: of the last TCP address.
+std::unique_ptr<grpc::Server> BuildServer(const std::vector<std::string>& addresses,
+                                          const std::vector<grpc::Service*>& services, int* port) {
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  for (const std::string& address : addresses) {
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
+  }
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  return builder.BuildAndStart();
+}
+
+}  // namespace
+
+// Members are destroyed in reverse order: first who calls, last who is called.
+class Daemon::Impl {
+ public:
+  explicit Impl(const DaemonConfig& config) : config_(config) {}
+  ~Impl() { Stop(); }
+
+  absl::Status Start();
+  void Wait() { stop_requested_.WaitForNotification(); }
+  void RequestStop();
+  void Stop();
+  std::string tcp_address() const { return tcp_address_; }
+
+ private:
+  absl::Status JoinWorld(int devices);
+  absl::Status ServeCluster();
+  absl::Status OpenHandoff();
+  absl::Status Serve();
+  World MakeWorld(std::vector<Device> devices) const;
+
+  const DaemonConfig config_;
+  std::unique_ptr<SocketDir> socket_dir_;
+  std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
+  std::unique_ptr<Cluster> own_cluster_;          // elsewhere
+  Cluster* cluster_ = nullptr;
+  std::unique_ptr<grpc::Server> cluster_server_;
+  std::unique_ptr<ModelStore> store_;
+  Callers callers_;
+  std::unique_ptr<HandoffServer> handoff_;
+  std::unique_ptr<TrainerService> trainer_service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string tcp_address_;
+  absl::Notification stop_requested_;
+  absl::Mutex mu_;
+  bool requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+absl::Status Daemon::Impl::Start() {
+  ASSIGN_OR_RETURN(std::vector<Device> devices, ParseDevices(config_.devices));
+  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
+  socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
+  RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices.size())));
+  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(std::move(devices)),
+                                                            .step_timeout = config_.step_timeout,
+                                                            .memory_limit_bytes = config_.memory_limit_bytes});
+  RETURN_IF_ERROR(OpenHandoff());
+  return Serve();
+}
+
+absl::Status Daemon::Impl::JoinWorld(int devices) {
+  if (config_.nodes == 1) {
+    own_cluster_ = MakeLocalCluster(devices);
+    cluster_ = own_cluster_.get();
+  } else if (config_.node == 0) {
+    coordinator_ =
+        std::make_unique<CoordinatorNode>(MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices}));
+    cluster_ = coordinator_->cluster.get();
+    RETURN_IF_ERROR(ServeCluster());
+  } else {
+    ASSIGN_OR_RETURN(own_cluster_, MakeRemoteCluster({.node = config_.node,
+                                                      .devices = devices,
+                                                      .coordinator_address = config_.cluster_address,
+                                                      .join_timeout = config_.join_timeout}));
+    cluster_ = own_cluster_.get();
+  }
+  return cluster_->AwaitWorld(config_.join_timeout);
+}
+
+absl::Status Daemon::Impl::ServeCluster() {
+  int port = 0;
+  cluster_server_ = BuildServer({config_.cluster_address}, {coordinator_->service.get()}, &port);
+  if (cluster_server_ != nullptr) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("listen on ", config_.cluster_address, ": the address cannot be bound"));
+}
+
+World Daemon::Impl::MakeWorld(std::vector<Device> devices) const {
+  const std::vector<int> counts = cluster_->device_counts();
+  return {.cluster = cluster_,
+          .devices = std::move(devices),
+          .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
+          .world_size = std::accumulate(counts.begin(), counts.end(), 0)};
+}
+
+absl::Status Daemon::Impl::OpenHandoff() {
+  ASSIGN_OR_RETURN(std::vector<uid_t> users, AllowedUsers(config_.allow_users));
+  ASSIGN_OR_RETURN(handoff_,
+                   HandoffServer::Start({.path = socket_dir_->handoff_path(),
+                                         .allowed_users = std::move(users),
+                                         .on_gone = [this](const std::string& token) { callers_.Gone(token); }}));
+  callers_.SetHandoff(handoff_.get());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::Serve() {
+  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_);
+  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, [this] { RequestStop(); });
+  // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
+  unlink(socket_dir_->grpc_path().c_str());
+  std::vector<std::string> addresses{absl::StrCat("unix:", socket_dir_->grpc_path())};
+  if (config_.listen.has_value()) addresses.push_back(*config_.listen);
+  int port = 0;
+  server_ = BuildServer(addresses, {trainer_service_.get(), admin_service_.get()}, &port);
+  if (server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("listen on ", addresses.back(), ": the address cannot be bound"));
+  }
+  if (config_.listen.has_value()) {
+    tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", port);
+  }
+  chmod(socket_dir_->grpc_path().c_str(), config_.allow_users.empty() ? 0600 : 0666);
+  server_->GetHealthCheckService()->SetServingStatus(true);
+  return absl::OkStatus();
+}
+
+void Daemon::Impl::RequestStop() {
+  absl::MutexLock lock(&mu_);
+  if (!std::exchange(requested_, true)) stop_requested_.Notify();
+}
+
+void Daemon::Impl::Stop() {
+  RequestStop();
+  {
+    absl::MutexLock lock(&mu_);
+    if (std::exchange(stopped_, true)) return;
+  }
+  if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
+  const absl::Time deadline = absl::Now() + config_.drain_timeout;
+  if (store_ != nullptr) {
+    store_->Drain(deadline, absl::UnavailableError("the daemon stops; what was not exported is lost with it"));
+  }
+  if (cluster_ != nullptr) cluster_->Stop();
+  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+  if (cluster_server_ != nullptr) cluster_server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+  if (socket_dir_ != nullptr) unlink(socket_dir_->grpc_path().c_str());
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config) {
+  // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
+  static const bool initialized = (grpc_init(), true);
+  (void)initialized;
+  // Health checking must be asked for before any server is built.
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  auto impl = std::make_unique<Impl>(config);
+  RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
+}
+
+Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Daemon::~Daemon() = default;
+void Daemon::Wait() { impl_->Wait(); }
+void Daemon::RequestStop() { impl_->RequestStop(); }
+void Daemon::Stop() { impl_->Stop(); }
+std::string Daemon::tcp_address() const { return impl_->tcp_address(); }
+
+}  // namespace paramshard::server

@@ -1,0 +1,45 @@
+// The daemon: sockets, services, models, and the world it belongs to.
+//
+//   ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
+//   daemon->Wait();   // until Stop, or a Drain call
+//   daemon->Stop();   // drains: commits in flight finish, trainers are told
+#ifndef PARAMSHARD_SERVER_DAEMON_H_
+#define PARAMSHARD_SERVER_DAEMON_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/config/config.h"
+
+namespace paramshard::server {
+
+// Thread-safe.
+class Daemon {
+ public:
+  // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon serves the
+  // socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config);
+  ~Daemon();
+
+  // Blocks until Stop or RequestStop is called.
+  void Wait();
+  // Makes Wait return. Callable from a handler of the daemon itself.
+  void RequestStop();
+  // Drains and shuts down, within the configured time and a little more. Idempotent.
+  void Stop();
+
+  // Where gRPC is served over TCP, empty when it is not.
+  std::string tcp_address() const;
+
+ private:
+  class Impl;
+  explicit Daemon(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_DAEMON_H_

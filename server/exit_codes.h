@@ -1,0 +1,14 @@
+// With what paramshardd exits. docs/operations.md lists them for operators.
+#ifndef PARAMSHARD_SERVER_EXIT_CODES_H_
+#define PARAMSHARD_SERVER_EXIT_CODES_H_
+
+namespace paramshard::server {
+
+inline constexpr int kExitOk = 0;           // drained, or --help, --version, --print-config
+inline constexpr int kExitUsage = 2;        // flags or environment
+inline constexpr int kExitStartFailed = 3;  // sockets, the world, or devices; the log says which
+inline constexpr int kExitInterrupted = 4;  // a second signal while draining
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_EXIT_CODES_H_

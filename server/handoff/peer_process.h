@@ -1,0 +1,34 @@
+// The process at the other end of a companion connection.
+#ifndef PARAMSHARD_SERVER_HANDOFF_PEER_PROCESS_H_
+#define PARAMSHARD_SERVER_HANDOFF_PEER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::server {
+
+// Who connected, as the kernel says.
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
+
+// INVALID_ARGUMENT unless `pidfd` refers to process `pid`: nobody may have somebody else's process watched, or killed.
+absl::Status CheckPidfd(int pidfd, pid_t pid);
+
+// Kills the process behind a pidfd with SIGKILL.
+absl::Status KillProcess(int pidfd);
+
+// A pidfd of the calling process.
+absl::StatusOr<wire::FileDescriptor> OwnPidfd();
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_HANDOFF_PEER_PROCESS_H_

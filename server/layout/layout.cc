@@ -1,0 +1,128 @@
+#include "server/layout/layout.h"
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "server/layout/align.h"
+#include "server/layout/plane_bytes.h"
+#include "server/layout/rank_loads.h"
+#include "server/layout/slot_sizes.h"
+#include "server/layout/unit_placer.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr int64_t kSlotAlignment = 4096;
+
+// Appends the piece that a rank has in a plane's data region of one use.
+void AppendData(const PlaneLayout& plane, Use use, int rank, int64_t arena_offset, int64_t bytes,
+                std::vector<PieceCopy>& pieces) {
+  const int64_t region = plane.slot_offset[static_cast<int>(use)];
+  if (region < 0 || bytes == 0) return;
+  pieces.push_back(
+      {.source = arena_offset + plane.arena_offset, .target = region + rank * plane.data_stride, .bytes = bytes});
+}
+
+}  // namespace
+
+Layout::Layout(const ModelSpec& spec, int ranks) : spec_(spec), ranks_(ranks) {
+  PARAMSHARD_CHECK(1 <= ranks && ranks <= kMaxShardSize);
+  const RankLoads loads(spec_, ranks_);
+  imbalance_ = loads.Imbalance();
+  PlaceUnits(loads.owners());
+  PlaceGatherSlots();
+  PlaceGradientSlots();
+}
+
+void Layout::PlaceUnits(const std::vector<int>& owners) {
+  UnitPlacer placer(ranks_);
+  absl::Span<const int> rest = owners;
+  for (const UnitSpec& unit : spec_.units) {
+    units_.push_back(placer.Place(unit, rest.first(unit.parameters.size())));
+    units_.back().arena_offset = arena_bytes_;
+    arena_bytes_ += units_.back().arena_bytes;
+    rest.remove_prefix(unit.parameters.size());
+  }
+}
+
+void Layout::PlaceGatherSlots() {
+  std::vector<int64_t> ring_units;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const auto& bytes = units_[i].slot_bytes;
+    if (spec_.units[i].reshard_after_forward) ring_units.push_back(std::max(bytes[0], bytes[1]));
+  }
+  slot_bytes_ = SlotSizes(ring_units, spec_.gather_slots);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (spec_.units[i].reshard_after_forward) continue;
+    units_[i].resident_slot = static_cast<int>(slot_bytes_.size());
+    slot_bytes_.push_back(units_[i].slot_bytes[static_cast<int>(Use::kBoth)]);
+  }
+  slot_offsets_ = AppendSlots(slot_bytes_);
+}
+
+void Layout::PlaceGradientSlots() {
+  std::vector<int64_t> unit_bytes;
+  for (const UnitLayout& unit : units_) unit_bytes.push_back(unit.gradient_bytes);
+  gradient_slot_bytes_ = SlotSizes(unit_bytes, spec_.gradient_slots);
+  gradient_slot_offsets_ = AppendSlots(gradient_slot_bytes_);
+}
+
+std::vector<int64_t> Layout::AppendSlots(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> offsets;
+  for (const int64_t bytes : sizes) {
+    offsets.push_back(slots_bytes_);
+    slots_bytes_ += AlignUp(bytes, kSlotAlignment);
+  }
+  return offsets;
+}
+
+RowRange Layout::Extent(int unit, int parameter, int rank) const {
+  const ParameterLayout& layout = units_[unit].parameters[parameter];
+  const int64_t rows = Spec(unit, parameter).rows;
+  if (layout.owner.has_value()) return {.begin = 0, .end = layout.owner == rank ? rows : 0};
+  return CutRows(rows, layout.rows_per_rank, rank);
+}
+
+std::vector<PieceCopy> Layout::Pieces(int unit, Use use, int rank) const {
+  const UnitLayout& layout = units_[unit];
+  std::vector<PieceCopy> pieces;
+  for (int i = 0; i < static_cast<int>(layout.parameters.size()); ++i) {
+    const ParameterLayout& parameter = layout.parameters[i];
+    if (parameter.owner.has_value()) continue;
+    const ParameterSpec& spec = Spec(unit, i);
+    const int64_t bytes = DataBytes(spec.encoding, Extent(unit, i, rank).size(), spec.columns);
+    AppendData(parameter.row_wise, use, rank, layout.arena_offset, bytes, pieces);
+    if (parameter.column_wise) {
+      AppendData(*parameter.column_wise, use, rank, layout.arena_offset, bytes, pieces);
+    }
+  }
+  const SmallRun& small = layout.small[static_cast<int>(use)];
+  if (small.bytes == 0) return pieces;
+  pieces.push_back({.source = layout.arena_offset + layout.small_extent_offset + small.begin,
+                    .target = small.slot_offset + rank * small.bytes,
+                    .bytes = small.bytes});
+  return pieces;
+}
+
+std::vector<GradientSlice> Layout::Slices(int unit, int rank) const {
+  std::vector<GradientSlice> slices;
+  for (int i = 0; i < static_cast<int>(units_[unit].parameters.size()); ++i) {
+    const RowRange rows = Extent(unit, i, rank);
+    if (rows.size() == 0) continue;
+    const ParameterSpec& spec = Spec(unit, i);
+    const int64_t row_bytes = spec.columns * GradientBytes(spec.gradient_type);
+    slices.push_back({.parameter = i,
+                      .slot_offset = units_[unit].parameters[i].gradient_offset + rows.begin * row_bytes,
+                      .elements = rows.size() * spec.columns});
+  }
+  return slices;
+}
+
+int64_t Layout::PlaneBytes(int unit, int parameter, int rank) const {
+  const std::optional<int> owner = units_[unit].parameters[parameter].owner;
+  if (owner.has_value() && owner != rank) return 0;
+  const ParameterSpec& spec = Spec(unit, parameter);
+  return AllPlaneBytes(spec.encoding, Extent(unit, parameter, rank).size(), spec.columns);
+}
+
+}  // namespace paramshard::server

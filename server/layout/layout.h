@@ -1,0 +1,164 @@
+// Where every piece of a model lies: a pure function of (model, shard size).
+//
+// Large parameters are cut on rows in granules, with torch.chunk's semantics: T = ceil(M /
+// granule), c = ceil(T / ranks), rank r owns rows [min(r*c*granule, M), min((r+1)*c*granule, M)).
+// Small ones (the data and scales of all their planes take fewer than small_parameter_bytes) live
+// whole on one rank: the largest first, each on the rank that has the fewest plane bytes so far,
+// extents of large parameters included. One rank is no special case. Two kinds of memory share one
+// order of pieces:
+//
+// * A rank's ARENA of planes: for each unit at `arena_offset`, the data extents of its large
+//   parameters (every region at a multiple of 256 bytes, sized for the largest extent), then one
+//   small extent.
+// * A SLOT of a use (forward, backward, both): for each large parameter and plane of the use, a
+//   region of `ranks` equal data extents (so the matrix is contiguous), then `ranks` small extents
+//   of the use. Extents are sized for the largest: where ranks do not divide the granules a region
+//   is longer than the matrix, and no gather writes what comes after it.
+//
+// A SMALL EXTENT holds, compact, in three runs: [row-wise pieces of parameters that have
+// column-wise planes | pieces of all others | column-wise pieces]. Pieces are scales of the rank's
+// extents of large parameters (first in a run, at offsets equal on all ranks, sized for the largest
+// extent) and whole small parameters that the rank owns (data, then scales). Forward brings the
+// first two runs, backward the last two, both all three: each use is one contiguous copy. Run
+// starts are multiples of 256 bytes and equal on all ranks. Pieces inside a run start at multiples
+// of 16 bytes.
+//
+// SLOTS are chosen by the client. A unit with reshard_after_forward takes the lowest free slot of
+// the ring, slots [0, gather_slots), that has the bytes of the use (forward or backward; a gather
+// of both is for resident units, and the ring need not have room for it). Any such unit that is not
+// large fits every slot of the ring; large ones fit the last slot only, so two of them cannot be
+// held at a time. A resident unit takes its own slot. For gradients it is the gradient
+// slot with gradient_bytes that was pushed longest ago, by the same two classes.
+#ifndef PARAMSHARD_SERVER_LAYOUT_LAYOUT_H_
+#define PARAMSHARD_SERVER_LAYOUT_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "paramshard/v1/trainer.pb.h"
+#include "server/layout/model_spec.h"
+#include "server/layout/row_range.h"
+
+namespace paramshard::server {
+
+inline constexpr int64_t kRegionAlignment = 256;
+
+enum class Use : uint8_t { kForward = 0, kBackward = 1, kBoth = 2 };
+inline constexpr int kUseCount = 3;
+
+struct PlaneLayout {
+  // Large parameters; 0 and -1 for small ones.
+  int64_t data_stride = 0;    // bytes of the largest extent; rank r's is r of them into the region
+  int64_t arena_offset = -1;  // of the rank's own extent, from the unit's arena_offset
+  // Of the region, from the slot's start; -1 where the use lacks the plane.
+  std::array<int64_t, kUseCount> slot_offset{-1, -1, -1};
+  // Small parameters, on their owner; -1 for large ones.
+  int64_t small_data_offset = -1;  // within the small extent (use both)
+  // Both; -1 without scales.
+  int64_t scale_offset = -1;  // within the small extent (use both)
+};
+
+struct ParameterLayout {
+  int64_t rows_per_rank = 0;  // c * granule, which may exceed all rows; 0 for small parameters
+  std::optional<int> owner;   // small parameters
+  PlaneLayout row_wise;
+  std::optional<PlaneLayout> column_wise;
+  int64_t gradient_offset = 0;  // of rows x columns in a gradient slot; a multiple of 256
+};
+
+// The part of the small extent that a use brings.
+struct SmallRun {
+  int64_t begin = 0;        // within the small extent
+  int64_t bytes = 0;        // per rank; a multiple of 256
+  int64_t slot_offset = 0;  // rank r's copy begins at slot_offset + r * bytes
+};
+
+struct UnitLayout {
+  std::vector<ParameterLayout> parameters;
+  int64_t arena_offset = 0;
+  int64_t small_extent_offset = 0;  // within the unit's part of the arena
+  int64_t arena_bytes = 0;
+  std::array<SmallRun, kUseCount> small;
+  std::array<int64_t, kUseCount> slot_bytes{};
+  int64_t gradient_bytes = 0;
+  std::optional<int> resident_slot;
+};
+
+// A run of bytes that one rank contributes to a gather: arena[source, source + bytes) goes to
+// slot[target, target + bytes), with source from the start of the arena and target from the start
+// of the slot.
+struct PieceCopy {
+  int64_t source = 0;
+  int64_t target = 0;
+  int64_t bytes = 0;
+};
+
+// A run of rows of one parameter's gradient that one rank owns, in elements of the parameter's
+// matrix.
+struct GradientSlice {
+  int parameter = 0;
+  int64_t slot_offset = 0;  // bytes, in a gradient slot
+  int64_t elements = 0;
+};
+
+class Layout {
+ public:
+  // Computes the layout. Requires 1 <= ranks <= kMaxShardSize and a spec that ParseModelSpec made,
+  // whose sizes therefore do not overflow int64.
+  Layout(const ModelSpec& spec, int ranks);
+
+  int ranks() const { return ranks_; }
+  const std::vector<UnitLayout>& units() const { return units_; }
+  int64_t arena_bytes() const { return arena_bytes_; }
+
+  // Rows that a rank owns; empty extents are normal. All rows on the owner of a small parameter.
+  RowRange Extent(int unit, int parameter, int rank) const;
+
+  // What rank contributes to a gather, in slot order, without empty pieces. One entry for each
+  // non-empty data extent (its bytes, without padding) and one for the small run (as long on every
+  // rank, padding included).
+  std::vector<PieceCopy> Pieces(int unit, Use use, int rank) const;
+
+  // What rank owns of a unit's gradients, in parameter order, without empty slices.
+  std::vector<GradientSlice> Slices(int unit, int rank) const;
+
+  // Slots: gather slots in two size classes (units larger than twice the median share the last of
+  // the ring's slots: see slot_sizes.h), then one slot for each resident unit. Only units with
+  // reshard_after_forward count for the ring: its slots have no bytes when there are none. Gradient
+  // slots likewise, for all units. Offsets are multiples of 4096 in one memory of slots_bytes().
+  const std::vector<int64_t>& slot_offsets() const { return slot_offsets_; }
+  const std::vector<int64_t>& slot_bytes() const { return slot_bytes_; }
+  const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }
+  const std::vector<int64_t>& gradient_slot_bytes() const { return gradient_slot_bytes_; }
+  int64_t slots_bytes() const { return slots_bytes_; }
+
+  // The busiest rank's plane bytes over the mean of all ranks; 1 for an empty model.
+  double Imbalance() const { return imbalance_; }
+  // Plane bytes (data and scales, all planes) of one extent.
+  int64_t PlaneBytes(int unit, int parameter, int rank) const;
+
+  v1::ModelLayout ToProto() const;
+
+ private:
+  const ParameterSpec& Spec(int unit, int parameter) const { return spec_.units[unit].parameters[parameter]; }
+
+  void PlaceUnits(const std::vector<int>& owners);
+  void PlaceGatherSlots();
+  void PlaceGradientSlots();
+  // Appends slots to the memory and returns their offsets.
+  std::vector<int64_t> AppendSlots(const std::vector<int64_t>& sizes);
+
+  ModelSpec spec_;
+  int ranks_;
+  double imbalance_ = 1;
+  std::vector<UnitLayout> units_;
+  int64_t arena_bytes_ = 0;
+  std::vector<int64_t> slot_offsets_, slot_bytes_, gradient_slot_offsets_, gradient_slot_bytes_;
+  int64_t slots_bytes_ = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_LAYOUT_LAYOUT_H_

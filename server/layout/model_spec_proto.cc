@@ -1,0 +1,111 @@
+// ModelSpec as a message: canonical, so that its bytes can be compared.
+#include <xxhash.h>
+
+#include <string>
+
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+namespace {
+
+v1::InitialValue ToProto(const InitialValue& value) {
+  v1::InitialValue proto;
+  switch (value.kind) {
+    case Initializer::kZeros:
+      proto.mutable_constant()->set_value(0);
+      break;
+    case Initializer::kOnes:
+      proto.mutable_constant()->set_value(1);
+      break;
+    case Initializer::kConstant:
+      proto.mutable_constant()->set_value(value.a);
+      break;
+    case Initializer::kNormal:
+      proto.mutable_normal()->set_mean(value.a);
+      proto.mutable_normal()->set_standard_deviation(value.b);
+      break;
+    case Initializer::kUniform:
+      proto.mutable_uniform()->set_low(value.a);
+      proto.mutable_uniform()->set_high(value.b);
+      break;
+  }
+  return proto;
+}
+
+// Enums of the proto and of the kernels share their numbers (model_spec.cc asserts it).
+v1::ParameterSpec ToProto(const ParameterSpec& spec) {
+  v1::ParameterSpec proto;
+  proto.set_name(spec.name);
+  proto.mutable_shape()->Add(spec.shape.begin(), spec.shape.end());
+  proto.set_format(static_cast<v1::Format>(spec.encoding.format));
+  proto.set_element(static_cast<v1::Element>(spec.encoding.element));
+  proto.set_power_of_two_scales(spec.encoding.power_of_two_scales);
+  proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+  proto.set_exp_avg_type(static_cast<v1::MomentType>(spec.exp_avg_type));
+  proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
+  proto.set_group(spec.group);
+  *proto.mutable_initial_value() = ToProto(spec.initial_value);
+  return proto;
+}
+
+v1::UnitSpec ToProto(const UnitSpec& spec) {
+  v1::UnitSpec proto;
+  proto.set_name(spec.name);
+  for (const ParameterSpec& parameter : spec.parameters) {
+    *proto.add_parameters() = ToProto(parameter);
+  }
+  proto.set_reshard_after_forward(spec.reshard_after_forward);
+  return proto;
+}
+
+v1::ParameterGroup ToProto(const ParameterGroup& group) {
+  v1::ParameterGroup proto;
+  proto.set_name(group.name);
+  proto.set_mode(static_cast<v1::AdamMode>(group.mode));
+  proto.set_bias_correction(group.bias_correction);
+  return proto;
+}
+
+google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration proto;
+  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return proto;
+}
+
+std::string SerializeDeterministically(const v1::ModelSpec& proto) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  proto.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
+}  // namespace
+
+v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
+  v1::ModelSpec proto;
+  proto.set_name(spec.name);
+  for (const UnitSpec& unit : spec.units) *proto.add_units() = ToProto(unit);
+  for (const ParameterGroup& group : spec.groups) *proto.add_groups() = ToProto(group);
+  if (spec.groups.empty()) *proto.add_groups() = ToProto(ParameterGroup());
+  if (spec.shard_size.has_value()) proto.set_shard_size(*spec.shard_size);
+  proto.set_small_parameter_bytes(spec.small_parameter_bytes);
+  proto.set_gather_slots(spec.gather_slots);
+  proto.set_gradient_slots(spec.gradient_slots);
+  proto.set_gradient_reduction(spec.mean_gradients ? v1::GRADIENT_REDUCTION_MEAN : v1::GRADIENT_REDUCTION_SUM);
+  proto.set_seed(spec.seed);
+  if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = ToProto(*spec.step_timeout);
+  return proto;
+}
+
+uint64_t ModelSpecFingerprint(const ModelSpec& spec) {
+  const std::string bytes = SerializeDeterministically(ModelSpecToProto(spec));
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,19 @@
+// Sizes of the slots that units share in turn.
+#ifndef PARAMSHARD_SERVER_LAYOUT_SLOT_SIZES_H_
+#define PARAMSHARD_SERVER_LAYOUT_SLOT_SIZES_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace paramshard::server {
+
+// Slots in two size classes. Units that need more than twice the median (the lower one of an even
+// number) are large: they share the last slot, which holds the largest of them; the other slots
+// hold the largest other unit. All slots are equal when no unit is large or there is one slot only,
+// so that every unit always fits at least one slot, and every unit that is not large fits all.
+// Zeros without units. Requires 1 <= slots.
+std::vector<int64_t> SlotSizes(const std::vector<int64_t>& unit_bytes, int slots);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_LAYOUT_SLOT_SIZES_H_

@@ -1,0 +1,46 @@
+// What a model remembers of its commits: the last answer and what trainers sent with it.
+#ifndef PARAMSHARD_SERVER_STORE_COMMIT_LOG_H_
+#define PARAMSHARD_SERVER_STORE_COMMIT_LOG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "paramshard/v1/trainer.pb.h"
+
+namespace paramshard::server {
+
+// Thread-safe. Ranks are the daemon's own, from 0.
+class CommitLog {
+ public:
+  struct Numbers {
+    int64_t commit_number = 0;  // answered, applied or skipped
+    int64_t version = 0;        // applied
+    int64_t skipped = 0;
+  };
+
+  explicit CommitLog(int ranks) : client_states_(ranks) {}
+
+  Numbers numbers() const;
+  std::optional<v1::CommitResult> last_result() const;
+  std::string client_state(int rank) const;
+
+  // Answers the next commit and returns its result.
+  v1::CommitResult Answer(bool applied, double gradient_norm, int64_t non_finite_count,
+                          std::vector<std::string> client_states);
+  // After an import: the last answer is unknown.
+  void Reset(int64_t commit_number, int64_t version);
+
+ private:
+  mutable absl::Mutex mu_;
+  Numbers numbers_ ABSL_GUARDED_BY(mu_);
+  std::optional<v1::CommitResult> last_result_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_COMMIT_LOG_H_

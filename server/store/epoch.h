@@ -1,0 +1,149 @@
+// One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
+//
+// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from the trainer's
+// ring and sleeps on its doorbell; the push thread sums, votes and applies. The Sequence says what may run; this class
+// runs it and publishes words.
+#ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
+#define PARAMSHARD_SERVER_STORE_EPOCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/wire/ring.h"
+#include "proto/wire/words.h"
+#include "server/cluster/cluster.h"
+#include "server/collective/collectives.h"
+#include "server/device/memory.h"
+#include "server/store/commit_log.h"
+#include "server/store/sequence.h"
+#include "server/store/shard.h"
+#include "server/store/trainer.h"
+
+namespace paramshard::server {
+
+// Thread-safe.
+class Epoch : private TrainerWords {
+ public:
+  struct Options {
+    int64_t number = 0;
+    const ModelSpec* spec = nullptr;  // these four outlive the epoch
+    const Layout* layout = nullptr;
+    Cluster* cluster = nullptr;
+    CommitLog* commit_log = nullptr;
+    std::vector<Shard*> shards;     // of the daemon's ranks, in order
+    std::vector<Trainer> trainers;  // likewise
+    int first_rank = 0;
+    int world_size = 1;
+    absl::Duration step_timeout;
+    // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
+    const v1::EpochStarted* greeting = nullptr;
+  };
+
+  explicit Epoch(Options options);
+  ~Epoch();
+
+  // Runs the epoch from start to end on the calling thread: allocates, connects, greets the trainers, works until End, and
+  // tells the world and the trainers why it ended. Returns what it ended with.
+  absl::Status Run();
+
+  // Ends the epoch here; the first reason stays, but for a lost connection between engines and an aborted vote, which only
+  // show that the epoch has ended elsewhere and wait for the reason. Returns at once.
+  void End(const absl::Status& why);
+  // Whether it has ended, though its memory may still be in use for a moment.
+  bool ended() const;
+  // Waits until no commit that all ranks have sent is unanswered.
+  void AwaitCommits(absl::Time deadline);
+
+  // A command that came over the session's stream.
+  void Submit(int rank, const v1::Command& command);
+  // The trainer's process is gone or has detached: its memory may be given up at the end.
+  void MarkGone(int rank);
+
+  int64_t number() const { return options_.number; }
+  const std::vector<Trainer>& trainers() const { return options_.trainers; }
+  std::string WaitsFor(int rank) const;
+  int64_t last_command(int rank) const;
+  int64_t slots_bytes() const { return options_.layout->slots_bytes(); }
+  int64_t words_bytes() const;
+  int64_t scratch_bytes(int rank) const;  // that the rank's engine holds for itself
+  std::string engine() const;
+
+ private:
+  // One rank's trainer: its memory and where its ring has been read to.
+  struct Seat {
+    Memory slots;
+    Memory words_memory;
+    wire::Words words;
+    std::unique_ptr<wire::RingReader> ring;
+    bool gone = false;
+  };
+
+  // TrainerWords
+  uint32_t Released(int rank, int slot) const override;
+  uint32_t Filled(int rank, int slot) const override;
+
+  absl::Status Prepare();
+  absl::Status AllocateSeats();
+  absl::Status Connect();
+  absl::Status Greet();
+  absl::Status GreetTrainer(int rank);
+  std::vector<std::thread> StartThreads();
+  void Finish(const absl::Status& why);
+  void FinishSeat(int rank, const absl::Status& why);
+
+  void GatherLoop(int rank);
+  void Sleep(int rank, uint32_t doorbell, absl::Time deadline);
+  void PushLoop(int rank);
+  void ReadRing(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Take(int rank, v1::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What a call of an engine or a vote returned.
+  void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits for the end, and for the cluster's word on it.
+  absl::Status AwaitReason();
+  absl::Status FinalReason() const;
+  absl::Status Overdue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void RunGather(int rank, const v1::Command& command);
+  void RunPush(int rank, const Sequence::PushWork& work);
+  void RunReduce(int rank, const v1::Command& command);
+  void RunSum(int rank);
+  void RunVote(const v1::Command& command);
+  void RunApply(int rank, const v1::Command& command);
+  void Answer(std::vector<std::string> client_states) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PublishAnswer(const Seat& seat, const v1::CommitResult& result) const;
+
+  const Options options_;
+  const int ranks_;
+  std::vector<Seat> seats_;  // constant while threads run, but for `gone` (guarded by mu_)
+  std::unique_ptr<Rendezvous> rendezvous_;
+
+  mutable absl::Mutex mu_;
+  absl::CondVar work_;  // push threads wait here; also AwaitCommits and Work
+  Sequence sequence_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status why_ ABSL_GUARDED_BY(mu_);
+  bool reason_open_ ABSL_GUARDED_BY(mu_) = false;      // the cluster may know better why
+  std::vector<std::unique_ptr<Collectives>> engines_;  // set under mu_ before threads start
+  // The commit in progress: sums by rank, and what was decided.
+  std::vector<SquareSum> sums_ ABSL_GUARDED_BY(mu_);
+  CommitDecision decision_ ABSL_GUARDED_BY(mu_);
+  double gradient_norm_ ABSL_GUARDED_BY(mu_) = 0;
+  // By when the other daemons must have voted; a later end of the epoch leaves the decision to the coordinator.
+  absl::Time vote_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  StepParameters step_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_EPOCH_H_

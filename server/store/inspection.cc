@@ -1,0 +1,269 @@
+#include "server/store/inspection.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/scale_math.h"
+
+namespace paramshard::server {
+namespace {
+
+std::string HashOf(const std::vector<absl::Span<const uint8_t>>& spans) {
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_128bits_reset(state);
+  for (const auto& span : spans) XXH3_128bits_update(state, span.data(), span.size());
+  const XXH128_hash_t hash = XXH3_128bits_digest(state);
+  XXH3_freeState(state);
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
+int WorldRank(const Model& model, size_t local) { return model.world().first_rank + static_cast<int>(local); }
+
+// Every extent of this daemon in (parameter, rank) order.
+template <typename Visit>
+absl::Status ForEachExtent(const Model& model, Visit visit) {
+  const auto& units = model.spec().units;
+  for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
+    for (int parameter = 0; parameter < static_cast<int>(units[unit].parameters.size()); ++parameter) {
+      for (size_t rank = 0; rank < model.shards().size(); ++rank) {
+        const Shard& shard = *model.shards()[rank];
+        const ShardExtent* extent = shard.Find(unit, parameter);
+        if (extent != nullptr) RETURN_IF_ERROR(visit(rank, shard, *extent));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+double Norm(const std::vector<float>& values) {
+  double sum = 0;
+  for (float value : values) sum += static_cast<double>(value) * value;
+  return std::sqrt(sum);
+}
+
+// Smallest and largest decoded scale of the row-wise plane.
+void DescribeScales(const Encoding& encoding, absl::Span<const uint8_t> scales, v1::ExtentDescription& description) {
+  if (scales.empty()) return;
+  double low = std::numeric_limits<double>::infinity();
+  double high = 0;
+  const auto take = [&](double scale) {
+    low = std::min(low, scale);
+    high = std::max(high, scale);
+  };
+  if (encoding.format == Format::kMXFP8) {
+    for (uint8_t exponent : scales) take(std::ldexp(1.0, static_cast<int>(exponent) - 127));
+  } else {
+    for (size_t offset = 0; offset + sizeof(float) <= scales.size(); offset += sizeof(float)) {
+      float scale;
+      std::memcpy(&scale, scales.data() + offset, sizeof(scale));
+      take(scale);
+    }
+  }
+  description.set_scale_min(low);
+  description.set_scale_max(high);
+}
+
+void DescribeError(const Shard& shard, const ShardExtent& extent, const std::vector<float>& master,
+                   v1::ExtentDescription& description) {
+  const ParameterSpec& spec = shard.Spec(extent);
+  std::vector<float> decoded(master.size());
+  DecodePlane(spec.encoding, Plane::kRowWise, shard.ReadPlane(extent, Plane::kRowWise), extent.rows.size(),
+              spec.columns, decoded.data());
+  double error_sum = 0;
+  double master_sum = 0;
+  double max_error = 0;
+  for (size_t i = 0; i < master.size(); ++i) {
+    if (!std::isfinite(master[i])) continue;
+    const double error = std::abs(static_cast<double>(decoded[i]) - master[i]);
+    error_sum += error * error;
+    master_sum += static_cast<double>(master[i]) * master[i];
+    max_error = std::max(max_error, error);
+  }
+  description.set_relative_error(master_sum > 0 ? std::sqrt(error_sum / master_sum) : 0);
+  description.set_max_error(max_error);
+}
+
+v1::ExtentDescription DescribeExtent(const Shard& shard, const ShardExtent& extent) {
+  v1::ExtentDescription description;
+  description.set_first_row(extent.rows.begin);
+  description.set_rows(extent.rows.size());
+  absl::ReaderMutexLock lock(&shard.mutex());
+  const std::vector<float> master = shard.Read(extent, StateTensor::kMaster);
+  double amax = 0;
+  int64_t non_finite = 0;
+  for (float value : master) {
+    std::isfinite(value) ? void(amax = std::max(amax, std::abs(static_cast<double>(value)))) : void(++non_finite);
+  }
+  description.set_master_amax(amax);
+  description.set_master_norm(Norm(master));
+  description.set_non_finite_count(non_finite);
+  DescribeScales(shard.Spec(extent).encoding, shard.PlaneBytes(extent)[1], description);
+  DescribeError(shard, extent, master, description);
+  description.set_exp_avg_norm(Norm(shard.Read(extent, StateTensor::kExpAvg)));
+  description.set_exp_avg_sq_norm(Norm(shard.Read(extent, StateTensor::kExpAvgSq)));
+  return description;
+}
+
+v1::ExtentVerification VerifyExtent(const Shard& shard, const ShardExtent& extent) {
+  v1::ExtentVerification verification;
+  verification.set_parameter(shard.Spec(extent).name);
+  verification.set_first_row(extent.rows.begin);
+  verification.set_rows(extent.rows.size());
+  verification.set_planes_match(shard.PlanesMatch(extent));
+  verification.set_master_hash(HashOf({shard.Stored(extent, StateTensor::kMaster)}));
+  verification.set_exp_avg_hash(HashOf({shard.Stored(extent, StateTensor::kExpAvg)}));
+  verification.set_exp_avg_sq_hash(HashOf({shard.Stored(extent, StateTensor::kExpAvgSq)}));
+  verification.set_planes_hash(HashOf(shard.PlaneBytes(extent)));
+  return verification;
+}
+
+}  // namespace
+
+v1::ModelSummary Summarize(const Model& model) {
+  const Model::Status status = model.status();
+  const CommitLog::Numbers numbers = model.commit_log().numbers();
+  const v1::Model proto = model.ToProto();
+  v1::ModelSummary summary;
+  summary.set_name(model.spec().name);
+  summary.set_parameter_count(proto.parameter_count());
+  summary.set_element_count(proto.element_count());
+  summary.set_shard_size(proto.shard_size());
+  summary.set_world_size(proto.world_size());
+  summary.set_version(numbers.version);
+  summary.set_commit_number(numbers.commit_number);
+  summary.set_skipped_commits(numbers.skipped);
+  summary.set_epoch(status.epoch);
+  summary.set_running(status.running);
+  summary.set_attached_ranks(static_cast<int>(status.seats.size()));
+  summary.set_last_end(status.last_end);
+  summary.set_engine(status.engine);
+  summary.set_imbalance(proto.imbalance());
+  return summary;
+}
+
+std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limit) {
+  std::vector<v1::Shard> shards;
+  const auto list = [&](size_t rank, const Shard& shard, const ShardExtent& extent) {
+    if (skip-- > 0) return absl::OkStatus();
+    if (static_cast<int64_t>(shards.size()) == limit) return absl::CancelledError();
+    const ParameterSpec& spec = shard.Spec(extent);
+    v1::Shard& listed = shards.emplace_back();
+    listed.set_parameter(spec.name);
+    listed.set_unit(model.spec().units[extent.unit].name);
+    listed.set_rank(WorldRank(model, rank));
+    listed.set_device(model.world().devices[rank].Name());
+    listed.set_format(static_cast<v1::Format>(spec.encoding.format));
+    listed.set_first_row(extent.rows.begin);
+    listed.set_rows(extent.rows.size());
+    listed.set_columns(spec.columns);
+    for (const auto& span : shard.PlaneBytes(extent)) listed.set_plane_bytes(listed.plane_bytes() + span.size());
+    listed.set_optimizer_bytes(extent.elements * (2 * static_cast<int64_t>(sizeof(float)) +
+                                                  MomentBytes(spec.exp_avg_type) + MomentBytes(spec.exp_avg_sq_type)));
+    listed.set_small(model.layout().units()[extent.unit].parameters[extent.parameter].owner.has_value());
+    return absl::OkStatus();
+  };
+  // CANCELLED means that the page is full.
+  (void)ForEachExtent(model, list);
+  return shards;
+}
+
+absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter) {
+  v1::DescribeParameterResponse response;
+  const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) {
+    const ParameterSpec& spec = shard.Spec(extent);
+    if (spec.name != parameter) return absl::OkStatus();
+    response.set_parameter(spec.name);
+    response.set_unit(model.spec().units[extent.unit].name);
+    response.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    response.set_format(static_cast<v1::Format>(spec.encoding.format));
+    response.set_element(static_cast<v1::Element>(spec.encoding.element));
+    response.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+    response.set_exp_avg_type(static_cast<v1::MomentType>(spec.exp_avg_type));
+    response.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
+    response.set_group(spec.group);
+    v1::ExtentDescription description = DescribeExtent(shard, extent);
+    {
+      absl::ReaderMutexLock lock(&shard.mutex());
+      response.set_version(shard.version());
+      response.set_step(extent.step);
+    }
+    description.set_rank(WorldRank(model, rank));
+    description.set_device(model.world().devices[rank].Name());
+    *response.add_extents() = std::move(description);
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ForEachExtent(model, describe));
+  if (!response.extents().empty()) return response;
+  for (const UnitSpec& unit : model.spec().units) {
+    for (const ParameterSpec& spec : unit.parameters) {
+      // Other daemons own all of it.
+      if (spec.name == parameter) return response;
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("describe ", model.spec().name, ": no parameter is named ", parameter.substr(0, kMaxNameBytes)));
+}
+
+absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
+                                              absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink) {
+  const CommitLog::Numbers pinned = model.commit_log().numbers();
+  v1::VerifySummary summary;
+  summary.set_version(pinned.version);
+  summary.set_commit_number(pinned.commit_number);
+  std::string hashes;
+  const auto verify = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
+    v1::ExtentVerification verification;
+    {
+      absl::ReaderMutexLock lock(&shard.mutex());
+      if (shard.version() != pinned.version) {
+        return absl::AbortedError(absl::StrCat("verify ", model.spec().name, ": version ", pinned.version,
+                                               " expected to stay, got ", shard.version(), "; verify again"));
+      }
+      verification = VerifyExtent(shard, extent);
+    }
+    verification.set_rank(WorldRank(model, rank));
+    summary.set_extent_count(summary.extent_count() + 1);
+    if (!verification.planes_match()) summary.set_mismatch_count(summary.mismatch_count() + 1);
+    absl::StrAppend(&hashes, verification.master_hash(), verification.exp_avg_hash(), verification.exp_avg_sq_hash());
+    return sink(verification);
+  };
+  RETURN_IF_ERROR(ForEachExtent(model, verify));
+  summary.set_state_hash(HashOf({absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size())}));
+  return summary;
+}
+
+std::vector<v1::MemoryUse> CountMemory(const Model& model) {
+  std::vector<v1::MemoryUse> uses;
+  const Model::Status status = model.status();
+  for (size_t rank = 0; rank < model.shards().size(); ++rank) {
+    const auto add = [&](absl::string_view memory_class, int64_t size_bytes) {
+      if (size_bytes == 0) return;
+      v1::MemoryUse& use = uses.emplace_back();
+      use.set_device(model.world().devices[rank].Name());
+      use.set_model(model.spec().name);
+      use.set_memory_class(std::string(memory_class));
+      use.set_size_bytes(size_bytes);
+    };
+    const ShardBytes bytes = model.shards()[rank]->bytes();
+    add("master", bytes.master);
+    add("exp_avg", bytes.exp_avg);
+    add("exp_avg_sq", bytes.exp_avg_sq);
+    add("gradients", bytes.gradients);
+    add("planes", bytes.planes);
+    add("slots", status.slots_bytes);
+    add("words", status.words_bytes);
+    add("scratch", status.scratch_bytes.empty() ? 0 : status.scratch_bytes[rank]);
+  }
+  return uses;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,373 @@
+#include "server/store/model.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/log/log.h"
+
+namespace paramshard::server {
+namespace {
+
+// Above this a model's owner is told that its shards are uneven.
+constexpr double kImbalanceWarning = 1.25;
+
+void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
+  const CommitLog::Numbers numbers = log.numbers();
+  v1::EpochEnded ended;
+  ended.set_code(static_cast<int>(why.code()));
+  ended.set_message(std::string(why.message()));
+  ended.set_commit_number(numbers.commit_number);
+  ended.set_version(numbers.version);
+  trainer.on_ended(ended);
+}
+
+int ShardSizeOf(const ModelSpec& spec, const World& world) { return spec.shard_size.value_or(world.rank_count()); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
+  std::unique_ptr<Model> model(new Model(std::move(options)));
+  RETURN_IF_ERROR(model->CheckShardSize());
+  model->layout_ = std::make_unique<Layout>(model->spec(), ShardSizeOf(model->spec(), model->world()));
+  RETURN_IF_ERROR(model->CheckBudget());
+  RETURN_IF_ERROR(model->AllocateShards());
+  *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
+  *model->greeting_.mutable_layout() = model->layout_->ToProto();
+  model->greeting_.set_world_size(model->world().world_size);
+  model->LogBudget();
+  return model;
+}
+
+Model::Model(Options options)
+    : options_(std::move(options)),
+      fingerprint_(ModelSpecFingerprint(options_.spec)),
+      commit_log_(options_.world.rank_count()) {}
+
+Model::~Model() {
+  Drain(absl::InfinitePast(), absl::UnavailableError("the model was deleted"));
+  std::thread thread;
+  {
+    absl::MutexLock lock(&mu_);
+    thread = std::move(epoch_thread_);
+  }
+  if (thread.joinable()) thread.join();
+}
+
+absl::Status Model::CheckShardSize() const {
+  const int shard_size = ShardSizeOf(spec(), world());
+  if (shard_size == world().world_size || shard_size == world().rank_count()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("create model ", spec().name, ": shard size ", world().rank_count(),
+                                                 " (the devices of one daemon) or ", world().world_size,
+                                                 " (the world) expected, got ", shard_size));
+}
+
+absl::Status Model::CheckBudget() const {
+  ShardBytes needed;
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    needed += Shard::SizeOf(spec(), *layout_, (world().first_rank + rank) % layout_->ranks());
+  }
+  // A legal spec may have slots of almost 2^62 bytes.
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+  const int64_t slots = std::min(layout_->slots_bytes(), kMost / world().rank_count()) * world().rank_count();
+  if (needed.Total() + slots <= options_.available_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("create model ", spec().name, ": ", needed.Total() + slots, " bytes needed (master ", needed.master,
+                   ", exp_avg ", needed.exp_avg, ", exp_avg_sq ", needed.exp_avg_sq, ", gradients ", needed.gradients,
+                   ", planes ", needed.planes, ", slots ", slots, "), ", options_.available_bytes, " bytes free"));
+}
+
+void Model::LogBudget() const {
+  ShardBytes bytes;
+  for (const auto& shard : shards_) bytes += shard->bytes();
+  Log(LogLevel::kInfo, "model opened",
+      {{"model", spec().name},
+       {"shard_size", absl::StrCat(layout_->ranks())},
+       {"master_bytes", absl::StrCat(bytes.master)},
+       {"exp_avg_bytes", absl::StrCat(bytes.exp_avg)},
+       {"exp_avg_sq_bytes", absl::StrCat(bytes.exp_avg_sq)},
+       {"gradients_bytes", absl::StrCat(bytes.gradients)},
+       {"planes_bytes", absl::StrCat(bytes.planes)},
+       {"slots_bytes_per_trainer", absl::StrCat(layout_->slots_bytes())}});
+  if (layout_->Imbalance() <= kImbalanceWarning) return;
+  Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
+      {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
+}
+
+absl::Status Model::AllocateShards() {
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    ASSIGN_OR_RETURN(auto shard,
+                     Shard::Create(options_.spec, *layout_, (world().first_rank + rank) % layout_->ranks()));
+    shards_.push_back(std::move(shard));
+  }
+  return absl::OkStatus();
+}
+
+// --- Trainers ---
+
+absl::Status Model::Attach(Trainer trainer) {
+  absl::MutexLock lock(&mu_);
+  const int rank = trainer.rank;
+  if (draining_) return drain_reason_;
+  if (!world().Serves(rank)) {
+    return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
+                                                   world().first_rank + world().rank_count(), ") expected, got ",
+                                                   rank));
+  }
+  if (const Holder holder = HolderLocked(rank); holder.session != 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("attach ", spec().name, ": rank ", rank, " is held by process ", holder.pid));
+  }
+  waiting_[rank] = std::move(trainer);
+  Report();
+  return absl::OkStatus();
+}
+
+Model::Holder Model::HolderOf(int rank) const {
+  absl::MutexLock lock(&mu_);
+  return HolderLocked(rank);
+}
+
+bool Model::AwaitVacant(int rank, int64_t session, absl::Duration timeout) const {
+  absl::MutexLock lock(&mu_);
+  const auto vacant = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return HolderLocked(rank).session != session; };
+  return mu_.AwaitWithTimeout(absl::Condition(&vacant), timeout);
+}
+
+Model::Holder Model::HolderLocked(int rank) const {
+  const auto holder = [](const Trainer& trainer) {
+    return Holder{.session = trainer.session, .pid = trainer.pid, .uid = trainer.uid};
+  };
+  if (const auto found = waiting_.find(rank); found != waiting_.end()) return holder(found->second);
+  if (Running() && world().Serves(rank)) return holder(epoch_->trainers()[local(rank)]);
+  return {};
+}
+
+void Model::Leave(int64_t session, const absl::Status& why) {
+  std::shared_ptr<Epoch> epoch;
+  Trainer left;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](const auto& entry) { return entry.second.session == session; });
+    if (found != waiting_.end()) {
+      left = std::move(found->second);
+      waiting_.erase(found);
+      Report();
+    } else {
+      epoch = epoch_;
+    }
+  }
+  if (left.session != 0) return Tell(left, commit_log_, why);
+  if (epoch == nullptr) return;
+  for (const Trainer& trainer : epoch->trainers()) {
+    if (trainer.session != session) continue;
+    const absl::Status reason(why.code(), absl::StrCat("rank ", trainer.rank, ": ", why.message()));
+    epoch->MarkGone(local(trainer.rank));
+    // The world first: other daemons then know the reason when this one's engines close their connections.
+    options_.world.cluster->EndEpoch(spec().name, epoch->number(), reason);
+    OnEpochEnd(epoch->number(), reason);
+  }
+}
+
+void Model::Submit(int64_t session, const v1::Command& command) {
+  std::shared_ptr<Epoch> epoch;
+  {
+    absl::MutexLock lock(&mu_);
+    epoch = epoch_;
+  }
+  if (epoch == nullptr) return;
+  for (const Trainer& trainer : epoch->trainers()) {
+    if (trainer.session == session) epoch->Submit(local(trainer.rank), command);
+  }
+}
+
+// --- Epochs ---
+
+// The cluster starts an epoch when the reports of all daemons cover all ranks. While an epoch runs or ends there is
+// nobody to report: those who wait for the next one are reported when it is over.
+void Model::Report() {
+  if (!Idle() || closed_) return;
+  const CommitLog::Numbers numbers = commit_log_.numbers();
+  ModelReport report{.model = spec().name,
+                     .spec_fingerprint = fingerprint_,
+                     .commit_number = numbers.commit_number,
+                     .version = numbers.version,
+                     .attached_ranks = {}};
+  for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
+  options_.world.cluster->Report(report);
+}
+
+void Model::OnEpochStart(int64_t number) {
+  std::thread finished;
+  {
+    absl::MutexLock lock(&mu_);
+    // A trainer may have left since the report.
+    if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
+      options_.world.cluster->EndEpoch(spec().name, number,
+                                       absl::AbortedError("a trainer left before the epoch began"));
+      Report();
+      return;
+    }
+    Epoch::Options options{.number = number,
+                           .spec = &options_.spec,
+                           .layout = layout_.get(),
+                           .cluster = options_.world.cluster,
+                           .commit_log = &commit_log_,
+                           .shards = {},
+                           .trainers = {},
+                           .first_rank = world().first_rank,
+                           .world_size = world().world_size,
+                           .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
+                           .greeting = &greeting_};
+    for (const auto& shard : shards_) options.shards.push_back(shard.get());
+    for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
+    waiting_.clear();
+    last_epoch_ = number;
+    epoch_ = std::make_shared<Epoch>(std::move(options));
+    finished = std::exchange(epoch_thread_, std::thread([this, epoch = epoch_] { RunEpoch(epoch); }));
+  }
+  if (finished.joinable()) finished.join();
+}
+
+void Model::RunEpoch(std::shared_ptr<Epoch> epoch) {
+  Log(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", absl::StrCat(epoch->number())}});
+  const absl::Status why = epoch->Run();
+  Log(LogLevel::kInfo, "epoch ended",
+      {{"model", spec().name}, {"epoch", absl::StrCat(epoch->number())}, {"why", why.ToString()}});
+  absl::MutexLock lock(&mu_);
+  last_end_ = why.ToString();
+  epoch_ = nullptr;
+  Report();
+}
+
+void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
+  std::map<int, Trainer> refused;
+  {
+    absl::MutexLock lock(&mu_);
+    if (number == 0) {
+      refused = std::exchange(waiting_, {});
+      last_end_ = why.ToString();
+      Report();
+    } else if (epoch_ != nullptr && epoch_->number() == number) {
+      epoch_->End(why);
+    }
+  }
+  for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
+}
+
+void Model::Drain(absl::Time deadline, const absl::Status& why) {
+  std::shared_ptr<Epoch> epoch;
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+    drain_reason_ = why;
+    epoch = epoch_;
+  }
+  OnEpochEnd(0, why);
+  if (epoch == nullptr) return;
+  epoch->AwaitCommits(deadline);
+  OnEpochEnd(epoch->number(), why);
+  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
+  absl::MutexLock lock(&mu_);
+  mu_.AwaitWithDeadline(absl::Condition(&idle), deadline);
+}
+
+absl::Status Model::AwaitVacant(absl::string_view operation) const {
+  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
+  mu_.Await(absl::Condition(&settled));
+  const Trainer* trainer = nullptr;
+  if (!waiting_.empty()) trainer = &waiting_.begin()->second;
+  if (!Idle()) trainer = &epoch_->trainers()[0];
+  if (trainer == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name,
+                                                    ": no attached trainer expected, got rank ", trainer->rank,
+                                                    " of process ", trainer->pid));
+}
+
+absl::Status Model::Close(const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(AwaitVacant("delete model"));
+  draining_ = true;
+  closed_ = true;
+  drain_reason_ = why;
+  options_.world.cluster->Forget(spec().name);
+  return absl::OkStatus();
+}
+
+absl::Status Model::Change(int64_t commit_number, int64_t version, absl::FunctionRef<void()> change) {
+  absl::MutexLock lock(&mu_);
+  if (draining_) return drain_reason_;
+  RETURN_IF_ERROR(AwaitVacant("import into"));
+  change();
+  for (const auto& shard : shards_) {
+    shard->EncodePlanes();
+    shard->SetVersion(version);
+  }
+  commit_log_.Reset(commit_number, version);
+  Report();
+  return absl::OkStatus();
+}
+
+// --- Inspection ---
+
+Model::Status Model::status() const {
+  std::shared_ptr<Epoch> epoch;
+  Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (Running()) epoch = epoch_;
+    status.epoch = last_epoch_;
+    status.running = epoch != nullptr;
+    status.last_end = last_end_;
+    for (const auto& [rank, trainer] : waiting_)
+      status.seats.push_back({.trainer = trainer, .waits_for = "other ranks"});
+  }
+  if (epoch == nullptr) return status;
+  for (const Trainer& trainer : epoch->trainers()) {
+    status.seats.push_back({.trainer = trainer,
+                            .epoch = epoch->number(),
+                            .last_command = epoch->last_command(local(trainer.rank)),
+                            .waits_for = epoch->WaitsFor(local(trainer.rank))});
+    status.scratch_bytes.push_back(epoch->scratch_bytes(local(trainer.rank)));
+  }
+  status.engine = epoch->engine();
+  status.slots_bytes = epoch->slots_bytes();
+  status.words_bytes = epoch->words_bytes();
+  return status;
+}
+
+std::vector<int> Model::MissingRanks() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<int> missing;
+  if (Running()) return missing;
+  for (int i = 0; i < world().rank_count(); ++i) {
+    if (!waiting_.contains(world().first_rank + i)) missing.push_back(world().first_rank + i);
+  }
+  return missing;
+}
+
+v1::Model Model::ToProto() const {
+  v1::Model proto;
+  const Status now = status();
+  const CommitLog::Numbers numbers = commit_log_.numbers();
+  *proto.mutable_spec() = greeting_.spec();
+  proto.set_shard_size(layout_->ranks());
+  proto.set_world_size(world().world_size);
+  proto.set_version(numbers.version);
+  proto.set_commit_number(numbers.commit_number);
+  proto.set_epoch(now.epoch);
+  proto.set_running(now.running);
+  for (const UnitSpec& unit : spec().units) {
+    proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));
+    for (const ParameterSpec& parameter : unit.parameters) {
+      proto.set_element_count(proto.element_count() + parameter.rows * parameter.columns);
+    }
+  }
+  proto.set_imbalance(layout_->Imbalance());
+  return proto;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,155 @@
+// A model on this daemon: its shards, its commits, the trainers that are attached, and the epoch that runs.
+#ifndef PARAMSHARD_SERVER_STORE_MODEL_H_
+#define PARAMSHARD_SERVER_STORE_MODEL_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/cluster/cluster.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/store/commit_log.h"
+#include "server/store/epoch.h"
+#include "server/store/shard.h"
+#include "server/store/trainer.h"
+
+namespace paramshard::server {
+
+// The daemon's place in the world.
+struct World {
+  Cluster* cluster = nullptr;
+  std::vector<Device> devices;  // of this daemon
+  int first_rank = 0;
+  int world_size = 1;
+
+  int rank_count() const { return static_cast<int>(devices.size()); }
+  bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }
+};
+
+// Thread-safe.
+class Model {
+ public:
+  struct Options {
+    ModelSpec spec;
+    World world;  // its cluster outlives the model
+    absl::Duration step_timeout;
+    // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
+    int64_t available_bytes = 0;
+  };
+
+  // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT a shard size that does not fit the world;
+  // RESOURCE_EXHAUSTED with needed and free bytes by class.
+  static absl::StatusOr<std::unique_ptr<Model>> Create(Options options);
+
+  // Ends a running epoch and waits until its threads are gone.
+  ~Model();
+
+  // Gives a rank a trainer. When every rank of the world has one, an epoch starts. INVALID_ARGUMENT a rank of another
+  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining.
+  absl::Status Attach(Trainer trainer);
+  // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
+  void Leave(int64_t session, const absl::Status& why);
+  // A command that came over the session's stream.
+  void Submit(int64_t session, const v1::Command& command);
+  // Who holds a rank now, null fields when nobody: for take-over.
+  struct Holder {
+    int64_t session = 0;
+    int64_t pid = 0;
+    int64_t uid = 0;
+  };
+  Holder HolderOf(int rank) const;
+  // Waits until the session does not hold the rank any more; false on timeout.
+  bool AwaitVacant(int rank, int64_t session, absl::Duration timeout) const;
+
+  // From the cluster.
+  void OnEpochStart(int64_t epoch);
+  void OnEpochEnd(int64_t epoch, const absl::Status& why);
+
+  // Refuses new trainers, lets commits in flight finish until the deadline, and ends the epoch.
+  void Drain(absl::Time deadline, const absl::Status& why);
+
+  // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model.
+  // FAILED_PRECONDITION naming a trainer that is attached.
+  absl::Status Close(const absl::Status& why);
+
+  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over.
+  // FAILED_PRECONDITION naming a trainer that is.
+  absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<void()> change);
+
+  const ModelSpec& spec() const { return options_.spec; }
+  const Layout& layout() const { return *layout_; }
+  const World& world() const { return options_.world; }
+  uint64_t fingerprint() const { return fingerprint_; }
+  // By rank of this daemon.
+  const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
+  const CommitLog& commit_log() const { return commit_log_; }
+
+  struct Seat {
+    Trainer trainer;
+    int64_t epoch = 0;  // 0 while it waits
+    int64_t last_command = 0;
+    std::string waits_for;
+  };
+  struct Status {
+    int64_t epoch = 0;  // last started
+    bool running = false;
+    std::string last_end;
+    std::string engine;
+    std::vector<Seat> seats;
+    int64_t slots_bytes = 0;  // per rank with memory
+    int64_t words_bytes = 0;
+    std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs
+  };
+  Status status() const;
+  // World ranks of this daemon without a trainer.
+  std::vector<int> MissingRanks() const;
+  v1::Model ToProto() const;
+
+ private:
+  explicit Model(Options options);
+  absl::Status CheckShardSize() const;
+  absl::Status CheckBudget() const;
+  absl::Status AllocateShards();
+  void LogBudget() const;
+  void RunEpoch(std::shared_ptr<Epoch> epoch);
+  void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
+  bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
+  // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
+  absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  int local(int rank) const { return rank - options_.world.first_rank; }
+
+  // Constant after Create.
+  const Options options_;
+  uint64_t fingerprint_ = 0;
+  std::unique_ptr<Layout> layout_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  v1::EpochStarted greeting_;
+  CommitLog commit_log_;
+
+  mutable absl::Mutex mu_;
+  std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
+  std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
+  absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
+  int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string last_end_ ABSL_GUARDED_BY(mu_);
+  std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_MODEL_H_

@@ -1,0 +1,112 @@
+#include "server/store/model_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+// Enough for every client that could still repeat a deletion.
+constexpr size_t kMaxRememberedDeletions = 1024;
+
+int64_t BytesOf(const Model& model) {
+  int64_t bytes = model.layout().slots_bytes() * model.world().rank_count();
+  for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
+  return bytes;
+}
+
+}  // namespace
+
+ModelStore::ModelStore(Options options) : options_(std::move(options)) { options_.world.cluster->SetListener(this); }
+
+// The listener goes first: nothing may call into models that are being destroyed.
+ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
+
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
+  absl::MutexLock creating(&creating_);
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec));
+  if (found != nullptr) return Created{.model = std::move(found), .created = false};
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Model::Create({.spec = std::move(spec),
+                                                                .world = options_.world,
+                                                                .step_timeout = options_.step_timeout,
+                                                                .available_bytes = AvailableBytes()}));
+  absl::MutexLock lock(&mu_);
+  models_[model->spec().name] = model;
+  return Created{.model = std::move(model), .created = true};
+}
+
+// Null when there is no model of that name.
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec) const {
+  absl::MutexLock lock(&mu_);
+  if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
+  const auto found = models_.find(spec.name);
+  if (found == models_.end()) return std::shared_ptr<Model>();
+  if (ModelSpecFingerprint(spec) == found->second->fingerprint()) return found->second;
+  return absl::AlreadyExistsError(
+      absl::StrCat("create model ", spec.name, ": ", FirstDifference(found->second->spec(), spec)));
+}
+
+int64_t ModelStore::AvailableBytes() const {
+  const int64_t host = AvailableHostBytes();
+  if (options_.memory_limit_bytes == 0) return host;
+  int64_t used = 0;
+  for (const auto& model : List()) used += BytesOf(*model);
+  return std::min(host, options_.memory_limit_bytes - used);
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = models_.find(std::string(name));
+  if (found != models_.end()) return found->second;
+  const std::string names =
+      absl::StrJoin(models_, ", ", [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
+  return absl::NotFoundError(
+      absl::StrCat("model ", name.substr(0, kMaxNameBytes), ": one of [", names, "] expected, got an unknown name"));
+}
+
+std::vector<std::shared_ptr<Model>> ModelStore::List() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Model>> models;
+  for (const auto& [name, model] : models_) models.push_back(model);
+  return models;
+}
+
+absl::Status ModelStore::Delete(const std::string& name, const std::string& request_id) {
+  absl::MutexLock creating(&creating_);
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto answered = deletions_.find(request_id); !request_id.empty() && answered != deletions_.end()) {
+      return answered->second;
+    }
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
+  // Whoever still holds it cannot meddle with a new model of that name.
+  RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
+  absl::MutexLock lock(&mu_);
+  models_.erase(name);
+  if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
+  if (!request_id.empty()) deletions_[request_id] = absl::OkStatus();
+  return absl::OkStatus();
+}
+
+void ModelStore::Drain(absl::Time deadline, const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+  }
+  for (const auto& model : List()) model->Drain(deadline, why);
+}
+
+void ModelStore::OnEpochStart(const std::string& name, int64_t epoch) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnEpochStart(epoch);
+}
+
+void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnEpochEnd(epoch, why);
+}
+
+}  // namespace paramshard::server

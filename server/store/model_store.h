@@ -1,0 +1,71 @@
+// The models of a daemon, by name.
+#ifndef PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
+#define PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/cluster/cluster.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// Thread-safe. Passes on what the cluster says. A model lives until it is deleted and the last call on it has returned.
+class ModelStore : public EpochListener {
+ public:
+  struct Options {
+    World world;  // its cluster outlives the store
+    absl::Duration step_timeout = absl::Seconds(60);
+    // Most bytes that models may take together; 0: what the host has available.
+    int64_t memory_limit_bytes = 0;
+  };
+
+  explicit ModelStore(Options options);
+  ~ModelStore() override;
+
+  struct Created {
+    std::shared_ptr<Model> model;
+    bool created = false;
+  };
+  // Creates a model, or finds the one of that name when its spec is equal. ALREADY_EXISTS names the first difference.
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec);
+
+  // NOT_FOUND names the models that there are.
+  absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
+  std::vector<std::shared_ptr<Model>> List() const;
+
+  // A repeated call with the same request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
+  absl::Status Delete(const std::string& name, const std::string& request_id);
+
+  // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs.
+  void Drain(absl::Time deadline, const absl::Status& why);
+
+  const World& world() const { return options_.world; }
+
+  // EpochListener
+  void OnEpochStart(const std::string& model, int64_t epoch) override;
+  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
+
+ private:
+  absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
+  int64_t AvailableBytes() const;
+
+  const Options options_;
+  absl::Mutex creating_;  // one creation or deletion at a time; taken before mu_
+  mutable absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, absl::Status> deletions_ ABSL_GUARDED_BY(mu_);  // by request id
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_MODEL_STORE_H_

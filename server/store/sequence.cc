@@ -1,0 +1,459 @@
+#include "server/store/sequence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/words.h"
+
+namespace paramshard::server {
+namespace {
+
+using wire::Reached;
+
+absl::Status Invalid(absl::string_view what, absl::string_view expected, auto got) {
+  return absl::InvalidArgumentError(absl::StrCat(what, ": ", expected, " expected, got ", got));
+}
+
+bool IsFraction(float value) { return value >= 0 && value < 1; }
+
+absl::Status CheckGroup(int index, const v1::GroupHyperparameters& group) {
+  const std::string name = absl::StrCat("commit, group ", index);
+  if (!std::isfinite(group.learning_rate())) return Invalid(name, "a finite learning rate", group.learning_rate());
+  if (!IsFraction(group.beta1())) return Invalid(name, "0 <= beta1 < 1", group.beta1());
+  if (!IsFraction(group.beta2())) return Invalid(name, "0 <= beta2 < 1", group.beta2());
+  if (!(group.epsilon() >= 0) || !std::isfinite(group.epsilon())) {
+    return Invalid(name, "a finite epsilon >= 0", group.epsilon());
+  }
+  if (!std::isfinite(group.weight_decay())) return Invalid(name, "a finite weight decay", group.weight_decay());
+  return absl::OkStatus();
+}
+
+absl::Status CheckPositive(absl::string_view name, float value) {
+  if (std::isfinite(value) && value > 0) return absl::OkStatus();
+  return Invalid(absl::StrCat("commit, ", name), "a finite number > 0", value);
+}
+
+absl::string_view PhaseName(v1::Phase phase) {
+  if (phase == v1::PHASE_FORWARD) return "forward";
+  return phase == v1::PHASE_BACKWARD ? "backward" : "forward and backward";
+}
+
+}  // namespace
+
+Sequence::Sequence(const Options& options, const TrainerWords* words)
+    : options_(options),
+      words_(words),
+      received_(options.ranks, 0),
+      gathers_(options.ranks),
+      pushes_(options.ranks),
+      slot_users_(options.layout->slot_bytes().size(), 0),
+      last_commit_(options.commit_number),
+      stages_(options.ranks, Stage::kPending) {}
+
+// --- Taking commands ---
+
+absl::StatusOr<bool> Sequence::Submit(int rank, v1::Command command, absl::Time now) {
+  if (command.number() != received_[rank] + 1) {
+    return Invalid(absl::StrCat("command of rank ", options_.first_rank + rank),
+                   absl::StrCat("number ", received_[rank] + 1), command.number());
+  }
+  std::string client_state;
+  if (command.has_commit()) client_state = std::move(*command.mutable_commit()->mutable_client_state());
+  if (command.has_commit()) command.mutable_commit()->clear_client_state();
+  if (client_state.size() > kMaxClientStateBytes) {
+    return Invalid("commit, client state", absl::StrCat("at most ", kMaxClientStateBytes, " bytes"),
+                   client_state.size());
+  }
+  const int64_t number = command.number();
+  if (number == first_number_ + static_cast<int64_t>(entries_.size())) {
+    RETURN_IF_ERROR(CheckCommand(command));
+    Append(rank, std::move(command), now);
+  } else {
+    RETURN_IF_ERROR(Compare(rank, At(number), command, command.SerializeAsString()));
+  }
+  received_[rank] = number;
+  Entry& entry = At(number);
+  entry.client_states[rank] = std::move(client_state);
+  if (++entry.arrived == options_.ranks) entry.agreed_at = now;
+  const bool agreed = Agreed(entry);
+  Enqueue(rank, entry, now);
+  return agreed;
+}
+
+absl::Status Sequence::CheckCommand(const v1::Command& command) const {
+  switch (command.kind_case()) {
+    case v1::Command::kGather:
+      return CheckGather(command.gather());
+    case v1::Command::kPush:
+      return CheckPush(command.push());
+    case v1::Command::kCommit:
+      return CheckCommit(command.commit());
+    case v1::Command::KIND_NOT_SET:
+      break;
+  }
+  return Invalid(absl::StrCat("command ", command.number()), "a gather, push or commit", "none");
+}
+
+absl::Status Sequence::CheckGather(const v1::Gather& gather) const {
+  const auto& units = options_.layout->units();
+  if (gather.unit() < 0 || gather.unit() >= static_cast<int>(units.size())) {
+    return Invalid("gather", absl::StrCat("a unit in [0, ", units.size(), ")"), gather.unit());
+  }
+  if (gather.phase() < v1::PHASE_FORWARD || gather.phase() > v1::PHASE_BOTH) {
+    return Invalid("gather", "a phase", static_cast<int>(gather.phase()));
+  }
+  const UnitLayout& unit = units[gather.unit()];
+  const auto& slots = options_.layout->slot_bytes();
+  if (gather.slot() < 0 || gather.slot() >= static_cast<int>(slots.size())) {
+    return Invalid("gather", absl::StrCat("a slot in [0, ", slots.size(), ")"), gather.slot());
+  }
+  const int64_t needed = unit.slot_bytes[gather.phase() - v1::PHASE_FORWARD];
+  if (slots[gather.slot()] < needed) {
+    return Invalid(absl::StrCat("gather ", options_.spec->units[gather.unit()].name),
+                   absl::StrCat("a slot of at least ", needed, " bytes"), slots[gather.slot()]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::CheckPush(const v1::Push& push) const {
+  const auto& units = options_.layout->units();
+  if (push.unit() < 0 || push.unit() >= static_cast<int>(units.size())) {
+    return Invalid("push", absl::StrCat("a unit in [0, ", units.size(), ")"), push.unit());
+  }
+  const auto& slots = options_.layout->gradient_slot_bytes();
+  if (push.slot() < 0 || push.slot() >= static_cast<int>(slots.size())) {
+    return Invalid("push", absl::StrCat("a gradient slot in [0, ", slots.size(), ")"), push.slot());
+  }
+  const std::string& name = options_.spec->units[push.unit()].name;
+  const UnitLayout& unit = units[push.unit()];
+  if (slots[push.slot()] < unit.gradient_bytes) {
+    return Invalid(absl::StrCat("push ", name),
+                   absl::StrCat("a gradient slot of at least ", unit.gradient_bytes, " bytes"), slots[push.slot()]);
+  }
+  const auto& absent = push.absent_parameters();
+  const int count = static_cast<int>(unit.parameters.size());
+  const bool ascending = std::adjacent_find(absent.begin(), absent.end(), std::greater_equal<>()) == absent.end();
+  if (!ascending || (!absent.empty() && (absent[0] < 0 || absent[absent.size() - 1] >= count))) {
+    return Invalid(absl::StrCat("push ", name), absl::StrCat("absent parameters ascending in [0, ", count, ")"),
+                   absl::StrJoin(absent, ", "));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
+  const bool repeats = commit.commit_number() == last_commit_ && last_commit_ > 0;
+  if (!repeats && commit.commit_number() != last_commit_ + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("commit: number ", last_commit_ + 1, " expected, got ", commit.commit_number()));
+  }
+  if (commit.groups_size() != static_cast<int>(options_.spec->groups.size())) {
+    return Invalid("commit", absl::StrCat("hyper-parameters of ", options_.spec->groups.size(), " groups"),
+                   commit.groups_size());
+  }
+  for (int i = 0; i < commit.groups_size(); ++i) RETURN_IF_ERROR(CheckGroup(i, commit.groups(i)));
+  if (commit.has_max_grad_norm()) RETURN_IF_ERROR(CheckPositive("maximal gradient norm", commit.max_grad_norm()));
+  if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
+  return absl::OkStatus();
+}
+
+bool Sequence::Repeats(const v1::Command& command) const {
+  return command.has_commit() && command.commit().commit_number() == last_commit_ && last_commit_ > 0;
+}
+
+void Sequence::Append(int rank, v1::Command command, absl::Time now) {
+  Entry entry;
+  entry.canonical = command.SerializeAsString();
+  entry.first_rank = rank;
+  entry.first_arrival = now;
+  entry.client_states.resize(options_.ranks);
+  entry.repeats = Repeats(command);
+  if (command.has_gather()) {
+    entry.slot_users = {std::exchange(slot_users_[command.gather().slot()], command.number())};
+  } else if (command.has_commit() && !entry.repeats) {
+    entry.slot_users = slot_users_;
+    last_commit_ = command.commit().commit_number();
+    commits_.push_back(command.number());
+  }
+  entry.command = std::move(command);
+  entries_.push_back(std::move(entry));
+}
+
+absl::Status Sequence::Compare(int rank, const Entry& entry, const v1::Command& command,
+                               const std::string& canonical) const {
+  if (canonical == entry.canonical) return absl::OkStatus();
+  std::string first = Describe(entry.command);
+  std::string second = Describe(command);
+  if (first == second) {
+    first = entry.command.ShortDebugString();
+    second = command.ShortDebugString();
+  }
+  return absl::FailedPreconditionError(absl::StrCat("command ", command.number(), ": rank ",
+                                                    options_.first_rank + entry.first_rank, " sent ", first, ", rank ",
+                                                    options_.first_rank + rank, " sent ", second));
+}
+
+void Sequence::Enqueue(int rank, const Entry& entry, absl::Time now) {
+  if (entry.repeats) return FinishEntry(entry.command.number());
+  Queue& queue = entry.command.has_gather() ? gathers_[rank] : pushes_[rank];
+  if (queue.numbers.empty()) queue.head_since = now;
+  queue.numbers.push_back(entry.command.number());
+}
+
+std::string Sequence::Describe(const v1::Command& command) const {
+  const auto unit = [&](int index) -> std::string {
+    const auto& units = options_.spec->units;
+    return index >= 0 && index < static_cast<int>(units.size()) ? units[index].name : absl::StrCat("unit ", index);
+  };
+  switch (command.kind_case()) {
+    case v1::Command::kGather:
+      return absl::StrCat("gather ", unit(command.gather().unit()), " ", PhaseName(command.gather().phase()),
+                          " into slot ", command.gather().slot());
+    case v1::Command::kPush:
+      return absl::StrCat("push ", unit(command.push().unit()), " from gradient slot ", command.push().slot(),
+                          command.push().absent_parameters().empty() ? "" : " without parameters ",
+                          absl::StrJoin(command.push().absent_parameters(), ", "));
+    case v1::Command::kCommit:
+      return absl::StrCat("commit ", command.commit().commit_number());
+    case v1::Command::KIND_NOT_SET:
+      break;
+  }
+  return "nothing";
+}
+
+// --- Gathers ---
+
+Sequence::Wait Sequence::GatherWait(int rank) const {
+  const Queue& queue = gathers_[rank];
+  if (queue.numbers.empty() || queue.running) return {};
+  const Entry& entry = At(queue.numbers.front());
+  if (!Agreed(entry) || BehindCommit(queue.numbers.front())) return {};
+  const int slot = entry.command.gather().slot();
+  for (int peer = 0; peer < options_.ranks; ++peer) {
+    if (Reached(words_->Released(peer, slot), static_cast<uint32_t>(entry.slot_users[0]))) continue;
+    return {.rank = peer,
+            .on = absl::StrCat("release of slot ", slot, " for ", Describe(entry.command), " (command ",
+                               entry.command.number(), ")"),
+            .since = std::max(entry.agreed_at, queue.head_since)};
+  }
+  return {};
+}
+
+bool Sequence::GatherRunnable(int rank) const {
+  const Queue& queue = gathers_[rank];
+  if (stopped_ || queue.numbers.empty() || queue.running) return false;
+  const Entry& entry = At(queue.numbers.front());
+  if (!Agreed(entry) || BehindCommit(queue.numbers.front()) || !Finished(entry.slot_users[0])) return false;
+  return GatherWait(rank).rank < 0;
+}
+
+const v1::Command* Sequence::BeginGather(int rank) {
+  if (!GatherRunnable(rank)) return nullptr;
+  gathers_[rank].running = true;
+  return &At(gathers_[rank].numbers.front()).command;
+}
+
+void Sequence::FinishGather(int rank, absl::Time now) { Pop(gathers_[rank], now); }
+
+std::vector<int> Sequence::RunnableGathers() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (GatherRunnable(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool Sequence::Gathered(int rank, int64_t number) const {
+  const Queue& queue = gathers_[rank];
+  return queue.numbers.empty() || queue.numbers.front() > number;
+}
+
+// --- Pushes and commits ---
+
+Sequence::Wait Sequence::PushWait(int rank) const {
+  const Queue& queue = pushes_[rank];
+  if (queue.numbers.empty() || queue.running) return {};
+  const int64_t number = queue.numbers.front();
+  const Entry& entry = At(number);
+  if (!Agreed(entry) || BehindCommit(number)) return {};
+  if (entry.command.has_commit()) return CommitWait(rank, number, queue);
+  const int slot = entry.command.push().slot();
+  for (int peer = 0; peer < options_.ranks; ++peer) {
+    if (Reached(words_->Filled(peer, slot), static_cast<uint32_t>(number))) continue;
+    return {.rank = peer,
+            .on = absl::StrCat("gradients for ", Describe(entry.command), " (command ", number, ")"),
+            .since = std::max(entry.agreed_at, queue.head_since)};
+  }
+  return {};
+}
+
+Sequence::Wait Sequence::CommitWait(int rank, int64_t number, const Queue& queue) const {
+  const Entry& entry = At(number);
+  // What has not been gathered cannot be released: then another trainer is waited for.
+  if (stages_[rank] != Stage::kPending || !Gathered(rank, number)) return {};
+  for (size_t slot = 0; slot < entry.slot_users.size(); ++slot) {
+    if (Reached(words_->Released(rank, slot), static_cast<uint32_t>(entry.slot_users[slot]))) continue;
+    return {.rank = rank,
+            .on = absl::StrCat("release of slot ", slot, " for ", Describe(entry.command), " (command ", number, ")"),
+            .since = std::max({entry.agreed_at, queue.head_since, gathers_[rank].head_since})};
+  }
+  return {};
+}
+
+std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
+  const Queue& queue = pushes_[rank];
+  if (queue.numbers.empty() || queue.running) return std::nullopt;
+  const int64_t number = queue.numbers.front();
+  const Entry& entry = At(number);
+  if (!Agreed(entry) || BehindCommit(number)) return std::nullopt;
+  if (entry.command.has_commit()) return CommitWork(rank);
+  if (stopped_ || PushWait(rank).rank >= 0) return std::nullopt;
+  return Work::kReduce;
+}
+
+std::optional<Sequence::Work> Sequence::CommitWork(int rank) const {
+  const int64_t number = pushes_[rank].numbers.front();
+  if (vote_ == VoteState::kApplies) {
+    return stages_[rank] == Stage::kSummed ? std::optional(Work::kApply) : std::nullopt;
+  }
+  if (stopped_ || vote_ != VoteState::kNone) return std::nullopt;
+  if (stages_[rank] == Stage::kPending) {
+    return Gathered(rank, number) && PushWait(rank).rank < 0 ? std::optional(Work::kSum) : std::nullopt;
+  }
+  const bool all_summed = std::all_of(stages_.begin(), stages_.end(), [](Stage s) { return s == Stage::kSummed; });
+  return all_summed ? std::optional(Work::kVote) : std::nullopt;
+}
+
+std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
+  const std::optional<Work> work = RunnableWork(rank);
+  if (!work.has_value()) return std::nullopt;
+  pushes_[rank].running = true;
+  if (*work == Work::kSum) stages_[rank] = Stage::kSumming;
+  if (*work == Work::kVote) vote_ = VoteState::kVoting;
+  if (*work == Work::kApply) stages_[rank] = Stage::kApplying;
+  return PushWork{.work = *work, .command = &At(pushes_[rank].numbers.front()).command};
+}
+
+bool Sequence::FinishReduce(int rank, absl::Time now) {
+  const int64_t number = pushes_[rank].numbers.front();
+  const bool last = At(number).finished + 1 == options_.ranks;
+  Pop(pushes_[rank], now);
+  return last;
+}
+
+void Sequence::FinishSum(int rank) {
+  stages_[rank] = Stage::kSummed;
+  pushes_[rank].running = false;
+}
+
+void Sequence::FinishVote(bool applies) {
+  vote_ = applies ? VoteState::kApplies : VoteState::kGivenUp;
+  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].running = false;
+}
+
+bool Sequence::FinishApply(int rank, absl::Time now) {
+  stages_[rank] = Stage::kApplied;
+  const bool last = std::all_of(stages_.begin(), stages_.end(), [](Stage s) { return s == Stage::kApplied; });
+  if (last) {
+    commits_.pop_front();
+    vote_ = VoteState::kNone;
+    std::fill(stages_.begin(), stages_.end(), Stage::kPending);
+  }
+  Pop(pushes_[rank], now);
+  return last;
+}
+
+std::vector<int> Sequence::RunnablePushes() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (RunnableWork(rank).has_value()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+const std::string& Sequence::ClientState(int rank, int64_t number) const { return At(number).client_states[rank]; }
+
+// --- Finishing ---
+
+void Sequence::Pop(Queue& queue, absl::Time now) {
+  const int64_t number = queue.numbers.front();
+  queue.numbers.pop_front();
+  queue.running = false;
+  queue.head_since = now;
+  FinishEntry(number);
+}
+
+void Sequence::FinishEntry(int64_t number) {
+  ++At(number).finished;
+  while (!entries_.empty() && entries_.front().finished == options_.ranks) {
+    entries_.pop_front();
+    ++first_number_;
+  }
+}
+
+bool Sequence::Quiet() const {
+  const auto running = [](const Queue& queue) { return queue.running; };
+  if (std::any_of(gathers_.begin(), gathers_.end(), running)) return false;
+  if (std::any_of(pushes_.begin(), pushes_.end(), running)) return false;
+  return stopped_ && vote_ != VoteState::kVoting && vote_ != VoteState::kApplies;
+}
+
+// --- Waiting ---
+
+std::optional<Sequence::Wait> Sequence::Missing() const {
+  for (const Entry& entry : entries_) {
+    if (Agreed(entry)) continue;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      if (received_[rank] >= entry.command.number()) continue;
+      return Wait{.rank = rank,
+                  .on = absl::StrCat(Describe(entry.command), " (command ", entry.command.number(), ")"),
+                  .since = entry.first_arrival};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<Sequence::Wait> Sequence::Waits() const {
+  std::vector<Wait> waits;
+  if (stopped_) return waits;
+  if (std::optional<Wait> missing = Missing(); missing.has_value()) waits.push_back(*std::move(missing));
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (Wait wait : {GatherWait(rank), PushWait(rank)}) {
+      if (wait.rank >= 0) waits.push_back(std::move(wait));
+    }
+  }
+  return waits;
+}
+
+absl::Status Sequence::Overdue(absl::Time now) const {
+  for (const Wait& wait : Waits()) {
+    if (now - wait.since < options_.step_timeout) continue;
+    return absl::DeadlineExceededError(absl::StrCat("rank ", options_.first_rank + wait.rank, " did not reach ",
+                                                    wait.on, " within ", absl::FormatDuration(options_.step_timeout)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Time Sequence::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const Wait& wait : Waits()) next = std::min(next, wait.since + options_.step_timeout);
+  return next;
+}
+
+std::string Sequence::WaitsFor(int rank) const {
+  for (const Wait& wait : {GatherWait(rank), PushWait(rank)}) {
+    if (wait.rank >= 0) return absl::StrCat("rank ", options_.first_rank + wait.rank, ": ", wait.on);
+  }
+  for (const Queue* queue : {&gathers_[rank], &pushes_[rank]}) {
+    if (queue->numbers.empty() || Agreed(At(queue->numbers.front()))) continue;
+    if (std::optional<Wait> missing = Missing(); missing.has_value()) {
+      return absl::StrCat("rank ", options_.first_rank + missing->rank, ": ", missing->on);
+    }
+  }
+  return "";
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,178 @@
+// The sequence of commands of one epoch, on the ranks of one daemon: what each rank may do next.
+//
+// Pure state: no thread, clock, memory or byte is touched here. The owner feeds in commands and finished work and asks
+// for work; times are given. The rules (docs/architecture.md, "A step"):
+//
+// * the n-th commands of all ranks are equal, or Submit refuses and names both;
+// * gathers run in order, pushes and commits run in order; a commit waits for every earlier command, and every later
+//   command waits for the commit;
+// * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
+//   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every trainer has filled its slot, a commit's sum
+//   on a rank when that rank's trainer has released every gathered unit;
+// * a commit has four stages: every rank sums, one votes, every rank applies, then it is answered;
+// * after Stop nothing begins, except what a decided commit still needs.
+#ifndef PARAMSHARD_SERVER_STORE_SEQUENCE_H_
+#define PARAMSHARD_SERVER_STORE_SEQUENCE_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/layout/layout.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+
+// The words that trainers write. Ranks are the daemon's own, from 0.
+class TrainerWords {
+ public:
+  virtual ~TrainerWords() = default;
+  virtual uint32_t Released(int rank, int slot) const = 0;
+  virtual uint32_t Filled(int rank, int slot) const = 0;
+};
+
+class Sequence {
+ public:
+  struct Options {
+    const ModelSpec* spec = nullptr;  // outlives the sequence
+    const Layout* layout = nullptr;   // outlives the sequence
+    int ranks = 1;                    // of this daemon
+    int first_rank = 0;               // of the world, for messages
+    int64_t commit_number = 0;        // last answered
+    absl::Duration step_timeout = absl::Seconds(60);
+  };
+
+  enum class Work : uint8_t { kReduce, kSum, kVote, kApply };
+  struct PushWork {
+    Work work;
+    const v1::Command* command;  // valid until the command is finished
+  };
+
+  // `words` outlives the sequence.
+  Sequence(const Options& options, const TrainerWords* words);
+
+  // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and the
+  // epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's or
+  // a commit number out of order.
+  absl::StatusOr<bool> Submit(int rank, v1::Command command, absl::Time now);
+
+  // The gather that the rank may begin now, null when there is none. Ends with FinishGather.
+  const v1::Command* BeginGather(int rank);
+  void FinishGather(int rank, absl::Time now);
+
+  // The work that the rank's push queue may begin now. Ends with the Finish call of its kind.
+  std::optional<PushWork> BeginPush(int rank);
+  // True when all ranks have read the slot: it is drained.
+  bool FinishReduce(int rank, absl::Time now);
+  void FinishSum(int rank);
+  // `applies` false: the commit was given up (the epoch ends) and nothing more happens to it.
+  void FinishVote(bool applies);
+  // True when all ranks are through: the commit is answered.
+  bool FinishApply(int rank, absl::Time now);
+
+  // Ranks that could begin something now.
+  std::vector<int> RunnableGathers() const;
+  std::vector<int> RunnablePushes() const;
+
+  // What a rank sent with its commit `number`. Requires that the commit is in progress.
+  const std::string& ClientState(int rank, int64_t number) const;
+
+  void Stop() { stopped_ = true; }
+  // Whether a commit that all ranks have sent is unanswered.
+  bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
+  // Stopped, nothing under way, and no decided commit unfinished.
+  bool Quiet() const;
+
+  // DEADLINE_EXCEEDED naming rank and command when a rank has kept another waiting for longer than the timeout.
+  absl::Status Overdue(absl::Time now) const;
+  // When Overdue should be asked again; InfiniteFuture when nobody waits.
+  absl::Time NextDeadline() const;
+
+  // What holds back the rank's next command, for people; empty when nothing does.
+  std::string WaitsFor(int rank) const;
+  int64_t last_command(int rank) const { return received_[rank]; }
+  // Describes a command with the unit's name.
+  std::string Describe(const v1::Command& command) const;
+
+ private:
+  struct Entry {
+    v1::Command command;    // without client state
+    std::string canonical;  // its bytes, for comparison
+    int first_rank = 0;
+    int arrived = 0;
+    int finished = 0;
+    absl::Time first_arrival;
+    absl::Time agreed_at;
+    // Gather: the number that used the slot before. Commit: the last number in every slot.
+    std::vector<int64_t> slot_users;
+    std::vector<std::string> client_states;  // of a commit, by rank
+    bool repeats = false;
+  };
+  struct Queue {
+    std::deque<int64_t> numbers;
+    bool running = false;
+    absl::Time head_since;
+  };
+  // Someone's trainer that a rank waits for.
+  struct Wait {
+    int rank = -1;   // waited for; -1 none
+    std::string on;  // what is missing
+    absl::Time since;
+  };
+  enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied };
+  enum class VoteState : uint8_t { kNone, kVoting, kApplies, kGivenUp };
+
+  absl::Status CheckCommand(const v1::Command& command) const;
+  absl::Status CheckGather(const v1::Gather& gather) const;
+  absl::Status CheckPush(const v1::Push& push) const;
+  absl::Status CheckCommit(const v1::Commit& commit) const;
+  void Append(int rank, v1::Command command, absl::Time now);
+  absl::Status Compare(int rank, const Entry& entry, const v1::Command& command, const std::string& canonical) const;
+  void Enqueue(int rank, const Entry& entry, absl::Time now);
+
+  const Entry& At(int64_t number) const { return entries_[number - first_number_]; }
+  Entry& At(int64_t number) { return entries_[number - first_number_]; }
+  bool Agreed(const Entry& entry) const { return entry.arrived == options_.ranks; }
+  bool Finished(int64_t number) const { return number < first_number_ || At(number).finished == options_.ranks; }
+  bool BehindCommit(int64_t number) const { return !commits_.empty() && commits_.front() < number; }
+  void Pop(Queue& queue, absl::Time now);
+  void FinishEntry(int64_t number);
+
+  // What the head of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon itself).
+  Wait GatherWait(int rank) const;
+  Wait PushWait(int rank) const;
+  Wait CommitWait(int rank, int64_t number, const Queue& queue) const;
+  bool GatherRunnable(int rank) const;
+  // Whether the rank's gathers before the command are done.
+  bool Gathered(int rank, int64_t number) const;
+  std::optional<Work> RunnableWork(int rank) const;
+  std::optional<Work> CommitWork(int rank) const;
+  std::optional<Wait> Missing() const;
+  std::vector<Wait> Waits() const;
+  // A commit that is answered already, or will be: its answer stands, there is nothing to do.
+  bool Repeats(const v1::Command& command) const;
+
+  const Options options_;
+  const TrainerWords* words_;
+
+  std::deque<Entry> entries_;
+  int64_t first_number_ = 1;  // of entries_.front()
+  std::vector<int64_t> received_;
+  std::vector<Queue> gathers_, pushes_;
+  std::vector<int64_t> slot_users_;  // last gather number by slot
+  std::deque<int64_t> commits_;      // command numbers of unanswered commits
+  int64_t last_commit_;              // highest commit number taken
+  std::vector<Stage> stages_;        // of commits_.front()
+  VoteState vote_ = VoteState::kNone;
+  bool stopped_ = false;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_SEQUENCE_H_

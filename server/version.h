@@ -1,0 +1,11 @@
+// The version that binaries report.
+#ifndef PARAMSHARD_SERVER_VERSION_H_
+#define PARAMSHARD_SERVER_VERSION_H_
+
+namespace paramshard::server {
+
+inline constexpr char kVersion[] = "0.1.0";
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_VERSION_H_

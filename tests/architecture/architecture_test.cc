@@ -1,0 +1,105 @@
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "tests/architecture/includes.h"
+
+namespace paramshard {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+using Headers = std::vector<std::string>;
+
+Headers operator+(Headers a, const Headers& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+const Headers kMessages = {"paramshard/v1/trainer.pb.h", "paramshard/v1/admin.pb.h", "paramshard/v1/cluster.pb.h",
+                           "google/protobuf/"};
+const Headers kServices = {"paramshard/v1/", "grpcpp/"};
+
+// The domain knows messages but no gRPC; engines alone know what moves their bytes.
+const Headers kDomain = Headers{"server/", "proto/", "kernels/", "absl/", "xxhash.h"} + kMessages;
+
+const std::vector<Rule> kRules = {
+    {"proto/", Headers{"proto/", "absl/"} + kMessages + kServices},
+    {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_runtime.h"}},
+    {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
+    {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
+    {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
+    {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/", "spdlog/"}},
+    {"server/collective/", kDomain + Headers{"gloo/"}},
+    {"server/device/", kDomain},
+    {"server/layout/", kDomain},
+    {"server/store/", kDomain},
+};
+
+fs::path Repository() { return PARAMSHARD_SOURCE_DIR; }
+
+TEST(ArchitectureTest, FoldersIncludeOnlyWhatTheyMay) {
+  const std::vector<std::string> violations = FindViolations(Repository(), kRules);
+  EXPECT_THAT(violations, IsEmpty()) << absl::StrJoin(violations, "\n");
+}
+
+TEST(ArchitectureTest, TrainersNeedNoProtobufAndNoGrpcHeader) {
+  for (const std::string& header : ReachableHeaders(Repository(), "client/client.h")) {
+    EXPECT_TRUE(absl::StartsWith(header, "client/") || absl::StartsWith(header, "kernels/") ||
+                absl::StartsWith(header, "absl/"))
+        << "client/client.h reaches " << header;
+  }
+}
+
+// A small repository that breaks rules.
+class IncludesTest : public testing::Test {
+ protected:
+  IncludesTest() : root_(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(root_);
+  }
+  ~IncludesTest() override { fs::remove_all(root_); }
+
+  void Write(const std::string& file, const std::string& text) {
+    fs::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text;
+  }
+
+  const fs::path root_;
+};
+
+TEST_F(IncludesTest, PlantedViolationsAreFound) {
+  Write("kernels/sum.h", "#include <vector>\n#include <sys/mman.h>\n#include \"kernels/add.h\"\n");
+  Write("kernels/sum.cc", "#include \"kernels/sum.h\"\n\n  #  include \"server/store.h\"  // no\n");
+  Write("client/client.cc", "#include <grpcpp/grpcpp.h>\n#include <xxhash.h>\n#include \"tests/fake.h\"\n");
+  Write("client/readme.md", "#include \"server/store.h\"\n");
+
+  EXPECT_THAT(FindViolations(root_, {{"kernels/", {"kernels/"}}, {"client/", {"client/", "grpcpp/"}}}),
+              ElementsAre("client/client.cc:2: includes xxhash.h", "client/client.cc:3: includes tests/fake.h",
+                          "kernels/sum.cc:3: includes server/store.h"));
+}
+
+TEST_F(IncludesTest, LaterRulesRefineEarlierOnes) {
+  Write("server/store/store.cc", "#include <grpcpp/grpcpp.h>\n");
+  Write("server/service.cc", "#include <grpcpp/grpcpp.h>\n");
+
+  EXPECT_THAT(FindViolations(root_, {{"server/", {"grpcpp/"}}, {"server/store/", {"server/"}}}),
+              ElementsAre("server/store/store.cc:1: includes grpcpp/grpcpp.h"));
+}
+
+TEST_F(IncludesTest, HeadersAreReachedThroughOthers) {
+  Write("client/client.h", "#include \"kernels/format.h\"\n");
+  Write("kernels/format.h", "#include \"kernels/base.h\"\n");
+  Write("kernels/base.h", "#include <grpcpp/grpcpp.h>\n#include \"client/client.h\"\n");
+
+  EXPECT_THAT(ReachableHeaders(root_, "client/client.h"),
+              ElementsAre("client/client.h", "grpcpp/grpcpp.h", "kernels/base.h", "kernels/format.h"));
+}
+
+}  // namespace
+}  // namespace paramshard

@@ -1,0 +1,269 @@
+// How near the kernels come to the speed of memory.
+//
+// Every benchmark alternates between a pass of memcpy and a pass of the kernel, on the same threads and with arrays larger than
+// any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a pass reads plus
+// those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has rows of its own.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "benchmark/benchmark.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/adam.h"
+#include "kernels/random/initial_values.h"
+#include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/sum_of_squares.h"
+
+namespace paramshard {
+namespace {
+
+constexpr int64_t kRows = 8192;
+constexpr int64_t kCols = 4096;
+constexpr int64_t kCount = kRows * kCols;
+constexpr int64_t kCopyBytes = kCount * 4;
+
+// Rows [first, first + count) of the matrix.
+struct RowRange {
+  int64_t first;
+  int64_t count;
+};
+using Work = std::function<void(RowRange)>;
+
+// Runs the work on `threads` threads, each with an equal part of the rows. Returns seconds.
+double TimedPass(int threads, const Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> others;
+  const int64_t rows = kRows / threads;
+  for (int t = 1; t < threads; ++t) others.emplace_back(work, RowRange{t * rows, rows});
+  work({0, rows});
+  for (std::thread& other : others) other.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Arrays that all benchmarks share; each is written once before anything is timed.
+struct Arrays {
+  std::vector<uint8_t> copy_source = std::vector<uint8_t>(kCopyBytes, 1);
+  std::vector<uint8_t> copy_target = std::vector<uint8_t>(kCopyBytes, 2);
+  std::vector<float> master = std::vector<float>(kCount);
+  std::vector<float> gradient = std::vector<float>(kCount);
+  std::vector<float> exp_avg = std::vector<float>(kCount);
+  std::vector<float> exp_avg_sq = std::vector<float>(kCount);
+  std::vector<uint8_t> row_data = std::vector<uint8_t>(kCount * 4, 3);
+  std::vector<uint8_t> row_scales = std::vector<uint8_t>(kCount / 32, 4);
+  std::vector<uint8_t> column_data = std::vector<uint8_t>(kCount, 5);
+  std::vector<uint8_t> column_scales = std::vector<uint8_t>(kCount / 32, 6);
+};
+
+Arrays& SharedArrays() {
+  static Arrays& arrays = *new Arrays;
+  return arrays;
+}
+
+void Copy(RowRange rows) {
+  Arrays& arrays = SharedArrays();
+  const int64_t row_bytes = kCopyBytes / kRows;
+  std::memcpy(arrays.copy_target.data() + rows.first * row_bytes, arrays.copy_source.data() + rows.first * row_bytes,
+              rows.count * row_bytes);
+}
+
+// Measures `work`, whose pass over all rows reads and writes `bytes` bytes.
+void Measure(benchmark::State& state, int64_t bytes, const Work& work) {
+  const int threads = static_cast<int>(state.range(0));
+  TimedPass(threads, Copy);
+  TimedPass(threads, work);
+  std::vector<double> ratios;
+  std::vector<double> nanoseconds;
+  for (auto _ : state) {
+    const double copy_seconds = TimedPass(threads, Copy);
+    const double seconds = TimedPass(threads, work);
+    state.SetIterationTime(seconds);
+    ratios.push_back((static_cast<double>(bytes) / seconds) / (2.0 * static_cast<double>(kCopyBytes) / copy_seconds));
+    nanoseconds.push_back(seconds * 1e9 / static_cast<double>(kCount));
+  }
+  state.SetBytesProcessed(state.iterations() * bytes);
+  state.counters["of_memcpy"] = Median(ratios);
+  state.counters["ns_per_element"] = Median(nanoseconds);
+}
+
+int64_t PlaneBytes(const Encoding& encoding) {
+  const int64_t planes = HasColumnPlane(encoding.format) ? 2 : 1;
+  return planes * DataBytes(encoding, kRows, kCols) + ScaleBytes(encoding, Plane::kRowWise, kRows, kCols) +
+         ScaleBytes(encoding, Plane::kColumnWise, kRows, kCols);
+}
+
+MutablePlane RowWiseAt(const Encoding& encoding, int64_t row) {
+  Arrays& arrays = SharedArrays();
+  return {arrays.row_data.data() + DataBytes(encoding, row, kCols),
+          arrays.row_scales.data() + ScaleBytes(encoding, Plane::kRowWise, row, kCols)};
+}
+
+MutablePlane ColumnWiseAt(const Encoding& encoding, int64_t row) {
+  if (!HasColumnPlane(encoding.format)) return {};
+  Arrays& arrays = SharedArrays();
+  return {arrays.column_data.data() + DataBytes(encoding, row, kCols),
+          arrays.column_scales.data() + ScaleBytes(encoding, Plane::kColumnWise, row, kCols)};
+}
+
+void FillNormal(std::vector<float>& values, int64_t stream, float standard_deviation) {
+  FillInitialValues({Initializer::kNormal, 0.0f, standard_deviation}, 1, stream, 0, kCount, values.data());
+}
+
+// What gradients and moments hold. Rows without a gradient keep zero or subnormal moments.
+enum class Contents { kRandom, kZero, kSubnormal };
+
+void FillState(Contents contents, Arrays& arrays) {
+  FillNormal(arrays.master, 0, 0.02f);
+  if (contents == Contents::kRandom) {
+    FillNormal(arrays.gradient, 1, 1e-3f);
+    FillNormal(arrays.exp_avg, 2, 1e-3f);
+    for (int64_t i = 0; i < kCount; ++i) arrays.exp_avg_sq[i] = arrays.gradient[i] * arrays.gradient[i];
+    return;
+  }
+  const float moment = contents == Contents::kZero ? 0.0f : 1e-43f;
+  std::fill(arrays.gradient.begin(), arrays.gradient.end(), 0.0f);
+  std::fill(arrays.exp_avg.begin(), arrays.exp_avg.end(), moment);
+  std::fill(arrays.exp_avg_sq.begin(), arrays.exp_avg_sq.end(), moment);
+}
+
+AdamStep TypicalStep() {
+  AdamStep step;
+  step.weight_decay = 0.1f;
+  step.bias_correction1 = BiasCorrection(step.beta1, 20);
+  step.bias_correction2 = BiasCorrection(step.beta2, 20);
+  return step;
+}
+
+void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments, Contents contents) {
+  Arrays& arrays = SharedArrays();
+  FillState(contents, arrays);
+  const int64_t moment_bytes = MomentBytes(moments);
+  // BF16 moments use the same memory: the first pass turns whatever is there into moments.
+  uint8_t* exp_avg = reinterpret_cast<uint8_t*>(arrays.exp_avg.data());
+  uint8_t* exp_avg_sq = reinterpret_cast<uint8_t*>(arrays.exp_avg_sq.data());
+  if (moments == MomentType::kBF16) {
+    EncodePlanes({Format::kBF16}, arrays.exp_avg.data(), kRows, kCols, {arrays.row_data.data()}, {});
+    std::memcpy(exp_avg, arrays.row_data.data(), kCount * 2);
+    EncodePlanes({Format::kBF16}, arrays.exp_avg_sq.data(), kRows, kCols, {arrays.row_data.data()}, {});
+    std::memcpy(exp_avg_sq, arrays.row_data.data(), kCount * 2);
+  }
+  Measure(state, kCount * (4 + 8 + 4 * moment_bytes) + PlaneBytes(encoding), [&](RowRange rows) {
+    const int64_t first = rows.first * kCols;
+    const AdamState extent = {arrays.master.data() + first, exp_avg + first * moment_bytes, moments,
+                              exp_avg_sq + first * moment_bytes, moments};
+    FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, encoding,
+              RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first));
+  });
+}
+
+void BM_EncodePlanes(benchmark::State& state, Encoding encoding) {
+  Arrays& arrays = SharedArrays();
+  FillNormal(arrays.master, 0, 0.02f);
+  Measure(state, kCount * 4 + PlaneBytes(encoding), [&](RowRange rows) {
+    EncodePlanes(encoding, arrays.master.data() + rows.first * kCols, rows.count, kCols,
+                 RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first));
+  });
+}
+
+void BM_DecodePlane(benchmark::State& state, Encoding encoding, Plane plane) {
+  Arrays& arrays = SharedArrays();
+  FillNormal(arrays.master, 0, 0.02f);
+  EncodePlanes(encoding, arrays.master.data(), kRows, kCols, RowWiseAt(encoding, 0), ColumnWiseAt(encoding, 0));
+  Measure(state, kCount * 4 + DataBytes(encoding, kRows, kCols) + ScaleBytes(encoding, plane, kRows, kCols),
+          [&](RowRange rows) {
+            const MutablePlane encoded =
+                plane == Plane::kRowWise ? RowWiseAt(encoding, rows.first) : ColumnWiseAt(encoding, rows.first);
+            DecodePlane(encoding, plane, {encoded.data, encoded.scales}, rows.count, kCols,
+                        arrays.master.data() + rows.first * kCols);
+          });
+}
+
+void BM_SumGradients(benchmark::State& state, GradientType type, int sources, bool overwrite) {
+  Arrays& arrays = SharedArrays();
+  FillState(Contents::kRandom, arrays);
+  const std::vector<const std::vector<float>*> inputs = {&arrays.gradient, &arrays.exp_avg, &arrays.exp_avg_sq};
+  const int64_t gradient_bytes = GradientBytes(type);
+  Measure(state, kCount * (sources * gradient_bytes + (overwrite ? 4 : 8)), [&](RowRange rows) {
+    std::vector<const void*> pointers;
+    for (int s = 0; s < sources; ++s) {
+      pointers.push_back(reinterpret_cast<const uint8_t*>(inputs[s]->data()) + rows.first * kCols * gradient_bytes);
+    }
+    SumGradients(pointers, type, rows.count * kCols, overwrite, arrays.master.data() + rows.first * kCols);
+  });
+}
+
+void BM_SumOfSquares(benchmark::State& state) {
+  Arrays& arrays = SharedArrays();
+  FillNormal(arrays.gradient, 1, 1e-3f);
+  Measure(state, kCount * 4, [&](RowRange rows) {
+    benchmark::DoNotOptimize(SumOfSquares(arrays.gradient.data() + rows.first * kCols, rows.count * kCols));
+  });
+}
+
+void BM_FillInitialValues(benchmark::State& state, Initializer kind) {
+  Arrays& arrays = SharedArrays();
+  Measure(state, kCount * 4, [&](RowRange rows) {
+    FillInitialValues({kind, 0.0f, 0.02f}, 1, 0, rows.first * kCols, rows.count * kCols,
+                      arrays.master.data() + rows.first * kCols);
+  });
+}
+
+void Configure(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgName("threads")->Arg(1)->Arg(2)->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(9);
+}
+
+std::string EncodingName(const Encoding& encoding) {
+  return absl::StrCat(FormatName(encoding.format), "/", ElementTypeName(encoding.element));
+}
+
+template <typename Function, typename... Args>
+void Register(const std::string& name, Function function, Args... args) {
+  Configure(benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { function(state, args...); }));
+}
+
+void RegisterAll() {
+  const Encoding fp32 = {Format::kFP32};
+  const Encoding bf16 = {Format::kBF16};
+  const Encoding block = {Format::kFP8Block128x128};
+  const Encoding mx = {Format::kMXFP8};
+  for (const Encoding& encoding : {fp32, bf16, block, mx}) {
+    const std::string name = EncodingName(encoding);
+    Register("FusedAdam/" + name, BM_FusedAdam, encoding, MomentType::kFP32, Contents::kRandom);
+    Register("FusedAdam/BF16Moments/" + name, BM_FusedAdam, encoding, MomentType::kBF16, Contents::kRandom);
+    Register("EncodePlanes/" + name, BM_EncodePlanes, encoding);
+    Register("DecodePlane/" + name, BM_DecodePlane, encoding, Plane::kRowWise);
+  }
+  Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);
+  Register("FusedAdam/SubnormalMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kSubnormal);
+  Register("DecodePlane/ColumnWise/" + EncodingName(mx), BM_DecodePlane, mx, Plane::kColumnWise);
+  Register("SumGradients/FP32/1/overwrite", BM_SumGradients, GradientType::kFP32, 1, true);
+  Register("SumGradients/FP32/2", BM_SumGradients, GradientType::kFP32, 2, false);
+  Register("SumGradients/BF16/1/overwrite", BM_SumGradients, GradientType::kBF16, 1, true);
+  Register("SumGradients/BF16/3", BM_SumGradients, GradientType::kBF16, 3, false);
+  Register("SumOfSquares", BM_SumOfSquares);
+  Register("FillInitialValues/uniform", BM_FillInitialValues, Initializer::kUniform);
+  Register("FillInitialValues/normal", BM_FillInitialValues, Initializer::kNormal);
+}
+
+}  // namespace
+}  // namespace paramshard
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  paramshard::RegisterAll();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

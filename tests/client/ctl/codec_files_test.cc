@@ -1,0 +1,163 @@
+#include "client/ctl/codec_files.h"
+
+#include <stdlib.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/ctl/npy.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::ctl {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+constexpr Encoding kMxfp8{Format::kMXFP8, ElementType::kE4M3, true};
+
+NpyArray FloatArray(std::vector<int64_t> shape, const std::vector<float>& values) {
+  NpyArray array{"<f4", std::move(shape), std::vector<uint8_t>(values.size() * sizeof(float))};
+  if (!values.empty()) std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
+  return array;
+}
+
+class CodecFilesTest : public testing::Test {
+ protected:
+  CodecFilesTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-codec-XXXXXX").string();
+    directory_ = mkdtemp(pattern.data());
+  }
+  ~CodecFilesTest() override { std::filesystem::remove_all(directory_); }
+
+  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
+
+  std::string Write(const std::string& name, const NpyArray& array) const {
+    EXPECT_OK(WriteNpy(Path(name), array));
+    return Path(name);
+  }
+
+  NpyArray Read(const std::string& name) const {
+    const absl::StatusOr<NpyArray> array = ReadNpy(Path(name));
+    EXPECT_TRUE(array.ok()) << array.status();
+    return array.ok() ? *array : NpyArray();
+  }
+
+  std::vector<std::string> Names(const std::string& directory) const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(Path(directory)))
+      names.push_back(entry.path().filename());
+    return names;
+  }
+
+  std::string directory_;
+};
+
+TEST_F(CodecFilesTest, EachFormatHasItsFiles) {
+  const std::string input = Write("in.npy", FloatArray({3, 40}, std::vector<float>(120, 1.5f)));
+  ASSERT_OK(EncodeFile(kMxfp8, input, Path("mx")));
+  EXPECT_THAT(Names("mx"), UnorderedElementsAre("row_data.npy", "row_scale.npy", "col_data.npy", "col_scale.npy",
+                                                "dequantized.npy"));
+  EXPECT_THAT(Read("mx/row_scale.npy").shape, ElementsAre(3, 2));
+  EXPECT_THAT(Read("mx/col_scale.npy").shape, ElementsAre(1, 40));
+  EXPECT_THAT(Read("mx/col_data.npy").shape, ElementsAre(3, 40));
+  ASSERT_OK(EncodeFile({Format::kFP8Block128x128}, input, Path("block")));
+  EXPECT_THAT(Names("block"), UnorderedElementsAre("row_data.npy", "scale_inv.npy", "dequantized.npy"));
+  EXPECT_EQ(Read("block/scale_inv.npy").dtype, "<f4");
+  EXPECT_THAT(Read("block/scale_inv.npy").shape, ElementsAre(1, 1));
+  for (const Format format : {Format::kFP32, Format::kBF16}) {
+    const std::string name(FormatName(format));
+    ASSERT_OK(EncodeFile({format}, input, Path(name)));
+    EXPECT_THAT(Names(name), UnorderedElementsAre("row_data.npy", "dequantized.npy"));
+    EXPECT_EQ(Read(name + "/row_data.npy").dtype, format == Format::kFP32 ? "<f4" : "<u2");
+    EXPECT_EQ(Read(name + "/dequantized.npy").bytes, Read("in.npy").bytes);
+  }
+}
+
+TEST_F(CodecFilesTest, AnyShapeIsAMatrixOfItsLastDimension) {
+  const std::pair<std::vector<int64_t>, std::vector<int64_t>> cases[] = {
+      {{}, {1, 1}}, {{1}, {1, 1}}, {{6}, {1, 6}}, {{2, 3}, {2, 3}}, {{2, 1, 3, 4}, {6, 4}}};
+  for (const auto& [shape, matrix] : cases) {
+    const std::string input = Write("in.npy", FloatArray(shape, std::vector<float>(matrix[0] * matrix[1], 2.0f)));
+    ASSERT_OK(EncodeFile(kMxfp8, input, Path("out")));
+    EXPECT_EQ(Read("out/row_data.npy").shape, matrix);
+    EXPECT_EQ(Read("out/dequantized.npy").shape, matrix);
+  }
+}
+
+TEST_F(CodecFilesTest, DecodeGivesWhatEncodeFoundDecoded) {
+  const std::string input = Write("in.npy", FloatArray({2, 3}, {1.0f, -2.0f, 3.3f, 0.0f, 1e-20f, 400.0f}));
+  for (const Encoding& encoding : {kMxfp8, Encoding{Format::kFP8Block128x128, ElementType::kE5M2, false},
+                                   Encoding{Format::kFP32}, Encoding{Format::kBF16}}) {
+    ASSERT_OK(EncodeFile(encoding, input, Path("planes")));
+    ASSERT_OK(DecodeFiles(encoding, Plane::kRowWise, Path("planes"), Path("out.npy")));
+    EXPECT_EQ(Read("out.npy").bytes, Read("planes/dequantized.npy").bytes);
+    EXPECT_THAT(Read("out.npy").shape, ElementsAre(2, 3));
+  }
+}
+
+TEST_F(CodecFilesTest, ColumnsAreDecodedWithTheirOwnScales) {
+  const std::string input = Write("in.npy", FloatArray({2, 2}, {1.0f, 1024.0f, 0.5f, 512.0f}));
+  ASSERT_OK(EncodeFile(kMxfp8, input, Path("planes")));
+  ASSERT_OK(DecodeFiles(kMxfp8, Plane::kColumnWise, Path("planes"), Path("out.npy")));
+  EXPECT_EQ(Read("out.npy").bytes, Read("in.npy").bytes);
+}
+
+TEST_F(CodecFilesTest, WhatCannotBeEncodedIsRefusedBeforeAnythingIsWritten) {
+  const std::string input = Write("in.npy", FloatArray({2, 2}, {1, 2, 3, 4}));
+  EXPECT_THAT(EncodeFile({Format::kFP16}, input, Path("out")),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("FP16")));
+  EXPECT_THAT(EncodeFile({Format::kMXFP8, ElementType::kE2M1}, input, Path("out")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("MXFP8")));
+  EXPECT_THAT(EncodeFile(kMxfp8, Path("none.npy"), Path("out")),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.npy")));
+  const std::string bytes = Write("bytes.npy", {"|u1", {2}, {1, 2}});
+  EXPECT_THAT(EncodeFile(kMxfp8, bytes, Path("out")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dtype <f4 expected, got |u1")));
+  const std::string empty = Write("empty.npy", FloatArray({0, 5}, {}));
+  EXPECT_THAT(EncodeFile(kMxfp8, empty, Path("out")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one element")));
+  std::ofstream(Path("text.npy")) << "no numbers";
+  EXPECT_THAT(EncodeFile(kMxfp8, Path("text.npy"), Path("out")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a .npy file")));
+  EXPECT_FALSE(std::filesystem::exists(Path("out")));
+}
+
+TEST_F(CodecFilesTest, OutputThatIsAFileIsRefused) {
+  const std::string input = Write("in.npy", FloatArray({1}, {1}));
+  EXPECT_THAT(EncodeFile(kMxfp8, input, input),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a directory expected")));
+}
+
+TEST_F(CodecFilesTest, PlanesThatDoNotFitTogetherAreRefused) {
+  const std::string input = Write("in.npy", FloatArray({3, 40}, std::vector<float>(120, 1.5f)));
+  const auto decode = [&](Plane plane = Plane::kRowWise) {
+    return DecodeFiles(kMxfp8, plane, Path("planes"), Path("out.npy"));
+  };
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("planes/row_data.npy")));
+  ASSERT_OK(EncodeFile(kMxfp8, input, Path("planes")));
+  Write("planes/row_scale.npy", {"|u1", {3, 1}, {1, 2, 3}});
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [3, 2] expected, got |u1 [3, 1]")));
+  Write("planes/row_scale.npy", FloatArray({3, 2}, {1, 2, 3, 4, 5, 6}));
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [3, 2] expected, got <f4 [3, 2]")));
+  Write("planes/row_data.npy", {"<u2", {1, 1}, {1, 2}});
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [1, 1] expected, got <u2 [1, 1]")));
+  Write("planes/row_data.npy", {"|u1", {2}, {1, 2}});
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two dimensions expected")));
+  Write("planes/row_data.npy", {"|u1", {0, 2}, {}});
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one element")));
+  EXPECT_THAT(
+      DecodeFiles({Format::kBF16}, Plane::kColumnWise, Path("planes"), Path("out.npy")),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a format with a column-wise plane expected, got BF16")));
+  EXPECT_OK(decode(Plane::kColumnWise));
+}
+
+}  // namespace
+}  // namespace paramshard::ctl

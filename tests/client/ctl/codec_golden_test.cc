@@ -1,0 +1,130 @@
+// The program itself against the golden cases, byte for byte.
+
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "client/ctl/npy.h"
+#include "gtest/gtest.h"
+#include "tests/kernels/golden.h"
+
+namespace paramshard {
+namespace {
+
+// Runs paramshardctl and returns its exit code, or -1.
+int RunProgram(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), PARAMSHARDCTL_PATH);
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  if (posix_spawn(&pid, PARAMSHARDCTL_PATH, nullptr, nullptr, argv.data(), environ) != 0) return -1;
+  int status = 0;
+  return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+std::vector<std::string> EncodingFlags(const GoldenCase& golden, const Encoding& encoding) {
+  std::vector<std::string> flags = {"--format", std::string(FormatName(encoding.format)), "--element",
+                                    std::string(ElementTypeName(encoding.element))};
+  if (golden.options().contains("pow2") && !golden.options().at("pow2")) flags.push_back("--power-of-two-scales=false");
+  return flags;
+}
+
+class CodecGoldenTest : public testing::Test {
+ protected:
+  CodecGoldenTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-golden-XXXXXX").string();
+    directory_ = mkdtemp(pattern.data());
+  }
+  ~CodecGoldenTest() override { std::filesystem::remove_all(directory_); }
+
+  std::string WriteInput(const GoldenCase& golden) const {
+    const std::string path = directory_ + "/input.npy";
+    EXPECT_TRUE(WriteNpy(path, {"<f4", {golden.rows(), golden.cols()}, golden.Bytes("input")}).ok());
+    return path;
+  }
+
+  // What encode wrote for this role is there if and only if the case has it, and is the same.
+  void ExpectRole(const GoldenCase& golden, const std::string& output, const std::string& role) const {
+    SCOPED_TRACE(role);
+    const std::string path = output + "/" + role + ".npy";
+    ASSERT_EQ(std::filesystem::exists(path), golden.Has(role));
+    if (!golden.Has(role)) return;
+    const absl::StatusOr<NpyArray> array = ReadNpy(path);
+    ASSERT_TRUE(array.ok()) << array.status();
+    EXPECT_EQ(array->shape, ExpectedShape(golden, role));
+    EXPECT_TRUE(SameBytes(golden.Bytes(role), array->bytes));
+  }
+
+  static std::vector<int64_t> ExpectedShape(const GoldenCase& golden, const std::string& role) {
+    if (role == "row_data" || role == "col_data") return {golden.rows(), golden.cols()};
+    const Plane plane = role == "col_scale" ? Plane::kColumnWise : Plane::kRowWise;
+    const MatrixShape scales = ScaleShape(golden.encoding(), plane, golden.rows(), golden.cols());
+    return {scales.rows, scales.cols};
+  }
+
+  void ExpectDequantized(const GoldenCase& golden, const std::string& output) const {
+    const absl::StatusOr<NpyArray> array = ReadNpy(output + "/dequantized.npy");
+    ASSERT_TRUE(array.ok()) << array.status();
+    EXPECT_EQ(array->shape, (std::vector<int64_t>{golden.rows(), golden.cols()}));
+    if (!golden.Has("dequantized")) return;  // of large inputs
+    EXPECT_TRUE(SameBytes(golden.Bytes("dequantized"), array->bytes));
+  }
+
+  std::string directory_;
+};
+
+TEST_F(CodecGoldenTest, EncodeGivesTheGoldenBytes) {
+  int encoded = 0;
+  for (const GoldenCase& golden : GoldenCases("quantize")) {
+    const Encoding encoding = golden.encoding();
+    if (!CheckEncodable(encoding).ok()) continue;
+    SCOPED_TRACE(golden.name());
+    const std::string output = directory_ + "/" + golden.name();
+    std::vector<std::string> arguments = {"codec", "encode", WriteInput(golden), output};
+    for (const std::string& flag : EncodingFlags(golden, encoding)) arguments.push_back(flag);
+    ASSERT_EQ(RunProgram(arguments), 0);
+    for (const char* role : {"row_data", "row_scale", "col_data", "col_scale", "scale_inv", "amax"}) {
+      ExpectRole(golden, output, role);
+    }
+    ExpectDequantized(golden, output);
+    ++encoded;
+  }
+  EXPECT_GE(encoded, 33);
+}
+
+TEST_F(CodecGoldenTest, DecodeGivesTheGoldenValues) {
+  int decoded = 0;
+  for (const GoldenCase& golden : GoldenCases("quantize")) {
+    const Encoding encoding = golden.encoding();
+    if (!CheckEncodable(encoding).ok() || !golden.Has("dequantized_columns")) continue;
+    SCOPED_TRACE(golden.name());
+    const std::string planes = directory_ + "/" + golden.name();
+    const std::vector<std::string> flags = EncodingFlags(golden, encoding);
+    ASSERT_EQ(RunProgram({"codec", "encode", WriteInput(golden), planes, flags[0], flags[1], flags[2], flags[3]}), 0);
+    const std::string values = planes + ".npy";
+    ASSERT_EQ(RunProgram({"codec", "decode", "--plane=column", planes, values, flags[0], flags[1], flags[2], flags[3]}),
+              0);
+    const absl::StatusOr<NpyArray> array = ReadNpy(values);
+    ASSERT_TRUE(array.ok()) << array.status();
+    EXPECT_TRUE(SameBytes(golden.Bytes("dequantized_columns"), array->bytes));
+    ++decoded;
+  }
+  EXPECT_GT(decoded, 0);
+}
+
+TEST_F(CodecGoldenTest, ExitCodesAreThoseOfTheHeader) {
+  const std::string missing = directory_ + "/none.npy";
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=MXFP8", missing, directory_ + "/out"}), 1);
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=FP16", missing, directory_ + "/out"}), 1);
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=FP17", missing, directory_ + "/out"}), 2);
+  EXPECT_EQ(RunProgram({"models", "--socket-dir", directory_}), 3);
+}
+
+}  // namespace
+}  // namespace paramshard

@@ -1,0 +1,284 @@
+#include "client/ctl/ctl.h"
+
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/ctl/exit_codes.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/ctl/fake_daemon.h"
+
+namespace paramshard::ctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Result {
+  int exit_code;
+  std::string out;
+  std::string err;
+  std::string progress;
+};
+
+Result RunArguments(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"paramshardctl"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::ostringstream out, err, progress;
+  const int exit_code = RunCtl(static_cast<int>(argv.size()), argv.data(), {out, err, &progress});
+  return {exit_code, out.str(), err.str(), progress.str()};
+}
+
+// Runs against the daemon; expects success and no errors.
+std::string Output(const FakeDaemon& daemon, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"--socket-dir", daemon.directory()});
+  const Result result = RunArguments(arguments);
+  EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
+  EXPECT_THAT(result.err, IsEmpty());
+  return result.out;
+}
+
+nlohmann::json JsonOutput(const FakeDaemon& daemon, std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"-o", "json"});
+  return nlohmann::json::parse(Output(daemon, arguments));
+}
+
+v1::Shard NewShard(const std::string& parameter, int rank) {
+  v1::Shard shard;
+  shard.set_parameter(parameter);
+  shard.set_rank(rank);
+  shard.set_format(v1::FORMAT_MXFP8);
+  shard.set_plane_bytes(int64_t{3} << 30);
+  return shard;
+}
+
+v1::VerifyModelResponse NewVerified(const std::string& parameter, bool match) {
+  v1::VerifyModelResponse response;
+  response.mutable_extent()->set_parameter(parameter);
+  response.mutable_extent()->set_planes_match(match);
+  response.mutable_extent()->set_master_hash("0123456789abcdef0123456789abcdef");
+  return response;
+}
+
+v1::VerifyModelResponse NewSummary(int64_t extents, int64_t mismatches) {
+  v1::VerifyModelResponse response;
+  response.mutable_summary()->set_version(7);
+  response.mutable_summary()->set_commit_number(8);
+  response.mutable_summary()->set_extent_count(extents);
+  response.mutable_summary()->set_mismatch_count(mismatches);
+  response.mutable_summary()->set_state_hash("fedcba9876543210fedcba9876543210");
+  return response;
+}
+
+TEST(CtlTest, ModelsAreATableOrJson) {
+  FakeDaemon daemon;
+  v1::ModelSummary& model = *daemon.service().answers.models.add_models();
+  model.set_name("tiny");
+  model.set_element_count(int64_t{1} << 40);
+  model.set_world_size(2);
+  EXPECT_THAT(Output(daemon, {"models"}), AllOf(StartsWith("MODEL"), HasSubstr("\ntiny "), HasSubstr("1099511627776")));
+  const nlohmann::json json = JsonOutput(daemon, {"models"});
+  EXPECT_EQ(json["models"][0]["name"], "tiny");
+  EXPECT_EQ(json["models"][0]["elementCount"], "1099511627776");
+  EXPECT_EQ(json["models"][0]["running"], false);
+}
+
+TEST(CtlTest, EmptyListsSaySo) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"models"}), "no models\n");
+  EXPECT_EQ(Output(daemon, {"shards", "tiny"}), "no shards\n");
+  EXPECT_EQ(Output(daemon, {"sessions"}), "no sessions\n");
+  EXPECT_THAT(Output(daemon, {"memory"}), StartsWith("no memory in use by models\n"));
+  EXPECT_EQ(JsonOutput(daemon, {"models"}), nlohmann::json::parse(R"({"models": []})"));
+}
+
+TEST(CtlTest, ShardsOfAllPagesAreOneList) {
+  FakeDaemon daemon;
+  std::vector<v1::ListShardsResponse>& pages = daemon.service().answers.pages;
+  pages.resize(3);
+  for (int i = 0; i < 3; ++i) {
+    *pages[i].add_shards() = NewShard(absl::StrCat("w", i), i);
+    if (i < 2) pages[i].set_next_page_token(absl::StrCat("page-", i + 1));
+  }
+  EXPECT_THAT(
+      Output(daemon, {"shards", "tiny", "--page-size", "17"}),
+      AllOf(HasSubstr("\nw0 "), HasSubstr("\nw1 "), HasSubstr("\nw2 "), HasSubstr("MXFP8"), HasSubstr("3.0 GiB")));
+  ASSERT_EQ(daemon.service().requests.shards.size(), 3u);
+  for (const v1::ListShardsRequest& request : daemon.service().requests.shards) {
+    EXPECT_EQ(request.model(), "tiny");
+    EXPECT_EQ(request.page_size(), 17);
+  }
+  const nlohmann::json json = JsonOutput(daemon, {"shards", "tiny"});
+  EXPECT_EQ(json["shards"].size(), 3u);
+  EXPECT_EQ(json["shards"][2]["planeBytes"], "3221225472");
+  EXPECT_EQ(json["shards"][2]["format"], "FORMAT_MXFP8");
+  EXPECT_EQ(json["nextPageToken"], "");
+}
+
+TEST(CtlTest, PageTokenThatComesAgainIsAnError) {
+  FakeDaemon daemon;
+  daemon.service().answers.pages.resize(2);
+  for (v1::ListShardsResponse& page : daemon.service().answers.pages) page.set_next_page_token("page-1");
+  const Result result = RunArguments({"shards", "tiny", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("paramshardctl: shards tiny: INTERNAL: another page token expected"));
+}
+
+TEST(CtlTest, DescribeAsksForTheParameter) {
+  FakeDaemon daemon;
+  v1::DescribeParameterResponse& parameter = daemon.service().answers.parameter;
+  parameter.set_parameter("blocks.0.w1");
+  parameter.add_shape(64);
+  parameter.add_shape(512);
+  parameter.set_format(v1::FORMAT_FP8_BLOCK_128X128);
+  parameter.add_extents()->set_scale_min(0.25);
+  EXPECT_THAT(Output(daemon, {"describe", "tiny", "blocks.0.w1"}),
+              AllOf(HasSubstr("shape       [64, 512]\n"), HasSubstr("FP8_BLOCK_128X128"), HasSubstr("0.25")));
+  EXPECT_EQ(daemon.service().requests.describe.model(), "tiny");
+  EXPECT_EQ(daemon.service().requests.describe.parameter(), "blocks.0.w1");
+  const nlohmann::json json = JsonOutput(daemon, {"describe", "tiny", "blocks.0.w1"});
+  EXPECT_EQ(json["extents"][0]["scaleMin"], 0.25);
+  EXPECT_FALSE(json["extents"][0].contains("scaleMax"));
+}
+
+TEST(CtlTest, SessionsMemoryAndVersionAreShown) {
+  FakeDaemon daemon;
+  FakeAnswers& answers = daemon.service().answers;
+  answers.sessions.add_sessions()->set_waits_for("rank 1: Push blocks.3");
+  answers.memory.add_uses()->set_memory_class("exp_avg");
+  answers.memory.set_resident_bytes(2048);
+  answers.version.set_version("0.1.0");
+  answers.version.set_pid(4321);
+  EXPECT_THAT(Output(daemon, {"sessions"}), HasSubstr("rank 1: Push blocks.3"));
+  EXPECT_THAT(Output(daemon, {"memory"}), AllOf(HasSubstr("exp_avg"), HasSubstr("resident 2.0 KiB")));
+  EXPECT_THAT(Output(daemon, {"version"}), AllOf(HasSubstr("0.1.0"), HasSubstr("4321")));
+  EXPECT_EQ(JsonOutput(daemon, {"sessions"})["sessions"][0]["waitsFor"], "rank 1: Push blocks.3");
+  EXPECT_EQ(JsonOutput(daemon, {"memory"})["residentBytes"], "2048");
+  EXPECT_EQ(JsonOutput(daemon, {"version"})["pid"], "4321");
+}
+
+TEST(CtlTest, DrainIsAskedOnce) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"drain"}), "draining\n");
+  EXPECT_EQ(daemon.service().requests.drains, 1);
+}
+
+TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {
+  FakeDaemon daemon;
+  daemon.service().answers.verification = {NewVerified("w1", true), NewVerified("w2", true), NewSummary(2, 0)};
+  const Result result = RunArguments({"verify", "tiny", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("\nw1 "), HasSubstr("\nw2 "), HasSubstr("  yes    0123456789ab  ")));
+  EXPECT_THAT(result.out,
+              HasSubstr("\nversion 7, commit 8: 2 extents, 0 mismatches, state fedcba9876543210fedcba9876543210\n"));
+  EXPECT_THAT(result.progress, AllOf(HasSubstr("verified 2 extents"), ::testing::EndsWith("\r\x1b[K")));
+  EXPECT_EQ(daemon.service().requests.verify.model(), "tiny");
+}
+
+TEST(CtlTest, VerifyThatFindsAMismatchHasAnExitCodeOfItsOwn) {
+  FakeDaemon daemon;
+  daemon.service().answers.verification = {NewVerified("w1", false), NewSummary(1, 1)};
+  for (const char* format : {"table", "json"}) {
+    const Result result = RunArguments({"verify", "tiny", "-o", format, "--socket-dir", daemon.directory()});
+    EXPECT_EQ(result.exit_code, kMismatch);
+    EXPECT_THAT(result.err, IsEmpty());
+  }
+  EXPECT_THAT(RunArguments({"verify", "tiny", "--socket-dir", daemon.directory()}).out,
+              AllOf(HasSubstr("  no "), HasSubstr("1 extent, 1 mismatch, ")));
+}
+
+TEST(CtlTest, QuietVerifyShowsTheSummaryOnly) {
+  FakeDaemon daemon;
+  daemon.service().answers.verification = {NewVerified("w1", true), NewSummary(1, 0)};
+  EXPECT_THAT(Output(daemon, {"verify", "tiny", "--quiet"}), StartsWith("version 7, commit 8: 1 extent, 0 mismatches"));
+  EXPECT_FALSE(JsonOutput(daemon, {"verify", "tiny", "--quiet"}).contains("extents"));
+}
+
+TEST(CtlTest, VerifyAsJsonIsOneDocument) {
+  FakeDaemon daemon;
+  daemon.service().answers.verification = {NewVerified("w1", true), NewVerified("w2", true), NewSummary(2, 0)};
+  const nlohmann::json json = JsonOutput(daemon, {"verify", "tiny"});
+  EXPECT_EQ(json["extents"].size(), 2u);
+  EXPECT_EQ(json["extents"][1]["planesMatch"], true);
+  EXPECT_EQ(json["summary"]["stateHash"], "fedcba9876543210fedcba9876543210");
+  EXPECT_EQ(json["summary"]["mismatchCount"], "0");
+}
+
+TEST(CtlTest, VerifyWithoutASummaryIsAnError) {
+  FakeDaemon daemon;
+  daemon.service().answers.verification = {NewVerified("w1", true)};
+  const Result result = RunArguments({"verify", "tiny", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, HasSubstr("a summary expected"));
+}
+
+TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND, "model nope: tiny expected, got nope");
+  const std::vector<std::vector<std::string>> commands = {{"models"},   {"shards", "nope"}, {"describe", "nope", "w"},
+                                                          {"sessions"}, {"memory"},         {"verify", "nope"},
+                                                          {"drain"},    {"version"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.end(), {"--socket-dir", daemon.directory()});
+    const Result result = RunArguments(command);
+    EXPECT_EQ(result.exit_code, kFailed) << command[0];
+    EXPECT_THAT(result.out, IsEmpty()) << command[0];
+    EXPECT_THAT(result.err, HasSubstr("NOT_FOUND: model nope: tiny expected, got nope\n")) << command[0];
+  }
+  EXPECT_THAT(RunArguments({"describe", "nope", "w", "--socket-dir", daemon.directory()}).err,
+              StartsWith("paramshardctl: describe nope w: NOT_FOUND: "));
+}
+
+TEST(CtlTest, RefusedUserIsToldTheReason) {
+  FakeDaemon daemon(FakeHandoff::kRefuses);
+  const Result result = RunArguments({"models", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_EQ(result.err, "paramshardctl: models: PERMISSION_DENIED: handoff: user 0 expected, got 42\n");
+}
+
+TEST(CtlTest, DaemonThatDoesNotAnswerIsUnreachable) {
+  FakeDaemon stopped;
+  stopped.StopGrpc();
+  FakeDaemon silent(FakeHandoff::kIsSilent);
+  FakeDaemon gone(FakeHandoff::kHangsUp);
+  for (const std::string& directory :
+       {std::string("no-such-directory"), stopped.directory(), silent.directory(), gone.directory()}) {
+    const Result result = RunArguments({"models", "--timeout", "200ms", "--socket-dir", directory});
+    EXPECT_EQ(result.exit_code, kUnreachable) << result.err;
+    EXPECT_THAT(result.err, StartsWith("paramshardctl: models: "));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+  EXPECT_THAT(RunArguments({"models", "--socket-dir", "no-such-directory"}).err,
+              HasSubstr("no-such-directory/handoff.sock"));
+}
+
+TEST(CtlTest, DaemonThatFailsInACallIsUnreachable) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the daemon drains");
+  EXPECT_EQ(RunArguments({"models", "--socket-dir", daemon.directory()}).exit_code, kUnreachable);
+}
+
+TEST(CtlTest, NamesCannotWriteToTheTerminal) {
+  FakeDaemon daemon;
+  daemon.service().answers.models.add_models()->set_name("a\x1b[2Jb\n");
+  EXPECT_THAT(Output(daemon, {"models"}), AllOf(HasSubstr("a\\x1b[2Jb\\x0a"), Not(HasSubstr("\x1b"))));
+}
+
+TEST(CtlTest, TimeBeyondJsonIsAnError) {
+  FakeDaemon daemon;
+  daemon.service().answers.version.mutable_started_at()->set_seconds(int64_t{1} << 60);
+  const Result result = RunArguments({"version", "-o", "json", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("a message with a JSON form expected"));
+}
+
+}  // namespace
+}  // namespace paramshard::ctl

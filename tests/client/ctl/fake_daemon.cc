@@ -1,0 +1,166 @@
+#include "tests/client/ctl/fake_daemon.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/check.h"
+
+namespace paramshard::ctl {
+namespace {
+
+const std::string& Token() {
+  static const auto* token = new std::string(wire::kTokenBytes, 'a');
+  return *token;
+}
+
+void Send(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
+  // A client that has gone is the test's affair.
+  wire::SendHandoff(socket, bytes, fds).IgnoreError();
+}
+
+void SendWelcome(int socket) {
+  wire::HandoffWelcome welcome;
+  std::copy_n(Token().data(), wire::kTokenBytes, welcome.token);
+  const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  const int fd = own.get();
+  Send(socket, wire::HandoffBytes(welcome), absl::MakeConstSpan(&fd, 1));
+}
+
+void SendRefusal(int socket) {
+  wire::HandoffRefusal refusal{};
+  std::strcpy(refusal.reason, "handoff: user 0 expected, got 42");
+  Send(socket, wire::HandoffBytes(refusal), {});
+}
+
+}  // namespace
+
+grpc::Status FakeAdminService::Check(const grpc::ServerContext& context) const {
+  const auto found = context.client_metadata().find("paramshard-token");
+  if (found == context.client_metadata().end() || found->second != token_) {
+    return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "a token expected");
+  }
+  return answers.error;
+}
+
+grpc::Status FakeAdminService::ListModels(grpc::ServerContext* context, const v1::ListModelsRequest*,
+                                          v1::ListModelsResponse* response) {
+  *response = answers.models;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::ListShards(grpc::ServerContext* context, const v1::ListShardsRequest* request,
+                                          v1::ListShardsResponse* response) {
+  requests.shards.push_back(*request);
+  absl::string_view token = request->page_token();
+  size_t page = 0;
+  if (absl::ConsumePrefix(&token, "page-")) PARAMSHARD_CHECK(absl::SimpleAtoi(token, &page));
+  if (page < answers.pages.size()) *response = answers.pages[page];
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::DescribeParameter(grpc::ServerContext* context,
+                                                 const v1::DescribeParameterRequest* request,
+                                                 v1::DescribeParameterResponse* response) {
+  requests.describe = *request;
+  *response = answers.parameter;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,
+                                            v1::ListSessionsResponse* response) {
+  *response = answers.sessions;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::GetMemory(grpc::ServerContext* context, const v1::GetMemoryRequest*,
+                                         v1::GetMemoryResponse* response) {
+  *response = answers.memory;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::VerifyModel(grpc::ServerContext* context, const v1::VerifyModelRequest* request,
+                                           grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
+  requests.verify = *request;
+  for (const v1::VerifyModelResponse& response : answers.verification) writer->Write(response);
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
+  ++requests.drains;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
+                                          v1::GetVersionResponse* response) {
+  *response = answers.version;
+  return Check(*context);
+}
+
+FakeDaemon::FakeDaemon(FakeHandoff handoff) : handoff_(handoff), service_(Token()) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-ctl-XXXXXX").string();
+  PARAMSHARD_CHECK(mkdtemp(pattern.data()) != nullptr);
+  directory_ = pattern;
+  Listen();
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(absl::StrCat("unix:", directory_, "/grpc.sock"), grpc::InsecureServerCredentials());
+  builder.RegisterService(&service_);
+  server_ = builder.BuildAndStart();
+  PARAMSHARD_CHECK(server_ != nullptr);
+  thread_ = std::thread([this] { ServeHandoff(); });
+}
+
+FakeDaemon::~FakeDaemon() {
+  // Wakes accept().
+  shutdown(listener_.get(), SHUT_RDWR);
+  thread_.join();
+  StopGrpc();
+  std::filesystem::remove_all(directory_);
+}
+
+void FakeDaemon::StopGrpc() {
+  if (server_ == nullptr) return;
+  server_->Shutdown();
+  server_.reset();
+}
+
+void FakeDaemon::Listen() {
+  listener_ = wire::FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = absl::StrCat(directory_, "/handoff.sock");
+  PARAMSHARD_CHECK(path.size() < sizeof(address.sun_path));
+  std::memcpy(address.sun_path, path.data(), path.size());
+  PARAMSHARD_CHECK(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  PARAMSHARD_CHECK(listen(listener_.get(), 8) == 0);
+}
+
+void FakeDaemon::ServeHandoff() {
+  while (true) {
+    wire::FileDescriptor client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!client.valid()) return;
+    Meet(client.get());
+    if (handoff_ != FakeHandoff::kHangsUp) clients_.push_back(std::move(client));
+  }
+}
+
+void FakeDaemon::Meet(int socket) {
+  const auto packet = wire::ReceiveHandoff(socket, absl::Seconds(10));
+  if (!packet.ok()) return;
+  PARAMSHARD_CHECK(wire::ParseHandoff<wire::HandoffHello>(*packet, wire::HandoffKind::kHello, 1).ok());
+  if (handoff_ == FakeHandoff::kWelcomes) SendWelcome(socket);
+  if (handoff_ == FakeHandoff::kRefuses) SendRefusal(socket);
+}
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,94 @@
+// A daemon that answers what the test says: the companion socket and AdminService, nothing behind them.
+#ifndef PARAMSHARD_TESTS_CLIENT_CTL_FAKE_DAEMON_H_
+#define PARAMSHARD_TESTS_CLIENT_CTL_FAKE_DAEMON_H_
+
+#include <grpcpp/server.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "paramshard/v1/admin.grpc.pb.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::ctl {
+
+// Answers of the fake. An error is returned by every RPC.
+struct FakeAnswers {
+  grpc::Status error;
+  v1::ListModelsResponse models;
+  std::vector<v1::ListShardsResponse> pages;  // page i has the token "page-<i>"
+  v1::DescribeParameterResponse parameter;
+  v1::ListSessionsResponse sessions;
+  v1::GetMemoryResponse memory;
+  std::vector<v1::VerifyModelResponse> verification;
+  v1::GetVersionResponse version;
+};
+
+// What the fake was asked last.
+struct FakeRequests {
+  v1::DescribeParameterRequest describe;
+  std::vector<v1::ListShardsRequest> shards;
+  v1::VerifyModelRequest verify;
+  int drains = 0;
+};
+
+class FakeAdminService final : public v1::AdminService::Service {
+ public:
+  explicit FakeAdminService(std::string token) : token_(std::move(token)) {}
+
+  FakeAnswers answers;
+  FakeRequests requests;
+
+  grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*, v1::ListModelsResponse*) override;
+  grpc::Status ListShards(grpc::ServerContext*, const v1::ListShardsRequest*, v1::ListShardsResponse*) override;
+  grpc::Status DescribeParameter(grpc::ServerContext*, const v1::DescribeParameterRequest*,
+                                 v1::DescribeParameterResponse*) override;
+  grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override;
+  grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
+  grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,
+                           grpc::ServerWriter<v1::VerifyModelResponse>*) override;
+  grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
+  grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
+
+ private:
+  // UNAUTHENTICATED without the token, else the error of the answers.
+  grpc::Status Check(const grpc::ServerContext& context) const;
+
+  const std::string token_;
+};
+
+// How the companion socket meets a client.
+enum class FakeHandoff { kWelcomes, kRefuses, kIsSilent, kHangsUp };
+
+// Serves in a directory of its own until destroyed.
+class FakeDaemon {
+ public:
+  explicit FakeDaemon(FakeHandoff handoff = FakeHandoff::kWelcomes);
+  ~FakeDaemon();
+
+  const std::string& directory() const { return directory_; }
+  FakeAdminService& service() { return service_; }
+  // No gRPC from here on.
+  void StopGrpc();
+
+ private:
+  void Listen();
+  void ServeHandoff();
+  void Meet(int socket);
+
+  // Constant after construction.
+  const FakeHandoff handoff_;
+  std::string directory_;
+  wire::FileDescriptor listener_;
+
+  FakeAdminService service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<wire::FileDescriptor> clients_;  // of the thread
+  std::thread thread_;
+};
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_TESTS_CLIENT_CTL_FAKE_DAEMON_H_

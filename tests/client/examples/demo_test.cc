@@ -1,0 +1,68 @@
+// The demo itself, shortened, on every shape of a world.
+#include "client/examples/demo.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "gmock/gmock.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::examples {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct DemoCase {
+  std::string name;
+  DemoOptions options;
+};
+
+class DemoTest : public testing::TestWithParam<DemoCase> {
+ protected:
+  DemoOptions Options() const {
+    DemoOptions options = GetParam().options;
+    options.bin_dir = PARAMSHARD_BIN_DIR;
+    options.out_dir = directory_.path();
+    options.epochs = 3;
+    return options;
+  }
+  nlohmann::json Report() const {
+    std::ifstream in(directory_.path() + "/report.json");
+    return nlohmann::json::parse(in);
+  }
+
+  const test::TemporaryDirectory directory_;
+};
+
+TEST_P(DemoTest, BothTrainingsEndInTheSameState) {
+  ASSERT_OK(Demo(Options()).Run());
+  const nlohmann::json report = Report();
+  EXPECT_EQ(report["master_hash_interrupted"], report["master_hash_uninterrupted"]);
+  EXPECT_FALSE(report["master_hash_uninterrupted"].get<std::string>().empty());
+  EXPECT_GT(report["test_accuracy"], 0.9);
+  EXPECT_LT(report["kill9_recovery_seconds"], 30.0);
+  EXPECT_LT(report["gathered_bytes_per_step"], report["bf16_bytes_per_step"]);
+  EXPECT_EQ(report["format"], Options().format);
+  EXPECT_EQ(report["world_size"], Options().world_size);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, DemoTest,
+    testing::Values(DemoCase{"OneRank", {.world_size = 1}}, DemoCase{"TwoRanks", {.world_size = 2}},
+                    DemoCase{"ThreeRanksOfBlocks", {.format = "FP8_BLOCK_128X128", .world_size = 3}},
+                    DemoCase{"TwoNodesOfReplicas", {.world_size = 4, .nodes = 2}},
+                    DemoCase{"TwoNodesOfOneShardGroup", {.world_size = 2, .nodes = 2, .shard_size = 2}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(DemoOptionsTest, WhatCannotBeShownIsRefused) {
+  DemoOptions options{.out_dir = testing::TempDir(), .world_size = 3, .nodes = 2};
+  EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiple of the 2 nodes")));
+  options = {.out_dir = testing::TempDir(), .format = "FP7"};
+  EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("FP7")));
+  options = {.bin_dir = "/nowhere", .out_dir = testing::TempDir()};
+  EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nowhere/paramshardd")));
+}
+
+}  // namespace
+}  // namespace paramshard::examples

@@ -1,0 +1,377 @@
+// The client library against a real daemon.
+#include "client/client.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "kernels/formats/codec.h"
+#include "kernels/optim/adam.h"
+#include "tests/process_counts.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int64_t kRows = 160;
+constexpr int64_t kColumns = 96;
+
+// Units "a" and "b", each with a matrix "a.w" in the format and a small FP32 vector "a.bias".
+ModelSpec TwoUnits(Format format) {
+  ModelSpec spec;
+  spec.name = "two";
+  for (const char* name : {"a", "b"}) {
+    ParameterSpec weight;
+    weight.name = absl::StrCat(name, ".w");
+    weight.shape = {kRows, kColumns};
+    weight.encoding.format = format;
+    weight.initial_value = {Initializer::kNormal, 0.0f, 0.1f};
+    ParameterSpec bias;
+    bias.name = absl::StrCat(name, ".bias");
+    bias.shape = {kRows};
+    bias.initial_value = {Initializer::kConstant, 0.25f};
+    spec.units.push_back({.name = name, .parameters = {weight, bias}});
+  }
+  spec.small_parameter_bytes = 1024;
+  return spec;
+}
+
+std::vector<float> Decode(const Matrix& matrix) {
+  std::vector<float> values(matrix.rows * matrix.columns);
+  matrix.Decode(values.data());
+  return values;
+}
+
+// What a trainer sees of a parameter now.
+absl::StatusOr<std::vector<float>> GatherAndDecode(Model& model, const std::string& unit, const std::string& parameter,
+                                                   Phase phase = Phase::kForward) {
+  ASSIGN_OR_RETURN(GatheredUnit gathered, model.Gather(unit, phase));
+  RETURN_IF_ERROR(gathered.Wait());
+  ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(parameter));
+  return Decode(matrix);
+}
+
+absl::Status PushConstant(Model& model, const std::string& unit, float value) {
+  ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit));
+  for (const char* suffix : {".w", ".bias"}) {
+    ASSIGN_OR_RETURN(const GradientView view, gradients.Get(unit + suffix));
+    std::fill(view.fp32().begin(), view.fp32().end(), value);
+  }
+  return gradients.Push();
+}
+
+class ClientTest : public testing::Test {
+ protected:
+  void StartDaemon(int devices) {
+    std::vector<std::string> flags;
+    for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
+    absl::StatusOr<test::DaemonProcess> daemon = test::DaemonProcess::Start(PARAMSHARDD, directory_.path(), flags);
+    ASSERT_OK(daemon);
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  absl::StatusOr<Client> Connect(int rank) {
+    return Client::Connect({.rank = rank, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(20)});
+  }
+
+  // Opens the model on every rank at once and runs the trainer, a thread for each.
+  void RunTrainers(int ranks, const ModelSpec& spec,
+                   const std::function<absl::Status(int rank, Model& model)>& trainer) {
+    std::vector<std::thread> threads;
+    std::vector<absl::Status> statuses(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] { statuses[rank] = RunTrainer(rank, spec, trainer); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(statuses[rank]) << "rank " << rank;
+  }
+
+  absl::Status RunTrainer(int rank, const ModelSpec& spec,
+                          const std::function<absl::Status(int rank, Model& model)>& trainer) {
+    ASSIGN_OR_RETURN(Client client, Connect(rank));
+    ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
+    return trainer(rank, model);
+  }
+
+  const test::TemporaryDirectory directory_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+TEST_F(ClientTest, WithoutADaemonConnectSaysWhereItLooked) {
+  EXPECT_THAT(Connect(0), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(directory_.path())));
+  EXPECT_THAT(Client::Connect({.rank = -1}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
+}
+
+class FormatsAndRanksTest : public ClientTest, public testing::WithParamInterface<std::tuple<Format, int>> {
+ protected:
+  const Format format_ = std::get<0>(GetParam());
+  const int ranks_ = std::get<1>(GetParam());
+};
+
+// One parameter beside the daemon's: the same master, moments and planes, by the kernels directly.
+struct Reference {
+  explicit Reference(const Encoding& encoding, std::vector<float> initial)
+      : encoding(encoding), master(std::move(initial)), exp_avg(master.size()), exp_avg_sq(master.size()) {}
+
+  void Step(const AdamStep& step, float gradient) {
+    const std::vector<float> gradients(master.size(), gradient);
+    const AdamState state{.master = master.data(), .exp_avg = exp_avg.data(), .exp_avg_sq = exp_avg_sq.data()};
+    FusedAdam(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
+  }
+
+  std::vector<float> Decoded(Plane plane) const {
+    std::vector<uint8_t> data(DataBytes(encoding, kRows, kColumns)),
+        scales(ScaleBytes(encoding, plane, kRows, kColumns));
+    const MutablePlane out{data.data(), scales.data()};
+    EncodePlanes(encoding, master.data(), kRows, kColumns, plane == Plane::kRowWise ? out : MutablePlane{},
+                 plane == Plane::kRowWise ? MutablePlane{} : out);
+    std::vector<float> values(master.size());
+    DecodePlane(encoding, plane, {data.data(), scales.data()}, kRows, kColumns, values.data());
+    return values;
+  }
+
+  Encoding encoding;
+  std::vector<float> master, exp_avg, exp_avg_sq;
+};
+
+TEST_P(FormatsAndRanksTest, StepsAreThoseOfTheKernels) {
+  StartDaemon(ranks_);
+  const ModelSpec spec = TwoUnits(format_);
+  const ParameterSpec& weight = spec.units[0].parameters[0];
+  const Plane backward = HasColumnPlane(format_) ? Plane::kColumnWise : Plane::kRowWise;
+  RunTrainers(ranks_, spec, [&](int rank, Model& model) -> absl::Status {
+    std::vector<float> initial(kRows * kColumns);
+    FillInitialValues(weight.initial_value, spec.seed, 0, 0, kRows * kColumns, initial.data());
+    Reference reference(weight.encoding, std::move(initial));
+    for (int64_t step = 1; step <= 4; ++step) {
+      ASSIGN_OR_RETURN(const std::vector<float> forward, GatherAndDecode(model, "a", "a.w"));
+      EXPECT_EQ(forward, reference.Decoded(Plane::kRowWise)) << "rank " << rank << " step " << step;
+      ASSIGN_OR_RETURN(const std::vector<float> columns, GatherAndDecode(model, "a", "a.w", Phase::kBackward));
+      EXPECT_EQ(columns, reference.Decoded(backward)) << "rank " << rank << " step " << step;
+      // Their mean over ranks is a quarter, exactly.
+      RETURN_IF_ERROR(PushConstant(model, "a", rank == 0 ? 0.25f * static_cast<float>(ranks_) : 0.0f));
+      RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
+      ASSIGN_OR_RETURN(PendingCommit commit,
+                       model.Commit({.learning_rate = 0.01f, .client_state = absl::StrCat("after ", step)}));
+      ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
+      EXPECT_EQ(result.version, step);
+      EXPECT_FALSE(result.skipped);
+      reference.Step({.learning_rate = 0.01f,
+                      .bias_correction1 = BiasCorrection(0.9f, step),
+                      .bias_correction2 = BiasCorrection(0.999f, step)},
+                     0.25f);
+    }
+    return absl::OkStatus();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
+                         testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16),
+                                          testing::Values(1, 2, 3)),
+                         [](const auto& info) {
+                           return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
+                         });
+
+TEST_F(ClientTest, ResidentUnitsServeBothPhasesAtOnce) {
+  StartDaemon(2);
+  ModelSpec spec = TwoUnits(Format::kMXFP8);
+  spec.units[1].reshard_after_forward = false;
+  RunTrainers(2, spec, [](int, Model& model) -> absl::Status {
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("b", Phase::kBoth));
+    EXPECT_THAT(unit.Get("b.w"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("Wait")));
+    RETURN_IF_ERROR(unit.Wait());
+    ASSIGN_OR_RETURN(const Matrix rows, unit.Get("b.w"));
+    ASSIGN_OR_RETURN(const Matrix columns, unit.Get("b.w", Plane::kColumnWise));
+    EXPECT_EQ(rows.plane, Plane::kRowWise);
+    EXPECT_EQ(columns.plane, Plane::kColumnWise);
+    EXPECT_THAT(unit.Get("b.bias", Plane::kColumnWise),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("b.bias")));
+    EXPECT_THAT(unit.Get("a.w"), StatusIs(absl::StatusCode::kNotFound));
+    unit.Release();
+    EXPECT_THAT(unit.Get("b.w"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("released")));
+    // Nobody leaves before everybody has looked.
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({}));
+    return commit.Wait().status();
+  });
+}
+
+TEST_F(ClientTest, GradientsOfOneStepAddUpAndAbsentOnesLeaveTheirParameterAlone) {
+  StartDaemon(2);
+  RunTrainers(2, TwoUnits(Format::kFP32), [](int, Model& model) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<float> before, GatherAndDecode(model, "a", "a.w"));
+    for (float value : {1.0f, 2.0f}) {
+      ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients("a"));
+      ASSIGN_OR_RETURN(const GradientView bias, gradients.Get("a.bias"));
+      std::fill(bias.fp32().begin(), bias.fp32().end(), value);
+      RETURN_IF_ERROR(gradients.MarkAbsent("a.w"));
+      EXPECT_THAT(gradients.MarkAbsent("b.w"), StatusIs(absl::StatusCode::kNotFound));
+      RETURN_IF_ERROR(gradients.Push());
+      EXPECT_THAT(gradients.Push(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("pushed")));
+    }
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.5f}));
+    ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
+    // The mean of both ranks' sums: 3 in each of the bias's elements.
+    EXPECT_DOUBLE_EQ(result.gradient_norm, 3.0 * std::sqrt(static_cast<double>(kRows)));
+    ASSIGN_OR_RETURN(const std::vector<float> after, GatherAndDecode(model, "a", "a.w"));
+    EXPECT_EQ(after, before);
+    ASSIGN_OR_RETURN(const std::vector<float> bias, GatherAndDecode(model, "a", "a.bias"));
+    EXPECT_NE(bias.front(), 0.25f);
+    ASSIGN_OR_RETURN(PendingCommit last, model.Commit({}));
+    return last.Wait().status();
+  });
+}
+
+TEST_F(ClientTest, WhenARankLeavesTheOthersAttachAgainFromItsLastCommit) {
+  StartDaemon(2);
+  const ModelSpec spec = TwoUnits(Format::kMXFP8);
+  ASSERT_OK_AND_ASSIGN(Client first, Connect(0));
+  absl::Status seen;
+  std::thread stayer([&] {
+    absl::StatusOr<Model> model = first.OpenModel(spec);
+    ASSERT_OK(model);
+    ASSERT_OK(PushConstant(*model, "a", 1.0f));
+    absl::StatusOr<PendingCommit> commit = model->Commit({.client_state = "rank 0 was here"});
+    ASSERT_OK(commit);
+    ASSERT_OK(commit->Wait());
+    // Rank 1 leaves: this gather cannot complete.
+    absl::StatusOr<GatheredUnit> unit = model->Gather("a", Phase::kForward);
+    seen = unit.ok() ? unit->Wait() : unit.status();
+    if (unit.ok()) unit->Release();
+    // The old epoch's model is still there while the new one opens.
+    absl::StatusOr<Model> again = first.OpenModel(spec);
+    ASSERT_OK(again);
+    EXPECT_EQ(again->commit_number(), 1);
+    EXPECT_EQ(again->client_state(), "rank 0 was here");
+    ASSERT_TRUE(again->last_result().has_value());
+    EXPECT_EQ(again->last_result()->commit_number, 1);
+    EXPECT_GT(again->epoch(), model->epoch());
+  });
+  EXPECT_OK(RunTrainer(1, spec, [](int, Model& model) -> absl::Status {
+    RETURN_IF_ERROR(PushConstant(model, "a", 1.0f));
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.client_state = "and rank 1"}));
+    RETURN_IF_ERROR(commit.Wait().status());
+    return model.Detach();
+  }));
+  EXPECT_OK(RunTrainer(1, spec, [](int, Model& model) -> absl::Status {
+    EXPECT_EQ(model.client_state(), "and rank 1");
+    return absl::OkStatus();
+  }));
+  stayer.join();
+  EXPECT_THAT(seen, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+}
+
+TEST_F(ClientTest, AStepThatFollowsTheFirstIsGatheredAhead) {
+  StartDaemon(2);
+  RunTrainers(2, TwoUnits(Format::kMXFP8), [](int, Model& model) -> absl::Status {
+    int64_t first_step_bytes = 0;
+    for (int step = 0; step < 3; ++step) {
+      const int64_t before = model.gathered_bytes();
+      for (const char* unit : {"a", "b", "a", "b"}) {
+        RETURN_IF_ERROR(GatherAndDecode(model, unit, absl::StrCat(unit, ".w")).status());
+      }
+      if (step == 0) first_step_bytes = model.gathered_bytes();
+      EXPECT_EQ(model.gathered_bytes() - before, first_step_bytes);
+      ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({}));
+      RETURN_IF_ERROR(commit.Wait().status());
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_F(ClientTest, ASecondTrainerForARankIsRefused) {
+  StartDaemon(1);
+  const ModelSpec spec = TwoUnits(Format::kFP32);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
+  EXPECT_THAT(client.OpenModel(spec), StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(client.DeleteModel("two"), StatusIs(absl::StatusCode::kFailedPrecondition));
+  ASSERT_OK(model.Detach());
+  EXPECT_OK(client.OpenModel(spec));
+}
+
+TEST_F(ClientTest, ImportedTensorsComeBackBitForBit) {
+  StartDaemon(2);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.CreateModel(TwoUnits(Format::kMXFP8)));
+  std::vector<float> master(kRows * kColumns), exp_avg(kRows * kColumns);
+  for (size_t i = 0; i < master.size(); ++i) {
+    master[i] = std::sin(static_cast<float>(i));
+    exp_avg[i] = std::cos(static_cast<float>(i));
+  }
+  const std::vector<ImportTensor> tensors = {
+      {.parameter = "b.w", .kind = TensorKind::kMaster, .values = master, .step = 12},
+      {.parameter = "b.w", .kind = TensorKind::kExpAvg, .values = exp_avg}};
+  ASSERT_OK(client.Import("two", tensors, {.commit_number = 9, .version = 8}));
+
+  std::map<TensorKind, std::vector<float>> exported;
+  ASSERT_OK_AND_ASSIGN(
+      const ExportSummary summary,
+      client.Export("two", {.parameters = {"b.w"}, .kinds = {TensorKind::kMaster, TensorKind::kExpAvg}},
+                    [&](const ExportedExtent& extent) {
+                      EXPECT_EQ(extent.parameter, "b.w");
+                      EXPECT_THAT(extent.shape, ElementsAre(kRows, kColumns));
+                      EXPECT_EQ(extent.step, 12);
+                      std::vector<float>& values = exported[extent.kind];
+                      EXPECT_EQ(static_cast<int64_t>(values.size()), extent.first_row * kColumns);
+                      values.insert(values.end(), extent.values.begin(), extent.values.end());
+                      return absl::OkStatus();
+                    }));
+  EXPECT_EQ(summary.version, 8);
+  EXPECT_EQ(summary.commit_number, 9);
+  EXPECT_EQ(exported[TensorKind::kMaster], master);
+  EXPECT_EQ(exported[TensorKind::kExpAvg], exp_avg);
+}
+
+TEST_F(ClientTest, ImportsThatDoNotFitTheModelAreRefusedBeforeTheyAreSent) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.CreateModel(TwoUnits(Format::kFP32)));
+  const std::vector<float> values(10);
+  EXPECT_THAT(client.Import("two", {{.parameter = "a.w", .values = values}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("15360 values"), HasSubstr("got 10"))));
+  EXPECT_THAT(client.Import("two", {{.parameter = "c.w", .values = values}}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("c.w")));
+  EXPECT_THAT(client.Import("three", {}), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ClientTest, AnExportEndsWithItsSinksError) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.CreateModel(TwoUnits(Format::kFP32)));
+  int calls = 0;
+  const auto refuse = [&](const ExportedExtent&) { return ++calls, absl::ResourceExhaustedError("the disk is full"); };
+  EXPECT_THAT(client.Export("two", {}, refuse), StatusIs(absl::StatusCode::kResourceExhausted, "the disk is full"));
+  EXPECT_EQ(calls, 1);
+  EXPECT_THAT(client.Export("two", {.version = 5}, refuse), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(client.Export("two", {.parameters = {"c.w"}}, refuse), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ClientTest, SessionsLeaveNoDescriptorAndNoThreadBehind) {
+  StartDaemon(1);
+  const ModelSpec spec = TwoUnits(Format::kFP32);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.OpenModel(spec));
+  const int64_t descriptors = OpenDescriptors();
+  const int64_t threads = Threads();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
+    // One background thread for a session; gRPC's own come and go.
+    EXPECT_LE(Threads(), threads + 3);
+  }
+  EXPECT_LE(OpenDescriptors(), descriptors + 1);
+  EXPECT_LE(Threads(), threads + 2);
+}
+
+}  // namespace
+}  // namespace paramshard

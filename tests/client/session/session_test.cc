@@ -1,0 +1,400 @@
+#include "client/internal/session.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "tests/client/session/fake_epoch.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class SessionTest : public testing::Test {
+ protected:
+  void Attach(const FakeEpochOptions& options = {}, const ModelSpec& spec = ThreeUnits()) {
+    session_ = nullptr;
+    epoch_ = std::make_unique<FakeEpoch>(spec, options);
+    ASSERT_OK_AND_ASSIGN(session_, epoch_->Attach());
+  }
+
+  // The trainer's commands so far, like "1:a>0" (gather 1 of a into slot 0), "2:push c<1",
+  // "3:commit 1".
+  std::vector<std::string> Commands() {
+    std::vector<std::string> texts;
+    while (const std::optional<v1::Command> command = epoch_->NextCommand()) {
+      last_ = *command;
+      std::string text = absl::StrCat(command->number(), ":");
+      if (command->has_gather()) {
+        absl::StrAppend(&text, UnitName(command->gather().unit()), ">", command->gather().slot());
+      } else if (command->has_push()) {
+        absl::StrAppend(&text, "push ", UnitName(command->push().unit()), "<", command->push().slot());
+      } else {
+        absl::StrAppend(&text, "commit ", command->commit().commit_number());
+      }
+      texts.push_back(text);
+    }
+    return texts;
+  }
+
+  const std::string& UnitName(int unit) const { return session_->spec().units[unit].name; }
+
+  // Gathers and releases each unit, one letter each, then commits with an answer.
+  void Step(const std::string& units) {
+    for (char unit : units) {
+      ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather(std::string(1, unit), Phase::kForward));
+      session_->Release(ticket);
+    }
+    ASSERT_OK_AND_ASSIGN(const int64_t number, session_->Commit({}));
+    epoch_->PublishCommitted(number, number);
+    Commands();
+  }
+
+  uint32_t Released(int slot) const { return epoch_->words().released(slot).value; }
+
+  std::unique_ptr<FakeEpoch> epoch_;
+  std::shared_ptr<Session> session_;
+  v1::Command last_;  // that Commands has seen
+};
+
+TEST_F(SessionTest, MemoryOfAnotherSizeThanTheLayoutsIsRefused) {
+  FakeEpoch epoch(ThreeUnits(), {.extra_planes_bytes = 4096});
+  EXPECT_THAT(epoch.Attach(),
+              StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("planes"), HasSubstr("expected by the layout"))));
+}
+
+// --- Gathers
+
+TEST_F(SessionTest, GathersTakeTheLowestFreeSlots) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->Gather("b", Phase::kForward));
+  session_->Release(a);
+  ASSERT_OK(session_->Gather("c", Phase::kBackward));
+  EXPECT_THAT(Commands(), ElementsAre("1:a>0", "2:b>1", "3:c>0"));
+  EXPECT_EQ(last_.gather().phase(), v1::PHASE_BACKWARD);
+  EXPECT_EQ(Released(0), a.number);
+}
+
+TEST_F(SessionTest, ExhaustedSlotsNameTheirHolders) {
+  Attach();
+  for (const char* unit : {"a", "b", "a"}) ASSERT_OK(session_->Gather(unit, Phase::kForward));
+  EXPECT_THAT(session_->Gather("c", Phase::kForward),
+              StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("gather c"), HasSubstr("a, b, a"))));
+  EXPECT_EQ(Commands().size(), 3);
+}
+
+TEST_F(SessionTest, UnknownUnitsAndPhasesAreRefused) {
+  Attach();
+  EXPECT_THAT(session_->Gather("d", Phase::kForward), StatusIs(absl::StatusCode::kNotFound, HasSubstr("unit d")));
+  EXPECT_THAT(session_->Gather("a", static_cast<Phase>(9)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got 9")));
+  EXPECT_TRUE(Commands().empty());
+}
+
+TEST_F(SessionTest, WaitLandsOwnPiecesAndAwaitsTheOthers) {
+  Attach();
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  EXPECT_FALSE(session_->GatherReady(ticket));
+  Commands();
+  epoch_->PublishReady(last_);
+  EXPECT_TRUE(session_->GatherReady(ticket));
+  ASSERT_OK(session_->AwaitGather(ticket));
+  // Rank 0 owns the first half of the rows of a.w; the other half is the fake's, who copied
+  // nothing.
+  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  EXPECT_THAT(bytes.data.subspan(0, bytes.data.size() / 2), Each(0x5a));
+  EXPECT_THAT(bytes.data.subspan(bytes.data.size() / 2), Each(0));
+  ASSERT_EQ(bytes.scales.size(), 2);
+  EXPECT_THAT(bytes.scales[0], Each(0x5a));
+  EXPECT_THAT(bytes.scales[1], Each(0));
+}
+
+TEST_F(SessionTest, WhenTheEngineLandsEveryPieceNoneIsCopied) {
+  Attach({.client_lands_own_pieces = false});
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  Commands();
+  epoch_->PublishReady(last_);
+  ASSERT_OK(session_->AwaitGather(ticket));
+  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).data, Each(0));
+}
+
+TEST_F(SessionTest, AGroupOfOneReadsItsPlanesInPlace) {
+  Attach({.ranks = 1});
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  EXPECT_TRUE(session_->GatherReady(ticket));
+  ASSERT_OK(session_->AwaitGather(ticket));
+  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).data, Each(0x5a));
+  EXPECT_THAT(Commands(), ElementsAre("1:a>0"));
+}
+
+TEST_F(SessionTest, OwnPiecesAreNotReadBeforeTheCommitThatWritesThem) {
+  Attach({.ranks = 1, .prefetch = false});
+  ASSERT_OK(session_->Commit({}));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  EXPECT_FALSE(session_->GatherReady(ticket));
+  epoch_->PublishCommitted(1, 1);
+  EXPECT_TRUE(session_->GatherReady(ticket));
+  EXPECT_OK(session_->AwaitGather(ticket));
+}
+
+TEST_F(SessionTest, ResidentUnitsHaveASlotOfTheirOwnAndBothPhases) {
+  ModelSpec spec = ThreeUnits();
+  spec.units[1].reshard_after_forward = false;
+  Attach({}, spec);
+  EXPECT_THAT(session_->Gather("b", Phase::kForward),
+              StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("gather b"), HasSubstr("both"))));
+  ASSERT_OK(session_->Gather("b", Phase::kBoth));
+  EXPECT_THAT(Commands(), ElementsAre("1:b>3"));
+  EXPECT_THAT(session_->Gather("b", Phase::kBoth),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("still held")));
+}
+
+// --- Prefetch
+
+TEST_F(SessionTest, TheSecondStepIsGatheredAhead) {
+  Attach();
+  Step("abcab");
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  EXPECT_THAT(Commands(), ElementsAre("7:a>0", "8:b>1", "9:c>2"));
+  session_->Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  EXPECT_EQ(b.number, 8);
+  EXPECT_THAT(Commands(), ElementsAre("10:a>0"));
+}
+
+TEST_F(SessionTest, PrefetchCanBeTurnedOff) {
+  Attach({.prefetch = false});
+  Step("abc");
+  ASSERT_OK(session_->Gather("a", Phase::kForward));
+  EXPECT_EQ(Commands().size(), 1);
+}
+
+TEST_F(SessionTest, NothingIsGatheredAheadOfACommit) {
+  Attach();
+  Step("ab");
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  session_->Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  session_->Release(b);
+  EXPECT_THAT(Commands(), ElementsAre("4:a>0", "5:b>1"));
+}
+
+TEST_F(SessionTest, ADeviationReleasesWhatWasGatheredAhead) {
+  Attach();
+  Step("abc");
+  ASSERT_OK(session_->Gather("a", Phase::kForward));  // and b, c ahead, as 6 and 7
+  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->Gather("c", Phase::kForward));
+  EXPECT_THAT(Commands(), ElementsAre("5:a>0", "6:b>1", "7:c>2", "8:c>1"));
+  EXPECT_EQ(c.slot, 1);
+  EXPECT_EQ(Released(1), 6);
+  EXPECT_EQ(Released(2), 7);
+}
+
+TEST_F(SessionTest, ACommitReleasesWhatWasGatheredAhead) {
+  Attach();
+  Step("abc");
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  session_->Release(a);
+  ASSERT_OK(session_->Commit({}));
+  EXPECT_THAT(Commands(), ElementsAre("5:a>0", "6:b>1", "7:c>2", "8:commit 2"));
+  EXPECT_EQ(Released(1), 6);
+  EXPECT_EQ(Released(2), 7);
+}
+
+// --- Gradients
+
+TEST_F(SessionTest, APushFillsItsSlotBeforeTheCommand) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients("b"));
+  const GradientView view = session_->Gradient(ticket, 0);
+  EXPECT_EQ(view.rows, 64);
+  EXPECT_EQ(view.columns, 32);
+  EXPECT_THAT(view.data, Each(0));
+  ASSERT_OK(session_->Push(ticket, {1}));
+  EXPECT_EQ(epoch_->words().filled(0).value, 1);
+  EXPECT_THAT(Commands(), ElementsAre("1:push b<0"));
+  EXPECT_THAT(last_.push().absent_parameters(), ElementsAre(1));
+}
+
+TEST_F(SessionTest, GradientSlotsRotateWhateverDrainsFirst) {
+  Attach();
+  for (const char* unit : {"c", "b"}) {
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients(unit));
+    ASSERT_OK(session_->Push(ticket, {}));
+  }
+  EXPECT_THAT(Commands(), ElementsAre("1:push c<0", "2:push b<1"));
+  epoch_->PublishDrained(last_);
+  std::thread daemon([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    epoch_->words().Publish(epoch_->words().drained(0), 1);
+  });
+  ASSERT_OK_AND_ASSIGN(const GradientTicket third, session_->TakeGradients("a"));
+  daemon.join();
+  EXPECT_EQ(third.slot, 0);
+}
+
+TEST_F(SessionTest, ASlotIsZeroedWheneverItIsHandedOut) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(GradientTicket ticket, session_->TakeGradients("a"));
+  std::fill_n(session_->Gradient(ticket, 0).data.data(), 100, 0xff);
+  session_->GiveBack(ticket);
+  ASSERT_OK_AND_ASSIGN(ticket, session_->TakeGradients("a"));
+  EXPECT_EQ(ticket.slot, 0);
+  EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
+}
+
+TEST_F(SessionTest, HeldGradientSlotsAreNamed) {
+  Attach();
+  ASSERT_OK(session_->TakeGradients("a"));
+  ASSERT_OK(session_->TakeGradients("b"));
+  EXPECT_THAT(session_->TakeGradients("c"), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("a, b")));
+  EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a, b")));
+}
+
+// --- Commits
+
+TEST_F(SessionTest, ACommitWithAUnitHeldIsRefused) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("b", Phase::kForward));
+  EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("still held: b")));
+  session_->Release(ticket);
+  EXPECT_THAT(session_->Commit({}), IsOkAndHolds(1));
+}
+
+TEST_F(SessionTest, CommitNumbersGoOnFromTheEpochsStart) {
+  Attach({.commit_number = 41});
+  EXPECT_THAT(session_->Commit({.commit_number = 44}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("42"), HasSubstr("got 44"))));
+  EXPECT_THAT(session_->Commit({.commit_number = 40}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(session_->Commit({.commit_number = 41}), IsOkAndHolds(41));
+  EXPECT_THAT(session_->Commit({}), IsOkAndHolds(42));
+  EXPECT_THAT(session_->Commit({.commit_number = 42}), IsOkAndHolds(42));
+  EXPECT_THAT(Commands(), ElementsAre("1:commit 41", "2:commit 42", "3:commit 42"));
+}
+
+TEST_F(SessionTest, AnAnswerIsTheRecordsOfItsCommit) {
+  Attach();
+  ASSERT_OK(session_->Commit({}));
+  EXPECT_FALSE(session_->CommitReady(1));
+  epoch_->PublishCommitted(1, 1);
+  EXPECT_TRUE(session_->CommitReady(1));
+  ASSERT_OK_AND_ASSIGN(const StepResult result, session_->AwaitCommit(1));
+  EXPECT_EQ(result.commit_number, 1);
+  EXPECT_EQ(result.version, 1);
+  EXPECT_EQ(result.gradient_norm, 0.5);
+  EXPECT_FALSE(result.skipped);
+}
+
+TEST_F(SessionTest, TheFourthCommitInFlightWaitsForTheFirst) {
+  Attach();
+  for (int i = 0; i < 3; ++i) ASSERT_OK(session_->Commit({}));
+  std::thread daemon([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    epoch_->PublishCommitted(1, 1);
+  });
+  ASSERT_OK(session_->Commit({}));
+  EXPECT_EQ(epoch_->words().committed().value, 1);
+  daemon.join();
+}
+
+TEST_F(SessionTest, AnswersOutliveTheirRecords) {
+  Attach();
+  for (int64_t number = 1; number <= 20; ++number) {
+    ASSERT_OK(session_->Commit({}));
+    epoch_->PublishCommitted(number, 100 + number);
+  }
+  for (int64_t number = 1; number <= 20; ++number) {
+    ASSERT_OK_AND_ASSIGN(const StepResult result, session_->AwaitCommit(number));
+    EXPECT_EQ(result.version, 100 + number);
+  }
+}
+
+TEST_F(SessionTest, AFullRingIsWaitedFor) {
+  Attach({.prefetch = false});
+  for (int i = 0; i < 3; ++i) ASSERT_OK(session_->Commit({.client_state = std::string(65536, 'x')}));
+  constexpr int kGathers = 10000;
+  std::thread trainer([&] {
+    for (int i = 0; i < kGathers; ++i) {
+      const absl::StatusOr<GatherTicket> ticket = session_->Gather("a", Phase::kForward);
+      ASSERT_OK(ticket);
+      session_->Release(*ticket);
+    }
+  });
+  absl::SleepFor(absl::Milliseconds(20));
+  for (int64_t seen = 0; seen < 3 + kGathers;) {
+    const std::optional<v1::Command> command = epoch_->NextCommand();
+    if (!command.has_value()) continue;
+    ASSERT_EQ(command->number(), ++seen);
+  }
+  trainer.join();
+}
+
+// --- The end
+
+TEST_F(SessionTest, AfterTheEndEveryCallSaysWhy) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  const auto is_end = StatusIs(absl::StatusCode::kAborted, "rank 1 has left");
+  EXPECT_THAT(session_->status(), is_end);
+  EXPECT_THAT(session_->AwaitGather(ticket), is_end);
+  EXPECT_TRUE(session_->GatherReady(ticket));
+  EXPECT_THAT(session_->Gather("b", Phase::kForward), is_end);
+  EXPECT_THAT(session_->TakeGradients("b"), is_end);
+  EXPECT_THAT(session_->Commit({}), is_end);
+}
+
+TEST_F(SessionTest, AnAnswerGivenBeforeTheEndIsStillTold) {
+  Attach();
+  for (int i = 0; i < 2; ++i) ASSERT_OK(session_->Commit({}));
+  epoch_->PublishCommitted(1, 1);
+  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  EXPECT_THAT(session_->AwaitCommit(1), IsOk());
+  EXPECT_THAT(session_->AwaitCommit(2), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  std::thread killer([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    epoch_->KillDaemon();
+  });
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(session_->AwaitGather(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  killer.join();
+  EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SessionTest, AClosedCompanionConnectionEndsTheSession) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  epoch_->CloseCompanion();
+  EXPECT_THAT(session_->AwaitGather(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("companion")));
+}
+
+TEST_F(SessionTest, ADetachedSessionsMemoryStaysMapped) {
+  Attach({.ranks = 1});
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGather(ticket));
+  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  ASSERT_OK(session_->Detach());
+  EXPECT_THAT(bytes.data, Each(0));
+  EXPECT_OK(session_->Detach());
+}
+
+}  // namespace
+}  // namespace paramshard::internal

@@ -1,0 +1,457 @@
+// Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it was,
+// or what an uninterrupted run makes it.
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/wire/handoff.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int64_t kKillStep = 3;
+
+// Which number of a trainer's board says what.
+enum BoardNumber { kStepReached = 0, kGrandchild = 1 };
+
+std::vector<std::string> CpuFlags(int devices) {
+  std::vector<std::string> flags;
+  for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
+  return flags;
+}
+
+nlohmann::json CtlOf(const std::string& socket_dir, const std::string& arguments) {
+  const auto output = OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", socket_dir, " -o json ", arguments));
+  EXPECT_OK(output.status());
+  return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
+}
+
+// Of masters and moments; planes must match them.
+std::string StateHashOf(const std::string& socket_dir, const std::string& model) {
+  const nlohmann::json verified = CtlOf(socket_dir, "verify " + model);
+  EXPECT_EQ(verified["summary"]["mismatchCount"], "0") << verified.dump(2);
+  return verified["summary"]["stateHash"];
+}
+
+ChildProcess Start(const Training& training) {
+  return ChildProcess::Run([training](Board&) { return Train(training); });
+}
+
+// A daemon with two devices, and trainers for it.
+class FaultTest : public testing::Test {
+ protected:
+  void StartDaemon(std::vector<std::string> more_flags = {}) {
+    std::vector<std::string> flags = CpuFlags(2);
+    flags.insert(flags.end(), more_flags.begin(), more_flags.end());
+    absl::StatusOr<DaemonProcess> daemon = DaemonProcess::Start(PARAMSHARDD, directory_.path(), flags);
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  Training TrainingOf(const std::string& model, int rank) const {
+    return {.socket_dir = directory_.path(), .model = model, .rank = rank};
+  }
+
+  nlohmann::json Ctl(const std::string& arguments) const { return CtlOf(directory_.path(), arguments); }
+  std::string StateHash(const std::string& model) const { return StateHashOf(directory_.path(), model); }
+
+  // Until a trainer is attached; each look is a call of a program, the test's timeout bounds them.
+  void AwaitSession() const {
+    nlohmann::json sessions;
+    while (sessions.empty()) sessions = Ctl("sessions").value("sessions", nlohmann::json::array());
+  }
+
+  // Trains the model to its end without a fault.
+  std::string UninterruptedHash() {
+    ChildProcess first = Start(TrainingOf("uninterrupted", 0));
+    ChildProcess second = Start(TrainingOf("uninterrupted", 1));
+    EXPECT_OK(first.Await());
+    // The last rank may find that the other has left after the last commit.
+    EXPECT_OK(second.Await());
+    return StateHash("uninterrupted");
+  }
+
+  TemporaryDirectory directory_;
+  std::optional<DaemonProcess> daemon_;
+};
+
+// A process that keeps every descriptor of its parent open and does nothing else.
+uint32_t ForkHolder() {
+  // The bare system call: no library in this process may act on the fork.
+  const auto pid = syscall(SYS_fork);
+  while (pid == 0) pause();
+  return static_cast<uint32_t>(pid);
+}
+
+class VanishingTrainerTest : public FaultTest, public testing::WithParamInterface<std::tuple<Point, bool>> {};
+
+TEST_P(VanishingTrainerTest, LeavesNoTraceInTheEnd) {
+  StartDaemon();
+  const std::string expected = UninterruptedHash();
+  ChildProcess survivor = Start(TrainingOf("interrupted", 0));
+  ChildProcess victim = ChildProcess::Run([&](Board& board) {
+    Training training = TrainingOf("interrupted", 1);
+    training.at = [&](Point reached, int64_t commit) {
+      const auto& [point, with_forked_child] = GetParam();
+      if (commit != kKillStep || reached != point) return;
+      if (with_forked_child) board.numbers[kGrandchild] = ForkHolder();
+      raise(SIGKILL);
+    };
+    return Train(training);
+  });
+  EXPECT_THAT(victim.Await(), StatusIs(absl::StatusCode::kUnknown, HasSubstr("signal 9")));
+  ChildProcess replacement = Start(TrainingOf("interrupted", 1));
+  EXPECT_OK(replacement.Await());
+  EXPECT_OK(survivor.Await());
+  EXPECT_EQ(StateHash("interrupted"), expected);
+  const auto grandchild = static_cast<pid_t>(victim.board().numbers[kGrandchild].load());
+  if (grandchild != 0) kill(grandchild, SIGKILL);
+}
+
+INSTANTIATE_TEST_SUITE_P(AtEveryPoint, VanishingTrainerTest,
+                         testing::Combine(testing::Values(Point::kStart, Point::kGathering, Point::kHolding,
+                                                          Point::kReleased, Point::kFilling, Point::kPushed,
+                                                          Point::kAllPushed, Point::kCommitting, Point::kCommitted),
+                                          testing::Bool()));
+
+TEST_F(FaultTest, ADeadTrainersPeersAreToldWhoLeftAndWhereToResume) {
+  StartDaemon();
+  Training staying = TrainingOf("told", 0);
+  staying.resume = false;
+  ChildProcess survivor = Start(staying);
+  ChildProcess victim = ChildProcess::Run([&](Board&) {
+    Training training = TrainingOf("told", 1);
+    training.at = [](Point reached, int64_t commit) {
+      if (commit == kKillStep && reached == Point::kPushed) raise(SIGKILL);
+    };
+    return Train(training);
+  });
+  const std::string victim_pid = absl::StrCat(victim.pid());
+  EXPECT_THAT(survivor.Await(),
+              StatusIs(absl::StatusCode::kAborted, AllOf(HasSubstr(victim_pid), HasSubstr("commit 2"))));
+}
+
+TEST_F(FaultTest, AStoppedTrainerIsNamedAfterTheStepTimeout) {
+  StartDaemon({"--step-timeout=500ms"});
+  Training waiting = TrainingOf("stopped", 0);
+  waiting.resume = false;
+  ChildProcess survivor = Start(waiting);
+  ChildProcess stopped = ChildProcess::Run([&](Board&) {
+    Training training = TrainingOf("stopped", 1);
+    training.at = [](Point reached, int64_t commit) {
+      if (commit == kKillStep && reached == Point::kReleased) raise(SIGSTOP);
+    };
+    return Train(training);
+  });
+  EXPECT_THAT(survivor.Await(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 1"), HasSubstr("push first"))));
+  StateHash("stopped");
+}
+
+TEST_F(FaultTest, ADeadDaemonWakesItsWaitingTrainers) {
+  StartDaemon();
+  Training waiting = TrainingOf("orphans", 0);
+  waiting.resume = false;
+  ChildProcess waiter = ChildProcess::Run([&](Board& board) {
+    waiting.at = [&](Point reached, int64_t commit) {
+      if (reached == Point::kGathering) Reach(board, kStepReached, commit);
+    };
+    return Train(waiting);
+  });
+  // This one never gets to the step that the other waits for.
+  ChildProcess idler = ChildProcess::Run([&](Board&) {
+    Training training = TrainingOf("orphans", 1);
+    training.at = [](Point reached, int64_t commit) {
+      while (commit == kKillStep && reached == Point::kStart) pause();
+    };
+    return Train(training);
+  });
+  ASSERT_TRUE(waiter.AwaitNumber(kStepReached, kKillStep));
+  daemon_->Signal(SIGKILL);
+  EXPECT_THAT(waiter.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+}
+
+TEST_F(FaultTest, TheSecondTrainerOfARankIsRefusedUnlessItTakesOver) {
+  StartDaemon();
+  // Rank 1 never comes: rank 0 waits for the epoch.
+  ChildProcess holder = Start(TrainingOf("contested", 0));
+  const std::string holder_pid = absl::StrCat(holder.pid());
+  AwaitSession();
+  const auto open = [&](bool take_over) {
+    return ChildProcess::Run([&, take_over](Board&) -> absl::Status {
+      auto client = Client::Connect(
+          {.rank = 0, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(1), .take_over = take_over});
+      return client.ok() ? client->OpenModel(SmallModel("contested")).status() : client.status();
+    });
+  };
+  ChildProcess refused = open(false);
+  EXPECT_THAT(refused.Await(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(holder_pid)));
+  ChildProcess taker = open(true);
+  EXPECT_THAT(holder.Await(), StatusIs(absl::StatusCode::kUnknown, HasSubstr("signal 9")));
+  EXPECT_THAT(taker.Await(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("1")));
+}
+
+TEST_F(FaultTest, RanksThatDisagreeAreBothNamed) {
+  StartDaemon();
+  const auto gather = [&](int rank, const char* unit) {
+    return ChildProcess::Run([&, rank, unit](Board&) -> absl::Status {
+      auto client = Client::Connect({.rank = rank, .socket_dir = directory_.path()});
+      if (!client.ok()) return client.status();
+      auto model = client->OpenModel(SmallModel("disagreeing"));
+      if (!model.ok()) return model.status();
+      auto gathered = model->Gather(unit, Phase::kForward);
+      return gathered.ok() ? gathered->Wait() : gathered.status();
+    });
+  };
+  ChildProcess first = gather(0, "first");
+  ChildProcess second = gather(1, "second");
+  const auto disagreement =
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("gather first"), HasSubstr("gather second"), HasSubstr("rank 0"), HasSubstr("rank 1")));
+  EXPECT_THAT(first.Await(), disagreement);
+  EXPECT_THAT(second.Await(), disagreement);
+  StateHash("disagreeing");
+}
+
+TEST_F(FaultTest, AModelThatDoesNotFitIsRefusedWithNumbersAndLeavesNothing) {
+  StartDaemon({"--memory-limit=1MiB"});
+  ChildProcess child = ChildProcess::Run([&](Board&) -> absl::Status {
+    auto client = Client::Connect({.socket_dir = directory_.path()});
+    if (!client.ok()) return client.status();
+    ModelSpec spec = SmallModel("large");
+    spec.units[0].parameters[0].shape = {4096, 4096};
+    return client->CreateModel(spec);
+  });
+  EXPECT_THAT(child.Await(),
+              StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("master"), HasSubstr("free"))));
+  EXPECT_EQ(Ctl("memory")["totalBytes"], "0");
+}
+
+int64_t EntriesOf(pid_t pid, const std::string& folder) {
+  const auto listing = OutputOf(absl::StrCat("ls /proc/", pid, "/", folder, " | wc -l"));
+  return listing.ok() ? std::atoll(listing->c_str()) : -1;
+}
+
+TEST_F(FaultTest, AThousandSessionsLeaveNothingBehind) {
+  StartDaemon();
+  constexpr int kPerChild = 125;
+  const auto open_and_drop = [&](int rank, int count) {
+    return ChildProcess::Run([&, rank, count](Board&) -> absl::Status {
+      auto client = Client::Connect({.rank = rank, .socket_dir = directory_.path()});
+      for (int i = 0; i < count && client.ok(); ++i) {
+        auto model = client->OpenModel(SmallModel("dropped"));
+        // The other rank may have dropped its session first.
+        if (!model.ok() && !absl::IsAborted(model.status())) return model.status();
+      }
+      return client.status();
+    });
+  };
+  const auto round = [&] {
+    ChildProcess first = open_and_drop(0, kPerChild);
+    ChildProcess second = open_and_drop(1, kPerChild);
+    // One of them may be left waiting for a partner that has had its share.
+    const absl::Status first_end = first.Await(absl::Seconds(30));
+    const absl::Status second_end = second.Await(absl::Seconds(30));
+    EXPECT_TRUE(first_end.ok() || second_end.ok()) << first_end << " " << second_end;
+  };
+  round();
+  const int64_t descriptors = EntriesOf(daemon_->pid(), "fd");
+  const int64_t threads = EntriesOf(daemon_->pid(), "task");
+  for (int i = 0; i < 3; ++i) round();
+  EXPECT_LE(EntriesOf(daemon_->pid(), "fd"), descriptors + 2);
+  EXPECT_LE(EntriesOf(daemon_->pid(), "task"), threads + 2);
+}
+
+TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
+  StartDaemon();
+  Training training = TrainingOf("drained", 0);
+  training.resume = false;
+  training.commits = 1000000;
+  ChildProcess first = ChildProcess::Run([&](Board& board) {
+    training.at = [&](Point reached, int64_t commit) {
+      if (reached == Point::kCommitted) Reach(board, kStepReached, commit);
+    };
+    return Train(training);
+  });
+  Training other = TrainingOf("drained", 1);
+  other.resume = false;
+  other.commits = training.commits;
+  ChildProcess second = Start(other);
+  ASSERT_TRUE(first.AwaitNumber(kStepReached, 3));
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(absl::Seconds(30)), IsOkAndHolds(0));
+  EXPECT_THAT(first.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+  EXPECT_THAT(second.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+}
+
+// --- Two daemons ---
+
+// A port that was free a moment ago.
+int FreePort() {
+  wire::FileDescriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+// Two daemons of two devices each: four ranks. The parameter is the shard size.
+class TwoDaemonsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+    for (int node = 0; node < 2; ++node) {
+      std::vector<std::string> flags = CpuFlags(2);
+      flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster, step_timeout()});
+      daemons_.push_back(DaemonProcess::Spawn(PARAMSHARDD, directories_[node].path(), flags));
+    }
+    for (DaemonProcess& daemon : daemons_) ASSERT_OK(daemon.AwaitReady());
+  }
+
+  virtual std::string step_timeout() const { return "--step-timeout=20s"; }
+
+  Training TrainingOf(const std::string& model, int rank) const {
+    Training training{.socket_dir = directories_[rank / 2].path(), .model = model, .rank = rank};
+    training.shard_size = GetParam();
+    return training;
+  }
+
+  std::vector<std::string> Hashes(const std::string& model) const {
+    return {StateHashOf(directories_[0].path(), model), StateHashOf(directories_[1].path(), model)};
+  }
+
+  std::vector<std::string> UninterruptedHashes() {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < 4; ++rank) trainers.push_back(Start(TrainingOf("uninterrupted", rank)));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+    return Hashes("uninterrupted");
+  }
+
+  TemporaryDirectory directories_[2];
+  std::vector<DaemonProcess> daemons_;
+};
+
+TEST_P(TwoDaemonsTest, AKilledTrainerLeavesNoTraceInTheEnd) {
+  const std::vector<std::string> expected = UninterruptedHashes();
+  if (GetParam() == 2) {
+    EXPECT_EQ(expected[0], expected[1]) << "replicas hold equal bytes";
+  }
+  std::vector<ChildProcess> survivors;
+  for (int rank = 0; rank < 3; ++rank) survivors.push_back(Start(TrainingOf("interrupted", rank)));
+  ChildProcess victim = ChildProcess::Run([&](Board&) {
+    Training training = TrainingOf("interrupted", 3);
+    training.at = [](Point reached, int64_t commit) {
+      if (commit == kKillStep && reached == Point::kPushed) raise(SIGKILL);
+    };
+    return Train(training);
+  });
+  EXPECT_THAT(victim.Await(), StatusIs(absl::StatusCode::kUnknown, HasSubstr("signal 9")));
+  ChildProcess replacement = Start(TrainingOf("interrupted", 3));
+  EXPECT_OK(replacement.Await());
+  for (ChildProcess& survivor : survivors) EXPECT_OK(survivor.Await());
+  EXPECT_EQ(Hashes("interrupted"), expected);
+}
+
+TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < 4; ++rank) {
+    Training training = TrainingOf("bereft", rank);
+    training.resume = false;
+    training.commits = 1000000;
+    trainers.push_back(ChildProcess::Run([training](Board& board) mutable {
+      training.at = [&](Point reached, int64_t commit) {
+        if (reached == Point::kCommitted) Reach(board, kStepReached, static_cast<uint32_t>(commit));
+      };
+      return Train(training);
+    }));
+  }
+  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitNumber(kStepReached, 3));
+  daemons_[1].Signal(SIGKILL);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
+  }
+  for (int rank = 2; rank < 4; ++rank) {
+    EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+  }
+  StateHashOf(directories_[0].path(), "bereft");
+}
+
+TEST_P(TwoDaemonsTest, RanksOfDifferentDaemonsThatDisagreeAreBothNamed) {
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < 4; ++rank) {
+    trainers.push_back(ChildProcess::Run([&, rank](Board&) -> absl::Status {
+      auto client = Client::Connect({.rank = rank, .socket_dir = directories_[rank / 2].path()});
+      if (!client.ok()) return client.status();
+      ModelSpec spec = SmallModel("disagreeing");
+      spec.shard_size = GetParam();
+      auto model = client->OpenModel(spec);
+      if (!model.ok()) return model.status();
+      auto gathered = model->Gather(rank < 2 ? "first" : "second", Phase::kForward);
+      if (!gathered.ok()) return gathered.status();
+      // Where groups lie inside daemons this gather succeeds; the disagreement is told to a later call.
+      absl::Status status = gathered->Wait();
+      gathered->Release();
+      while (status.ok()) {
+        auto commit = model->Commit({});
+        status = commit.ok() ? commit->Wait().status() : commit.status();
+      }
+      return status;
+    }));
+  }
+  for (ChildProcess& trainer : trainers) {
+    EXPECT_THAT(trainer.Await(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank")));
+  }
+}
+
+class ImpatientDaemonsTest : public TwoDaemonsTest {
+ protected:
+  std::string step_timeout() const override { return "--step-timeout=1s"; }
+};
+
+TEST_P(ImpatientDaemonsTest, ADaemonWhoseTrainersStopBeforeTheirCommitHoldsNobodyForLong) {
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < 4; ++rank) {
+    trainers.push_back(ChildProcess::Run([&, rank](Board&) {
+      Training training = TrainingOf("unvoted", rank);
+      training.resume = false;
+      training.at = [rank](Point reached, int64_t commit) {
+        if (rank >= 2 && commit == kKillStep && reached == Point::kAllPushed) raise(SIGSTOP);
+      };
+      return Train(training);
+    }));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("commit 3")));
+  }
+  StateHashOf(directories_[0].path(), "unvoted");
+  StateHashOf(directories_[1].path(), "unvoted");
+}
+
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, ImpatientDaemonsTest, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, TwoDaemonsTest, testing::Values(2, 4));
+
+}  // namespace
+}  // namespace paramshard::test

@@ -1,0 +1,106 @@
+#include "tests/faults/training.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::test {
+namespace {
+
+constexpr const char* kUnits[] = {"first", "second"};
+
+ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape, Format format) {
+  ParameterSpec spec;
+  spec.name = name;
+  spec.shape = std::move(shape);
+  spec.encoding.format = format;
+  spec.initial_value = {Initializer::kNormal, 0.0f, 0.02f};
+  return spec;
+}
+
+void Fill(absl::Span<float> values, int64_t commit, int rank, int salt) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>((static_cast<int64_t>(i) * 31 + commit * 7 + rank * 13 + salt) % 101 - 50) / 256.0f;
+  }
+}
+
+absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, int64_t commit) {
+  ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
+  int salt = 0;
+  for (const ParameterSpec& parameter : unit.parameters) {
+    ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
+    Fill(view.fp32(), commit, training.rank, salt++);
+    training.at(Point::kFilling, commit);
+  }
+  return gradients.Push();
+}
+
+absl::Status Step(Model& model, const Training& training, int64_t commit) {
+  training.at(Point::kStart, commit);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    for (const char* name : kUnits) {
+      ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(name, phase));
+      training.at(Point::kGathering, commit);
+      RETURN_IF_ERROR(unit.Wait());
+      training.at(Point::kHolding, commit);
+    }
+  }
+  training.at(Point::kReleased, commit);
+  for (const UnitSpec& unit : model.spec().units) {
+    RETURN_IF_ERROR(Push(model, training, unit, commit));
+    training.at(&unit == &model.spec().units.back() ? Point::kAllPushed : Point::kPushed, commit);
+  }
+  ASSIGN_OR_RETURN(PendingCommit pending, model.Commit({.learning_rate = 1e-2f,
+                                                        .weight_decay = 0.1f,
+                                                        .max_grad_norm = 1.0f,
+                                                        .client_state = absl::StrCat("after ", commit)}));
+  training.at(Point::kCommitting, commit);
+  ASSIGN_OR_RETURN(const StepResult result, pending.Wait());
+  training.at(Point::kCommitted, commit);
+  if (result.commit_number == commit && !result.skipped) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("commit ", commit, " expected to be applied, got ", result.commit_number));
+}
+
+absl::Status TrainEpoch(Client& client, const Training& training) {
+  ModelSpec spec = SmallModel(training.model);
+  spec.shard_size = training.shard_size;
+  ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
+  const int64_t done = model.commit_number();
+  if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {
+    return absl::InternalError(absl::StrCat("client state of commit ", done, " expected, got ", model.client_state()));
+  }
+  for (int64_t commit = done + 1; commit <= training.commits; ++commit) RETURN_IF_ERROR(Step(model, training, commit));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ModelSpec SmallModel(const std::string& name) {
+  ModelSpec spec;
+  spec.name = name;
+  spec.seed = 7;
+  spec.small_parameter_bytes = 1024;
+  UnitSpec first;
+  first.name = kUnits[0];
+  first.parameters = {Parameter("first.weight", {96, 160}, Format::kMXFP8),
+                      Parameter("first.bias", {96}, Format::kFP32)};
+  UnitSpec second;
+  second.name = kUnits[1];
+  second.parameters = {Parameter("second.weight", {300, 64}, Format::kFP8Block128x128),
+                       Parameter("second.scale", {}, Format::kBF16)};
+  spec.units = {first, second};
+  return spec;
+}
+
+absl::Status Train(const Training& training) {
+  while (true) {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank, .socket_dir = training.socket_dir}));
+    const absl::Status status = TrainEpoch(client, training);
+    // Another rank's departure; the next epoch begins when all are attached again. After the last commit ranks leave.
+    if (!training.resume || !absl::IsAborted(status)) return status;
+  }
+}
+
+}  // namespace paramshard::test

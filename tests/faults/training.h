@@ -1,0 +1,49 @@
+// A small training whose every step is known: gradients depend on commit number and rank alone, so that a run that was
+// interrupted anywhere must end in the same bytes as one that was not.
+#ifndef PARAMSHARD_TESTS_FAULTS_TRAINING_H_
+#define PARAMSHARD_TESTS_FAULTS_TRAINING_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/client.h"
+
+namespace paramshard::test {
+
+// Where a trainer can be in a step.
+enum class Point : int {
+  kStart,       // nothing issued yet
+  kGathering,   // a gather issued, not waited for
+  kHolding,     // a unit gathered and held
+  kReleased,    // every unit released
+  kFilling,     // a gradient slot held and half written
+  kPushed,      // one unit's gradients pushed, the other's not
+  kAllPushed,   // all pushed, no commit yet
+  kCommitting,  // commit issued, not answered
+  kCommitted,   // commit answered
+};
+inline constexpr int kPointCount = 9;
+
+ModelSpec SmallModel(const std::string& name);
+
+struct Training {
+  std::string socket_dir;
+  std::string model;
+  int rank = 0;
+  std::optional<int> shard_size = std::nullopt;
+  int64_t commits = 6;  // train until this commit number
+  // Called at every point of every step with the number of the commit that the step makes.
+  std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
+  // Attach again when the epoch ends under this trainer.
+  bool resume = true;
+};
+
+// Trains to the end; with `resume` an epoch's end is survived by attaching again.
+absl::Status Train(const Training& training);
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_FAULTS_TRAINING_H_

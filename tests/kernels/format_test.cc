@@ -1,0 +1,99 @@
+#include "kernels/formats/format.h"
+
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace paramshard {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(FormatTest, NamesParseBack) {
+  for (int number = 1; number <= 9; ++number) {
+    const Format format = static_cast<Format>(number);
+    EXPECT_EQ(ParseFormat(FormatName(format)).value(), format);
+  }
+  EXPECT_EQ(FormatName(Format::kFP8Block128x128), "FP8_BLOCK_128X128");
+  EXPECT_EQ(FormatName(static_cast<Format>(99)), "UNKNOWN");
+}
+
+TEST(FormatTest, ElementNamesParseBack) {
+  for (int number = 0; number <= 3; ++number) {
+    const ElementType element = static_cast<ElementType>(number);
+    EXPECT_EQ(ParseElementType(ElementTypeName(element)).value(), element);
+  }
+}
+
+TEST(FormatTest, UnknownNameIsRefused) {
+  const absl::Status status = ParseFormat("mxfp8").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"mxfp8\""));
+  EXPECT_EQ(ParseElementType("E3M4").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FormatTest, EncodableFormatsAreOk) {
+  EXPECT_TRUE(CheckEncodable({}).ok());
+  EXPECT_TRUE(CheckEncodable({Format::kBF16, ElementType::kNone}).ok());
+  EXPECT_TRUE(CheckEncodable({Format::kMXFP8, ElementType::kE5M2}).ok());
+  EXPECT_TRUE(CheckEncodable({Format::kFP8Block128x128, ElementType::kE4M3, false}).ok());
+}
+
+TEST(FormatTest, LaterFormatsAreUnimplemented) {
+  for (Format format : {Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed, Format::kMXFP8_2D}) {
+    EXPECT_EQ(CheckEncodable({format}).code(), absl::StatusCode::kUnimplemented) << FormatName(format);
+  }
+  EXPECT_EQ(CheckEncodable({Format::kNVFP4_2D, ElementType::kE2M1}).code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(FormatTest, ElementThatDoesNotFitIsInvalid) {
+  const absl::Status status = CheckEncodable({Format::kMXFP8, ElementType::kE2M1});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "format MXFP8 has no element type E2M1");
+  EXPECT_EQ(CheckEncodable({Format::kNVFP4_2D, ElementType::kE4M3}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckEncodable({static_cast<Format>(0)}).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FormatTest, SizesCountEdgeBlocks) {
+  const Encoding block = {Format::kFP8Block128x128};
+  EXPECT_EQ(DataBytes(block, 129, 300), 129 * 300);
+  EXPECT_EQ(ScaleShape(block, Plane::kRowWise, 129, 300), (MatrixShape{2, 3}));
+  EXPECT_EQ(ScaleBytes(block, Plane::kRowWise, 129, 300), 2 * 3 * 4);
+  EXPECT_EQ(ScaleBytes(block, Plane::kColumnWise, 129, 300), 0);
+
+  const Encoding mx = {Format::kMXFP8};
+  EXPECT_EQ(ScaleShape(mx, Plane::kRowWise, 33, 65), (MatrixShape{33, 3}));
+  EXPECT_EQ(ScaleShape(mx, Plane::kColumnWise, 33, 65), (MatrixShape{2, 65}));
+  EXPECT_EQ(ScaleBytes(mx, Plane::kColumnWise, 33, 65), 130);
+
+  EXPECT_EQ(DataBytes({Format::kNVFP4_2D, ElementType::kE2M1}, 3, 5), 9);
+  EXPECT_EQ(DataBytes({Format::kFP32}, 3, 5), 60);
+  EXPECT_EQ(DataBytes({Format::kBF16}, 3, 5), 30);
+  EXPECT_EQ(ScaleBytes({Format::kBF16}, Plane::kRowWise, 3, 5), 0);
+}
+
+TEST(FormatTest, EmptyExtentHasNoBytes) {
+  for (Format format : {Format::kFP32, Format::kFP8Block128x128, Format::kMXFP8}) {
+    EXPECT_EQ(DataBytes({format}, 0, 77), 0);
+    EXPECT_EQ(ScaleBytes({format}, Plane::kRowWise, 0, 77), 0);
+    EXPECT_EQ(ScaleBytes({format}, Plane::kColumnWise, 0, 77), 0);
+  }
+}
+
+TEST(FormatTest, SizesAre64Bit) {
+  EXPECT_EQ(DataBytes({Format::kFP32}, 1 << 20, 1 << 20), int64_t{1} << 42);
+  EXPECT_EQ(ScaleBytes({Format::kMXFP8}, Plane::kRowWise, 1 << 20, 1 << 20), int64_t{1} << 35);
+}
+
+TEST(FormatTest, GranulesFollowTheBlocks) {
+  EXPECT_EQ(GranuleRows(Format::kFP8Block128x128), 128);
+  EXPECT_EQ(GranuleRows(Format::kMXFP8), 32);
+  EXPECT_EQ(GranuleRows(Format::kMXFP8_2D), 32);
+  EXPECT_EQ(GranuleRows(Format::kNVFP4_2D), 16);
+  EXPECT_EQ(GranuleRows(Format::kFP8TensorCurrent), 1);
+  EXPECT_TRUE(HasColumnPlane(Format::kMXFP8));
+  EXPECT_FALSE(HasColumnPlane(Format::kMXFP8_2D));
+}
+
+}  // namespace
+}  // namespace paramshard

@@ -1,0 +1,355 @@
+#include "server/cluster/coordinator.h"
+
+#include <future>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/cluster/coordinator_cluster.h"
+#include "tests/server/cluster/recording_listener.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Asks for the answer that is there now.
+constexpr absl::Time kNow = absl::InfinitePast();
+
+// Node 0 serves ranks 0 and 1, node 1 rank 2.
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(coordinator_.Join(0, 2, &sinks_[0]));
+    ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
+  }
+
+  // Starts an epoch at this commit number and takes the news of it.
+  int64_t StartEpoch(int64_t commit_number = 0) {
+    coordinator_.Report(0, MakeReport({0, 1}, commit_number, commit_number));
+    coordinator_.Report(1, MakeReport({2}, commit_number, commit_number));
+    const EpochNews first = sinks_[0].Next();
+    const EpochNews second = sinks_[1].Next();
+    EXPECT_TRUE(first.start && second.start) << first.why << second.why;
+    EXPECT_EQ(first.epoch, second.epoch);
+    return first.epoch;
+  }
+
+  void ExpectEnd(int64_t epoch, absl::StatusCode code, const std::string& text) {
+    for (RecordingListener& sink : sinks_) {
+      const EpochNews news = sink.Next();
+      EXPECT_FALSE(news.start);
+      EXPECT_EQ(news.epoch, epoch);
+      EXPECT_THAT(news.why, StatusIs(code, HasSubstr(text)));
+    }
+  }
+
+  absl::StatusOr<CommitDecision> Vote0(int64_t epoch, int64_t commit_number, absl::Time deadline = kNow) {
+    return coordinator_.Vote(0, MakeVote(epoch, commit_number, {{0, 0.5, 0}, {1, 0.25, 0}}, /*shard_size=*/3),
+                             deadline);
+  }
+  absl::StatusOr<CommitDecision> Vote1(int64_t epoch, int64_t commit_number, absl::Time deadline = kNow) {
+    return coordinator_.Vote(1, MakeVote(epoch, commit_number, {{2, 0.125, 0}}), deadline);
+  }
+
+  RecordingListener sinks_[2];
+  Coordinator coordinator_{2};
+};
+
+TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
+  coordinator_.Report(0, MakeReport({0}));
+  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(0, MakeReport({1, 0}));
+  const EpochNews news = sinks_[1].Next();
+  EXPECT_TRUE(news.start);
+  EXPECT_EQ(news.model, "m");
+  EXPECT_EQ(news.epoch, 1);
+}
+
+TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {
+  const int64_t first = StartEpoch();
+  coordinator_.EndEpoch("m", first, absl::AbortedError("rank 1 left"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "rank 1 left");
+  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_GT(sinks_[0].Next().epoch, first);
+}
+
+TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
+  const int64_t first = StartEpoch();
+  coordinator_.Report(0, MakeReport({0, 1}));
+  coordinator_.Report(1, MakeReport({2}));
+  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
+  const int64_t epoch = StartEpoch();
+  coordinator_.EndEpoch("m", epoch - 1, absl::AbortedError("late"));
+  coordinator_.EndEpoch("m", epoch + 1, absl::AbortedError("early"));
+  coordinator_.EndEpoch("other", epoch, absl::AbortedError("other"));
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
+  coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
+  coordinator_.Report(1, MakeReport({2}, 6, 5));
+  ExpectEnd(0, absl::StatusCode::kFailedPrecondition,
+            "version 5 (commit 7) on node 0 (ranks 0..1), version 5 (commit 6) on node 1 (rank 2): "
+            "export from one and "
+            "import to the other");
+  // The trainers that waited are gone; those that attach after the import start an epoch.
+  coordinator_.Report(1, MakeReport({2}, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
+  EXPECT_TRUE(sinks_[0].Next().start);
+}
+
+TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
+  coordinator_.Report(0, MakeReport({0, 1}, 0, 0, 0xabc));
+  coordinator_.Report(1, MakeReport({2}, 0, 0, 0xdef));
+  ExpectEnd(0, absl::StatusCode::kFailedPrecondition, "0000000000000abc on node 0 (ranks 0..1), 0000000000000def on");
+}
+
+TEST_F(CoordinatorTest, ALostNodeEndsEveryEpochAndIsNamed) {
+  const int64_t epoch = StartEpoch();
+  coordinator_.Leave(1);
+  const EpochNews news = sinks_[0].Next();
+  EXPECT_EQ(news.epoch, epoch);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kUnavailable,
+                                 HasSubstr("node 1 (rank 2) lost: its shards of m are gone unless exported")));
+  EXPECT_TRUE(sinks_[1].empty());
+  // Its reports have gone with it.
+  ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
+  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_EQ(sinks_[1].Next().epoch, epoch + 1);
+}
+
+TEST_F(CoordinatorTest, JoinRefusesWhatDoesNotFitTheWorld) {
+  EXPECT_THAT(coordinator_.Join(1, 1, &sinks_[1]), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("node 1")));
+  EXPECT_THAT(coordinator_.Join(2, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1")));
+  EXPECT_THAT(coordinator_.Join(-1, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument));
+  coordinator_.Leave(1);
+  EXPECT_THAT(coordinator_.Join(1, 4, &sinks_[1]),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1 devices expected as before, got 4")));
+}
+
+TEST_F(CoordinatorTest, AwaitWorldNamesTheMissingNodes) {
+  Coordinator coordinator(3);
+  EXPECT_OK(coordinator.Join(0, 1, &sinks_[0]));
+  EXPECT_THAT(coordinator.AwaitWorld(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("missing: node 1, node 2")));
+  EXPECT_OK(coordinator_.AwaitWorld(absl::InfiniteDuration()));
+  EXPECT_THAT(coordinator_.device_counts(), ElementsAre(2, 1));
+}
+
+TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote0(epoch, 1));
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 0.875);
+  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision repeated, Vote1(epoch, 1));
+  EXPECT_EQ(repeated.square_sum, 0.875);
+}
+
+TEST_F(CoordinatorTest, TheNormIsOfTheFirstReplicaInRankOrder) {
+  const int64_t epoch = StartEpoch();
+  // 1e16 + 1 + 1 depends on the order; rank 2 is of another replica.
+  EXPECT_FALSE(coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 512, 0}}), kNow).ok());
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision,
+                       coordinator_.Vote(0, MakeVote(epoch, 1, {{1, 1, 0}, {0, 1e16, 0}}, /*shard_size=*/2), kNow));
+  EXPECT_EQ(decision.square_sum, 1e16 + 1);
+}
+
+TEST_F(CoordinatorTest, ANonFiniteElementAnywhereSkipsOnAllNodes) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_FALSE(coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0, 3}}), kNow).ok());
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote0(epoch, 1));
+  EXPECT_FALSE(decision.apply);
+  EXPECT_EQ(decision.non_finite_count, 3);
+  // A skipped commit counts.
+  EXPECT_THAT(Vote0(epoch, 2), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(CoordinatorTest, VotesThatWaitAreAbortedByTheEndOfTheEpoch) {
+  const int64_t epoch = StartEpoch();
+  auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteFuture()); });
+  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
+  EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted,
+                                      AllOf(HasSubstr("ended before the decision"), HasSubstr("rank 0 hangs"))));
+  EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(CoordinatorTest, VotesOnDifferentCommitsAreRefusedNamingBoth) {
+  const int64_t epoch = StartEpoch(4);
+  EXPECT_THAT(Vote0(epoch, 5), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  const auto message =
+      AllOf(HasSubstr("node 0 (ranks 0..1) votes on commit 5"), HasSubstr("node 1 (rank 2) on commit 6"));
+  EXPECT_THAT(Vote1(epoch, 6), StatusIs(absl::StatusCode::kFailedPrecondition, message));
+  EXPECT_THAT(Vote0(epoch, 5), StatusIs(absl::StatusCode::kFailedPrecondition, message));
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "votes on commit 5");
+}
+
+TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {
+  const int64_t epoch = StartEpoch(4);
+  EXPECT_THAT(Vote0(epoch, 4), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 5 expected")));
+}
+
+TEST_F(CoordinatorTest, AVoteWithoutASumForEachRankIsRefused) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_THAT(coordinator_.Vote(0, MakeVote(epoch, 1, {{0, 1, 0}}), kNow),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("node 0 (ranks 0..1)")));
+  EXPECT_THAT(coordinator_.Vote(1, MakeVote(epoch, 1, {{1, 1, 0}}), kNow),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST_F(CoordinatorTest, AnImportOfAnOlderStateForgetsTheDecisionsAfterIt) {
+  const int64_t first = StartEpoch();
+  for (int64_t commit = 1; commit <= 3; ++commit) {
+    EXPECT_FALSE(Vote1(first, commit).ok());
+    EXPECT_OK(Vote0(first, commit));
+  }
+  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  const int64_t second = StartEpoch(/*commit_number=*/1);
+  EXPECT_THAT(Vote1(second, 2), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_OK(Vote1(first, 1));
+  EXPECT_THAT(Vote1(first, 2), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(CoordinatorTest, RemembersTheLastDecisionsOnly) {
+  const int64_t epoch = StartEpoch();
+  const int64_t commits = static_cast<int64_t>(kKeptDecisions) + 1;
+  for (int64_t commit = 1; commit <= commits; ++commit) {
+    EXPECT_FALSE(Vote1(epoch, commit).ok());
+    EXPECT_OK(Vote0(epoch, commit));
+  }
+  EXPECT_OK(Vote1(epoch, 2));
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(CoordinatorTest, AVoteOfAnEpochThatACoordinatorBeforeHasStartedStaysInDoubt) {
+  EXPECT_THAT(Vote1(3, 9), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
+  StartEpoch();
+  EXPECT_THAT(Vote1(3, 9), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
+  const int64_t first = StartEpoch();
+  coordinator_.Forget(0, "m");
+  ExpectEnd(first, absl::StatusCode::kAborted, "deleted on node 0");
+  coordinator_.Forget(1, "m");
+  EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_GT(StartEpoch(), first);
+  EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+std::string Serialized(int unit) {
+  v1::Command command;
+  command.set_number(1);
+  command.mutable_gather()->set_unit(unit);
+  return command.SerializeAsString();
+}
+
+TEST_F(CoordinatorTest, CommandsThatDifferBetweenNodesEndTheEpochNamingBoth) {
+  const int64_t epoch = StartEpoch();
+  coordinator_.ReportCommand(0, "m", epoch, 1, 1, Serialized(4));
+  coordinator_.ReportCommand(1, "m", epoch, 1, 2, Serialized(4));
+  coordinator_.ReportCommand(1, "m", epoch, 2, 2, Serialized(6));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.ReportCommand(0, "m", epoch, 2, 0, Serialized(5));
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition,
+            "command 2: rank 2 sent {number: 1 gather { unit: 6 }}, rank 0 sent {number: 1 gather "
+            "{ unit: 5 }}");
+}
+
+TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
+  EXPECT_THAT(coordinator_.Put("m", 1, "k", "v"), StatusIs(absl::StatusCode::kAborted));
+  const int64_t epoch = StartEpoch();
+  EXPECT_THAT(coordinator_.Get("m", epoch, "k", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("get k of m")));
+  auto waiting = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
+  EXPECT_OK(coordinator_.Put("m", epoch, "k", "v"));
+  EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
+  waiting = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "never", absl::Minutes(1)); });
+  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted));
+  const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
+  EXPECT_THAT(coordinator_.Get("m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(CoordinatorTest, StopEndsWhatWaits) {
+  const int64_t epoch = StartEpoch();
+  auto vote = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteFuture()); });
+  auto value = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
+  coordinator_.Stop();
+  coordinator_.Stop();
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(value.get(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(coordinator_.AwaitWorld(absl::ZeroDuration()), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
+  RecordingListener listener;
+  const std::unique_ptr<Cluster> cluster = MakeLocalCluster(2);
+  EXPECT_THAT(cluster->device_counts(), ElementsAre(2));
+  EXPECT_OK(cluster->AwaitWorld(absl::ZeroDuration()));
+  // News wait for the listener.
+  cluster->Report(MakeReport({0, 1}));
+  cluster->SetListener(&listener);
+  EXPECT_EQ(listener.Next().epoch, 1);
+  cluster->ReportCommand("m", 1, 1, 0, Serialized(1));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, cluster->Vote(MakeVote(1, 1, {{0, 2, 0}, {1, 3, 0}}, 2)));
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 5);
+  const auto rendezvous = cluster->MakeRendezvous("m", 1);
+  EXPECT_OK(rendezvous->Put("k", "v"));
+  EXPECT_THAT(rendezvous->Get("k", absl::ZeroDuration()), IsOkAndHolds("v"));
+  cluster->EndEpoch("m", 1, absl::AbortedError("rank 0 left"));
+  EXPECT_THAT(listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 left")));
+  cluster->SetListener(nullptr);
+  cluster->Stop();
+  EXPECT_THAT(cluster->Vote(MakeVote(1, 2, {{0, 2, 0}, {1, 3, 0}}, 2)), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// A listener that calls the cluster, as a daemon does.
+class AnsweringListener final : public EpochListener {
+ public:
+  explicit AnsweringListener(Cluster* cluster) : cluster_(cluster) {}
+  void OnEpochStart(const std::string& model, int64_t epoch) override {
+    cluster_->EndEpoch(model, epoch, absl::AbortedError("not now"));
+  }
+  void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
+  int64_t Ended() { return ended_.get_future().get(); }
+
+ private:
+  Cluster* const cluster_;
+  std::promise<int64_t> ended_;
+};
+
+TEST(LocalClusterTest, TheListenerMayCallTheCluster) {
+  const std::unique_ptr<Cluster> cluster = MakeLocalCluster(1);
+  AnsweringListener listener(cluster.get());
+  cluster->SetListener(&listener);
+  cluster->Report(MakeReport({0}));
+  EXPECT_EQ(listener.Ended(), 1);
+  cluster->SetListener(nullptr);
+}
+
+}  // namespace
+}  // namespace paramshard::server

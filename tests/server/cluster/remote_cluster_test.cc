@@ -1,0 +1,338 @@
+// The world over real gRPC servers on loopback ports.
+#include "server/cluster/remote_cluster.h"
+
+#include <future>
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/cluster/cluster_messages.h"
+#include "server/cluster/cluster_service.h"
+#include "server/cluster/coordinator_cluster.h"
+#include "tests/server/cluster/recording_listener.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Minutes(1);
+
+// Serves on 127.0.0.1; port 0 takes a free one, which `port` then is.
+std::unique_ptr<grpc::Server> Serve(grpc::Service* service, int* port) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", *port), grpc::InsecureServerCredentials(), port);
+  builder.RegisterService(service);
+  return builder.BuildAndStart();
+}
+
+// Node 0 with two devices, of a world of `nodes`. Its coordinator outlives its connections, so that
+// these can break.
+class NodeZero {
+ public:
+  explicit NodeZero(int nodes = 2) : coordinator_(nodes) {
+    EXPECT_OK(coordinator_.Join(0, 2, &news));
+    Open();
+  }
+  ~NodeZero() {
+    coordinator_.Stop();
+    Close();
+  }
+
+  // Breaks all connections; Open takes new ones on the same port.
+  void Close() {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+  }
+  void Open() {
+    service_ = std::make_unique<ClusterServiceImpl>(&coordinator_);
+    server_ = Serve(service_.get(), &port_);
+    ASSERT_NE(server_, nullptr);
+  }
+
+  Coordinator& coordinator() { return coordinator_; }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+  RecordingListener news;
+
+ private:
+  Coordinator coordinator_;
+  std::unique_ptr<ClusterServiceImpl> service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+RemoteOptions Options(const NodeZero& zero, int node = 1, int devices = 1) {
+  RemoteOptions options;
+  options.node = node;
+  options.devices = devices;
+  options.coordinator_address = zero.address();
+  options.join_timeout = kLong;
+  return options;
+}
+
+// A world of two nodes: ranks 0 and 1 on node 0, rank 2 on node 1.
+class RemoteClusterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(one_, MakeRemoteCluster(Options(zero_)));
+    one_->SetListener(&news_);
+    ASSERT_OK(one_->AwaitWorld(kLong));
+  }
+  void TearDown() override {
+    if (one_ != nullptr) one_->SetListener(nullptr);
+  }
+
+  int64_t StartEpoch() {
+    zero_.coordinator().Report(0, MakeReport({0, 1}));
+    one_->Report(MakeReport({2}));
+    const EpochNews zero = zero_.news.Next();
+    const EpochNews one = news_.Next();
+    EXPECT_TRUE(zero.start && one.start) << zero.why << one.why;
+    EXPECT_EQ(zero.epoch, one.epoch);
+    return one.epoch;
+  }
+
+  absl::StatusOr<CommitDecision> VoteOfZero(int64_t epoch, int64_t commit_number) {
+    return zero_.coordinator().Vote(0, MakeVote(epoch, commit_number, {{0, 4, 0}, {1, 2, 0}}, /*shard_size=*/3),
+                                    absl::Now() + kLong);
+  }
+  CommitVote VoteOfOne(int64_t epoch, int64_t commit_number) { return MakeVote(epoch, commit_number, {{2, 1, 0}}); }
+
+  NodeZero zero_;
+  RecordingListener news_;
+  std::unique_ptr<Cluster> one_;
+};
+
+TEST_F(RemoteClusterTest, KnowsTheWorld) {
+  EXPECT_EQ(one_->node(), 1);
+  EXPECT_EQ(one_->nodes(), 2);
+  EXPECT_THAT(one_->device_counts(), ElementsAre(2, 1));
+}
+
+TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
+  const int64_t first = StartEpoch();
+  one_->EndEpoch("m", first, absl::AbortedError("rank 2 left"));
+  EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  const int64_t second = StartEpoch();
+  EXPECT_GT(second, first);
+  zero_.coordinator().EndEpoch("m", second, absl::DeadlineExceededError("rank 0 hangs"));
+  const EpochNews news = news_.Next();
+  EXPECT_EQ(news.epoch, second);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
+}
+
+TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
+  zero_.coordinator().Report(0, MakeReport({0, 1}, 3, 3));
+  one_->Report(MakeReport({2}, 2, 2));
+  const EpochNews news = news_.Next();
+  EXPECT_EQ(news.epoch, 0);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
+}
+
+TEST_F(RemoteClusterTest, VotesAreDecidedOverAllNodes) {
+  const int64_t epoch = StartEpoch();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  ASSERT_OK_AND_ASSIGN(const CommitDecision zero, VoteOfZero(epoch, 1));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision one, vote.get());
+  EXPECT_TRUE(zero.apply && one.apply);
+  EXPECT_EQ(zero.square_sum, 7);
+  EXPECT_EQ(one.square_sum, 7);
+}
+
+TEST_F(RemoteClusterTest, VotesOnDifferentCommitsAreRefused) {
+  const int64_t epoch = StartEpoch();
+  auto vote = std::async(std::launch::async, [&] { return VoteOfZero(epoch, 1); });
+  EXPECT_THAT(one_->Vote(VoteOfOne(epoch, 2)), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 1")));
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(RemoteClusterTest, CommandsAreCompared) {
+  const int64_t epoch = StartEpoch();
+  zero_.coordinator().ReportCommand(0, "m", epoch, 1, 0, "a");
+  one_->ReportCommand("m", epoch, 1, 2, "b");
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         AllOf(HasSubstr("rank 0 sent"), HasSubstr("rank 2 sent"))));
+}
+
+TEST_F(RemoteClusterTest, AModelThatIsGoneFromANodeEndsItsEpoch) {
+  const int64_t epoch = StartEpoch();
+  one_->Forget("m");
+  const EpochNews news = zero_.news.Next();
+  EXPECT_EQ(news.epoch, epoch);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted on node 1 (rank 2)")));
+}
+
+TEST_F(RemoteClusterTest, NodeZeroNamesTheNodeThatIsLost) {
+  StartEpoch();
+  one_.reset();
+  EXPECT_THAT(zero_.news.Next().why,
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("node 1 (rank 2) lost: its shards of m are gone unless exported")));
+}
+
+TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
+  const int64_t first = StartEpoch();
+  zero_.Close();
+  const EpochNews lost = news_.Next();
+  EXPECT_EQ(lost.epoch, first);
+  EXPECT_THAT(lost.why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (127.0.0.1:")));
+  EXPECT_FALSE(zero_.news.Next().start);
+  // Said while nobody hears; it is said again.
+  one_->Report(MakeReport({2}));
+  zero_.Open();
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  const EpochNews next = news_.Next();
+  EXPECT_TRUE(next.start) << next.why;
+  EXPECT_GT(next.epoch, first);
+}
+
+TEST_F(RemoteClusterTest, AVoteInDoubtIsRepeatedUntilTheDecisionIsKnown) {
+  const int64_t epoch = StartEpoch();
+  // Node 1's vote arrives, and the answer is lost with the connection.
+  auto lost = std::async(std::launch::async,
+                         [&] { return zero_.coordinator().Vote(1, VoteOfOne(epoch, 1), absl::Now() + kLong); });
+  ASSERT_OK(VoteOfZero(epoch, 1));
+  ASSERT_OK(lost.get());
+  zero_.Close();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  EXPECT_EQ(news_.Next().epoch, epoch);  // the epoch is over meanwhile
+  zero_.Open();
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, vote.get());
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 7);
+}
+
+TEST_F(RemoteClusterTest, AVoteInDoubtThatWasNotDecidedIsAborted) {
+  const int64_t epoch = StartEpoch();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  zero_.Close();
+  zero_.Open();
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("ended before the decision")));
+}
+
+TEST_F(RemoteClusterTest, StopEndsAVoteThatStaysInDoubt) {
+  const int64_t epoch = StartEpoch();
+  zero_.Close();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  one_->Stop();
+  one_->Stop();
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in doubt")));
+  zero_.Open();
+}
+
+TEST_F(RemoteClusterTest, StopOfNodeZeroEndsEverything) {
+  StartEpoch();
+  zero_.coordinator().Stop();
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+}
+
+TEST_F(RemoteClusterTest, ValuesAreShared) {
+  const int64_t epoch = StartEpoch();
+  const auto rendezvous = one_->MakeRendezvous("m", epoch);
+  ASSERT_OK(rendezvous->Put("one", std::string("\0binary", 7)));
+  EXPECT_THAT(zero_.coordinator().Get("m", epoch, "one", absl::ZeroDuration()),
+              IsOkAndHolds(std::string("\0binary", 7)));
+  auto waiting = std::async(std::launch::async, [&] { return rendezvous->Get("zero", kLong); });
+  ASSERT_OK(zero_.coordinator().Put("m", epoch, "zero", "v"));
+  EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
+  EXPECT_THAT(rendezvous->Get("nobody", absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("nobody")));
+  one_->EndEpoch("m", epoch, absl::AbortedError("over"));
+  EXPECT_FALSE(news_.Next().start);
+  EXPECT_THAT(rendezvous->Put("late", "v"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(rendezvous->Get("one", kLong), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(RemoteClusterTest, ASecondDaemonWithTheSameNumberIsRefused) {
+  EXPECT_THAT(MakeRemoteCluster(Options(zero_)).status(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("node 1: a live daemon has this node number")));
+  EXPECT_THAT(MakeRemoteCluster(Options(zero_, 7)).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1 expected")));
+  // The first one is as it was.
+  StartEpoch();
+}
+
+TEST_F(RemoteClusterTest, VotesInTheNameOfNodeZeroAreRefused) {
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::VoteResponse response;
+  EXPECT_EQ(stub->Vote(&context, VoteMessage(0, VoteOfOne(1, 1), kLong), &response).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  for (const bool other_version : {false, true}) {
+    grpc::ClientContext context;
+    const auto stream = stub->Join(&context);
+    v1::JoinRequest first = other_version ? HelloMessage(1, 1) : ForgetMessage("m");
+    if (other_version) first.mutable_hello()->set_protocol_version(99);
+    stream->Write(first);
+    EXPECT_EQ(stream->Finish().error_code(),
+              other_version ? grpc::StatusCode::FAILED_PRECONDITION : grpc::StatusCode::INVALID_ARGUMENT);
+  }
+}
+
+TEST(RemoteClusterJoinTest, AwaitWorldNamesTheMissingNodes) {
+  NodeZero zero(3);
+  ASSERT_OK_AND_ASSIGN(const auto two, MakeRemoteCluster(Options(zero, 2)));
+  EXPECT_THAT(
+      two->AwaitWorld(absl::Milliseconds(10)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("3 nodes expected within 10ms, missing: node 1")));
+  auto waiting = std::async(std::launch::async, [&] { return two->AwaitWorld(kLong); });
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(Options(zero, 1, 4)));
+  EXPECT_OK(waiting.get());
+  EXPECT_THAT(two->device_counts(), ElementsAre(2, 4, 1));
+}
+
+TEST(RemoteClusterJoinTest, ANodeZeroThatIsNotThereIsNamed) {
+  RemoteOptions options;
+  {
+    NodeZero zero;
+    options = Options(zero);
+  }
+  options.join_timeout = absl::Milliseconds(100);
+  EXPECT_THAT(MakeRemoteCluster(options).status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("join node 1"), HasSubstr(options.coordinator_address))));
+}
+
+TEST(RemoteClusterJoinTest, NodeZeroAsTheDaemonMakesIt) {
+  CoordinatorOptions options;
+  options.nodes = 2;
+  CoordinatorNode zero = MakeCoordinatorCluster(options);
+  int port = 0;
+  const std::unique_ptr<grpc::Server> server = Serve(zero.service.get(), &port);
+  RemoteOptions remote;
+  remote.coordinator_address = absl::StrCat("127.0.0.1:", port);
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(remote));
+  ASSERT_OK(zero.cluster->AwaitWorld(kLong));
+  RecordingListener news;
+  zero.cluster->SetListener(&news);
+  zero.cluster->Report(MakeReport({0}));
+  one->Report(MakeReport({1}));
+  const int64_t epoch = news.Next().epoch;
+  auto vote = std::async(std::launch::async, [&] { return one->Vote(MakeVote(epoch, 1, {{1, 5, 0}})); });
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, zero.cluster->Vote(MakeVote(epoch, 1, {{0, 3, 0}}, 1)));
+  EXPECT_EQ(decision.square_sum, 3);
+  EXPECT_OK(vote.get());
+  zero.cluster->SetListener(nullptr);
+  zero.cluster->Stop();
+  server->Shutdown();  // no handler is left to wait for
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,342 @@
+// The contract of Collectives, for every engine and shape of world.
+#include "server/collective/collectives.h"
+
+#include <future>
+#include <map>
+#include <thread>
+#include <tuple>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/collective/tcp_mesh.h"
+#include "tests/server/collective/engine_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int kMixed = 0;
+constexpr int kPlain = 3;
+
+void Ignore(int, int) {}
+
+std::vector<Use> UsesOf(const ModelSpec& model, int unit) {
+  if (!model.units[unit].reshard_after_forward) return {Use::kForward, Use::kBackward, Use::kBoth};
+  return {Use::kForward, Use::kBackward};
+}
+
+int SlotOf(const EngineWorld& world, int unit) {
+  // Units of the ring share its last slot: it is the largest.
+  return world.layout().units()[unit].resident_slot.value_or(world.model().gather_slots - 1);
+}
+
+int GradientSlotOf(const EngineWorld& world) { return world.model().gradient_slots - 1; }
+
+class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
+ protected:
+  void SetUp() override { ASSERT_THAT(world_.Connect(), IsOk()); }
+
+  EngineWorld world_{GetParam()};
+};
+
+TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryUseAndNothingElse) {
+  int64_t number = 0;
+  for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
+    for (const Use use : UsesOf(world_.model(), unit)) {
+      const GatherCall call{++number, unit, use, SlotOf(world_, unit)};
+      SCOPED_TRACE(absl::StrCat("unit ", unit, " use ", static_cast<int>(use)));
+      world_.FillArenas(static_cast<uint32_t>(number));
+      world_.ClearSlots();
+      ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.engine(rank).Gather(call, Ignore); }), Each(IsOk()));
+      for (int rank = 0; rank < world_.ranks(); ++rank) {
+        EXPECT_TRUE(world_.slots(rank) == world_.ExpectedSlots(rank, call, world_.engine(rank).lands_own_pieces()))
+            << "rank " << rank;
+      }
+    }
+  }
+}
+
+TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
+  for (const int unit : {kMixed, 1}) {
+    std::mutex mu;
+    std::map<std::tuple<int, int, int>, int> delivered;  // group, rank, source
+    const GatherCall call{unit + 1, unit, Use::kForward, SlotOf(world_, unit)};
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+      return world_.engine(rank).Gather(call, [&](int target, int source) {
+        std::lock_guard<std::mutex> lock(mu);
+        ++delivered[{world_.group_start(rank), target, source}];
+      });
+    }),
+                Each(IsOk()));
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      for (int source = 0; source < world_.layout().ranks(); ++source) {
+        const bool own = source == world_.group_rank(rank);
+        const int expected = !own || world_.engine(rank).lands_own_pieces() ? 1 : 0;
+        EXPECT_EQ((delivered[{world_.group_start(rank), world_.group_rank(rank), source}]), expected)
+            << "rank " << rank << " source " << source;
+      }
+    }
+  }
+}
+
+TEST_P(CollectivesTest, ReduceSumsInRankOrderThenInNodeOrder) {
+  int64_t number = 0;
+  for (const bool overwrite : {true, false}) {
+    for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
+      SCOPED_TRACE(absl::StrCat("unit ", unit, " overwrite ", overwrite));
+      const int slot = GradientSlotOf(world_);
+      world_.FillGradients(unit, slot, static_cast<uint32_t>(++number));
+      std::vector<Accumulators> got(world_.ranks());
+      for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(unit, rank, 77);
+      std::vector<Accumulators> expected = got;
+      ASSERT_THAT(world_.OnAllRanks(
+                      [&](int rank) { return world_.Reduce(number, unit, slot, rank, overwrite, {}, got[rank]); }),
+                  Each(IsOk()));
+      for (int rank = 0; rank < world_.ranks(); ++rank) {
+        world_.ReduceByTheLetter(unit, slot, rank, overwrite, {}, expected[rank]);
+        EXPECT_EQ(got[rank], expected[rank]) << "rank " << rank;
+      }
+    }
+  }
+}
+
+TEST_P(CollectivesTest, ReduceLeavesAbsentParametersAlone) {
+  const int slot = GradientSlotOf(world_);
+  const std::set<int> absent{0, 2};
+  world_.FillGradients(kMixed, slot, 5);
+  std::vector<Accumulators> got(world_.ranks());
+  for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(kMixed, rank, 6);
+  std::vector<Accumulators> expected = got;
+  ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+    return world_.Reduce(1, kMixed, slot, rank, /*overwrite=*/true, absent, got[rank]);
+  }),
+              Each(IsOk()));
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    world_.ReduceByTheLetter(kMixed, slot, rank, /*overwrite=*/true, absent, expected[rank]);
+    EXPECT_EQ(got[rank], expected[rank]) << "rank " << rank;
+  }
+}
+
+TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
+  constexpr int kRounds = 20;
+  const int slot = GradientSlotOf(world_);
+  world_.FillArenas(1);
+  world_.FillGradients(kPlain, slot, 2);
+  const auto gathers = [&](int rank) {
+    absl::Status status;
+    for (int i = 1; i <= kRounds; ++i) {
+      status.Update(world_.engine(rank).Gather({2 * i, kMixed, Use::kForward, SlotOf(world_, kMixed)}, Ignore));
+    }
+    return status;
+  };
+  const auto reductions = [&](int rank) {
+    absl::Status status;
+    Accumulators accumulators = world_.MakeAccumulators(kPlain, rank, 3);
+    for (int i = 1; i <= kRounds; ++i) {
+      status.Update(world_.Reduce(2 * i + 1, kPlain, slot, rank, /*overwrite=*/true, {}, accumulators));
+    }
+    Accumulators expected = accumulators;
+    world_.ReduceByTheLetter(kPlain, slot, rank, /*overwrite=*/true, {}, expected);
+    EXPECT_EQ(accumulators, expected);
+    return status;
+  };
+  auto reduced = std::async(std::launch::async, [&] { return world_.OnAllRanks(reductions); });
+  EXPECT_THAT(world_.OnAllRanks(gathers), Each(IsOk()));
+  EXPECT_THAT(reduced.get(), Each(IsOk()));
+}
+
+TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
+  const absl::Status why = absl::AbortedError("rank 7 left");
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    world_.engine(rank).Abort(why);
+    world_.engine(rank).Abort(absl::InternalError("later"));
+  }
+  world_.ClearSlots();
+  const std::vector<uint8_t> untouched = world_.slots(0);
+  EXPECT_THAT(world_.OnAllRanks([&](int rank) {
+    return world_.engine(rank).Gather({1, kMixed, Use::kForward, 0}, Ignore);
+  }),
+              Each(why));
+  EXPECT_THAT(world_.OnAllRanks([&](int rank) {
+    Accumulators accumulators = world_.MakeAccumulators(kPlain, rank, 3);
+    return world_.Reduce(1, kPlain, 0, rank, true, {}, accumulators);
+  }),
+              Each(why));
+  for (int rank = 0; rank < world_.ranks(); ++rank) EXPECT_EQ(world_.slots(rank), untouched);
+}
+
+std::string ShapeName(const ::testing::TestParamInfo<WorldShape>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Engines, CollectivesTest,
+                         ::testing::Values(WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
+                                           WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"GlooTwoByTwo", {2, 2}, 4},
+                                           WorldShape{"GlooTwoAndOne", {2, 1}, 3},
+                                           WorldShape{"GlooOneEach", {1, 1, 1}, 3},
+                                           WorldShape{"ReplicasTwoByTwo", {2, 2}, 2},
+                                           WorldShape{"ReplicasOneEach", {1, 1, 1}, 1}),
+                         ShapeName);
+
+// What only engines between daemons do: wait for each other, and compare.
+class CollectivesBetweenDaemonsTest : public CollectivesTest {};
+
+TEST_P(CollectivesBetweenDaemonsTest, ReduceOfAnotherCommandIsRefusedNamingBoth) {
+  std::vector<Accumulators> got(world_.ranks());
+  for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(kPlain, rank, 3);
+  const std::vector<Accumulators> before = got;
+  // The daemons are at different commands.
+  const int second_daemon = world_.shape().device_counts[0];
+  EXPECT_THAT(world_.OnAllRanks([&](int rank) {
+    return world_.Reduce(rank < second_daemon ? 4 : 5, kPlain, 0, rank, true, {}, got[rank]);
+  }),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            AllOf(HasSubstr("command 4 push(plain"), HasSubstr("command 5 push(plain"),
+                                  HasSubstr("(node 0)"), HasSubstr("(node 1)")))));
+  EXPECT_EQ(got, before);
+}
+
+TEST_P(CollectivesBetweenDaemonsTest, AbortEndsACallThatWaitsForAnotherRank) {
+  const absl::Status why = absl::AbortedError("the epoch ended");
+  const absl::Time start = absl::Now();
+  auto waiting = std::async(std::launch::async, [&] {
+    Accumulators accumulators = world_.MakeAccumulators(kPlain, 0, 3);
+    return world_.Reduce(1, kPlain, 0, 0, true, {}, accumulators);
+  });
+  world_.engine(0).Abort(why);
+  EXPECT_EQ(waiting.get(), why);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_P(CollectivesBetweenDaemonsTest, ARankThatGoesAwayEndsTheCallNamingIt) {
+  auto waiting = std::async(std::launch::async, [&] {
+    Accumulators accumulators = world_.MakeAccumulators(kPlain, 0, 3);
+    return world_.Reduce(1, kPlain, 0, 0, true, {}, accumulators);
+  });
+  for (int rank = 1; rank < world_.ranks(); ++rank) world_.DestroyEngine(rank);
+  EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank ")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, CollectivesBetweenDaemonsTest,
+                         ::testing::Values(WorldShape{"GlooTwoByTwo", {2, 2}, 4},
+                                           WorldShape{"GlooTwoAndOne", {2, 1}, 3},
+                                           WorldShape{"ReplicasTwoByTwo", {2, 2}, 2},
+                                           WorldShape{"ReplicasOneEach", {1, 1}, 1}),
+                         ShapeName);
+
+const WorldShape kAcross{"Across", {2, 1}, 3};
+
+TEST(GlooCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
+  const GatherCall calls[] = {{3, kMixed, Use::kForward, 1},
+                              {4, kMixed, Use::kForward, 1},
+                              {3, kPlain, Use::kForward, 1},
+                              {3, kMixed, Use::kBackward, 1},
+                              {3, kMixed, Use::kForward, 2}};
+  for (int i = 1; i < 5; ++i) {
+    EngineWorld world(kAcross);
+    ASSERT_THAT(world.Connect(), IsOk());
+    const std::vector<uint8_t> untouched = world.slots(0);
+    int delivered = 0;
+    const auto statuses = world.OnAllRanks(
+        [&](int rank) { return world.engine(rank).Gather(calls[rank == 2 ? i : 0], [&](int, int) { ++delivered; }); });
+    EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        AllOf(HasSubstr("rank 2 (node 1)"), HasSubstr("(node 0)"),
+                                              HasSubstr("command 3 gather(mixed, forward, slot 1)")))));
+    EXPECT_EQ(delivered, 0);
+    for (int rank = 0; rank < world.ranks(); ++rank) EXPECT_EQ(world.slots(rank), untouched);
+  }
+}
+
+TEST(GlooCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
+  EngineWorld world(kAcross);
+  ASSERT_THAT(world.Connect(), IsOk());
+  const absl::Status why = absl::AbortedError("the epoch ended");
+  std::promise<void> agreed, aborted;
+  const GatherCall call{1, kMixed, Use::kForward, SlotOf(world, kMixed)};
+  const std::shared_future<void> until_aborted = aborted.get_future().share();
+  // All ranks agree on the command; then rank 2 holds its bytes back.
+  std::vector<std::future<absl::Status>> results;
+  for (int rank = 0; rank < world.ranks(); ++rank) {
+    results.push_back(std::async(std::launch::async, [&, rank] {
+      return world.engine(rank).Gather(call, [&, rank](int, int source) {
+        if (rank == 0 && source == 0) agreed.set_value();
+        if (rank == 2 && source == 2) until_aborted.wait();
+      });
+    }));
+  }
+  agreed.get_future().wait();
+  const absl::Time start = absl::Now();
+  world.engine(0).Abort(why);
+  EXPECT_EQ(results[0].get(), why);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  aborted.set_value();
+  // The others learn it from their own daemons; here from the connections.
+  world.engine(1).Abort(why);
+  world.engine(2).Abort(why);
+  EXPECT_THAT(results[1].get(), StatusIs(AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted)));
+  EXPECT_FALSE(results[2].get().ok());
+}
+
+TEST(GlooCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+  EngineWorld world(kAcross, absl::Milliseconds(300));
+  ASSERT_THAT(world.Connect(), IsOk());
+  std::vector<absl::Status> statuses = world.OnAllRanks([&](int rank) {
+    return rank == 1 ? absl::OkStatus() : world.engine(rank).Gather({9, kMixed, Use::kForward, 0}, Ignore);
+  });
+  EXPECT_THAT(statuses[0], StatusIs(AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable),
+                                    HasSubstr("command 9 gather(mixed, forward, slot 0): ")));
+  // The first to give up names the rank; the other may see that one's connection close.
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 1 (node 0) did not come in time") ||
+              absl::StrContains(statuses[2].message(), "rank 1 (node 0) did not come in time"))
+      << statuses[0] << statuses[2];
+}
+
+TEST(GlooCollectivesTest, TheFirstErrorStays) {
+  EngineWorld world(kAcross, absl::Milliseconds(200));
+  ASSERT_THAT(world.Connect(), IsOk());
+  const absl::Status first = world.engine(0).Gather({1, kMixed, Use::kForward, 0}, Ignore);
+  EXPECT_THAT(first, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(world.engine(0).Gather({2, kMixed, Use::kForward, 1}, Ignore), first);
+}
+
+TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {
+  for (const int shard_size : {2, 4}) {
+    EngineWorld world({"Missing", {2, 2}, shard_size}, absl::Milliseconds(300));
+    const absl::Time start = absl::Now();
+    EXPECT_THAT(
+        world.ConnectNode(0).status(),
+        StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("connect engines of test"), HasSubstr("node 1"))));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  }
+}
+
+TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {
+  EngineWorld world({"Dying", {1, 1}, 2}, absl::Milliseconds(500));
+  // Node 1 publishes addresses, does not find node 0 in time, and closes.
+  ASSERT_FALSE(world.ConnectNode(1).ok());
+  EXPECT_THAT(world.ConnectNode(0).status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 (node 1)")));
+}
+
+TEST(ConnectEnginesTest, ShardSizesThatFitNoTopologyAreRefused) {
+  EXPECT_THAT(EngineWorld({"Odd", {2, 1}, 2}).ConnectNode(0).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("a shard size of 3"), HasSubstr("got 2 with 1 devices on node 1"))));
+  EXPECT_THAT(EngineWorld({"Part", {4}, 2}).ConnectNode(0).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a shard size of 4")));
+}
+
+TEST(MakeTcpDeviceTest, OnlyAnAddressOfThisHostWillDo) {
+  EXPECT_OK(MakeTcpDevice("127.0.0.1"));
+  EXPECT_THAT(MakeTcpDevice("192.0.2.1"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("192.0.2.1")));
+  EXPECT_THAT(MakeTcpDevice("no.such.host"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no.such.host")));
+}
+
+}  // namespace
+}  // namespace paramshard::server

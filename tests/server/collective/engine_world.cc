@@ -1,0 +1,248 @@
+#include "tests/server/collective/engine_world.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+
+namespace paramshard::server {
+namespace {
+
+constexpr uint8_t kUntouched = 0xee;
+
+ParameterSpec Parameter(std::string name, int64_t rows, int64_t columns, Format format,
+                        GradientType gradient_type = GradientType::kFP32) {
+  ParameterSpec spec;
+  spec.name = std::move(name);
+  spec.shape = {rows, columns};
+  spec.rows = rows;
+  spec.columns = columns;
+  spec.encoding.format = format;
+  spec.gradient_type = gradient_type;
+  return spec;
+}
+
+UnitSpec Unit(std::string name, std::vector<ParameterSpec> parameters, bool reshard_after_forward = true) {
+  UnitSpec spec;
+  spec.name = std::move(name);
+  spec.parameters = std::move(parameters);
+  spec.reshard_after_forward = reshard_after_forward;
+  return spec;
+}
+
+float FromBits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// A value between 2^-21 and 2^20 of either sign. BF16 takes the upper half of its bits.
+uint32_t GradientBits(std::mt19937& random) {
+  const float mantissa = 1.0f + static_cast<float>(random() % 4096) / 4096.0f;
+  const float value = std::ldexp(random() % 2 == 0 ? mantissa : -mantissa, static_cast<int>(random() % 41) - 21);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+void FillRandom(std::vector<uint8_t>& bytes, uint32_t seed) {
+  std::mt19937 random(seed);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+}
+
+}  // namespace
+
+absl::Status SharedRendezvous::Put(absl::string_view key, absl::string_view value) {
+  std::lock_guard<std::mutex> lock(mu_);
+  values_[std::string(key)] = std::string(value);
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SharedRendezvous::Get(absl::string_view key, absl::Duration timeout) {
+  std::unique_lock<std::mutex> lock(mu_);
+  const std::string name(key);
+  if (changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout), [&] { return values_.count(name) > 0; })) {
+    return values_[name];
+  }
+  return absl::DeadlineExceededError(name);
+}
+
+int WorldShape::ranks() const { return std::accumulate(device_counts.begin(), device_counts.end(), 0); }
+
+ModelSpec TestModel() {
+  ModelSpec model;
+  model.name = "test";
+  model.small_parameter_bytes = 64;
+  model.groups.resize(1);
+  model.units = {
+      Unit("mixed",
+           {Parameter("mx", 100, 64, Format::kMXFP8, GradientType::kBF16),
+            Parameter("five_rows", 5, 33, Format::kBF16, GradientType::kBF16), Parameter("bias", 1, 7, Format::kFP32),
+            Parameter("norm", 1, 9, Format::kBF16, GradientType::kBF16)}),
+      Unit("lonely", {Parameter("scalar", 1, 1, Format::kFP32)}),
+      Unit("resident", {Parameter("w", 70, 32, Format::kMXFP8), Parameter("v", 9, 40, Format::kFP32)}, false),
+      Unit("plain", {Parameter("p", 16, 24, Format::kFP32), Parameter("q", 3, 3, Format::kFP32)}),
+  };
+  return model;
+}
+
+EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
+    : shape_(shape),
+      timeout_(timeout),
+      model_(TestModel()),
+      layout_(model_, shape.shard_size),
+      arenas_(shape.ranks(), std::vector<uint8_t>(layout_.arena_bytes())),
+      slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes(), kUntouched)),
+      engines_(shape.ranks()) {}
+
+absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node) {
+  EngineSpec spec;
+  spec.model = &model_;
+  spec.layout = &layout_;
+  spec.node = node;
+  spec.device_counts = shape_.device_counts;
+  const int first = std::accumulate(shape_.device_counts.begin(), shape_.device_counts.begin() + node, 0);
+  for (int rank = first; rank < first + shape_.device_counts[node]; ++rank) {
+    spec.memory.push_back({arenas_[rank].data(), slots_[rank].data()});
+  }
+  spec.rendezvous = shape_.nodes() > 1 ? &rendezvous_ : nullptr;
+  spec.timeout = timeout_;
+  return ConnectEngines(spec);
+}
+
+absl::Status EngineWorld::Connect() {
+  std::vector<absl::StatusOr<std::vector<std::unique_ptr<Collectives>>>> engines(shape_.nodes());
+  std::vector<std::thread> threads;
+  for (int node = 0; node < shape_.nodes(); ++node) {
+    threads.emplace_back([&, node] { engines[node] = ConnectNode(node); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int rank = 0;
+  for (auto& of_node : engines) {
+    if (!of_node.ok()) return of_node.status();
+    for (auto& engine : *of_node) engines_[rank++] = std::move(engine);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<absl::Status> EngineWorld::OnAllRanks(const std::function<absl::Status(int rank)>& call) {
+  std::vector<absl::Status> statuses(ranks());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = call(rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+void EngineWorld::FillArenas(uint32_t seed) {
+  // Replicas hold the same bytes.
+  for (int rank = 0; rank < ranks(); ++rank) FillRandom(arenas_[rank], seed + group_rank(rank));
+}
+
+void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    std::mt19937 random(seed + rank);
+    uint8_t* const gradients = slots_[rank].data() + layout_.gradient_slot_offsets()[slot];
+    for (size_t i = 0; i < model_.units[unit].parameters.size(); ++i) {
+      const ParameterSpec& parameter = model_.units[unit].parameters[i];
+      uint8_t* out = gradients + layout_.units()[unit].parameters[i].gradient_offset;
+      const bool bf16 = parameter.gradient_type == GradientType::kBF16;
+      for (int64_t element = 0; element < parameter.rows * parameter.columns; ++element) {
+        const uint32_t bits = GradientBits(random) >> (bf16 ? 16 : 0);
+        std::memcpy(out, &bits, bf16 ? 2 : 4);
+        out += bf16 ? 2 : 4;
+      }
+    }
+  }
+}
+
+void EngineWorld::ClearSlots() {
+  for (std::vector<uint8_t>& slots : slots_) slots.assign(slots.size(), kUntouched);
+}
+
+std::vector<uint8_t> EngineWorld::ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const {
+  std::vector<uint8_t> expected(layout_.slots_bytes(), kUntouched);
+  uint8_t* const slot = expected.data() + layout_.slot_offsets()[call.slot];
+  for (int source = 0; source < layout_.ranks(); ++source) {
+    if (source == group_rank(rank) && !own_pieces) continue;
+    const uint8_t* const arena = arenas_[group_start(rank) + source].data();
+    for (const PieceCopy& piece : layout_.Pieces(call.unit, call.use, source)) {
+      std::memcpy(slot + piece.target, arena + piece.source, piece.bytes);
+    }
+  }
+  return expected;
+}
+
+Accumulators EngineWorld::MakeAccumulators(int unit, int rank, uint32_t seed) const {
+  std::mt19937 random(seed + rank);
+  Accumulators accumulators;
+  for (size_t i = 0; i < model_.units[unit].parameters.size(); ++i) {
+    const int64_t rows = layout_.Extent(unit, static_cast<int>(i), group_rank(rank)).size();
+    std::vector<float>& values = accumulators.emplace_back(rows * model_.units[unit].parameters[i].columns);
+    for (float& value : values) value = FromBits(GradientBits(random));
+  }
+  return accumulators;
+}
+
+float EngineWorld::Gradient(int rank, int unit, int parameter, int slot, int64_t element) const {
+  const uint8_t* const gradients = slots_[rank].data() + layout_.gradient_slot_offsets()[slot] +
+                                   layout_.units()[unit].parameters[parameter].gradient_offset;
+  if (model_.units[unit].parameters[parameter].gradient_type == GradientType::kFP32) {
+    uint32_t bits;
+    std::memcpy(&bits, gradients + element * 4, 4);
+    return FromBits(bits);
+  }
+  uint16_t bits;
+  std::memcpy(&bits, gradients + element * 2, 2);
+  return FromBits(static_cast<uint32_t>(bits) << 16);
+}
+
+float EngineWorld::GroupSum(int start, int unit, int parameter, int slot, int64_t element) const {
+  float sum = Gradient(start, unit, parameter, slot, element);
+  for (int rank = start + 1; rank < start + layout_.ranks(); ++rank) {
+    sum = sum + Gradient(rank, unit, parameter, slot, element);
+  }
+  return sum;
+}
+
+void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+                                    Accumulators& accumulators) const {
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    const int parameter = static_cast<int>(i);
+    if (absent.count(parameter) > 0) continue;
+    const int64_t first =
+        layout_.Extent(unit, parameter, group_rank(rank)).begin * model_.units[unit].parameters[parameter].columns;
+    for (size_t j = 0; j < accumulators[i].size(); ++j) {
+      const int64_t element = first + static_cast<int64_t>(j);
+      float sum = GroupSum(0, unit, parameter, slot, element);
+      for (int start = layout_.ranks(); start < ranks(); start += layout_.ranks()) {
+        sum = sum + GroupSum(start, unit, parameter, slot, element);
+      }
+      accumulators[i][j] = overwrite ? sum : accumulators[i][j] + sum;
+    }
+  }
+}
+
+absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
+                                 const std::set<int>& absent, Accumulators& accumulators) {
+  std::vector<float*> pointers;
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    const bool left_out = accumulators[i].empty() || absent.count(static_cast<int>(i)) > 0;
+    pointers.push_back(left_out ? nullptr : accumulators[i].data());
+  }
+  const std::unique_ptr<bool[]> overwrites(new bool[accumulators.size()]);
+  std::fill_n(overwrites.get(), accumulators.size(), overwrite);
+  ReduceCall call;
+  call.number = number;
+  call.unit = unit;
+  call.slot = slot;
+  call.accumulators = pointers;
+  call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
+  return engine(rank).Reduce(call);
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,105 @@
+// A world of daemons in one process, for tests of engines: memory, gradients and engines of every
+// rank.
+#ifndef PARAMSHARD_TESTS_SERVER_COLLECTIVE_ENGINE_WORLD_H_
+#define PARAMSHARD_TESTS_SERVER_COLLECTIVE_ENGINE_WORLD_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/collective/engines.h"
+
+namespace paramshard::server {
+
+// Values of one epoch, shared by all daemons of the process.
+class SharedRendezvous final : public Rendezvous {
+ public:
+  absl::Status Put(absl::string_view key, absl::string_view value) override;
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override;
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+struct WorldShape {
+  const char* name;
+  std::vector<int> device_counts;
+  int shard_size;
+
+  int nodes() const { return static_cast<int>(device_counts.size()); }
+  int ranks() const;
+  // The shard group spans daemons.
+  bool spans_daemons() const { return nodes() > 1 && shard_size == ranks(); }
+};
+
+// Units with parameters cut evenly, unevenly and not at all; one unit that only one rank owns; one
+// resident unit.
+ModelSpec TestModel();
+
+// One rank's accumulators of a unit; empty vectors where the rank owns nothing.
+using Accumulators = std::vector<std::vector<float>>;
+
+class EngineWorld {
+ public:
+  explicit EngineWorld(const WorldShape& shape, absl::Duration timeout = absl::Minutes(1));
+
+  const WorldShape& shape() const { return shape_; }
+  const ModelSpec& model() const { return model_; }
+  const Layout& layout() const { return layout_; }
+  int ranks() const { return shape_.ranks(); }
+  int group_rank(int rank) const { return rank % layout_.ranks(); }
+  int group_start(int rank) const { return rank - group_rank(rank); }
+
+  // Connects all daemons at the same time. The first error.
+  absl::Status Connect();
+  absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node);
+  Collectives& engine(int rank) { return *engines_[rank]; }
+  void DestroyEngine(int rank) { engines_[rank].reset(); }
+
+  // Runs `call` for every rank on a thread of its own, or on the ranks named only.
+  std::vector<absl::Status> OnAllRanks(const std::function<absl::Status(int rank)>& call);
+
+  // Memory.
+  void FillArenas(uint32_t seed);
+  // Gradients of all kinds of magnitudes, so that the order of additions shows.
+  void FillGradients(int unit, int slot, uint32_t seed);
+  void ClearSlots();
+  const std::vector<uint8_t>& slots(int rank) const { return slots_[rank]; }
+
+  // What a rank's slots memory holds after ClearSlots and this gather.
+  std::vector<uint8_t> ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const;
+
+  // Starting values of a rank's accumulators.
+  Accumulators MakeAccumulators(int unit, int rank, uint32_t seed) const;
+  // `accumulators` after a reduction of the gradients in `slot`, by the letter of the contract.
+  void ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+                         Accumulators& accumulators) const;
+  // The same by the engine.
+  absl::Status Reduce(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+                      Accumulators& accumulators);
+
+ private:
+  float Gradient(int rank, int unit, int parameter, int slot, int64_t element) const;
+  float GroupSum(int node_start, int unit, int parameter, int slot, int64_t element) const;
+
+  const WorldShape shape_;
+  const absl::Duration timeout_;
+  const ModelSpec model_;
+  const Layout layout_;
+  SharedRendezvous rendezvous_;
+  std::vector<std::vector<uint8_t>> arenas_, slots_;   // by rank
+  std::vector<std::unique_ptr<Collectives>> engines_;  // after the memory: destroyed first
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_COLLECTIVE_ENGINE_WORLD_H_

@@ -1,0 +1,211 @@
+#include "server/config/config.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Action = ParsedArguments::Action;
+
+absl::StatusOr<ParsedArguments> Parse(const std::vector<std::string>& flags, const Environment& environment = {}) {
+  std::vector<const char*> argv = {"paramshardd"};
+  for (const std::string& flag : flags) argv.push_back(flag.c_str());
+  return ParseArguments(static_cast<int>(argv.size()), argv.data(), environment);
+}
+
+DaemonConfig ParseConfig(const std::vector<std::string>& flags, const Environment& environment = {}) {
+  const absl::StatusOr<ParsedArguments> arguments = Parse(flags, environment);
+  EXPECT_OK(arguments);
+  return arguments.ok() ? arguments->config : DaemonConfig();
+}
+
+TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
+  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments, Parse({}));
+  EXPECT_EQ(arguments.action, Action::kServe);
+  const DaemonConfig& config = arguments.config;
+  EXPECT_THAT(config.devices, ElementsAre("cpu:0"));
+  EXPECT_EQ(config.socket_dir, absl::StrCat("/tmp/paramshard-", getuid()));
+  EXPECT_FALSE(config.listen.has_value());
+  EXPECT_EQ(config.node, 0);
+  EXPECT_EQ(config.nodes, 1);
+  EXPECT_THAT(config.cluster_address, IsEmpty());
+  EXPECT_EQ(config.step_timeout, absl::Seconds(60));
+  EXPECT_EQ(config.join_timeout, absl::Seconds(60));
+  EXPECT_EQ(config.drain_timeout, absl::Seconds(10));
+  EXPECT_THAT(config.allow_users, IsEmpty());
+  EXPECT_EQ(config.memory_limit_bytes, 0);
+  EXPECT_EQ(config.log_format, "text");
+  EXPECT_EQ(config.log_level, "info");
+}
+
+TEST(ParseArgumentsTest, SocketsAreInTheRuntimeDirectoryWhereThereIsOne) {
+  EXPECT_EQ(ParseConfig({}, {{"XDG_RUNTIME_DIR", "/run/user/7"}}).socket_dir, "/run/user/7/paramshard");
+  EXPECT_EQ(ParseConfig({}, {{"XDG_RUNTIME_DIR", ""}}).socket_dir, absl::StrCat("/tmp/paramshard-", getuid()));
+}
+
+TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
+  struct Case {
+    std::string flag;
+    std::string variable;
+    std::string value;
+    std::string printed;
+  };
+  const Case cases[] = {
+      {"device", "PARAMSHARD_DEVICE", "cpu:3,cpu:1", "cpu:3,cpu:1"},
+      {"socket-dir", "PARAMSHARD_SOCKET_DIR", "/run/a", "/run/a"},
+      {"listen", "PARAMSHARD_LISTEN", "[::1]:0", "[::1]:0"},
+      {"nodes", "PARAMSHARD_NODES", "1", "1"},
+      {"node", "PARAMSHARD_NODE", "0", "0"},
+      {"cluster-address", "PARAMSHARD_CLUSTER_ADDRESS", "localhost:7000", "localhost:7000"},
+      {"step-timeout", "PARAMSHARD_STEP_TIMEOUT", "500ms", "500ms"},
+      {"join-timeout", "PARAMSHARD_JOIN_TIMEOUT", "2m", "2m"},
+      {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
+      {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
+      {"memory-limit", "PARAMSHARD_MEMORY_LIMIT", "512MiB", "536870912"},
+      {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
+      {"log-level", "PARAMSHARD_LOG_LEVEL", "debug", "debug"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.flag);
+    ASSERT_OK_AND_ASSIGN(const ParsedArguments by_flag, Parse({absl::StrCat("--", c.flag, "=", c.value)}));
+    EXPECT_THAT(ConfigText(by_flag), HasSubstr(absl::StrCat(c.flag, " = ", c.printed, "  # flag\n")));
+    ASSERT_OK_AND_ASSIGN(const ParsedArguments by_two_words, Parse({absl::StrCat("--", c.flag), c.value}));
+    EXPECT_EQ(ConfigText(by_two_words), ConfigText(by_flag));
+    ASSERT_OK_AND_ASSIGN(const ParsedArguments by_variable, Parse({}, {{c.variable, c.value}}));
+    EXPECT_THAT(ConfigText(by_variable), HasSubstr(absl::StrCat(c.flag, " = ", c.printed, "  # environment\n")));
+    EXPECT_THAT(by_variable.unknown_variables, IsEmpty());
+  }
+}
+
+TEST(ParseArgumentsTest, FlagGoesBeforeEnvironmentBeforeDefault) {
+  const Environment environment = {{"PARAMSHARD_LOG_LEVEL", "debug"}, {"PARAMSHARD_DEVICE", "cpu:7,cpu:8"}};
+  EXPECT_EQ(ParseConfig({}, environment).log_level, "debug");
+  EXPECT_EQ(ParseConfig({"--log-level=error"}, environment).log_level, "error");
+  EXPECT_THAT(ParseConfig({"--device=cpu:0"}, environment).devices, ElementsAre("cpu:0"));
+  EXPECT_EQ(ParseConfig({}, {{"PARAMSHARD_LOG_LEVEL", ""}}).log_level, "info");
+}
+
+TEST(ParseArgumentsTest, WrongVariableThatAFlagOverridesIsNotRead) {
+  EXPECT_EQ(ParseConfig({"--nodes=1"}, {{"PARAMSHARD_NODES", "many"}}).nodes, 1);
+}
+
+TEST(ParseArgumentsTest, ListsMayBeRepeatedAndScalarsTakeTheLast) {
+  EXPECT_THAT(ParseConfig({"--device=cpu:4,cpu:0", "--device", "cpu:2"}).devices,
+              ElementsAre("cpu:4", "cpu:0", "cpu:2"));
+  EXPECT_EQ(ParseConfig({"--log-level=debug", "--log-level=error"}).log_level, "error");
+}
+
+TEST(ParseArgumentsTest, SeveralNodesTakeAnAddress) {
+  const DaemonConfig config = ParseConfig({"--node=1", "--nodes=2", "--cluster-address=127.0.0.1:7000"});
+  EXPECT_EQ(config.node, 1);
+  EXPECT_EQ(config.nodes, 2);
+  EXPECT_EQ(config.cluster_address, "127.0.0.1:7000");
+}
+
+TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
+  struct Case {
+    std::vector<std::string> flags;
+    std::string message;
+  };
+  const Case cases[] = {
+      {{"--device=gpu:0"}, "--device: device: cpu:I with I >= 0 expected, got gpu:0"},
+      {{"--device=cpu:-1"}, "--device: device: cpu:I with I >= 0 expected"},
+      {{"--device=cpu:0,"}, "--device: device: cpu:I with I >= 0 expected"},
+      {{"--device=cpu:1,cpu:0", "--device=cpu:1"}, "--device: distinct devices expected, got cpu:1 twice"},
+      {{"--device=cpu:1,cpu:01"}, "distinct devices expected, got cpu:1 twice"},
+      {{"--socket-dir=" + std::string(200, 'd')}, "--socket-dir: a path of at most"},
+      {{"--listen=0.0.0.0:80"}, "until there is transport security"},
+      {{"--cluster-address=10.0.0.1:80"}, "until there is transport security"},
+      {{"--cluster-address=localhost:0"}, "--cluster-address: port: an integer from 1"},
+      {{"--node=1"}, "--node: a number below --nodes (1) expected, got 1"},
+      {{"--node=-1"}, "--node: an integer from 0 up expected"},
+      {{"--nodes=0"}, "--nodes: an integer from 1 up expected"},
+      {{"--nodes=2"}, "--cluster-address: the address of node 0 expected"},
+      {{"--step-timeout=10"}, "--step-timeout: a positive duration"},
+      {{"--allow-user=no-such-user-here"}, "--allow-user: a user's number or name expected"},
+      {{"--memory-limit=lots"}, "--memory-limit: a number of bytes"},
+      {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
+      {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
+      {{"--log-level"}, "--log-level: a value expected, got none"},
+      {{"--log-level="}, "--log-level: a value expected, got none"},
+      {{"--help=yes"}, "--help: no value expected, got yes"},
+      {{"--divice=cpu:0"}, "--divice: unknown flag; the nearest is --device"},
+      {{"--sokcet-dir=/tmp"}, "--sokcet-dir: unknown flag; the nearest is --socket-dir"},
+      {{"--printconfig"}, "the nearest is --print-config"},
+      {{"--"}, "--: unknown flag"},
+      {{"cpu:0"}, "argument cpu:0: a flag --name=value expected"},
+      {{"-h"}, "argument -h: a flag --name=value expected"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(Parse(c.flags), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)));
+  }
+}
+
+TEST(ParseArgumentsTest, CudaDevicesAreUnimplemented) {
+  EXPECT_THAT(Parse({"--device=cuda:0"}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("this build serves cpu devices only")));
+}
+
+TEST(ParseArgumentsTest, WrongVariableIsNamed) {
+  EXPECT_THAT(Parse({}, {{"PARAMSHARD_STEP_TIMEOUT", "soon"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PARAMSHARD_STEP_TIMEOUT: a positive duration")));
+}
+
+TEST(ParseArgumentsTest, UnknownVariablesAreListed) {
+  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments,
+                       Parse({}, {{"PARAMSHARD_STEP_TIMOUT", "1s"}, {"PATH", "/bin"}, {"PARAMSHARD_NODE", "0"}}));
+  EXPECT_THAT(arguments.unknown_variables, ElementsAre("PARAMSHARD_STEP_TIMOUT"));
+}
+
+TEST(ParseArgumentsTest, HelpAndVersionAreAnsweredWhateverTheSettings) {
+  const Environment wrong = {{"PARAMSHARD_NODES", "many"}};
+  EXPECT_EQ(Parse({"--help"}, wrong)->action, Action::kHelp);
+  EXPECT_EQ(Parse({"--version", "--help"}, wrong)->action, Action::kVersion);
+  EXPECT_FALSE(Parse({"--print-config"}, wrong).ok());
+  EXPECT_EQ(Parse({"--print-config"})->action, Action::kPrintConfig);
+}
+
+TEST(HelpTextTest, NamesEveryFlag) {
+  EXPECT_THAT(HelpText(), AllOf(HasSubstr("--device=cpu:I,..."), HasSubstr("--allow-user=USER,..."),
+                                HasSubstr("--log-level=LEVEL"), HasSubstr("--print-config")));
+}
+
+TEST(ConfigTextTest, HasEverySettingWithItsSource) {
+  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments,
+                       Parse({"--node=0"}, {{"PARAMSHARD_LISTEN", "localhost:0"}, {"XDG_RUNTIME_DIR", "/run/user/7"}}));
+  EXPECT_EQ(ConfigText(arguments),
+            "device = cpu:0  # default\n"
+            "socket-dir = /run/user/7/paramshard  # default\n"
+            "listen = localhost:0  # environment\n"
+            "node = 0  # flag\n"
+            "nodes = 1  # default\n"
+            "cluster-address =   # default\n"
+            "step-timeout = 1m  # default\n"
+            "join-timeout = 1m  # default\n"
+            "drain-timeout = 10s  # default\n"
+            "allow-user =   # default\n"
+            "memory-limit = 0  # default\n"
+            "log-format = text  # default\n"
+            "log-level = info  # default\n");
+}
+
+TEST(ProcessEnvironmentTest, HoldsTheVariablesOfTheProcess) {
+  setenv("PARAMSHARD_CONFIG_TEST", "a=b", 1);
+  EXPECT_EQ(ProcessEnvironment()["PARAMSHARD_CONFIG_TEST"], "a=b");
+}
+
+}  // namespace
+}  // namespace paramshard::server

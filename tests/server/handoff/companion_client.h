@@ -1,0 +1,45 @@
+// The trainer's end of a companion connection, for tests: says what it is told to, right or wrong.
+#ifndef PARAMSHARD_TESTS_SERVER_HANDOFF_COMPANION_CLIENT_H_
+#define PARAMSHARD_TESTS_SERVER_HANDOFF_COMPANION_CLIENT_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::server {
+
+class CompanionClient {
+ public:
+  // UNAVAILABLE when nobody listens, or the kernel refuses.
+  static absl::StatusOr<CompanionClient> Connect(const std::string& path);
+
+  // Sends a hello with the pidfd of `process` (0: the calling one), and takes the answer: the token, or the refusal's
+  // reason as PERMISSION_DENIED.
+  absl::StatusOr<std::string> SayHello(pid_t process = 0);
+  // Any bytes and descriptors.
+  absl::Status Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const;
+  absl::StatusOr<wire::HandoffPacket> Receive(absl::Duration timeout = absl::Seconds(30)) const;
+  // The reason that the daemon gives before it closes.
+  absl::StatusOr<std::string> ReceiveRefusal() const;
+  // Waits until the daemon has closed the connection.
+  bool AwaitClosed() const;
+
+  int socket() const { return socket_.get(); }
+  void Close() { socket_.Reset(); }
+
+ private:
+  explicit CompanionClient(wire::FileDescriptor socket) : socket_(std::move(socket)) {}
+
+  wire::FileDescriptor socket_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_HANDOFF_COMPANION_CLIENT_H_

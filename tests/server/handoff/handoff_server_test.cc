@@ -1,0 +1,378 @@
+#include "server/handoff/handoff_server.h"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/process_counts.h"
+#include "tests/server/handoff/companion_client.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+// Nobody's, on any machine.
+constexpr uid_t kForeignUser = 65534;
+
+// Tokens that the server has reported as gone.
+class GoneTokens {
+ public:
+  void Add(const std::string& token) {
+    absl::MutexLock lock(&mu_);
+    ++counts_[token];
+  }
+  bool Await(const std::string& token) {
+    absl::MutexLock lock(&mu_);
+    const auto gone = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return counts_.contains(token); };
+    return mu_.AwaitWithTimeout(absl::Condition(&gone), kPatience) && counts_[token] == 1;
+  }
+  int64_t count() {
+    absl::MutexLock lock(&mu_);
+    return static_cast<int64_t>(counts_.size());
+  }
+  bool AwaitCount(int64_t expected) {
+    absl::MutexLock lock(&mu_);
+    const auto reached = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return static_cast<int64_t>(counts_.size()) == expected;
+    };
+    return mu_.AwaitWithTimeout(absl::Condition(&reached), kPatience);
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);
+};
+
+class HandoffServerTest : public testing::Test {
+ protected:
+  HandoffServerTest() { Restart(); }
+
+  HandoffServer::Options Options() {
+    return {
+        .path = path_, .allowed_users = {geteuid()}, .on_gone = [this](const std::string& token) { gone_.Add(token); }};
+  }
+  // Starts anew with the options that `change` makes of the usual ones.
+  template <typename Change>
+  void Restart(Change change) {
+    server_.reset();
+    HandoffServer::Options options = Options();
+    change(options);
+    auto server = HandoffServer::Start(std::move(options));
+    ASSERT_OK(server);
+    server_ = *std::move(server);
+  }
+  void Restart() {
+    Restart([](auto&) {});
+  }
+
+  CompanionClient Connect() {
+    absl::StatusOr<CompanionClient> client = CompanionClient::Connect(path_);
+    EXPECT_OK(client);
+    return *std::move(client);
+  }
+  // Sends a packet instead of the hello; the reason of the refusal, after which the connection is closed.
+  std::string RefusalOf(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
+    CompanionClient client = Connect();
+    EXPECT_OK(client.Send(bytes, fds));
+    const absl::StatusOr<std::string> reason = client.ReceiveRefusal();
+    EXPECT_OK(reason);
+    EXPECT_TRUE(client.AwaitClosed());
+    return reason.value_or("");
+  }
+
+  // A process that has said hello, written its token to the board, and done `then`; it stays until it is killed.
+  test::ChildProcess RunTrainer(const std::function<void(test::Board&)>& then) {
+    return test::ChildProcess::Run([this, &then](test::Board& board) -> absl::Status {
+      ASSIGN_OR_RETURN(CompanionClient client, CompanionClient::Connect(path_));
+      ASSIGN_OR_RETURN(const std::string token, client.SayHello());
+      token.copy(board.text, token.size());
+      then(board);
+      pause();
+      return absl::OkStatus();
+    });
+  }
+  static absl::Status BecomeForeign() {
+    return setuid(kForeignUser) == 0 ? absl::OkStatus() : absl::InternalError("setuid failed");
+  }
+
+  const test::TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() + "/handoff.sock";
+  GoneTokens gone_;
+  std::unique_ptr<HandoffServer> server_;
+};
+
+// --- Tokens ---
+
+TEST_F(HandoffServerTest, AHelloIsWelcomedWithAToken) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  EXPECT_THAT(token, MatchesRegex("[0-9a-f]{32}"));
+  ASSERT_OK_AND_ASSIGN(const HandoffServer::Peer peer, server_->Authenticate(token));
+  EXPECT_EQ(peer.pid, getpid());
+  EXPECT_EQ(peer.uid, geteuid());
+}
+
+TEST_F(HandoffServerTest, EveryConnectionHasATokenOfItsOwn) {
+  CompanionClient first = Connect();
+  CompanionClient second = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string one, first.SayHello());
+  ASSERT_OK_AND_ASSIGN(const std::string two, second.SayHello());
+  EXPECT_NE(one, two);
+}
+
+TEST_F(HandoffServerTest, TheTokenDiesWithItsSocket) {
+  CompanionClient client = Connect();
+  CompanionClient other = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  ASSERT_OK_AND_ASSIGN(const std::string kept, other.SayHello());
+  client.Close();
+  EXPECT_TRUE(gone_.Await(token));
+  EXPECT_THAT(server_->Authenticate(token), StatusIs(absl::StatusCode::kUnauthenticated));
+  EXPECT_OK(server_->Authenticate(kept));
+  EXPECT_EQ(gone_.count(), 1);
+}
+
+TEST_F(HandoffServerTest, AForgedTokenIsRefused) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(std::string token, client.SayHello());
+  token[5] = token[5] == '0' ? '1' : '0';
+  EXPECT_THAT(server_->Authenticate(token), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("open companion")));
+  for (const std::string& forged : {std::string(), std::string(wire::kTokenBytes, '0'), std::string(1 << 20, 'x'),
+                                    token.substr(0, 31), std::string(32, '\0')}) {
+    EXPECT_THAT(server_->Authenticate(forged), StatusIs(absl::StatusCode::kUnauthenticated));
+  }
+}
+
+TEST_F(HandoffServerTest, AMissingTokenIsSaidToBeMissing) {
+  EXPECT_THAT(server_->Authenticate(""), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("got none")));
+}
+
+// --- Whom it refuses ---
+
+TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  EXPECT_THAT(client.SayHello(),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("nothing expected after the hello")));
+  EXPECT_TRUE(client.AwaitClosed());
+  EXPECT_TRUE(gone_.Await(token));
+}
+
+TEST_F(HandoffServerTest, SomebodyElsesPidfdIsRefused) {
+  CompanionClient client = Connect();
+  EXPECT_THAT(client.SayHello(getppid()),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("a pidfd of process")));
+  EXPECT_TRUE(client.AwaitClosed());
+  EXPECT_EQ(gone_.count(), 0) << "it had no token";
+}
+
+TEST_F(HandoffServerTest, MalformedHellosAreRefusedWithAReason) {
+  const wire::FileDescriptor event(eventfd(0, EFD_CLOEXEC));
+  const wire::HandoffHello hello;
+  const auto bytes = wire::HandoffBytes(hello);
+  EXPECT_THAT(RefusalOf(bytes, {event.get()}), HasSubstr("another kind of descriptor"));
+  EXPECT_THAT(RefusalOf(bytes, {}), HasSubstr("descriptors 1 expected, got 0"));
+  EXPECT_THAT(RefusalOf(bytes, {event.get(), event.get()}), HasSubstr("descriptors 1 expected, got 2"));
+  EXPECT_THAT(RefusalOf(bytes.subspan(0, 7), {}), HasSubstr("at least 16 bytes"));
+  EXPECT_THAT(RefusalOf(std::vector<uint8_t>(4096), {}), HasSubstr("at most 512 bytes"));
+  wire::HandoffHello other;
+  other.header.version = 9;
+  EXPECT_THAT(RefusalOf(wire::HandoffBytes(other), {event.get()}), HasSubstr("version"));
+  EXPECT_EQ(server_->connection_count(), 0);
+}
+
+TEST_F(HandoffServerTest, AConnectionThatNeverSaysHelloIsDropped) {
+  Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
+  CompanionClient client = Connect();
+  EXPECT_THAT(client.ReceiveRefusal(), IsOkAndHolds(HasSubstr("none came in time")));
+  EXPECT_TRUE(client.AwaitClosed());
+}
+
+TEST_F(HandoffServerTest, AConnectionThatSaidHelloMayBeSilent) {
+  Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
+  CompanionClient patient = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, patient.SayHello());
+  // Another one is dropped meanwhile: the time has passed.
+  EXPECT_THAT(Connect().ReceiveRefusal(), IsOk());
+  EXPECT_OK(server_->Authenticate(token));
+}
+
+TEST_F(HandoffServerTest, ConnectionsHaveALimit) {
+  Restart([](auto& options) { options.max_connections = 2; });
+  std::vector<CompanionClient> clients;
+  for (int i = 0; i < 2; ++i) EXPECT_OK(clients.emplace_back(Connect()).SayHello());
+  EXPECT_THAT(Connect().ReceiveRefusal(), IsOkAndHolds(HasSubstr("at most 2 companion connections")));
+  clients.clear();
+  EXPECT_TRUE(gone_.AwaitCount(2));
+  EXPECT_OK(Connect().SayHello());
+}
+
+TEST_F(HandoffServerTest, AForeignUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  Restart([](auto& options) { options.allowed_users = {geteuid(), 12345}; });
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
+  test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
+    RETURN_IF_ERROR(BecomeForeign());
+    ASSIGN_OR_RETURN(const CompanionClient client, CompanionClient::Connect(path_));
+    ASSIGN_OR_RETURN(const std::string reason, client.ReceiveRefusal());
+    return client.AwaitClosed() ? absl::PermissionDeniedError(reason) : absl::InternalError("it was not closed");
+  });
+  EXPECT_THAT(child.Await(),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 65534 is not the daemon's")));
+}
+
+TEST_F(HandoffServerTest, ANamedUserIsWelcome) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  Restart([](auto& options) { options.allowed_users = {geteuid(), kForeignUser}; });
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
+  test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
+    RETURN_IF_ERROR(BecomeForeign());
+    ASSIGN_OR_RETURN(CompanionClient client, CompanionClient::Connect(path_));
+    return client.SayHello().status();
+  });
+  EXPECT_OK(child.Await());
+}
+
+TEST_F(HandoffServerTest, WithoutNamedUsersOthersDoNotReachTheSocket) {
+  struct stat info {};
+  ASSERT_EQ(stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+// --- Who is gone ---
+
+// A trainer that dies while a child of its own keeps the connection open.
+TEST_F(HandoffServerTest, ADeadProcessIsGoneAlthoughItsSocketIsOpen) {
+  test::ChildProcess trainer = RunTrainer([](test::Board& board) {
+    const pid_t keeper = fork();
+    if (keeper == 0) pause();
+    test::Reach(board, 0, static_cast<uint32_t>(keeper));
+  });
+  ASSERT_TRUE(trainer.AwaitNumber(0, 1));
+  const std::string token = trainer.board().text;
+  EXPECT_OK(server_->Authenticate(token));
+  trainer.Signal(SIGKILL);
+  EXPECT_TRUE(gone_.Await(token));
+  EXPECT_THAT(server_->Authenticate(token), StatusIs(absl::StatusCode::kUnauthenticated));
+  EXPECT_EQ(kill(static_cast<pid_t>(trainer.board().numbers[0]), SIGKILL), 0) << "it lived all the time";
+}
+
+TEST_F(HandoffServerTest, KillEndsTheProcessOfAToken) {
+  test::ChildProcess trainer = RunTrainer([](test::Board& board) { test::Reach(board, 0, 1); });
+  ASSERT_TRUE(trainer.AwaitNumber(0, 1));
+  const std::string token = trainer.board().text;
+  EXPECT_OK(server_->Kill(token));
+  EXPECT_THAT(trainer.Await(), StatusIs(absl::StatusCode::kUnknown));
+  EXPECT_TRUE(gone_.Await(token));
+  EXPECT_OK(server_->Kill(token)) << "who is gone need not be killed";
+}
+
+// --- Memory ---
+
+TEST_F(HandoffServerTest, MemoryGoesToTheTokensConnection) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  const wire::FileDescriptor event(eventfd(0, EFD_CLOEXEC));
+  const std::vector<int> fds(3, event.get());
+  ASSERT_OK(server_->SendMemory(token, {.session = 5, .planes_bytes = 1, .slots_bytes = 2, .words_bytes = 3}, fds));
+  ASSERT_OK_AND_ASSIGN(const wire::HandoffPacket packet, client.Receive());
+  ASSERT_OK_AND_ASSIGN(const auto memory,
+                       wire::ParseHandoff<wire::HandoffMemory>(packet, wire::HandoffKind::kMemory, 3));
+  EXPECT_EQ(memory.session, 5);
+  EXPECT_EQ(memory.words_bytes, 3);
+}
+
+TEST_F(HandoffServerTest, MemoryForWhoIsGoneIsAborted) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  client.Close();
+  ASSERT_TRUE(gone_.Await(token));
+  EXPECT_THAT(server_->SendMemory(token, {}, {}), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(HandoffServerTest, ATrainerThatDoesNotReadHoldsNobodyUp) {
+  CompanionClient client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
+  absl::Status status;
+  for (int i = 0; i < 100'000 && status.ok(); ++i) status = server_->SendMemory(token, {}, {});
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// --- Beginning and end ---
+
+TEST_F(HandoffServerTest, ASecondServerOnTheSamePathIsRefused) {
+  EXPECT_THAT(HandoffServer::Start(Options()), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path_)));
+  EXPECT_OK(Connect().SayHello()) << "the first one is unharmed";
+}
+
+TEST_F(HandoffServerTest, TheSocketOfADeadServerIsTakenOver) {
+  server_.reset();
+  // As a killed daemon leaves it: bound, and nobody listens.
+  test::ChildProcess dead = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
+    ASSIGN_OR_RETURN(auto server, HandoffServer::Start(Options()));
+    server.release();
+    return absl::OkStatus();
+  });
+  ASSERT_OK(dead.Await());
+  EXPECT_EQ(access(path_.c_str(), F_OK), 0);
+  Restart();
+  EXPECT_OK(Connect().SayHello());
+}
+
+TEST_F(HandoffServerTest, APathThatIsTooLongIsRefused) {
+  HandoffServer::Options options = Options();
+  options.path = "/tmp/" + std::string(120, 'x');
+  EXPECT_THAT(HandoffServer::Start(std::move(options)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 107 bytes")));
+}
+
+TEST_F(HandoffServerTest, ItsEndClosesConnectionsAndRemovesTheSocket) {
+  CompanionClient client = Connect();
+  EXPECT_OK(client.SayHello());
+  server_.reset();
+  EXPECT_TRUE(client.AwaitClosed());
+  EXPECT_EQ(access(path_.c_str(), F_OK), -1);
+}
+
+// Counted while one connection is open: the server has seen all earlier ones go before it welcomes the next.
+TEST_F(HandoffServerTest, AThousandConnectionsLeaveNothingBehind) {
+  CompanionClient first = Connect();
+  EXPECT_OK(first.SayHello());
+  const int64_t descriptors = OpenDescriptors();
+  const int64_t threads = Threads();
+  first.Close();
+  for (int i = 0; i < 1000; ++i) {
+    CompanionClient client = Connect();
+    // Some never say hello, some break the protocol, the rest just go.
+    if (i % 5 == 0) continue;
+    EXPECT_EQ(client.SayHello(i % 5 == 1 ? getppid() : 0).ok(), i % 5 != 1);
+  }
+  EXPECT_TRUE(gone_.AwaitCount(601));
+  CompanionClient last = Connect();
+  EXPECT_OK(last.SayHello());
+  EXPECT_EQ(server_->connection_count(), 1);
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+  EXPECT_EQ(Threads(), threads);
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,160 @@
+// Rules that hold for every layout, on random models.
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "server/layout/layout.h"
+#include "tests/server/layout/gather_check.h"
+#include "tests/server/layout/random_model.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr Use kUses[] = {Use::kForward, Use::kBackward, Use::kBoth};
+constexpr int kModels = 150;
+
+class LayoutPropertyTest : public testing::Test {
+ protected:
+  // Calls `check(spec, layout)` for random models; failures name the seed.
+  template <typename Check>
+  void ForRandomModels(Check check) {
+    for (uint64_t seed = 1; seed <= kModels && !HasFatalFailure(); ++seed) {
+      RandomModel random(seed);
+      const ModelSpec spec = random.Spec();
+      const int ranks = random.Ranks();
+      SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", ranks, " ranks"));
+      check(spec, Layout(spec, ranks));
+    }
+  }
+};
+
+TEST_F(LayoutPropertyTest, ExtentsAreTorchChunksAndArenasDoNotOverlap) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) { GatherCheck(spec, layout).CheckArenas(); });
+}
+
+TEST_F(LayoutPropertyTest, GathersBringEveryByteOnceToWhereTheMessageSays) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const GatherCheck check(spec, layout);
+    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+      for (const Use use : kUses) check.CheckGather(unit, use);
+      if (layout.ranks() == 1) check.CheckArenaAsView(unit);
+    }
+  });
+}
+
+TEST_F(LayoutPropertyTest, SlicesPartitionGradients) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const GatherCheck check(spec, layout);
+    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+      check.CheckGradients(unit);
+    }
+  });
+}
+
+TEST_F(LayoutPropertyTest, EveryRankCountFrom1To64Gathers) {
+  constexpr uint64_t kSeed = 1001;
+  const ModelSpec spec = RandomModel(kSeed).Spec();
+  for (int ranks = 1; ranks <= 64 && !HasFatalFailure(); ++ranks) {
+    SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", ", ranks, " ranks"));
+    const Layout layout(spec, ranks);
+    const GatherCheck check(spec, layout);
+    check.CheckArenas();
+    for (const Use use : kUses) check.CheckGather(0, use);
+  }
+}
+
+// Room for a use in the slots that its unit may take, counted as a client does it.
+int64_t RingSlotsThatFit(const ModelSpec& spec, const v1::ModelLayout& layout, int64_t bytes) {
+  return std::count_if(layout.slot_bytes().begin(), layout.slot_bytes().begin() + spec.gather_slots,
+                       [&](int64_t slot) { return slot >= bytes; });
+}
+
+std::vector<int64_t> RingBytes(const ModelSpec& spec, const v1::ModelLayout& layout) {
+  std::vector<int64_t> bytes;
+  for (int i = 0; i < layout.units_size(); ++i) {
+    const v1::UnitLayout& unit = layout.units(i);
+    if (spec.units[i].reshard_after_forward) {
+      bytes.push_back(std::max(unit.forward_bytes(), unit.backward_bytes()));
+    }
+  }
+  return bytes;
+}
+
+TEST_F(LayoutPropertyTest, OrdinaryUnitsFitEverySlotOfTheRingAndLargeOnesTheLast) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const v1::ModelLayout proto = layout.ToProto();
+    std::vector<int64_t> bytes = RingBytes(spec, proto);
+    std::sort(bytes.begin(), bytes.end());
+    for (const int64_t unit : bytes) {
+      const bool large = unit > 2 * bytes[(bytes.size() - 1) / 2] && spec.gather_slots > 1;
+      EXPECT_EQ(RingSlotsThatFit(spec, proto, unit), large ? 1 : spec.gather_slots);
+    }
+    if (bytes.empty()) {
+      EXPECT_EQ(proto.slot_bytes(0), 0);
+    }
+  });
+}
+
+TEST_F(LayoutPropertyTest, ResidentUnitsHaveASlotOfTheirOwnAfterTheRing) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const v1::ModelLayout proto = layout.ToProto();
+    int next = spec.gather_slots;
+    for (int i = 0; i < proto.units_size(); ++i) {
+      EXPECT_EQ(proto.units(i).has_resident_slot(), !spec.units[i].reshard_after_forward);
+      if (spec.units[i].reshard_after_forward) continue;
+      ASSERT_EQ(proto.units(i).resident_slot(), next);
+      EXPECT_EQ(proto.slot_bytes(next), proto.units(i).both_bytes());
+      ++next;
+    }
+    EXPECT_EQ(proto.slot_bytes_size(), next);
+  });
+}
+
+TEST_F(LayoutPropertyTest, SlotsArePageAlignedAndDisjoint) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const v1::ModelLayout proto = layout.ToProto();
+    ASSERT_EQ(proto.gradient_slot_bytes_size(), spec.gradient_slots);
+    int64_t end = 0;
+    const auto check = [&](const auto& offsets, const auto& bytes) {
+      ASSERT_EQ(offsets.size(), bytes.size());
+      for (int i = 0; i < offsets.size(); ++i) {
+        EXPECT_EQ(offsets[i] % 4096, 0);
+        EXPECT_GE(offsets[i], end);
+        end = offsets[i] + bytes[i];
+      }
+    };
+    check(proto.slot_offsets(), proto.slot_bytes());
+    check(proto.gradient_slot_offsets(), proto.gradient_slot_bytes());
+    EXPECT_LE(end, proto.slots_bytes());
+    for (const v1::UnitLayout& unit : proto.units()) {
+      EXPECT_GE(proto.gradient_slot_bytes(spec.gradient_slots - 1), unit.gradient_bytes());
+    }
+  });
+}
+
+TEST_F(LayoutPropertyTest, ImbalanceIsTheBusiestRankOverTheMean) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    std::vector<int64_t> bytes(layout.ranks(), 0);
+    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+      for (int parameter = 0; parameter < static_cast<int>(spec.units[unit].parameters.size()); ++parameter) {
+        for (int rank = 0; rank < layout.ranks(); ++rank) {
+          bytes[rank] += layout.PlaneBytes(unit, parameter, rank);
+        }
+      }
+    }
+    const double busiest = static_cast<double>(*std::max_element(bytes.begin(), bytes.end()));
+    EXPECT_DOUBLE_EQ(layout.Imbalance(), busiest * layout.ranks() / std::accumulate(bytes.begin(), bytes.end(), 0.0));
+    EXPECT_GE(layout.Imbalance(), 1);
+  });
+}
+
+TEST_F(LayoutPropertyTest, SameSpecSameLayout) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const ModelSpec copy = spec;
+    EXPECT_EQ(Layout(copy, layout.ranks()).ToProto().SerializeAsString(), layout.ToProto().SerializeAsString());
+  });
+}
+
+}  // namespace
+}  // namespace paramshard::server

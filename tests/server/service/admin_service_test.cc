@@ -1,0 +1,183 @@
+#include "server/service/admin_service.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/version.h"
+#include "tests/server/service/daemon_client.h"
+#include "tests/server/service/test_session.h"
+#include "tests/server/store/command.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+using Stub = v1::AdminService::Stub;
+
+class AdminServiceTest : public DaemonTestBase {
+ protected:
+  AdminServiceTest() {
+    std::vector<v1::ParameterSpec> parameters;
+    for (int i = 0; i < 15; ++i) parameters.push_back(MakeParameter(absl::StrCat("p", i), {4, 4}));
+    EXPECT_OK(client_->CreateModel(MakeSpec("m", {MakeUnit("u", parameters)})));
+  }
+
+  absl::StatusOr<v1::ListShardsResponse> ListShards(int page_size, const std::string& token,
+                                                    const std::string& model = "m") {
+    v1::ListShardsRequest request;
+    request.set_model(model);
+    request.set_page_size(page_size);
+    request.set_page_token(token);
+    return client_->Call(client_->admin(), &Stub::ListShards, request);
+  }
+  absl::StatusOr<v1::DescribeParameterResponse> Describe(const std::string& model, const std::string& parameter) {
+    v1::DescribeParameterRequest request;
+    request.set_model(model);
+    request.set_parameter(parameter);
+    return client_->Call(client_->admin(), &Stub::DescribeParameter, request);
+  }
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions() {
+    return client_->Call(client_->admin(), &Stub::ListSessions, v1::ListSessionsRequest());
+  }
+};
+
+TEST_F(AdminServiceTest, ModelsAreListedByName) {
+  ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
+  ASSERT_OK_AND_ASSIGN(const auto response, client_->Call(client_->admin(), &Stub::ListModels, v1::ListModelsRequest()));
+  ASSERT_THAT(response.models(), SizeIs(2));
+  EXPECT_EQ(response.models(0).name(), "a");
+  EXPECT_EQ(response.models(1).name(), "m");
+  EXPECT_EQ(response.models(1).parameter_count(), 15);
+  EXPECT_EQ(response.models(1).shard_size(), 2);
+}
+
+TEST_F(AdminServiceTest, PagesMakeTheWholeList) {
+  ASSERT_OK_AND_ASSIGN(const v1::ListShardsResponse all, ListShards(0, ""));
+  EXPECT_THAT(all.shards(), SizeIs(30));
+  EXPECT_EQ(all.next_page_token(), "");
+  for (int page_size : {1, 7, 10, 30, 31}) {
+    std::string bytes;
+    std::string token;
+    int pages = 0;
+    do {
+      ASSERT_OK_AND_ASSIGN(const v1::ListShardsResponse page, ListShards(page_size, token));
+      EXPECT_LE(page.shards_size(), page_size);
+      for (const v1::Shard& shard : page.shards()) bytes += shard.SerializeAsString();
+      token = page.next_page_token();
+    } while (!token.empty() && ++pages < 100);
+    std::string expected;
+    for (const v1::Shard& shard : all.shards()) expected += shard.SerializeAsString();
+    EXPECT_TRUE(bytes == expected) << "pages of " << page_size;
+  }
+}
+
+TEST_F(AdminServiceTest, BadPagesAreRefused) {
+  EXPECT_THAT(ListShards(-1, ""), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_size >= 0 expected, got -1")));
+  for (const std::string& token : {std::string("x"), std::string("-1"), std::string("1.5"), std::string("99999999999999999999"),
+                                   std::string(100'000, 'x')}) {
+    EXPECT_THAT(ListShards(10, token), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a page token of this RPC")));
+  }
+  EXPECT_THAT(ListShards(10, "", "x"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(AdminServiceTest, APageTokenPastTheEndIsAnEmptyPage) {
+  EXPECT_THAT(ListShards(10, "1000000")->shards(), IsEmpty());
+}
+
+TEST_F(AdminServiceTest, AParameterIsDescribedOrNotFound) {
+  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse response, Describe("m", "p3"));
+  EXPECT_EQ(response.parameter(), "p3");
+  EXPECT_THAT(response.extents(), SizeIs(2));
+  EXPECT_THAT(Describe("m", "p99"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("p99")));
+  EXPECT_THAT(Describe("m", ""), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Describe("x", "p3"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(AdminServiceTest, SessionsAreListedAsTheyBegan) {
+  EXPECT_THAT(ListSessions()->sessions(), IsEmpty());
+  TestSession second(socket_dir());
+  second.Attach(MakeAttach("m", 1));
+  ASSERT_TRUE(second.Read().has_accepted());
+  ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse waiting, ListSessions());
+  ASSERT_THAT(waiting.sessions(), SizeIs(1));
+  EXPECT_EQ(waiting.sessions(0).rank(), 1);
+  EXPECT_EQ(waiting.sessions(0).epoch(), 0);
+  EXPECT_EQ(waiting.sessions(0).waits_for(), "other ranks");
+  EXPECT_EQ(waiting.sessions(0).pid(), getpid());
+  EXPECT_EQ(waiting.sessions(0).uid(), geteuid());
+  EXPECT_EQ(waiting.sessions(0).device(), "cpu:1");
+  EXPECT_GT(waiting.sessions(0).attached_at().seconds(), 0);
+
+  TestSession first(socket_dir());
+  first.Attach(MakeAttach("m", 0));
+  ASSERT_TRUE(first.AwaitStarted());
+  ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse running, ListSessions());
+  ASSERT_THAT(running.sessions(), SizeIs(2));
+  EXPECT_EQ(running.sessions(0).rank(), 1) << "it came first";
+  EXPECT_EQ(running.sessions(1).rank(), 0);
+  EXPECT_EQ(running.sessions(1).epoch(), 1);
+  EXPECT_EQ(running.sessions(1).waits_for(), "");
+}
+
+TEST_F(AdminServiceTest, MemoryAddsUp) {
+  ASSERT_OK_AND_ASSIGN(const auto memory, client_->Call(client_->admin(), &Stub::GetMemory, v1::GetMemoryRequest()));
+  int64_t total = 0;
+  std::set<std::string> classes;
+  for (const v1::MemoryUse& use : memory.uses()) {
+    total += use.size_bytes();
+    classes.insert(use.memory_class());
+  }
+  EXPECT_EQ(memory.total_bytes(), total);
+  EXPECT_GT(memory.resident_bytes(), total);
+  EXPECT_THAT(classes, ElementsAre("exp_avg", "exp_avg_sq", "gradients", "master", "planes"));
+}
+
+TEST_F(AdminServiceTest, VerificationEndsWithASummary) {
+  const auto context = client_->Context();
+  v1::VerifyModelRequest request;
+  request.set_model("m");
+  const auto reader = client_->admin().VerifyModel(context.get(), request);
+  v1::VerifyModelResponse response;
+  int extents = 0;
+  while (reader->Read(&response) && response.has_extent()) ++extents;
+  EXPECT_EQ(extents, 30);
+  EXPECT_EQ(response.summary().extent_count(), 30);
+  EXPECT_EQ(response.summary().mismatch_count(), 0);
+  EXPECT_THAT(response.summary().state_hash(), SizeIs(32));
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_OK(FromGrpc(reader->Finish()));
+}
+
+TEST_F(AdminServiceTest, VerificationOfAnUnknownModelIsNotFound) {
+  const auto context = client_->Context();
+  v1::VerifyModelResponse response;
+  const auto reader = client_->admin().VerifyModel(context.get(), v1::VerifyModelRequest());
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_THAT(FromGrpc(reader->Finish()), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(AdminServiceTest, TheVersionNamesTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const auto version, client_->Call(client_->admin(), &Stub::GetVersion, v1::GetVersionRequest()));
+  EXPECT_EQ(version.version(), kVersion);
+  EXPECT_THAT(version.devices(), ElementsAre("cpu:0", "cpu:1"));
+  EXPECT_EQ(version.pid(), getpid());
+  EXPECT_EQ(version.nodes(), 1);
+  EXPECT_GT(version.started_at().seconds(), 0);
+  EXPECT_NE(version.build_type(), "");
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,180 @@
+#include "server/daemon.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "tests/process_counts.h"
+#include "tests/server/service/daemon_client.h"
+#include "tests/server/service/test_session.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+v1::ModelSpec Spec() { return MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}); }
+
+class DaemonTest : public DaemonTestBase {
+ protected:
+  // A method without a stub of its own in this build: bytes in, bytes out.
+  absl::StatusOr<std::string> CallRaw(const std::string& method, const std::string& request) {
+    grpc::GenericStub stub(client_->channel());
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    grpc::CompletionQueue queue;
+    const grpc::Slice slice(request);
+    const auto reader = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&slice, 1), &queue);
+    reader->StartCall();
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    reader->Finish(&response, &status, this);
+    void* tag = nullptr;
+    bool ok = false;
+    PARAMSHARD_CHECK(queue.Next(&tag, &ok));
+    if (!status.ok()) return FromGrpc(status);
+    std::vector<grpc::Slice> slices;
+    std::string bytes;
+    if (response.Dump(&slices).ok()) {
+      for (const grpc::Slice& each : slices) bytes.append(reinterpret_cast<const char*>(each.begin()), each.size());
+    }
+    return bytes;
+  }
+};
+
+// grpc.health.v1.HealthCheckResponse{status: SERVING} is field 1, varint 1.
+TEST_F(DaemonTest, HealthNeedsNoToken) {
+  EXPECT_THAT(CallRaw("/grpc.health.v1.Health/Check", ""), IsOkAndHolds(std::string("\x08\x01", 2)));
+}
+
+TEST_F(DaemonTest, ReflectionNeedsNoTokenAndKnowsTheServices) {
+  // ServerReflectionRequest{list_services: ""}: the stream answers one request.
+  EXPECT_THAT(CallRaw("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\x00", 2)),
+              IsOkAndHolds(AllOf(HasSubstr("paramshard.v1.TrainerService"), HasSubstr("paramshard.v1.AdminService"),
+                                 HasSubstr("grpc.health.v1.Health"))));
+}
+
+TEST_F(DaemonTest, SocketsAreForTheirOwnerOnly) {
+  for (const char* name : {"/grpc.sock", "/handoff.sock"}) {
+    struct stat info{};
+    ASSERT_EQ(stat((socket_dir() + name).c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, 0600u) << name;
+  }
+  struct stat info{};
+  ASSERT_EQ(stat(socket_dir().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST_F(DaemonTest, ASecondDaemonOfTheSameDirectoryIsRefused) {
+  EXPECT_THAT(Daemon::Start(Config()), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(socket_dir())));
+  EXPECT_OK(client_->CreateModel(Spec())) << "the first one is unharmed";
+}
+
+TEST_F(DaemonTest, ADirectoryMayBeUsedAgainAfterTheEnd) {
+  StartDaemon([](DaemonConfig&) {});
+  EXPECT_OK(client_->CreateModel(Spec()));
+}
+
+TEST_F(DaemonTest, BadDevicesAreRefused) {
+  DaemonConfig config = Config();
+  config.devices = {"cpu:x"};
+  EXPECT_THAT(Daemon::Start(config), StatusIs(absl::StatusCode::kInvalidArgument));
+  config.devices = {"cuda:0"};
+  EXPECT_THAT(Daemon::Start(config), StatusIs(absl::StatusCode::kUnimplemented));
+}
+
+TEST_F(DaemonTest, AnUnknownUserIsRefused) {
+  client_.reset();
+  daemon_.reset();
+  DaemonConfig config = Config();
+  config.allow_users = {"no-such-user"};
+  EXPECT_THAT(Daemon::Start(config), StatusIs(testing::_, HasSubstr("no-such-user")));
+}
+
+TEST_F(DaemonTest, LoopbackTcpServesTheSameWithTheSameTokens) {
+  StartDaemon([](DaemonConfig& config) { config.listen = "127.0.0.1:0"; });
+  EXPECT_THAT(daemon_->tcp_address(), StartsWith("127.0.0.1:"));
+  const auto stub = v1::AdminService::NewStub(
+      grpc::CreateChannel(daemon_->tcp_address(), grpc::InsecureChannelCredentials()));
+  v1::GetVersionResponse response;
+  EXPECT_OK(FromGrpc(stub->GetVersion(client_->Context().get(), {}, &response)));
+  EXPECT_THAT(FromGrpc(stub->GetVersion(DaemonClient::ContextWith(std::nullopt).get(), {}, &response)),
+              StatusIs(absl::StatusCode::kUnauthenticated));
+}
+
+TEST_F(DaemonTest, ATcpAddressThatIsTakenIsRefused) {
+  StartDaemon([](DaemonConfig& config) { config.listen = "127.0.0.1:0"; });
+  const test::TemporaryDirectory other;
+  DaemonConfig config = Config();
+  config.socket_dir = other.path();
+  config.listen = daemon_->tcp_address();
+  EXPECT_THAT(Daemon::Start(config), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(daemon_->tcp_address())));
+}
+
+TEST_F(DaemonTest, DrainMakesWaitReturnAndIsIdempotent) {
+  absl::Notification returned;
+  std::thread waiter([&] {
+    daemon_->Wait();
+    returned.Notify();
+  });
+  EXPECT_OK(client_->Call(client_->admin(), &v1::AdminService::Stub::Drain, v1::DrainRequest()));
+  EXPECT_TRUE(returned.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  EXPECT_OK(client_->Call(client_->admin(), &v1::AdminService::Stub::Drain, v1::DrainRequest()));
+  waiter.join();
+}
+
+TEST_F(DaemonTest, StopTellsTrainersAndRemovesTheSockets) {
+  ASSERT_OK(client_->CreateModel(Spec()));
+  TestSession first(socket_dir());
+  TestSession second(socket_dir());
+  first.Attach(MakeAttach("m", 0));
+  second.Attach(MakeAttach("m", 1));
+  ASSERT_TRUE(first.AwaitStarted());
+  ASSERT_TRUE(second.AwaitStarted());
+  std::thread stopper([this] { daemon_->Stop(); });
+  for (TestSession* session : {&first, &second}) {
+    const v1::EpochEnded ended = session->AwaitEnded();
+    EXPECT_EQ(ended.code(), static_cast<int>(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(ended.message(), HasSubstr("the daemon stops; what was not exported is lost with it"));
+    session->HalfClose();
+    EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kUnavailable));
+  }
+  stopper.join();
+  daemon_->Stop();
+  daemon_->Wait();
+  EXPECT_EQ(access((socket_dir() + "/grpc.sock").c_str(), F_OK), -1);
+}
+
+TEST_F(DaemonTest, NothingIsLeftAfterTheEnd) {
+  // What the first daemon of a process makes gRPC start stays.
+  client_.reset();
+  daemon_.reset();
+  const int64_t descriptors = OpenDescriptors();
+  for (int i = 0; i < 5; ++i) {
+    StartDaemon([](DaemonConfig&) {});
+    ASSERT_OK(client_->CreateModel(Spec()));
+    TestSession session(socket_dir());
+    session.Attach(MakeAttach("m", 0));
+    EXPECT_TRUE(session.Read().has_accepted());
+  }
+  client_.reset();
+  daemon_.reset();
+  EXPECT_TRUE(SettlesAt(descriptors, OpenDescriptors));
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,346 @@
+#include "server/service/tensor_transfer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/wire/crc32c.h"
+#include "tests/server/service/daemon_client.h"
+#include "tests/server/service/test_session.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+using Floats = std::vector<float>;
+
+constexpr int kElements = 7 * 4;
+
+// Values that are all different.
+Floats Ramp(int64_t count, float first = 1) {
+  Floats values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+v1::ImportRequest Header(const std::string& model = "m") {
+  v1::ImportRequest request;
+  request.mutable_header()->set_model(model);
+  return request;
+}
+
+v1::ImportRequest Tensor(const std::string& parameter, std::vector<int64_t> shape,
+                         v1::TensorKind kind = v1::TENSOR_KIND_MASTER) {
+  v1::ImportRequest request;
+  v1::TensorHeader& tensor = *request.mutable_tensor();
+  tensor.set_parameter(parameter);
+  tensor.set_kind(kind);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor.set_rows(shape.size() < 2 ? 1 : shape[0]);
+  return request;
+}
+
+v1::ImportRequest Chunk(int64_t offset_bytes, absl::Span<const float> values) {
+  v1::ImportRequest request;
+  v1::TensorChunk& chunk = *request.mutable_chunk();
+  chunk.set_offset_bytes(offset_bytes);
+  chunk.set_data(std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)));
+  chunk.set_crc32c(wire::Crc32c(chunk.data()));
+  return request;
+}
+
+// An exported tensor, put together from all ranks' extents.
+struct Exported {
+  v1::ExportHeader header;
+  std::map<std::pair<std::string, v1::TensorKind>, Floats> tensors;
+  std::map<std::string, int64_t> steps;
+};
+
+class TensorTransferTest : public DaemonTestBase {
+ protected:
+  TensorTransferTest() { Create(); }
+
+  void Create() {
+    v1::ModelSpec spec = MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {7, 4}), MakeParameter("b", {5})}),
+                                        MakeUnit("v", {MakeParameter("big", {1500, 512}, v1::FORMAT_MXFP8)})});
+    spec.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_constant()->set_value(1);
+    EXPECT_OK(client_->CreateModel(spec));
+    hash_ = client_->StateHash("m");
+  }
+
+  absl::StatusOr<v1::ImportResponse> Import(const std::vector<v1::ImportRequest>& requests) {
+    const auto context = client_->Context();
+    v1::ImportResponse response;
+    const auto writer = client_->trainer().Import(context.get(), &response);
+    for (const v1::ImportRequest& request : requests) {
+      if (!writer->Write(request)) break;
+    }
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    if (!status.ok()) return FromGrpc(status);
+    return response;
+  }
+  void ExpectRefused(const std::vector<v1::ImportRequest>& requests, absl::StatusCode code, const std::string& message) {
+    EXPECT_THAT(Import(requests), StatusIs(code, HasSubstr(message)));
+    EXPECT_EQ(client_->StateHash("m"), hash_) << message;
+  }
+  void ExpectInvalid(const std::vector<v1::ImportRequest>& requests, const std::string& message) {
+    ExpectRefused(requests, absl::StatusCode::kInvalidArgument, message);
+  }
+
+  absl::StatusOr<Exported> Export(const v1::ExportRequest& request) {
+    const auto context = client_->Context();
+    const auto reader = client_->trainer().Export(context.get(), request);
+    Exported exported;
+    v1::ExportResponse response;
+    Floats* tensor = nullptr;
+    int64_t first = 0;
+    while (reader->Read(&response)) {
+      if (response.has_header()) exported.header = response.header();
+      if (response.has_tensor()) {
+        const v1::TensorHeader& header = response.tensor();
+        const auto& shape = header.shape();
+        tensor = &exported.tensors[{header.parameter(), header.kind()}];
+        tensor->resize(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+        first = header.first_row() * (shape.empty() ? 1 : shape[shape.size() - 1]);
+        exported.steps[header.parameter()] = header.step();
+      }
+      if (response.has_chunk()) {
+        const v1::TensorChunk& chunk = response.chunk();
+        EXPECT_LE(static_cast<int64_t>(chunk.data().size()), kMaxChunkBytes);
+        EXPECT_EQ(chunk.crc32c(), wire::Crc32c(chunk.data()));
+        chunk.data().copy(reinterpret_cast<char*>(tensor->data() + first) + chunk.offset_bytes(), chunk.data().size());
+      }
+    }
+    const grpc::Status status = reader->Finish();
+    if (!status.ok()) return FromGrpc(status);
+    return exported;
+  }
+  static v1::ExportRequest ExportOf(std::vector<std::string> parameters, std::vector<v1::TensorKind> kinds = {}) {
+    v1::ExportRequest request;
+    request.set_model("m");
+    request.mutable_parameters()->Assign(parameters.begin(), parameters.end());
+    for (v1::TensorKind kind : kinds) request.add_kinds(kind);
+    return request;
+  }
+
+  std::string hash_;
+};
+
+// --- Import ---
+
+TEST_F(TensorTransferTest, WhatIsImportedIsExported) {
+  v1::ImportRequest with_step = Tensor("w", {7, 4});
+  with_step.mutable_tensor()->set_step(9);
+  v1::ImportRequest header = Header();
+  header.mutable_header()->set_commit_number(12);
+  header.mutable_header()->set_version(10);
+  ASSERT_OK_AND_ASSIGN(
+      const v1::ImportResponse response,
+      Import({header, with_step, Chunk(0, Ramp(10)), Chunk(40, Ramp(kElements - 10, 11)),
+              Tensor("w", {7, 4}, v1::TENSOR_KIND_EXP_AVG), Chunk(0, Ramp(kElements, 100)),
+              Tensor("b", {5}, v1::TENSOR_KIND_EXP_AVG_SQ), Chunk(0, Ramp(5, 200))}));
+  EXPECT_EQ(response.tensor_count(), 3);
+  EXPECT_EQ(response.byte_count(), (2 * kElements + 5) * 4);
+  ASSERT_OK_AND_ASSIGN(const Exported exported,
+                       Export(ExportOf({"w", "b"}, {v1::TENSOR_KIND_MASTER, v1::TENSOR_KIND_EXP_AVG,
+                                                    v1::TENSOR_KIND_EXP_AVG_SQ})));
+  EXPECT_EQ(exported.header.version(), 10);
+  EXPECT_EQ(exported.header.commit_number(), 12);
+  EXPECT_EQ(exported.tensors.at({"w", v1::TENSOR_KIND_MASTER}), Ramp(kElements));
+  EXPECT_EQ(exported.tensors.at({"w", v1::TENSOR_KIND_EXP_AVG}), Ramp(kElements, 100));
+  EXPECT_EQ(exported.tensors.at({"w", v1::TENSOR_KIND_EXP_AVG_SQ}), Floats(kElements)) << "it was not given";
+  EXPECT_EQ(exported.tensors.at({"b", v1::TENSOR_KIND_EXP_AVG_SQ}), Ramp(5, 200));
+  EXPECT_EQ(exported.steps.at("w"), 9);
+  EXPECT_EQ(exported.steps.at("b"), 0);
+  client_->StateHash("m");  // and its planes are those of the new master
+}
+
+TEST_F(TensorTransferTest, ATensorOfSeveralChunksGoesThroughBothWays) {
+  const Floats values = Ramp(1500 * 512);
+  std::vector<v1::ImportRequest> requests{Header(), Tensor("big", {1500, 512})};
+  // No chunk ends where a rank's rows do.
+  for (size_t first = 0; first < values.size();) {
+    const size_t count = std::min<size_t>(first == 0 ? 12'345 : kMaxChunkBytes / 4, values.size() - first);
+    requests.push_back(Chunk(static_cast<int64_t>(first) * 4, absl::MakeConstSpan(values).subspan(first, count)));
+    first += count;
+  }
+  ASSERT_OK(Import(requests));
+  ASSERT_OK_AND_ASSIGN(const Exported exported, Export(ExportOf({"big"})));
+  EXPECT_TRUE(exported.tensors.at({"big", v1::TENSOR_KIND_MASTER}) == values);
+}
+
+TEST_F(TensorTransferTest, AnImportWithoutNumbersKeepsThem) {
+  ASSERT_OK(Import({Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}));
+  ASSERT_OK_AND_ASSIGN(const Exported exported, Export(ExportOf({})));
+  EXPECT_EQ(exported.header.version(), 0);
+  EXPECT_EQ(exported.header.commit_number(), 0);
+  EXPECT_THAT(exported.tensors, SizeIs(3)) << "no name means all";
+}
+
+TEST_F(TensorTransferTest, AHeaderAloneSetsNumbers) {
+  v1::ImportRequest header = Header();
+  header.mutable_header()->set_commit_number(5);
+  header.mutable_header()->set_version(4);
+  ASSERT_OK(Import({header}));
+  EXPECT_EQ(Export(ExportOf({"b"}))->header.version(), 4);
+  EXPECT_EQ(client_->StateHash("m"), hash_);
+}
+
+TEST_F(TensorTransferTest, TheFirstMessageIsTheHeader) {
+  ExpectInvalid({}, "the header expected as the first message");
+  ExpectInvalid({Tensor("b", {5})}, "the header expected");
+  ExpectInvalid({v1::ImportRequest()}, "the header expected");
+  ExpectInvalid({Header(), Header()}, "one header expected, got a second");
+}
+
+TEST_F(TensorTransferTest, UnknownNamesAreNotFound) {
+  ExpectRefused({Header("x")}, absl::StatusCode::kNotFound, "model x");
+  ExpectRefused({Header(), Tensor("x", {5})}, absl::StatusCode::kNotFound, "no parameter is named x");
+  ExpectRefused({Header(), Tensor("", {5})}, absl::StatusCode::kNotFound, "no parameter is named");
+}
+
+TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
+  ExpectInvalid({Header(), Tensor("w", {4, 7})}, "import w: shape [7, 4] expected, got [4, 7]");
+  ExpectInvalid({Header(), Tensor("w", {28})}, "got [28]");
+  ExpectInvalid({Header(), Tensor("w", {})}, "got []");
+  ExpectInvalid({Header(), Tensor("w", {7, 4}, v1::TENSOR_KIND_UNSPECIFIED)}, "a tensor kind expected, got 0");
+  ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(9))}, "got 9");
+}
+
+TEST_F(TensorTransferTest, TensorsAreWhole) {
+  const auto rows = [](int64_t first, int64_t count) {
+    v1::ImportRequest request = Tensor("w", {7, 4});
+    request.mutable_tensor()->set_first_row(first);
+    request.mutable_tensor()->set_rows(count);
+    return request;
+  };
+  ExpectInvalid({Header(), rows(0, 6)}, "import w: rows [0, 7) expected");
+  ExpectInvalid({Header(), rows(1, 7)}, "rows [0, 7) expected");
+  ExpectInvalid({Header(), rows(INT64_MAX, INT64_MAX)}, "rows [0, 7) expected");
+  ExpectInvalid({Header(), rows(INT64_MIN, -1)}, "rows [0, 7) expected");
+}
+
+TEST_F(TensorTransferTest, ATensorComesOnce) {
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(5)), Tensor("b", {5})}, "each tensor once expected");
+}
+
+TEST_F(TensorTransferTest, AStepIsNotNegative) {
+  v1::ImportRequest tensor = Tensor("b", {5});
+  tensor.mutable_tensor()->set_step(-1);
+  ExpectInvalid({Header(), tensor}, "expected, got -1");
+}
+
+TEST_F(TensorTransferTest, ChunksAreInOrderAndComplete) {
+  ExpectInvalid({Header(), Chunk(0, Ramp(5))}, "a tensor header expected, got a chunk");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(4, Ramp(4))}, "a chunk at offset 0 expected, got 4");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(2)), Chunk(0, Ramp(2))}, "a chunk at offset 8 expected, got 0");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(-4, Ramp(2))}, "got -4");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(6))}, "got 24 at offset 0");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, {})}, "got 0 at offset 0");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(3))}, "20 bytes expected, got 12");
+  ExpectInvalid({Header(), Tensor("b", {5})}, "20 bytes expected, got 0");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(3)), Tensor("w", {7, 4})}, "20 bytes expected, got 12");
+  ExpectInvalid({Header(), Tensor("b", {5}), v1::ImportRequest()}, "import b");
+}
+
+TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
+  v1::ImportRequest half = Chunk(0, Ramp(2));
+  half.mutable_chunk()->mutable_data()->pop_back();
+  half.mutable_chunk()->set_crc32c(wire::Crc32c(half.chunk().data()));
+  ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole floats");
+  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))}, "at most 1048576 bytes");
+}
+
+TEST_F(TensorTransferTest, AWrongChecksumIsDataLoss) {
+  v1::ImportRequest chunk = Chunk(8, Ramp(3));
+  chunk.mutable_chunk()->set_crc32c(chunk.chunk().crc32c() ^ 1);
+  ExpectRefused({Header(), Tensor("w", {7, 4}), Chunk(0, Ramp(kElements)), Tensor("b", {5}), Chunk(0, Ramp(2)), chunk},
+                absl::StatusCode::kDataLoss, "import b: the chunk at offset 8");
+}
+
+TEST_F(TensorTransferTest, NumbersOutOfOrderAreRefused) {
+  const auto header = [](int64_t commit_number, int64_t version) {
+    v1::ImportRequest request = Header();
+    request.mutable_header()->set_commit_number(commit_number);
+    request.mutable_header()->set_version(version);
+    return request;
+  };
+  ExpectInvalid({header(3, 4)}, "0 <= version <= commit number < 4611686018427387904 expected");
+  ExpectInvalid({header(3, -1)}, "got version -1");
+  ExpectInvalid({header(-3, -4)}, "got version -4");
+}
+
+// The epoch after such an import would count past what 64 bits hold.
+TEST_F(TensorTransferTest, NumbersWithoutASuccessorAreRefused) {
+  v1::ImportRequest header = Header();
+  header.mutable_header()->set_commit_number(INT64_MAX);
+  ExpectInvalid({header}, "commit number 9223372036854775807");
+  v1::ImportRequest tensor = Tensor("b", {5});
+  tensor.mutable_tensor()->set_step(INT64_MAX);
+  ExpectInvalid({Header(), tensor, Chunk(0, Ramp(5))}, "0 <= step < 4611686018427387904 expected");
+}
+
+TEST_F(TensorTransferTest, WithATrainerNothingIsImported) {
+  TestSession session(socket_dir());
+  session.Attach(MakeAttach("m", 0));
+  ASSERT_TRUE(session.Read().has_accepted());
+  ExpectRefused({Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}, absl::StatusCode::kFailedPrecondition, "rank 0");
+}
+
+TEST_F(TensorTransferTest, AStreamThatBreaksOffChangesNothing) {
+  const auto context = client_->Context();
+  v1::ImportResponse response;
+  const auto writer = client_->trainer().Import(context.get(), &response);
+  for (const v1::ImportRequest& request : {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}) {
+    ASSERT_TRUE(writer->Write(request));
+  }
+  context->TryCancel();
+  EXPECT_THAT(FromGrpc(writer->Finish()), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(client_->StateHash("m"), hash_);
+}
+
+// --- Export ---
+
+TEST_F(TensorTransferTest, ExportsCoverTheAskedKinds) {
+  ASSERT_OK_AND_ASSIGN(const Exported exported, Export(ExportOf({"b"}, {v1::TENSOR_KIND_EXP_AVG})));
+  EXPECT_THAT(exported.tensors, SizeIs(1));
+  EXPECT_EQ(exported.tensors.begin()->second, Floats(5));
+}
+
+TEST_F(TensorTransferTest, UnknownExportsAreRefused) {
+  v1::ExportRequest request;
+  request.set_model("x");
+  EXPECT_THAT(Export(request), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Export(ExportOf({"b", "x"})), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter is named x")));
+  EXPECT_THAT(Export(ExportOf({"b"}, {v1::TENSOR_KIND_UNSPECIFIED})),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a tensor kind expected, got 0")));
+  EXPECT_THAT(Export(ExportOf({"b"}, {static_cast<v1::TensorKind>(77)})), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(TensorTransferTest, AnotherVersionThanThePresentOneIsRefused) {
+  v1::ExportRequest request = ExportOf({"b"});
+  request.set_version(3);
+  EXPECT_THAT(Export(request), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        AllOf(HasSubstr("version 3"), HasSubstr("the present one is 0"))));
+  request.set_version(0);
+  EXPECT_OK(Export(request));
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,107 @@
+// A trainer in the test's own process: it attaches to a Model, maps what it is given, and speaks through its words page.
+#ifndef PARAMSHARD_TESTS_SERVER_STORE_FAKE_TRAINER_H_
+#define PARAMSHARD_TESTS_SERVER_STORE_FAKE_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/wire/ring.h"
+#include "proto/wire/words.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// For one epoch; the next one is another trainer's. One thread drives it. Waits end after half a minute.
+class FakeTrainer {
+ public:
+  // `model` outlives the trainer.
+  FakeTrainer(Model* model, int rank);
+  // Leaves unless it has heard of the end, and waits for it.
+  ~FakeTrainer();
+  FakeTrainer(const FakeTrainer&) = delete;
+  FakeTrainer& operator=(const FakeTrainer&) = delete;
+
+  // Runs `then` in the call that tells the end.
+  void WhenEnded(std::function<void()> then) { when_ended_ = std::move(then); }
+  // From now on it cannot be reached: memory that is sent to it does not arrive.
+  void RefuseMemory() { refuses_memory_ = true; }
+  absl::Status Attach();
+  bool AwaitStarted();
+  // Null unless it came in time.
+  const v1::EpochEnded* AwaitEnded();
+  // Its process is gone.
+  void Leave(const absl::Status& why = absl::AbortedError("the trainer has gone"));
+
+  // Valid after AwaitStarted.
+  const v1::EpochStarted& started() const { return started_; }
+  const wire::Words& words() const { return words_; }
+  uint8_t* slot(int index) const;
+  uint8_t* gradient_slot(int index) const;
+  int64_t session() const { return session_; }
+  int rank() const { return rank_; }
+  // Whether a forward gather's bytes of other ranks are those of their planes.
+  bool HoldsPlanes(int unit, int slot, Use use = Use::kForward) const;
+
+  // Commands; they return the command's number. They are sent through the ring.
+  int64_t Gather(int unit, int slot, v1::Phase phase = v1::PHASE_FORWARD);
+  // Says that the slot is filled, then sends the push.
+  int64_t Push(int unit, int slot, std::vector<int> absent = {});
+  int64_t SendPush(int unit, int slot);
+  int64_t Commit(int64_t commit_number, std::string client_state = "");
+  int64_t Send(v1::Command command);
+  int64_t next_command() const { return sent_ + 1; }
+  // A record as it is.
+  void SendRecord(const std::string& record);
+
+  void Fill(int slot, int64_t number);
+  void Release(int slot, int64_t number);
+  // Fills the whole gradient slot with one float, as fp32.
+  void FillGradients(int slot, int unit, float value);
+  // One gradient for each element of the unit's only parameter.
+  void FillGradients(int slot, int unit, const std::vector<float>& values);
+
+  // Waits until the pieces of all other ranks have come.
+  bool AwaitReady(int slot, int64_t number) const;
+  bool AwaitDrained(int slot, int64_t number) const;
+  // Waits until the daemon's thread for this rank has taken all commands and sleeps on the doorbell.
+  bool AwaitDaemonAsleep() const;
+  // The answer; nothing when the epoch ended first, or it did not come in time.
+  std::optional<wire::CommitRecord> AwaitCommitted(int64_t commit_number) const;
+
+ private:
+  class Mapping;
+
+  Trainer MakeTrainer();
+  absl::Status TakeMemory(const wire::HandoffMemory& message, absl::Span<const int> fds);
+
+  Model* const model_;
+  const int rank_;
+  const int64_t session_;
+  std::function<void()> when_ended_;
+  bool refuses_memory_ = false;
+  int64_t sent_ = 0;
+
+  // Set before `is_started_`, constant from then on.
+  std::unique_ptr<Mapping> planes_, slots_, words_page_;
+  wire::Words words_;
+  std::optional<wire::RingWriter> ring_;
+  v1::EpochStarted started_;
+
+  absl::Mutex mu_;
+  bool attached_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_started_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_ended_ ABSL_GUARDED_BY(mu_) = false;
+  v1::EpochEnded ended_;  // set before `is_ended_`
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_STORE_FAKE_TRAINER_H_

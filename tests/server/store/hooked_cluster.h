@@ -1,0 +1,60 @@
+// A cluster whose votes a test holds back or spoils; everything else is another cluster's.
+#ifndef PARAMSHARD_TESTS_SERVER_STORE_HOOKED_CLUSTER_H_
+#define PARAMSHARD_TESTS_SERVER_STORE_HOOKED_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "server/cluster/cluster.h"
+#include "server/cluster/coordinator_cluster.h"
+
+namespace paramshard::server {
+
+class HookedCluster final : public Cluster {
+ public:
+  explicit HookedCluster(int devices) : cluster_(MakeLocalCluster(devices)) {}
+
+  // Called before every vote, and after every decision; an error is the vote's answer. Set them while no epoch runs.
+  void BeforeVote(std::function<absl::Status()> hook) { before_vote_ = std::move(hook); }
+  void AfterVote(std::function<absl::Status()> hook) { after_vote_ = std::move(hook); }
+
+  absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
+    RETURN_IF_ERROR(before_vote_());
+    absl::StatusOr<CommitDecision> decision = cluster_->Vote(vote);
+    RETURN_IF_ERROR(after_vote_());
+    return decision;
+  }
+
+  int node() const override { return cluster_->node(); }
+  int nodes() const override { return cluster_->nodes(); }
+  std::vector<int> device_counts() const override { return cluster_->device_counts(); }
+  absl::Status AwaitWorld(absl::Duration timeout) override { return cluster_->AwaitWorld(timeout); }
+  void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
+  void Report(const ModelReport& report) override { cluster_->Report(report); }
+  void Forget(absl::string_view model) override { cluster_->Forget(model); }
+  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
+    cluster_->EndEpoch(model, epoch, why);
+  }
+  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
+                     absl::string_view command) override {
+    cluster_->ReportCommand(model, epoch, number, rank, command);
+  }
+  std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
+    return cluster_->MakeRendezvous(model, epoch);
+  }
+  void Stop() override { cluster_->Stop(); }
+
+ private:
+  const std::unique_ptr<Cluster> cluster_;
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };
+  std::function<absl::Status()> after_vote_ = before_vote_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_STORE_HOOKED_CLUSTER_H_

@@ -1,0 +1,278 @@
+#include "server/store/inspection.h"
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/server/store/test_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// A matrix of each format and a small parameter, on three ranks.
+v1::ModelSpec TestSpec() {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8),
+                                                     MakeParameter("a.b", {8})}),
+                                      MakeUnit("b", {MakeParameter("b.w", {3, 64}), MakeParameter("b.v", {130, 64},
+                                                                                                   v1::FORMAT_FP8_BLOCK_128X128)})});
+  spec.set_small_parameter_bytes(100);
+  for (v1::UnitSpec& unit : *spec.mutable_units()) {
+    for (v1::ParameterSpec& parameter : *unit.mutable_parameters()) {
+      parameter.mutable_initial_value()->mutable_constant()->set_value(2);
+    }
+  }
+  return spec;
+}
+
+class InspectionTest : public testing::Test {
+ protected:
+  static std::vector<std::string> Names(const std::vector<v1::Shard>& shards) {
+    std::vector<std::string> names;
+    for (const v1::Shard& shard : shards) names.push_back(absl::StrCat(shard.parameter(), "@", shard.rank()));
+    return names;
+  }
+  std::vector<v1::ExtentVerification> Verify(v1::VerifySummary* summary) {
+    std::vector<v1::ExtentVerification> extents;
+    auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification& extent) {
+      extents.push_back(extent);
+      return absl::OkStatus();
+    });
+    EXPECT_OK(verified);
+    if (verified.ok()) *summary = *verified;
+    return extents;
+  }
+  // One step of b.w.
+  void Step() {
+    const FakeTrainers trainers = AttachAll(*model_);
+    for (const auto& trainer : trainers) {
+      trainer->FillGradients(0, 1, 3.0f);
+      trainer->Push(1, 0, {1});
+      trainer->Commit(model_->commit_log().numbers().commit_number + 1);
+    }
+    for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
+  }
+
+  TestWorld world_{{.ranks = 3}};
+  const std::shared_ptr<Model> model_ = world_.Create(TestSpec());
+};
+
+TEST_F(InspectionTest, SummaryOfANewModel) {
+  const v1::ModelSummary summary = Summarize(*model_);
+  EXPECT_EQ(summary.name(), "m");
+  EXPECT_EQ(summary.parameter_count(), 4);
+  EXPECT_EQ(summary.element_count(), 96 * 64 + 8 + 3 * 64 + 130 * 64);
+  EXPECT_EQ(summary.shard_size(), 3);
+  EXPECT_EQ(summary.world_size(), 3);
+  EXPECT_EQ(summary.epoch(), 0);
+  EXPECT_FALSE(summary.running());
+  EXPECT_EQ(summary.attached_ranks(), 0);
+  EXPECT_GE(summary.imbalance(), 1);
+}
+
+TEST_F(InspectionTest, SummaryAfterAnEpoch) {
+  Step();
+  // The trainers have left; the epoch's end is a moment later.
+  ASSERT_OK(model_->Change(1, 1, [] {}));
+  const v1::ModelSummary summary = Summarize(*model_);
+  EXPECT_EQ(summary.version(), 1);
+  EXPECT_EQ(summary.commit_number(), 1);
+  EXPECT_EQ(summary.epoch(), 1);
+  EXPECT_THAT(summary.last_end(), HasSubstr("ABORTED"));
+}
+
+TEST_F(InspectionTest, ShardsComeByParameterAndRank) {
+  // 96 rows are three granules, 130 are two: rank 2 owns none of b.v. The small one is somewhere.
+  const std::vector<v1::Shard> shards = ListShards(*model_, 0, 1000);
+  const std::string small = absl::StrCat("a.b@", *model_->layout().units()[0].parameters[1].owner);
+  EXPECT_THAT(Names(shards), ElementsAre("a.w@0", "a.w@1", "a.w@2", small, "b.w@0", "b.w@1", "b.w@2", "b.v@0", "b.v@1"));
+  EXPECT_EQ(shards[1].unit(), "a");
+  EXPECT_EQ(shards[1].device(), "cpu:1");
+  EXPECT_EQ(shards[1].format(), v1::FORMAT_MXFP8);
+  EXPECT_EQ(shards[1].first_row(), 32);
+  EXPECT_EQ(shards[1].rows(), 32);
+  EXPECT_EQ(shards[1].columns(), 64);
+  EXPECT_EQ(shards[1].plane_bytes(), 2 * 32 * 64 + 32 * 2 + 64);
+  EXPECT_EQ(shards[1].optimizer_bytes(), 32 * 64 * 16);
+  EXPECT_FALSE(shards[1].small());
+  EXPECT_TRUE(shards[3].small());
+}
+
+TEST_F(InspectionTest, APageIsAPartOfTheList) {
+  const std::vector<std::string> all = Names(ListShards(*model_, 0, 1000));
+  for (int64_t limit : {1, 2, 4, 9, 20}) {
+    std::vector<std::string> paged;
+    for (int64_t skip = 0; skip < static_cast<int64_t>(all.size()); skip += limit) {
+      const auto page = Names(ListShards(*model_, skip, limit));
+      EXPECT_LE(static_cast<int64_t>(page.size()), limit);
+      paged.insert(paged.end(), page.begin(), page.end());
+    }
+    EXPECT_EQ(paged, all);
+  }
+  EXPECT_THAT(ListShards(*model_, 9, 10), IsEmpty());
+  EXPECT_THAT(ListShards(*model_, INT64_MAX, 10), IsEmpty());
+}
+
+TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
+  Step();
+  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "b.w"));
+  EXPECT_EQ(described.parameter(), "b.w");
+  EXPECT_EQ(described.unit(), "b");
+  EXPECT_THAT(described.shape(), ElementsAre(3, 64));
+  EXPECT_EQ(described.version(), 1);
+  EXPECT_EQ(described.step(), 1);
+  ASSERT_THAT(described.extents(), SizeIs(3));
+  const v1::ExtentDescription& extent = described.extents(1);
+  EXPECT_EQ(extent.rank(), 1);
+  EXPECT_EQ(extent.device(), "cpu:1");
+  EXPECT_EQ(extent.first_row(), 1);
+  EXPECT_EQ(extent.rows(), 1);
+  EXPECT_NEAR(extent.master_amax(), 1.9, 1e-6);
+  EXPECT_NEAR(extent.master_norm(), 1.9 * 8, 1e-5);
+  EXPECT_EQ(extent.non_finite_count(), 0);
+  EXPECT_FALSE(extent.has_scale_min()) << "fp32 has no scales";
+  EXPECT_EQ(extent.relative_error(), 0);
+  EXPECT_NEAR(extent.exp_avg_norm(), 0.3 * 8, 1e-5);
+  EXPECT_NEAR(extent.exp_avg_sq_norm(), 0.09 * 8, 1e-5);
+}
+
+TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
+  const ShardExtent& extent = *model_->shards()[0]->Find(0, 0);
+  std::vector<float> values(extent.elements, 2.0f);
+  values[5] = 1.7f;  // is no E4M3 number
+  model_->shards()[0]->Write(extent, StateTensor::kMaster, values);
+  model_->shards()[0]->EncodePlanes();
+  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "a.w"));
+  EXPECT_GT(described.extents(0).max_error(), 0);
+  EXPECT_LT(described.extents(0).max_error(), 0.1);
+  EXPECT_GT(described.extents(0).relative_error(), 0);
+  EXPECT_EQ(described.extents(1).max_error(), 0);
+  EXPECT_TRUE(described.extents(1).has_scale_min());
+  EXPECT_GT(described.extents(1).scale_min(), 0);
+  EXPECT_LE(described.extents(1).scale_min(), described.extents(1).scale_max());
+  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse blocks, DescribeParameter(*model_, "b.v"));
+  EXPECT_TRUE(blocks.extents(0).has_scale_max());
+}
+
+TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
+  const ShardExtent& extent = *model_->shards()[0]->Find(1, 0);
+  std::vector<float> values(extent.elements, 2.0f);
+  values[0] = std::nanf("");
+  values[1] = -INFINITY;
+  model_->shards()[0]->Write(extent, StateTensor::kMaster, values);
+  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "b.w"));
+  EXPECT_EQ(described.extents(0).non_finite_count(), 2);
+  EXPECT_EQ(described.extents(0).master_amax(), 2);
+}
+
+TEST_F(InspectionTest, AnUnknownParameterIsNotFound) {
+  for (const std::string& name : {std::string("a.x"), std::string(), std::string(1 << 20, 'x')}) {
+    EXPECT_THAT(DescribeParameter(*model_, name), StatusIs(absl::StatusCode::kNotFound, HasSubstr("describe m")));
+  }
+}
+
+TEST_F(InspectionTest, VerificationCoversEveryExtent) {
+  v1::VerifySummary summary;
+  const auto extents = Verify(&summary);
+  EXPECT_THAT(extents, SizeIs(9));
+  EXPECT_EQ(summary.extent_count(), 9);
+  EXPECT_EQ(summary.mismatch_count(), 0);
+  EXPECT_EQ(summary.version(), 0);
+  EXPECT_EQ(extents[1].parameter(), "a.w");
+  EXPECT_EQ(extents[1].rank(), 1);
+  EXPECT_EQ(extents[1].master_hash().size(), 32u);
+  EXPECT_EQ(extents[0].master_hash(), extents[1].master_hash()) << "the same constant";
+  EXPECT_NE(extents[0].master_hash(), extents[0].exp_avg_hash());
+}
+
+TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
+  v1::VerifySummary before;
+  Verify(&before);
+  const Shard& shard = *model_->shards()[1];
+  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))[0].data() - shard.planes().data()] ^= 1;
+  v1::VerifySummary summary;
+  const auto extents = Verify(&summary);
+  EXPECT_EQ(summary.mismatch_count(), 1);
+  for (const v1::ExtentVerification& extent : extents) {
+    EXPECT_EQ(extent.planes_match(), !(extent.parameter() == "a.w" && extent.rank() == 1));
+  }
+  EXPECT_EQ(summary.state_hash(), before.state_hash()) << "planes are no state";
+}
+
+TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
+  v1::VerifySummary before;
+  Verify(&before);
+  for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+    Shard& shard = *model_->shards()[2];
+    const ShardExtent& extent = *shard.Find(1, 0);
+    const std::vector<float> values = shard.Read(extent, tensor);
+    std::vector<float> changed = values;
+    changed.back() = std::nextafter(changed.back(), 10.0f);
+    shard.Write(extent, tensor, changed);
+    v1::VerifySummary after;
+    Verify(&after);
+    EXPECT_NE(after.state_hash(), before.state_hash());
+    shard.Write(extent, tensor, values);
+  }
+  v1::VerifySummary after;
+  Verify(&after);
+  EXPECT_EQ(after.state_hash(), before.state_hash());
+}
+
+TEST_F(InspectionTest, VerificationStopsWhenItsCallerDoes) {
+  int calls = 0;
+  const auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification&) {
+    return ++calls == 3 ? absl::CancelledError("enough") : absl::OkStatus();
+  });
+  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kCancelled, "enough"));
+  EXPECT_EQ(calls, 3);
+}
+
+TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
+  const auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification&) {
+    for (const auto& shard : model_->shards()) shard->SetVersion(1);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("version 0 expected to stay, got 1")));
+}
+
+TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
+  const auto count = [this] {
+    std::map<std::string, int64_t> bytes;
+    for (const v1::MemoryUse& use : CountMemory(*model_)) {
+      EXPECT_EQ(use.model(), "m");
+      bytes[absl::StrCat(use.device(), " ", use.memory_class())] += use.size_bytes();
+    }
+    return bytes;
+  };
+  auto idle = count();
+  for (int rank = 0; rank < 3; ++rank) {
+    const ShardBytes bytes = model_->shards()[rank]->bytes();
+    const std::string device = absl::StrCat("cpu:", rank);
+    EXPECT_EQ(idle[device + " master"], bytes.master);
+    EXPECT_EQ(idle[device + " exp_avg"], bytes.exp_avg);
+    EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.exp_avg_sq);
+    EXPECT_EQ(idle[device + " gradients"], bytes.gradients);
+    EXPECT_EQ(idle[device + " planes"], bytes.planes);
+    EXPECT_FALSE(idle.contains(device + " slots"));
+  }
+  const FakeTrainers trainers = AttachAll(*model_);
+  auto running = count();
+  EXPECT_EQ(running["cpu:1 slots"], model_->layout().slots_bytes());
+  EXPECT_GT(running["cpu:2 words"], 0);
+  EXPECT_FALSE(running.contains("cpu:0 scratch")) << "memcpy holds none";
+}
+
+}  // namespace
+}  // namespace paramshard::server

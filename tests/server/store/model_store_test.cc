@@ -1,0 +1,247 @@
+#include "server/store/model_store.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/process_counts.h"
+#include "tests/server/store/command.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/server/store/test_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+v1::ModelSpec Spec(const std::string& name, int64_t rows = 16) {
+  return MakeSpec(name, {MakeUnit("u", {MakeParameter("w", {rows, 64})})});
+}
+
+class ModelStoreTest : public testing::Test {
+ protected:
+  ModelStore& store() { return world_.store(); }
+  absl::StatusOr<ModelStore::Created> Create(const v1::ModelSpec& spec) { return store().CreateOrJoin(Parse(spec)); }
+
+  TestWorld world_{{.ranks = 2}};
+};
+
+// --- Creating and finding ---
+
+TEST_F(ModelStoreTest, TheSecondCreationOfAnEqualSpecJoins) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created first, Create(Spec("m")));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created second, Create(Spec("m")));
+  EXPECT_TRUE(first.created);
+  EXPECT_FALSE(second.created);
+  EXPECT_EQ(first.model, second.model);
+}
+
+TEST_F(ModelStoreTest, AnotherSpecOfTheSameNameIsRefusedWithTheDifference) {
+  ASSERT_OK(Create(Spec("m", 16)));
+  EXPECT_THAT(Create(Spec("m", 32)), StatusIs(absl::StatusCode::kAlreadyExists,
+                                              AllOf(HasSubstr("create model m"), HasSubstr("[16, 64]"), HasSubstr("[32, 64]"))));
+}
+
+TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
+  std::atomic<int> created{0};
+  std::vector<std::shared_ptr<Model>> models(8);
+  std::vector<std::thread> threads;
+  for (auto& model : models) {
+    threads.emplace_back([&] {
+      const auto mine = Create(Spec("m"));
+      ASSERT_OK(mine);
+      if (mine->created) ++created;
+      model = mine->model;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(created, 1);
+  EXPECT_THAT(models, testing::Each(models[0]));
+}
+
+TEST_F(ModelStoreTest, AnUnknownNameIsAnsweredWithTheKnownOnes) {
+  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("model x: one of [] expected")));
+  ASSERT_OK(Create(Spec("b")));
+  ASSERT_OK(Create(Spec("a")));
+  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [a, b] expected")));
+  EXPECT_THAT(store().Find(""), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store().Find(std::string(1 << 20, 'x')), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ModelStoreTest, ModelsAreListedByName) {
+  for (const char* name : {"c", "a", "b"}) ASSERT_OK(Create(Spec(name)));
+  std::string names;
+  for (const auto& model : store().List()) names += model->spec().name;
+  EXPECT_EQ(names, "abc");
+}
+
+TEST_F(ModelStoreTest, AShardSizeThatIsNeitherDaemonNorWorldIsRefused) {
+  v1::ModelSpec spec = Spec("m");
+  spec.set_shard_size(3);
+  EXPECT_THAT(Create(spec), StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("shard size 2"), HasSubstr("got 3"))));
+  spec.set_shard_size(2);
+  EXPECT_OK(Create(spec));
+}
+
+// --- What does not fit ---
+
+TEST_F(ModelStoreTest, WhatTheMachineDoesNotHaveIsRefusedByClass) {
+  const int64_t descriptors = OpenDescriptors();
+  EXPECT_THAT(Create(Spec("m", int64_t{1} << 33)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("bytes needed"), HasSubstr(absl::StrCat("master ", int64_t{1} << 41)),
+                             HasSubstr("exp_avg"), HasSubstr("gradients"), HasSubstr("planes"), HasSubstr("slots"),
+                             HasSubstr("bytes free"))));
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+  EXPECT_THAT(store().List(), IsEmpty());
+}
+
+TEST_F(ModelStoreTest, BytesBeyond64BitsAreRefused) {
+  v1::ModelSpec spec = MakeSpec("m", {});
+  for (int unit = 0; unit < 10; ++unit) {
+    v1::UnitSpec& added = *spec.add_units();
+    added.set_name(absl::StrCat("u", unit));
+    for (int i = 0; i < 80'000; ++i) {
+      *added.add_parameters() = MakeParameter(absl::StrCat(unit, ".", i), {(int64_t{1} << 20) - 1, int64_t{1} << 20});
+    }
+  }
+  const absl::StatusOr<ModelSpec> parsed = ParseModelSpec(spec);
+  if (!parsed.ok()) {
+    EXPECT_THAT(parsed, StatusIs(absl::StatusCode::kInvalidArgument));
+    return;
+  }
+  EXPECT_THAT(store().CreateOrJoin(*parsed), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+class MemoryLimitTest : public testing::Test {
+ protected:
+  // Two ranks, fp32 throughout: master, moments, gradients, planes, slots and gradient slots, and padding.
+  static constexpr int64_t kRows = 1024;
+  static constexpr int64_t kTensorBytes = kRows * 64 * 4;
+
+  TestWorld world_{{.ranks = 2, .memory_limit_bytes = 20 * kTensorBytes}};
+};
+
+TEST_F(MemoryLimitTest, IsSharedByAllModelsAndFreedByDeletion) {
+  ModelStore& store = world_.store();
+  ASSERT_OK(store.CreateOrJoin(Parse(Spec("first", kRows))));
+  EXPECT_THAT(store.CreateOrJoin(Parse(Spec("second", kRows))),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("create model second")));
+  EXPECT_THAT(store.List(), SizeIs(1));
+  ASSERT_OK(store.CreateOrJoin(Parse(Spec("small", 16))));
+  ASSERT_OK(store.Delete("first", ""));
+  EXPECT_OK(store.CreateOrJoin(Parse(Spec("second", kRows))));
+}
+
+// --- Deleting ---
+
+TEST_F(ModelStoreTest, ADeletedModelIsGone) {
+  const int64_t descriptors = OpenDescriptors();
+  ASSERT_OK(Create(Spec("m")));
+  EXPECT_GT(OpenDescriptors(), descriptors);
+  ASSERT_OK(store().Delete("m", ""));
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+  EXPECT_THAT(store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store().Delete("m", ""), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_OK(Create(Spec("m", 32))) << "the name is free";
+}
+
+TEST_F(ModelStoreTest, ARepeatedDeletionAnswersLikeTheFirst) {
+  ASSERT_OK(Create(Spec("m")));
+  ASSERT_OK(store().Delete("m", "request 1"));
+  EXPECT_OK(store().Delete("m", "request 1"));
+  ASSERT_OK(Create(Spec("m")));
+  EXPECT_OK(store().Delete("m", "request 1"));
+  EXPECT_OK(store().Find("m")) << "a repetition deletes nothing";
+  EXPECT_OK(store().Delete("m", "request 2"));
+  EXPECT_THAT(store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ModelStoreTest, ARefusedDeletionMayBeRepeatedLater) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  {
+    FakeTrainer trainer(created.model.get(), 1);
+    ASSERT_OK(trainer.Attach());
+    EXPECT_THAT(store().Delete("m", "request 1"),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("delete model m"), HasSubstr("rank 1"),
+                               HasSubstr(absl::StrCat("process ", 10'000 + trainer.session())))));
+  }
+  EXPECT_OK(store().Delete("m", "request 1"));
+}
+
+TEST_F(ModelStoreTest, ARunningModelIsNotDeleted) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  FakeTrainers trainers = AttachAll(*created.model);
+  EXPECT_THAT(store().Delete("m", ""), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 0")));
+  trainers.clear();
+  // Its last epoch may still be ending.
+  EXPECT_OK(store().Delete("m", ""));
+}
+
+TEST_F(ModelStoreTest, WhoStillHoldsADeletedModelCannotUseIt) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  ASSERT_OK(store().Delete("m", ""));
+  FakeTrainer trainer(created.model.get(), 0);
+  EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("deleted")));
+  EXPECT_THAT(created.model->Change(1, 1, [] { ADD_FAILURE(); }), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ModelStoreTest, TheLastReferenceToADeletedModelDoesNotHarmItsSuccessor) {
+  ASSERT_OK_AND_ASSIGN(ModelStore::Created old, Create(Spec("m")));
+  ASSERT_OK(store().Delete("m", ""));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  FakeTrainers trainers = AttachAll(*created.model);
+  old.model.reset();
+  for (const auto& trainer : trainers) trainer->Commit(1);
+  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
+}
+
+// --- The end ---
+
+TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created running, Create(Spec("running")));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created waiting, Create(Spec("waiting")));
+  ASSERT_OK(Create(Spec("idle")));
+  FakeTrainers trainers = AttachAll(*running.model);
+  FakeTrainer lonely(waiting.model.get(), 0);
+  ASSERT_OK(lonely.Attach());
+  store().Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops"));
+  for (const auto& trainer : trainers) {
+    const v1::EpochEnded* ended = trainer->AwaitEnded();
+    ASSERT_NE(ended, nullptr);
+    EXPECT_THAT(ended->message(), HasSubstr("the daemon stops"));
+  }
+  ASSERT_NE(lonely.AwaitEnded(), nullptr);
+  EXPECT_THAT(Create(Spec("new")), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("drains")));
+  EXPECT_THAT(store().List(), SizeIs(3)) << "they may still be looked at";
+}
+
+TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
+  store().OnEpochStart("nobody", 1);
+  store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  // An epoch for which nobody waits.
+  store().OnEpochStart("m", 7);
+  store().OnEpochEnd("m", 7, absl::AbortedError("over"));
+  EXPECT_FALSE(created.model->status().running);
+}
+
+TEST(EpochNumberTest, GoesOnThroughAllEpochsOfAModel) {
+  TestWorld world({.ranks = 1});
+  const std::shared_ptr<Model> model = world.Create(Spec("m"));
+  for (int epoch = 1; epoch <= 3; ++epoch) EXPECT_EQ(AttachAll(*model)[0]->started().epoch(), epoch);
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,936 @@
+#include "server/store/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/process_counts.h"
+#include "tests/server/store/command.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/server/store/test_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::FloatNear;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pointwise;
+using ::testing::SizeIs;
+
+// Units: 24 floats that begin at 1, and MXFP8 matrices whose cut is uneven on two ranks. Every unit fits every slot.
+constexpr int kW = 0;
+constexpr int kMx = 1;
+constexpr int kElements = 24;
+constexpr float kLearningRate = 0.1f;  // as CommitCommand has it
+
+v1::ModelSpec TestSpec() {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {MakeParameter("w.w", {6, 4})}),
+                                      MakeUnit("mx", {MakeParameter("mx.w", {96, 32}, v1::FORMAT_MXFP8)}),
+                                      MakeUnit("my", {MakeParameter("my.w", {96, 32}, v1::FORMAT_MXFP8)})});
+  spec.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_constant()->set_value(1);
+  spec.mutable_units(1)->mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(1);
+  spec.set_gather_slots(2);
+  spec.set_gradient_slots(2);
+  return spec;
+}
+
+class ModelTest : public testing::Test {
+ protected:
+  void SetUp() override { Open(TestSpec()); }
+
+  void Open(const v1::ModelSpec& spec, TestWorld::Options options = {}) {
+    trainers_.clear();
+    model_.reset();
+    world_ = std::make_unique<TestWorld>(options);
+    model_ = world_->Create(spec);
+  }
+  void Attach() { trainers_ = AttachAll(*model_); }
+  FakeTrainer& trainer(int rank) { return *trainers_[rank]; }
+  int64_t commit_number() const { return model_->commit_log().numbers().commit_number; }
+
+  // Every rank r pushes `gradients(r)` for the unit.
+  void Push(int unit, const std::function<float(int)>& gradients) {
+    for (const auto& trainer : trainers_) {
+      trainer->FillGradients(0, unit, gradients(trainer->rank()));
+      const int64_t number = trainer->Push(unit, 0);
+      last_push_ = number;
+    }
+    for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitDrained(0, last_push_));
+  }
+  // The answer that all ranks get.
+  wire::CommitRecord Commit(const std::function<void(v1::Commit&)>& change = {}) {
+    const int64_t number = commit_number() + 1;
+    for (const auto& trainer : trainers_) {
+      v1::Command command =
+          CommitCommand(trainer->next_command(), number, absl::StrCat("rank ", trainer->rank(), ", commit ", number));
+      if (change) change(*command.mutable_commit());
+      trainer->Send(std::move(command));
+    }
+    wire::CommitRecord answer{};
+    for (const auto& trainer : trainers_) {
+      const auto record = trainer->AwaitCommitted(number);
+      EXPECT_TRUE(record.has_value()) << "rank " << trainer->rank();
+      if (!record.has_value()) continue;
+      if (trainer->rank() > 0) {
+        EXPECT_EQ(record->version, answer.version);
+        EXPECT_EQ(record->gradient_norm, answer.gradient_norm);
+        EXPECT_EQ(record->skipped, answer.skipped);
+      }
+      answer = *record;
+    }
+    return answer;
+  }
+  // A step of the unit w on all ranks with some gradients.
+  void Step(float gradient = 0.5f) {
+    Push(kW, [&](int rank) { return gradient * static_cast<float>(rank + 1); });
+    Commit();
+  }
+
+  // All rows of a unit's only parameter.
+  std::vector<float> Read(int unit, StateTensor tensor) const {
+    std::vector<float> values;
+    for (const auto& shard : model_->shards()) {
+      const ShardExtent* extent = shard->Find(unit, 0);
+      if (extent == nullptr) continue;
+      absl::ReaderMutexLock lock(&shard->mutex());
+      const std::vector<float> rows = shard->Read(*extent, tensor);
+      values.insert(values.end(), rows.begin(), rows.end());
+    }
+    return values;
+  }
+  static auto All(float value, float tolerance = 1e-6f) { return testing::Each(FloatNear(value, tolerance)); }
+
+  // What all trainers are told at the end.
+  void ExpectEnded(absl::StatusCode code, const testing::Matcher<std::string>& message) {
+    for (const auto& trainer : trainers_) {
+      const v1::EpochEnded* ended = trainer->AwaitEnded();
+      ASSERT_NE(ended, nullptr);
+      EXPECT_EQ(ended->code(), static_cast<int>(code)) << ended->message();
+      EXPECT_THAT(ended->message(), message);
+      EXPECT_EQ(trainer->words().status().value, static_cast<uint32_t>(code));
+      EXPECT_EQ(trainer->words().EndText(), ended->message());
+    }
+  }
+  // The model is as good as before: another epoch takes a step.
+  void ExpectNextEpochWorks() {
+    Attach();
+    const int64_t before = commit_number();
+    Step();
+    EXPECT_EQ(commit_number(), before + 1);
+    StateHash(*model_);
+  }
+
+  std::unique_ptr<TestWorld> world_;
+  std::shared_ptr<Model> model_;
+  FakeTrainers trainers_;  // before the model, which they leave
+  int64_t last_push_ = 0;
+};
+
+// --- Attaching ---
+
+TEST_F(ModelTest, AnEpochStartsWhenEveryRankIsAttached) {
+  FakeTrainer first(model_.get(), 1);
+  ASSERT_OK(first.Attach());
+  EXPECT_FALSE(model_->status().running);
+  EXPECT_THAT(model_->MissingRanks(), ElementsAre(0));
+  EXPECT_THAT(model_->status().seats, SizeIs(1));
+  EXPECT_EQ(model_->status().seats[0].waits_for, "other ranks");
+
+  FakeTrainer second(model_.get(), 0);
+  ASSERT_OK(second.Attach());
+  ASSERT_TRUE(first.AwaitStarted());
+  ASSERT_TRUE(second.AwaitStarted());
+  EXPECT_TRUE(model_->status().running);
+  EXPECT_THAT(model_->MissingRanks(), IsEmpty());
+  EXPECT_EQ(first.started().epoch(), 1);
+  EXPECT_EQ(first.started().commit_number(), 0);
+  EXPECT_EQ(first.started().version(), 0);
+  EXPECT_FALSE(first.started().has_last_commit());
+  EXPECT_EQ(first.started().client_state(), "");
+  EXPECT_EQ(first.started().group_rank(), 1);
+  EXPECT_EQ(first.started().world_size(), 2);
+  EXPECT_TRUE(first.started().client_lands_own_pieces());
+  EXPECT_EQ(first.started().spec().name(), "m");
+  EXPECT_EQ(first.started().layout().SerializeAsString(), model_->layout().ToProto().SerializeAsString());
+  EXPECT_EQ(second.started().group_rank(), 0);
+}
+
+TEST_F(ModelTest, ARankOfNobodyIsRefused) {
+  for (int rank : {-1, 2, 1000}) {
+    FakeTrainer trainer(model_.get(), rank);
+    EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr(absl::StrCat("a rank in [0, 2) expected, got ", rank))));
+  }
+}
+
+TEST_F(ModelTest, ASecondTrainerForARankIsRefusedWithTheHoldersPid) {
+  FakeTrainer first(model_.get(), 0);
+  ASSERT_OK(first.Attach());
+  const std::string pid = absl::StrCat(10'000 + first.session());
+  FakeTrainer second(model_.get(), 0);
+  EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kAlreadyExists, AllOf(HasSubstr("rank 0"), HasSubstr(pid))));
+  // And while an epoch runs.
+  FakeTrainer other(model_.get(), 1);
+  ASSERT_OK(other.Attach());
+  ASSERT_TRUE(first.AwaitStarted());
+  EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(pid)));
+  EXPECT_EQ(model_->HolderOf(0).session, first.session());
+  EXPECT_EQ(model_->HolderOf(0).uid, 7);
+}
+
+TEST_F(ModelTest, AWaitingTrainerMayLeave) {
+  FakeTrainer first(model_.get(), 0);
+  ASSERT_OK(first.Attach());
+  first.Leave(absl::DeadlineExceededError("it waited too long"));
+  const v1::EpochEnded* ended = first.AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(ended->message(), "it waited too long");
+  EXPECT_TRUE(model_->AwaitVacant(0, first.session(), absl::Seconds(30)));
+  EXPECT_EQ(model_->HolderOf(0).session, 0);
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, AnUnknownSessionIsIgnored) {
+  Attach();
+  model_->Leave(123456789, absl::AbortedError("who"));
+  model_->Submit(123456789, CommitCommand(1, 1));
+  Step();
+  EXPECT_EQ(commit_number(), 1);
+}
+
+TEST_F(ModelTest, AWorldOfOneRankNeedsNoOther) {
+  Open(TestSpec(), {.ranks = 1});
+  Attach();
+  trainer(0).Gather(kMx, 0);
+  trainer(0).Release(0, 1);
+  Step();
+  EXPECT_EQ(commit_number(), 1);
+}
+
+TEST_F(ModelTest, MemoryThatCannotBeSentEndsTheEpoch) {
+  FakeTrainer first(model_.get(), 0);
+  FakeTrainer second(model_.get(), 1);
+  second.RefuseMemory();
+  ASSERT_OK(first.Attach());
+  ASSERT_OK(second.Attach());
+  for (FakeTrainer* each : {&first, &second}) {
+    const v1::EpochEnded* ended = each->AwaitEnded();
+    ASSERT_NE(ended, nullptr);
+    EXPECT_THAT(ended->message(), HasSubstr("closed its companion connection"));
+  }
+  ExpectNextEpochWorks();
+}
+
+// --- Steps ---
+
+TEST_F(ModelTest, AGatherBringsThePlanesOfThePeers) {
+  Attach();
+  for (const auto& trainer : trainers_) {
+    trainer->Gather(kW, 0);
+    trainer->Gather(kMx, 1, v1::PHASE_BACKWARD);
+  }
+  for (const auto& trainer : trainers_) {
+    ASSERT_TRUE(trainer->AwaitReady(0, 1));
+    ASSERT_TRUE(trainer->AwaitReady(1, 2));
+    EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
+    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 1, Use::kBackward));
+    EXPECT_EQ(trainer->words().ready(0, trainer->rank()).value, 0u) << "one's own pieces are one's own business";
+  }
+}
+
+TEST_F(ModelTest, ASlotIsUsedAgainAfterItsReleaseByAll) {
+  Attach();
+  for (const auto& trainer : trainers_) {
+    trainer->Gather(kMx, 0);
+    trainer->Gather(kW, 0);
+  }
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
+  trainer(0).Release(0, 1);
+  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().ready(0, 1), 2, absl::Milliseconds(20)));
+  EXPECT_TRUE(trainer(1).HoldsPlanes(kMx, 0)) << "it is still in use";
+  trainer(1).Release(0, 1);
+  for (const auto& trainer : trainers_) {
+    ASSERT_TRUE(trainer->AwaitReady(0, 2));
+    EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
+  }
+}
+
+TEST_F(ModelTest, AGatherAfterACommitSeesTheNewPlanes) {
+  Attach();
+  for (const auto& trainer : trainers_) trainer->Gather(kW, 0);
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
+  const std::vector<uint8_t> before(trainer(0).slot(0), trainer(0).slot(0) + kElements * sizeof(float));
+  // All is sent at once: push, commit, and the gather of the next step.
+  for (const auto& trainer : trainers_) {
+    trainer->FillGradients(0, kW, 1.0f);
+    trainer->Push(kW, 0);
+    trainer->Commit(1);
+    trainer->Gather(kW, 0);
+  }
+  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().committed(), 1, absl::Milliseconds(20)))
+      << "the planes are still read";
+  for (const auto& trainer : trainers_) trainer->Release(0, 1);
+  for (const auto& trainer : trainers_) {
+    ASSERT_TRUE(trainer->AwaitReady(0, 4));
+    EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
+    EXPECT_EQ(trainer->words().committed().value, 1u);
+  }
+  EXPECT_NE(std::memcmp(before.data(), trainer(0).slot(0), before.size()), 0);
+}
+
+// Gradients 1 and 3: their mean is 2, its norm 2 sqrt(24). The first step of Adam is one learning rate long.
+TEST_F(ModelTest, AStepWithKnownNumbers) {
+  Attach();
+  Push(kW, [](int rank) { return rank == 0 ? 1.0f : 3.0f; });
+  const wire::CommitRecord answer = Commit();
+  EXPECT_EQ(answer.commit_number, 1);
+  EXPECT_EQ(answer.version, 1);
+  EXPECT_EQ(answer.skipped, 0u);
+  EXPECT_EQ(answer.non_finite_count, 0);
+  EXPECT_DOUBLE_EQ(answer.gradient_norm, 2 * std::sqrt(24.0));
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), AllOf(SizeIs(kElements), All(0.1f * 2)));
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvgSq), All(0.01f * 4));
+  EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
+}
+
+TEST_F(ModelTest, GradientsMayBeSummed) {
+  v1::ModelSpec spec = TestSpec();
+  spec.set_gradient_reduction(v1::GRADIENT_REDUCTION_SUM);
+  Open(spec);
+  Attach();
+  Push(kW, [](int rank) { return rank == 0 ? 1.0f : 3.0f; });
+  EXPECT_DOUBLE_EQ(Commit().gradient_norm, 4 * std::sqrt(24.0));
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * 4));
+}
+
+TEST_F(ModelTest, ClippingScalesTheGradientToTheNorm) {
+  Attach();
+  Push(kW, [](int) { return 2.0f; });
+  const wire::CommitRecord answer = Commit([](v1::Commit& commit) { commit.set_max_grad_norm(0.5f); });
+  EXPECT_DOUBLE_EQ(answer.gradient_norm, 2 * std::sqrt(24.0)) << "before clipping";
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * 0.5f / std::sqrt(24.0f)));
+}
+
+TEST_F(ModelTest, ASmallGradientIsNotClipped) {
+  Attach();
+  Push(kW, [](int) { return 2.0f; });
+  Commit([](v1::Commit& commit) { commit.set_max_grad_norm(1000); });
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.2f));
+}
+
+TEST_F(ModelTest, ALossScaleIsTakenOut) {
+  Attach();
+  Push(kW, [](int) { return 2048.0f; });
+  EXPECT_DOUBLE_EQ(Commit([](v1::Commit& commit) { commit.set_gradient_scale(1024); }).gradient_norm, 2 * std::sqrt(24.0));
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.2f));
+}
+
+TEST_F(ModelTest, PushesOfOneStepAddUp) {
+  Attach();
+  Push(kW, [](int rank) { return static_cast<float>(rank); });
+  Push(kW, [](int rank) { return static_cast<float>(rank) * 3; });
+  Commit();
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * (0.5f + 1.5f)));
+}
+
+TEST_F(ModelTest, EachElementsGradientGoesToItsOwner) {
+  Attach();
+  std::vector<float> gradients(kElements);
+  for (int i = 0; i < kElements; ++i) gradients[i] = static_cast<float>(i + 1);
+  for (const auto& trainer : trainers_) {
+    trainer->FillGradients(1, kW, gradients);
+    trainer->Push(kW, 1);
+  }
+  Commit();
+  for (float& gradient : gradients) gradient *= 0.1f;
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), Pointwise(FloatNear(1e-6f), gradients));
+}
+
+TEST_F(ModelTest, AParameterWithoutAGradientIsUntouched) {
+  Attach();
+  const std::vector<float> before = Read(kMx, StateTensor::kMaster);
+  Step();
+  EXPECT_EQ(Read(kMx, StateTensor::kMaster), before);
+  for (const auto& shard : model_->shards()) {
+    absl::ReaderMutexLock lock(&shard->mutex());
+    EXPECT_EQ(shard->Find(kMx, 0)->step, 0);
+    EXPECT_EQ(shard->Find(kW, 0)->step, 1);
+  }
+}
+
+TEST_F(ModelTest, ACommitWithoutGradientsIsAnsweredAndChangesNothing) {
+  Attach();
+  const std::string hash = StateHash(*model_);
+  const wire::CommitRecord answer = Commit();
+  EXPECT_EQ(answer.version, 1);
+  EXPECT_EQ(answer.gradient_norm, 0);
+  EXPECT_EQ(StateHash(*model_), hash);
+}
+
+TEST_F(ModelTest, CommandsMayComeByStream) {
+  Attach();
+  for (const auto& trainer : trainers_) {
+    model_->Submit(trainer->session(), GatherCommand(1, kW, 0));
+    model_->Submit(trainer->session(), GatherCommand(2, kMx, 1));
+  }
+  for (const auto& trainer : trainers_) {
+    ASSERT_TRUE(trainer->AwaitReady(1, 2));
+    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 1));
+  }
+}
+
+TEST_F(ModelTest, TheSameStepsGiveTheSameBytes) {
+  const auto run = [this] {
+    Attach();
+    for (int step = 0; step < 5; ++step) {
+      Push(kMx, [&](int rank) { return 0.125f * static_cast<float>(step - rank); });
+      Push(kW, [&](int rank) { return 0.3f * static_cast<float>(step + rank); });
+      Commit([](v1::Commit& commit) { commit.set_max_grad_norm(1); });
+    }
+    return StateHash(*model_);
+  };
+  const std::string first = run();
+  Open(TestSpec());
+  EXPECT_EQ(run(), first);
+}
+
+TEST_F(ModelTest, ANonFiniteGradientSkipsTheStep) {
+  Attach();
+  Step();
+  const std::string hash = StateHash(*model_);
+  Push(kMx, [](int) { return 1.0f; });
+  std::vector<float> gradients(kElements, 1.0f);
+  gradients[17] = std::numeric_limits<float>::infinity();
+  for (const auto& trainer : trainers_) {
+    trainer->FillGradients(0, kW, trainer->rank() == 1 ? gradients : std::vector<float>(kElements));
+    trainer->Push(kW, 0);
+  }
+  const wire::CommitRecord answer = Commit();
+  EXPECT_EQ(answer.commit_number, 2);
+  EXPECT_EQ(answer.version, 1);
+  EXPECT_EQ(answer.skipped, 1u);
+  EXPECT_EQ(answer.non_finite_count, 1);
+  EXPECT_EQ(StateHash(*model_), hash);
+  EXPECT_EQ(model_->commit_log().numbers().skipped, 1);
+  EXPECT_EQ(model_->commit_log().client_state(1), "rank 1, commit 2");
+  // Its gradients are forgotten.
+  Step();
+  EXPECT_EQ(model_->commit_log().numbers().version, 2);
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), testing::Each(testing::Truly([](float value) { return std::isfinite(value); })));
+}
+
+TEST_F(ModelTest, ARepeatedCommitIsAnsweredNotApplied) {
+  Attach();
+  Step();
+  const std::string hash = StateHash(*model_);
+  trainers_.clear();
+  Attach();
+  EXPECT_EQ(trainer(0).started().commit_number(), 1);
+  for (const auto& trainer : trainers_) {
+    const auto record = trainer->AwaitCommitted(1);
+    ASSERT_TRUE(record.has_value()) << "the answer is there from the start";
+    EXPECT_EQ(record->version, 1);
+    trainer->Commit(1);
+    trainer->Gather(kW, 0);
+  }
+  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitReady(0, 2));
+  EXPECT_EQ(commit_number(), 1);
+  EXPECT_EQ(StateHash(*model_), hash);
+}
+
+// --- Ends ---
+
+// What has happened in a step when a trainer dies; each point includes those before.
+enum class Point { kAttached, kGathered, kOnePushed, kAllPushed, kOneCommitted };
+
+class DeathTest : public ModelTest, public testing::WithParamInterface<Point> {
+ protected:
+  // Brings all trainers to the point; rank 0 may be further than rank 1.
+  void RunTo(Point point) {
+    if (point >= Point::kGathered) {
+      for (const auto& trainer : trainers_) trainer->Gather(kMx, 0);
+      for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
+    }
+    for (int rank : {0, 1}) {
+      if (point < (rank == 0 ? Point::kOnePushed : Point::kAllPushed)) continue;
+      trainer(rank).FillGradients(0, kMx, 100.0f);
+      trainer(rank).Push(kMx, 0);
+      trainer(rank).Release(0, 1);
+    }
+    if (point >= Point::kAllPushed) {
+      ASSERT_TRUE(trainer(0).AwaitDrained(0, 2));
+    }
+    if (point >= Point::kOneCommitted) trainer(0).Commit(commit_number() + 1, "never answered");
+  }
+};
+
+std::string PointName(const testing::TestParamInfo<Point>& info) {
+  constexpr const char* kNames[] = {"Attached", "Gathered", "OnePushed", "AllPushed", "OneCommitted"};
+  return kNames[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, DeathTest,
+                         testing::Values(Point::kAttached, Point::kGathered, Point::kOnePushed, Point::kAllPushed,
+                                         Point::kOneCommitted),
+                         PointName);
+
+TEST_P(DeathTest, LeavesTheStateAsItWasAndTheNextEpochGoesOn) {
+  Attach();
+  Step();
+  const std::string hash = StateHash(*model_);
+  ASSERT_NO_FATAL_FAILURE(RunTo(GetParam()));
+  trainer(1).Leave();
+  ExpectEnded(absl::StatusCode::kAborted,
+              AllOf(HasSubstr("epoch 1 of m"), HasSubstr("rank 1"), HasSubstr("resume from commit 1 (version 1)")));
+  EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 1);
+  EXPECT_EQ(trainer(0).AwaitEnded()->version(), 1);
+  Attach();
+  EXPECT_EQ(StateHash(*model_), hash);
+  EXPECT_EQ(trainer(1).started().epoch(), 2);
+  EXPECT_EQ(trainer(1).started().commit_number(), 1);
+  EXPECT_EQ(trainer(1).started().client_state(), "rank 1, commit 1");
+  ASSERT_TRUE(trainer(1).started().has_last_commit());
+  EXPECT_EQ(trainer(1).started().last_commit().version(), 1);
+
+  // The step that was lost, done again, gives what it gives without a death.
+  Push(kMx, [](int) { return 1.0f; });
+  Commit();
+  const std::string resumed = StateHash(*model_);
+  Open(TestSpec());
+  Attach();
+  Step();
+  Push(kMx, [](int) { return 1.0f; });
+  Commit();
+  EXPECT_EQ(resumed, StateHash(*model_));
+}
+
+TEST_F(ModelTest, WaitersWakeAtTheEnd) {
+  Attach();
+  trainer(0).Gather(kMx, 0);
+  std::thread waiter([this] {
+    EXPECT_FALSE(trainer(0).AwaitReady(0, 1));
+    EXPECT_FALSE(trainer(0).AwaitCommitted(1).has_value());
+    EXPECT_FALSE(trainer(0).AwaitDrained(1, 5));
+  });
+  trainer(1).Leave();
+  waiter.join();
+}
+
+TEST_F(ModelTest, ATrainerMayAttachAgainAsSoonAsItHearsOfTheEnd) {
+  Attach();
+  std::vector<std::unique_ptr<FakeTrainer>> next;
+  std::vector<absl::Status> attached;
+  absl::Mutex mu;
+  for (const auto& trainer : trainers_) {
+    trainer->WhenEnded([&, rank = trainer->rank()] {
+      absl::MutexLock lock(&mu);
+      next.push_back(std::make_unique<FakeTrainer>(model_.get(), rank));
+      attached.push_back(next.back()->Attach());
+    });
+  }
+  // An end that comes from within the epoch.
+  trainer(0).SendRecord("no command");
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("a serialized Command expected"));
+  EXPECT_THAT(attached, ElementsAre(IsOk(), IsOk()));
+  for (const auto& trainer : next) EXPECT_TRUE(trainer->AwaitStarted());
+}
+
+TEST_F(ModelTest, MemoryOfATrainerThatIsGoneIsGivenBack) {
+  Attach();
+  trainer(0).FillGradients(0, kMx, 5.0f);
+  trainer(1).FillGradients(0, kMx, 5.0f);
+  trainer(1).Leave();
+  ExpectEnded(absl::StatusCode::kAborted, testing::_);
+  EXPECT_EQ(trainer(1).gradient_slot(0)[3], 0) << "pages of the dead";
+  EXPECT_NE(trainer(0).gradient_slot(0)[3], 0) << "who lives keeps its mapping";
+}
+
+TEST_F(ModelTest, EveryEpochHasMemoryOfItsOwn) {
+  Attach();
+  trainer(0).FillGradients(0, kMx, 5.0f);
+  FakeTrainers old = std::move(trainers_);
+  old[1]->Leave();
+  ASSERT_NE(old[0]->AwaitEnded(), nullptr);
+  Attach();
+  EXPECT_EQ(trainer(0).gradient_slot(0)[3], 0);
+  // The old epoch's trainer goes on writing: nobody reads it.
+  old[0]->Push(kMx, 0);
+  old[0]->Commit(1);
+  Step();
+  EXPECT_EQ(commit_number(), 1);
+  EXPECT_EQ(old[0]->words().status().value, static_cast<uint32_t>(absl::StatusCode::kAborted));
+}
+
+TEST_F(ModelTest, ScribblesOnPlanesEndWithTheEpoch) {
+  Attach();
+  std::fill_n(model_->shards()[0]->planes().data(), model_->shards()[0]->planes().size_bytes(), 0x55);
+  trainers_.clear();
+  Attach();
+  StateHash(*model_);
+}
+
+TEST_F(ModelTest, RanksThatDisagreeAreBothNamedToAll) {
+  Attach();
+  const std::string hash = StateHash(*model_);
+  trainer(0).Gather(kW, 0);
+  trainer(1).Gather(kMx, 0);
+  ExpectEnded(absl::StatusCode::kFailedPrecondition,
+              AllOf(HasSubstr("rank 0 sent gather w"), HasSubstr("rank 1 sent gather mx"), HasSubstr("command 1")));
+  EXPECT_EQ(StateHash(*model_), hash);
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, ACommitThatDiffersBetweenRanksIsAppliedNowhere) {
+  Attach();
+  const std::string hash = StateHash(*model_);
+  Push(kW, [](int) { return 1.0f; });
+  for (const auto& trainer : trainers_) {
+    v1::Command command = CommitCommand(2, 1);
+    command.mutable_commit()->mutable_groups(0)->set_weight_decay(static_cast<float>(trainer->rank()));
+    trainer->Send(command);
+  }
+  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("weight_decay: 1"));
+  EXPECT_EQ(StateHash(*model_), hash);
+  EXPECT_EQ(commit_number(), 0);
+}
+
+TEST_F(ModelTest, ACommandThatBreaksARuleEndsTheEpoch) {
+  Attach();
+  trainer(1).Gather(77, 0);
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("a unit in [0, 3) expected, got 77"));
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, ACommandByStreamThatBreaksARuleEndsTheEpoch) {
+  Attach();
+  model_->Submit(trainer(0).session(), CommitCommand(1, 5));
+  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("number 1 expected, got 5"));
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, ACorruptRingEndsTheEpoch) {
+  for (uint32_t head : {3u, 0x80000000u}) {
+    Attach();
+    const std::string hash = StateHash(*model_);
+    trainer(0).words().ring_head().value.store(head);
+    trainer(0).words().Ring();
+    ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("command ring"));
+    EXPECT_EQ(StateHash(*model_), hash);
+  }
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
+  Attach();
+  const std::string hash = StateHash(*model_);
+  const wire::Words& words = trainer(0).words();
+  auto* page = reinterpret_cast<uint32_t*>(&words.status());
+  for (size_t i = 0; i < wire::Words::SizeBytes(words.counts()) / sizeof(uint32_t); ++i) {
+    __atomic_store_n(page + i, 0x9e3779b9u * static_cast<uint32_t>(i + 1), __ATOMIC_RELAXED);
+  }
+  words.Ring();
+  const v1::EpochEnded* ended = trainer(1).AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  trainers_.clear();
+  EXPECT_EQ(StateHash(*model_), hash);
+  ExpectNextEpochWorks();
+}
+
+// --- Trainers that hang ---
+
+class HangTest : public ModelTest {
+ protected:
+  void SetUp() override {
+    Open(TestSpec(), {.step_timeout = absl::Milliseconds(400)});
+    Attach();
+    for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitDaemonAsleep());
+    hash_ = StateHash(*model_);
+  }
+  void ExpectNamed(int rank, const std::string& what) {
+    ExpectEnded(absl::StatusCode::kDeadlineExceeded,
+                AllOf(HasSubstr(absl::StrCat("rank ", rank, " did not reach")), HasSubstr(what), HasSubstr("400ms")));
+    EXPECT_EQ(StateHash(*model_), hash_);
+  }
+  std::string hash_;
+};
+
+TEST_F(HangTest, ARankThatDoesNotSendACommandIsNamed) {
+  trainer(0).Gather(kMx, 1);
+  ExpectNamed(1, "gather mx forward into slot 1 (command 1)");
+}
+
+TEST_F(HangTest, ARankThatDoesNotReleaseASlotIsNamed) {
+  for (const auto& trainer : trainers_) {
+    trainer->Gather(kMx, 0);
+    trainer->Gather(kW, 0);
+  }
+  trainer(1).Release(0, 1);
+  ExpectNamed(0, "release of slot 0 for gather w");
+}
+
+TEST_F(HangTest, ARankThatDoesNotFillItsGradientsIsNamed) {
+  trainer(0).Push(kW, 0);
+  trainer(1).SendPush(kW, 0);
+  ExpectNamed(1, "gradients for push w from gradient slot 0 (command 1)");
+}
+
+TEST_F(HangTest, ARankThatDoesNotSendACommandByStreamIsNamed) {
+  model_->Submit(trainer(1).session(), GatherCommand(1, kMx, 1));
+  ExpectNamed(0, "gather mx forward into slot 1 (command 1)");
+}
+
+// A commit is held back until the gather threads sleep: whoever ends it must see to the wait that begins then.
+TEST_F(HangTest, AWaitThatBeginsInTheDaemonEndsToo) {
+  absl::Notification go_on;
+  world_->cluster().BeforeVote([&go_on] {
+    go_on.WaitForNotification();
+    return absl::OkStatus();
+  });
+  trainer(0).words().filled(1).value = 2;
+  for (const auto& trainer : trainers_) {
+    trainer->Commit(1);
+    trainer->SendPush(kMx, 1);
+  }
+  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitDaemonAsleep());
+  go_on.Notify();
+  ExpectNamed(1, "gradients for push mx from gradient slot 1 (command 2)");
+}
+
+TEST_F(HangTest, ACommitThatOneRankHoldsUpIsEnded) {
+  for (const auto& trainer : trainers_) {
+    trainer->Gather(kMx, 0);
+    trainer->Commit(1);
+  }
+  trainer(0).Release(0, 1);
+  ExpectNamed(1, "release of slot 0 for commit 1");
+}
+
+TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
+  // Nobody waits for anybody: the deadline does not run.
+  for (const auto& trainer : trainers_) trainer->Gather(kMx, 0);
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
+  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().status(), 1, absl::Milliseconds(600)));
+}
+
+TEST_F(ModelTest, TheModelsOwnStepTimeoutGoesFirst) {
+  v1::ModelSpec spec = TestSpec();
+  spec.mutable_step_timeout()->set_nanos(50'000'000);
+  Open(spec);
+  Attach();
+  trainer(1).Gather(kW, 0);
+  ExpectEnded(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 0"), HasSubstr("within 50ms")));
+}
+
+// --- Commits that are under way when the epoch ends ---
+
+class VoteTest : public ModelTest {
+ protected:
+  void TearDown() override {
+    if (!go_on_.HasBeenNotified()) go_on_.Notify();
+    trainers_.clear();
+  }
+
+  // Stops the push thread: to be called in a vote.
+  absl::Status Hold() {
+    held_.Notify();
+    go_on_.WaitForNotification();
+    return answer_;
+  }
+  // Brings a commit to where it is held.
+  void CommitUntilHeld() {
+    Attach();
+    Push(kW, [](int) { return 1.0f; });
+    for (const auto& trainer : trainers_) trainer->Commit(1, "state");
+    ASSERT_TRUE(held_.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  }
+  void CommitUntilVote() {
+    world_->cluster().BeforeVote([this] { return Hold(); });
+    CommitUntilHeld();
+  }
+  void CommitUntilDecided() {
+    world_->cluster().AfterVote([this] { return Hold(); });
+    CommitUntilHeld();
+  }
+  void ExpectApplied() {
+    EXPECT_EQ(commit_number(), 1);
+    EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 1);
+    EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
+    EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value()) << "it was answered before the end";
+    EXPECT_EQ(model_->commit_log().client_state(1), "state");
+  }
+  void ExpectNotApplied() {
+    EXPECT_EQ(commit_number(), 0);
+    EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 0);
+    EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1));
+    EXPECT_FALSE(trainer(0).AwaitCommitted(1).has_value());
+    StateHash(*model_);
+  }
+
+  absl::Notification held_, go_on_;
+  absl::Status answer_;
+};
+
+TEST_F(VoteTest, ADeathAfterTheDecisionDoesNotUndoIt) {
+  CommitUntilDecided();
+  trainer(1).Leave();
+  go_on_.Notify();
+  ExpectEnded(absl::StatusCode::kAborted, AllOf(HasSubstr("rank 1"), HasSubstr("resume from commit 1 (version 1)")));
+  ExpectApplied();
+}
+
+TEST_F(VoteTest, ADeathBeforeTheDecisionDropsTheCommit) {
+  CommitUntilVote();
+  trainer(1).Leave();
+  go_on_.Notify();
+  ExpectEnded(absl::StatusCode::kAborted, AllOf(HasSubstr("rank 1"), HasSubstr("resume from commit 0 (version 0)")));
+  ExpectNotApplied();
+}
+
+TEST_F(VoteTest, AVoteThatFailsAppliesNothing) {
+  CommitUntilVote();
+  answer_ = absl::UnavailableError("node 0 is gone");
+  go_on_.Notify();
+  ExpectEnded(absl::StatusCode::kUnavailable, AllOf(HasSubstr("node 0 is gone"), HasSubstr("resume from commit 0")));
+  ExpectNotApplied();
+}
+
+TEST_F(VoteTest, ADrainWaitsForTheCommit) {
+  CommitUntilVote();
+  std::thread drain([this] { model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops")); });
+  FakeTrainer late(model_.get(), 0);
+  // Until the drain has begun the rank is held.
+  absl::Status refused = late.Attach();
+  for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::IsAlreadyExists(refused) && absl::Now() < end;) {
+    std::this_thread::yield();
+    refused = late.Attach();
+  }
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops")));
+  EXPECT_TRUE(model_->status().running);
+  go_on_.Notify();
+  drain.join();
+  ExpectEnded(absl::StatusCode::kUnavailable, AllOf(HasSubstr("the daemon stops"), HasSubstr("resume from commit 1")));
+  EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value());
+  EXPECT_FALSE(model_->status().running);
+}
+
+TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {
+  CommitUntilDecided();
+  model_->Drain(absl::Now() + absl::Milliseconds(20), absl::UnavailableError("the daemon stops"));
+  go_on_.Notify();
+  ExpectEnded(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops"));
+  ExpectApplied();
+}
+
+TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
+  FakeTrainer first(model_.get(), 0);
+  ASSERT_OK(first.Attach());
+  model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops"));
+  const v1::EpochEnded* ended = first.AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  FakeTrainer second(model_.get(), 1);
+  EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(ModelTest, AnIdleModelDrainsAtOnce) {
+  model_->Drain(absl::InfiniteFuture(), absl::UnavailableError("the daemon stops"));
+  model_->Drain(absl::InfiniteFuture(), absl::UnavailableError("again"));
+}
+
+// --- Changing the state ---
+
+TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
+  const auto change = [this](int* calls) {
+    return model_->Change(12, 10, [&, calls] {
+      ++*calls;
+      for (const auto& shard : model_->shards()) {
+        const ShardExtent& extent = *shard->Find(kW, 0);
+        shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 3.0f));
+      }
+    });
+  };
+  int calls = 0;
+  {
+    FakeTrainer waiting(model_.get(), 1);
+    ASSERT_OK(waiting.Attach());
+    EXPECT_THAT(change(&calls), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         AllOf(HasSubstr("rank 1"), HasSubstr(absl::StrCat(10'000 + waiting.session())))));
+  }
+  Attach();
+  EXPECT_THAT(change(&calls), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 0")));
+  EXPECT_EQ(calls, 0);
+  trainers_.clear();
+  ASSERT_OK(change(&calls)) << "an epoch that is ending is waited for";
+  EXPECT_EQ(calls, 1);
+  Attach();
+  EXPECT_EQ(trainer(0).started().commit_number(), 12);
+  EXPECT_EQ(trainer(0).started().version(), 10);
+  EXPECT_FALSE(trainer(0).started().has_last_commit());
+  EXPECT_THAT(Read(kW, StateTensor::kMaster), All(3));
+  StateHash(*model_);
+  Step();
+  EXPECT_EQ(commit_number(), 13);
+  EXPECT_EQ(model_->commit_log().numbers().version, 11);
+}
+
+// --- Looking at it ---
+
+TEST_F(ModelTest, StatusSaysWhatARankWaitsFor) {
+  Attach();
+  trainer(1).Gather(kMx, 0);
+  const auto waits = [this] { return model_->status().seats[1].waits_for; };
+  for (const absl::Time end = absl::Now() + absl::Seconds(30); waits().empty() && absl::Now() < end;) {
+    std::this_thread::yield();
+  }
+  const Model::Status status = model_->status();
+  EXPECT_THAT(status.seats[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("gather mx")));
+  EXPECT_EQ(status.seats[1].last_command, 1);
+  EXPECT_EQ(status.seats[0].last_command, 0);
+  EXPECT_EQ(status.seats[0].epoch, 1);
+  EXPECT_EQ(status.epoch, 1);
+  EXPECT_EQ(status.engine, "memcpy");
+  EXPECT_EQ(status.slots_bytes, model_->layout().slots_bytes());
+  EXPECT_GT(status.words_bytes, 0);
+  trainers_.clear();
+}
+
+// --- Nothing left behind ---
+
+TEST_F(ModelTest, EpochsLeaveNothingBehind) {
+  const int64_t descriptors = OpenDescriptors();
+  const int64_t threads = Threads();
+  for (int i = 0; i < 100; ++i) {
+    Attach();
+    trainers_.clear();
+  }
+  EXPECT_TRUE(SettlesAt(descriptors, OpenDescriptors));
+  EXPECT_TRUE(SettlesAt(threads, Threads));
+}
+
+TEST_F(ModelTest, AModelMayBeDestroyedWhileAnEpochRuns) {
+  Attach();
+  trainer(0).Gather(kMx, 0);
+  world_->CloseStore();
+  model_.reset();
+  ExpectEnded(absl::StatusCode::kUnavailable, HasSubstr("the model was deleted"));
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,138 @@
+// One epoch of a model in which everything but the Sequence is played: trainers that behave, and the daemon's threads.
+//
+// Every event (a trainer sends a command or writes a word, a thread begins or ends a piece of work) is chosen at random
+// among those that could happen, and checked against what docs/architecture.md says of a step. The simulation keeps its
+// own books: it believes nothing that the sequence says. Broken contracts are GoogleTest failures.
+#ifndef PARAMSHARD_TESTS_SERVER_STORE_SIMULATED_EPOCH_H_
+#define PARAMSHARD_TESTS_SERVER_STORE_SIMULATED_EPOCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/layout/layout.h"
+#include "server/layout/model_spec.h"
+#include "server/store/sequence.h"
+
+namespace paramshard::server {
+
+// What the program of all trainers is, besides random.
+struct SimulationSize {
+  int ranks = 1;
+  int commands = 10;
+  int first_rank = 0;
+};
+
+class SimulatedEpoch : private TrainerWords {
+ public:
+  static constexpr absl::Duration kStepTimeout = absl::Seconds(60);
+
+  // `spec`, `layout` and `random` outlive the epoch. `commit_number` commits were answered before.
+  SimulatedEpoch(const ModelSpec* spec, const Layout* layout, const SimulationSize& size, int64_t commit_number,
+                 std::mt19937_64* random);
+
+  // Lets one event happen; false when none can.
+  bool Step();
+  // The trainer does nothing any more.
+  void Hang(int rank) { hung_ = rank; }
+  // The daemon ends the epoch.
+  void Stop();
+
+  // All commands were sent by all, carried out, and their memory is free.
+  void ExpectComplete() const;
+  // After Stop, when no event is left: nothing is under way, and the last commit was applied by all or by none.
+  void ExpectQuiet() const;
+  // When no event is left because a trainer hangs: whoever is waited for is named.
+  void ExpectHungIsNamed() const;
+
+  // Stop was called, or a vote failed.
+  bool stopped() const { return stopped_; }
+  // Commits answered, those before the epoch included.
+  int64_t commit_number() const { return answered_; }
+
+ private:
+  struct Trainer {
+    int sent = 0;                   // commands
+    std::map<int64_t, int> ready;   // gather -> ranks whose pieces have come
+    std::set<int64_t> released;     // gathers
+    std::set<int64_t> filled;       // pushes
+    std::vector<uint32_t> released_words, filled_words;
+    std::map<int64_t, std::string> client_states;  // by commit number
+  };
+  // One rank's threads and planes.
+  struct Rank {
+    std::optional<v1::Command> gather;  // under way
+    std::optional<Sequence::Work> work;
+    v1::Command work_command;
+    std::set<int64_t> gathered, reduced;
+    std::vector<int64_t> accumulated;  // pushes since the last commit
+    bool summed = false;
+    int64_t applied = 0;  // last commit number in the planes
+  };
+  using Event = std::function<void()>;
+
+  uint32_t Released(int rank, int slot) const override { return trainers_[rank].released_words[slot]; }
+  uint32_t Filled(int rank, int slot) const override { return trainers_[rank].filled_words[slot]; }
+
+  // The program.
+  void WriteProgram(int commands, int64_t commit_number);
+  v1::Command RandomGather(int64_t number);
+  v1::Command RandomPush(int64_t number);
+  const v1::Command& At(int64_t number) const { return program_[number - 1]; }
+  bool NewCommit(int64_t number) const { return new_commits_.contains(number); }
+  // The last commit number before a command, and the command before it that used the same slot (0 when none did).
+  int64_t CommitBefore(int64_t number) const;
+  int64_t UserBefore(int64_t number) const;
+  bool SentByAll(int64_t number) const;
+
+  std::vector<Event> Events();
+  void AddTrainerEvents(int rank, std::vector<Event>& events);
+  void AddDaemonEvents(int rank, std::vector<Event>& events);
+
+  void Send(int rank);
+  void Release(int rank, int64_t number);
+  void Fill(int rank, int64_t number);
+  void BeginGather(int rank);
+  void FinishGather(int rank);
+  void BeginPush(int rank);
+  void CheckReduce(int rank, const v1::Command& command) const;
+  void CheckSum(int rank, const v1::Command& command) const;
+  void CheckVote(const v1::Command& command) const;
+  void CheckApply(int rank, const v1::Command& command) const;
+  void FinishPush(int rank);
+  void FinishVote();
+  void FinishApply(int rank);
+  void CheckState();
+
+  int Random(int limit) { return static_cast<int>((*random_)() % static_cast<uint64_t>(limit)); }
+  bool OneIn(int n) { return Random(n) == 0; }
+  int ranks() const { return static_cast<int>(ranks_.size()); }
+
+  const ModelSpec& spec_;
+  const Layout& layout_;
+  std::mt19937_64* random_;
+  const int first_rank_;
+  std::vector<v1::Command> program_;
+  std::set<int64_t> new_commits_;  // command numbers of commits that are no repetition
+  std::vector<Trainer> trainers_;
+  std::vector<Rank> ranks_;
+  std::vector<int64_t> drained_;  // by gradient slot
+  Sequence sequence_;
+  absl::Time now_ = absl::UnixEpoch();
+  std::optional<int> hung_;
+  bool stopped_ = false;
+  enum class Vote { kNone, kVoting, kApplies, kGivenUp };
+  Vote vote_ = Vote::kNone;
+  int64_t answered_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_STORE_SIMULATED_EPOCH_H_

@@ -1,0 +1,52 @@
+#include "tests/server/store/test_world.h"
+
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "server/store/inspection.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+World MakeWorld(Cluster* cluster, int ranks) {
+  World world{.cluster = cluster, .devices = {}, .first_rank = 0, .world_size = ranks};
+  for (int rank = 0; rank < ranks; ++rank) world.devices.push_back({.kind = DeviceKind::kCpu, .index = rank});
+  return world;
+}
+
+}  // namespace
+
+TestWorld::TestWorld(const Options& options)
+    : cluster_(options.ranks),
+      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, options.ranks),
+                                                              .step_timeout = options.step_timeout,
+                                                              .memory_limit_bytes = options.memory_limit_bytes})) {}
+
+std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
+  auto created = store_->CreateOrJoin(Parse(spec));
+  PARAMSHARD_CHECK(created.ok() && created->created);
+  return created->model;
+}
+
+FakeTrainers AttachAll(Model& model) {
+  FakeTrainers trainers;
+  for (int rank = 0; rank < model.world().rank_count(); ++rank) {
+    trainers.push_back(std::make_unique<FakeTrainer>(&model, rank));
+    EXPECT_OK(trainers.back()->Attach());
+  }
+  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitStarted());
+  return trainers;
+}
+
+std::string StateHash(const Model& model) {
+  const auto summary = VerifyModel(model, [](const v1::ExtentVerification&) { return absl::OkStatus(); });
+  EXPECT_OK(summary);
+  if (!summary.ok()) return "";
+  EXPECT_EQ(summary->mismatch_count(), 0);
+  return summary->state_hash();
+}
+
+}  // namespace paramshard::server

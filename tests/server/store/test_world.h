@@ -1,0 +1,49 @@
+// A daemon's models without sockets: a store, its cluster, and trainers in the test's own process.
+#ifndef PARAMSHARD_TESTS_SERVER_STORE_TEST_WORLD_H_
+#define PARAMSHARD_TESTS_SERVER_STORE_TEST_WORLD_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/store/model.h"
+#include "server/store/model_store.h"
+#include "tests/server/store/fake_trainer.h"
+#include "tests/server/store/hooked_cluster.h"
+
+namespace paramshard::server {
+
+class TestWorld {
+ public:
+  struct Options {
+    int ranks = 2;
+    absl::Duration step_timeout = absl::Minutes(1);
+    int64_t memory_limit_bytes = 0;
+  };
+  explicit TestWorld(const Options& options);
+
+  HookedCluster& cluster() { return cluster_; }
+  ModelStore& store() { return *store_; }
+  // Destroys the store with all models that nobody else holds.
+  void CloseStore() { store_.reset(); }
+  // Ends the test program when the store refuses.
+  std::shared_ptr<Model> Create(const v1::ModelSpec& spec);
+
+ private:
+  HookedCluster cluster_;
+  std::unique_ptr<ModelStore> store_;
+};
+
+using FakeTrainers = std::vector<std::unique_ptr<FakeTrainer>>;
+
+// One trainer for each rank, in an epoch that has started.
+FakeTrainers AttachAll(Model& model);
+
+// Of master and moments. Planes that do not match their master are GoogleTest failures.
+std::string StateHash(const Model& model);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_STORE_TEST_WORLD_H_

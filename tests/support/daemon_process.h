@@ -1,0 +1,66 @@
+// A real paramshardd in a process of its own, for tests and benchmarks.
+#ifndef PARAMSHARD_TESTS_SUPPORT_DAEMON_PROCESS_H_
+#define PARAMSHARD_TESTS_SUPPORT_DAEMON_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace paramshard::test {
+
+// A directory under the system's temporary one; removed with its content at the end. Move-only.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  TemporaryDirectory(TemporaryDirectory&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  ~TemporaryDirectory();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Killed with -9 at the end unless it has exited, and when its parent dies.
+class DaemonProcess {
+ public:
+  // Starts the program with the flags and waits until it answers on its sockets. UNAVAILABLE with its exit status when it
+  // exits instead; DEADLINE_EXCEEDED. `binary` is the path of paramshardd.
+  static absl::StatusOr<DaemonProcess> Start(const std::string& binary, const std::string& socket_dir,
+                                             const std::vector<std::string>& flags,
+                                             absl::Duration timeout = absl::Seconds(60));
+  // Without waiting: for daemons that wait for each other. AwaitReady follows.
+  static DaemonProcess Spawn(const std::string& binary, const std::string& socket_dir,
+                             const std::vector<std::string>& flags);
+  absl::Status AwaitReady(absl::Duration timeout = absl::Seconds(60));
+
+  DaemonProcess(DaemonProcess&& other) noexcept
+      : pid_(std::exchange(other.pid_, -1)), socket_dir_(std::move(other.socket_dir_)) {}
+  ~DaemonProcess();
+
+  pid_t pid() const { return pid_; }
+  const std::string& socket_dir() const { return socket_dir_; }
+  void Signal(int signal) const;
+  // The exit code, or 128 + the signal that ended it.
+  absl::StatusOr<int> AwaitExit(absl::Duration timeout);
+  // User and system time so far.
+  absl::Duration CpuTime() const;
+
+ private:
+  DaemonProcess(pid_t pid, std::string socket_dir) : pid_(pid), socket_dir_(std::move(socket_dir)) {}
+
+  pid_t pid_ = -1;
+  std::string socket_dir_;
+};
+
+// Waits for a child: the exit code, or 128 + the signal that ended it.
+absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout);
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_SUPPORT_DAEMON_PROCESS_H_
