@@ -24,7 +24,7 @@ Headers operator+(Headers a, const Headers& b) {
 
 const Headers kMessages = {"paramshard/v1/trainer.pb.h", "paramshard/v1/admin.pb.h", "paramshard/v1/cluster.pb.h",
                            "google/protobuf/"};
-const Headers kServices = {"paramshard/v1/", "grpcpp/"};
+const Headers kServices = {"paramshard/v1/", "grpc/", "grpcpp/"};
 
 // The domain knows messages but no gRPC; engines alone know what moves their bytes.
 const Headers kDomain = Headers{"server/", "proto/", "kernels/", "absl/", "xxhash.h"} + kMessages;
