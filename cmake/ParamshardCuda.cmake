@@ -1,15 +1,37 @@
-# Decides on CUDA and says so in one line. CUDA sources will be enabled here.
+# Decides on CUDA and says so in one line: PARAMSHARD_HAS_CUDA.
+#
+# The runtime is linked statically and the driver is looked up when it is needed, so the programs start on machines that
+# have neither.
+set(PARAMSHARD_HAS_CUDA FALSE)
+set(PARAMSHARD_CUDA_MINIMUM 13.0)  # cudaMemcpyBatchAsync as it is called here
+
 if(PARAMSHARD_CUDA STREQUAL "OFF")
-  message(STATUS "paramshard: CUDA left out (PARAMSHARD_CUDA=OFF)")
+  message(STATUS "paramshard: CUDA left out (PARAMSHARD_CUDA=OFF), cpu devices only")
   return()
-endif()
-if(PARAMSHARD_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "PARAMSHARD_CUDA=ON: this version builds cpu devices only")
 endif()
 
 find_package(CUDAToolkit QUIET)
-if(CUDAToolkit_FOUND)
-  message(STATUS "paramshard: CUDA ${CUDAToolkit_VERSION} found, but this version builds cpu devices only")
-else()
-  message(STATUS "paramshard: CUDA not found, cpu devices only")
+if(NOT CUDAToolkit_FOUND)
+  set(reason "CUDA not found")
+elseif(CUDAToolkit_VERSION VERSION_LESS PARAMSHARD_CUDA_MINIMUM)
+  set(reason "CUDA ${CUDAToolkit_VERSION} found, ${PARAMSHARD_CUDA_MINIMUM} or newer needed")
 endif()
+if(DEFINED reason)
+  if(PARAMSHARD_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "paramshard: PARAMSHARD_CUDA=ON: ${reason}")
+  endif()
+  message(STATUS "paramshard: ${reason}, cpu devices only")
+  return()
+endif()
+
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)
+endif()
+set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(PARAMSHARD_HAS_CUDA TRUE)
+message(STATUS "paramshard: CUDA ${CUDAToolkit_VERSION} for architecture ${CMAKE_CUDA_ARCHITECTURES}")

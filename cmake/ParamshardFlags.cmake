@@ -1,10 +1,14 @@
 # How our own code is compiled. Generated code takes no part.
 add_library(paramshard_flags INTERFACE)
 target_compile_options(paramshard_flags INTERFACE
-  -Wall -Wextra
-  -Wno-restrict  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651)
-  $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>
-  -ffp-contract=off)  # the same bytes on every machine: no fused multiply-add that the source does not ask for
+  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651).
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>>
+  # The same bytes on every machine: no fused multiply-add that the source does not ask for.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Xcompiler=-Wall,-Wextra,-Wno-restrict,-ffp-contract=off
+    # Formulas that host and device share call constexpr members of the standard library.
+    --expt-relaxed-constexpr
+    $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror=all-warnings>>)
 
 if(PARAMSHARD_SANITIZE)
   target_compile_options(paramshard_flags INTERFACE

@@ -1,0 +1,46 @@
+// Owners of streams and of the device that calls go to.
+#ifndef PARAMSHARD_KERNELS_GPU_STREAM_H_
+#define PARAMSHARD_KERNELS_GPU_STREAM_H_
+
+#include <cuda_runtime.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace paramshard::gpu {
+
+// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  ~DeviceScope();
+
+ private:
+  int before_ = 0;
+};
+
+// A stream that does not wait for the default stream. Move-only; destroys itself.
+class Stream {
+ public:
+  static absl::StatusOr<Stream> Create(int device);
+
+  Stream() = default;
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&& other) noexcept;
+  ~Stream();
+
+  cudaStream_t get() const { return stream_; }
+  int device() const { return device_; }
+  // Waits until everything enqueued so far is done. Errors of that work.
+  absl::Status Synchronize() const;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  int device_ = 0;
+};
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_GPU_STREAM_H_
