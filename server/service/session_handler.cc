@@ -122,9 +122,9 @@ absl::StatusOr<v1::AttachRequest> ReadAttach(SessionStream* stream) {
 // One trainer's conversation, from `accepted` on: the calling thread sends, another one reads.
 class Conversation {
  public:
-  Conversation(Model& model, const v1::AttachRequest& attach, int64_t session, std::shared_ptr<Outbox> outbox,
-               SessionStream* stream)
-      : model_(model), attach_(attach), session_(session), outbox_(std::move(outbox)), stream_(stream) {}
+  Conversation(Model& model, const v1::AttachRequest& attach, int64_t session, pid_t pid,
+               std::shared_ptr<Outbox> outbox, SessionStream* stream)
+      : model_(model), attach_(attach), session_(session), pid_(pid), outbox_(std::move(outbox)), stream_(stream) {}
 
   // Until the trainer has heard of the end. A stream that it does not close then is cancelled.
   absl::Status Run(grpc::ServerContext& context) {
@@ -170,7 +170,8 @@ class Conversation {
       }
     }
     closed_by_trainer_ = outbox_->Leave() && why.ok();
-    model_.Leave(session_, why.ok() ? absl::AbortedError("the trainer has left") : why);
+    // The stream of a killed trainer may break before its pidfd tells: the process is named here too.
+    model_.Leave(session_, why.ok() ? absl::AbortedError(absl::StrCat("process ", pid_, " has left")) : why);
     read_.Notify();
   }
 
@@ -182,6 +183,7 @@ class Conversation {
   Model& model_;
   const v1::AttachRequest& attach_;
   const int64_t session_;
+  const pid_t pid_;
   const std::shared_ptr<Outbox> outbox_;
   SessionStream* const stream_;
 
@@ -206,7 +208,7 @@ absl::Status ServeSession(ModelStore& store, Callers& callers, grpc::ServerConte
     response.mutable_accepted()->set_session(session);
     for (int rank : model->MissingRanks()) response.mutable_accepted()->add_missing_ranks(rank);
     stream->Write(response);
-    status = Conversation(*model, attach, session, outbox, stream).Run(context);
+    status = Conversation(*model, attach, session, caller.peer.pid, outbox, stream).Run(context);
   }
   callers.Close(caller);
   return status;
