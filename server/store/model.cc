@@ -318,24 +318,26 @@ Model::Status Model::status() const {
   Status status;
   {
     absl::MutexLock lock(&mu_);
-    if (Running()) epoch = epoch_;
+    epoch = epoch_;
     status.epoch = last_epoch_;
-    status.running = epoch != nullptr;
+    status.running = Running();
     status.last_end = last_end_;
     for (const auto& [rank, trainer] : waiting_)
       status.seats.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }
   if (epoch == nullptr) return status;
+  // Held until the epoch's thread is through, also while the epoch ends.
+  status.slots_bytes = epoch->slots_bytes();
+  status.words_bytes = epoch->words_bytes();
+  for (int rank = 0; rank < world().rank_count(); ++rank) status.scratch_bytes.push_back(epoch->scratch_bytes(rank));
+  if (!status.running) return status;
   for (const Trainer& trainer : epoch->trainers()) {
     status.seats.push_back({.trainer = trainer,
                             .epoch = epoch->number(),
                             .last_command = epoch->last_command(local(trainer.rank)),
                             .waits_for = epoch->WaitsFor(local(trainer.rank))});
-    status.scratch_bytes.push_back(epoch->scratch_bytes(local(trainer.rank)));
   }
   status.engine = epoch->engine();
-  status.slots_bytes = epoch->slots_bytes();
-  status.words_bytes = epoch->words_bytes();
   return status;
 }
 

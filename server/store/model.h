@@ -109,7 +109,7 @@ class Model {
     std::vector<Seat> seats;
     int64_t slots_bytes = 0;  // per rank with memory
     int64_t words_bytes = 0;
-    std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs
+    std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs or ends
   };
   Status status() const;
   // World ranks of this daemon without a trainer.

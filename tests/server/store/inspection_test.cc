@@ -272,6 +272,11 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   EXPECT_EQ(running["cpu:1 slots"], model_->layout().slots_bytes());
   EXPECT_GT(running["cpu:2 words"], 0);
   EXPECT_FALSE(running.contains("cpu:0 scratch")) << "memcpy holds none";
+  std::map<std::string, int64_t> ending;
+  trainers[1]->WhenEnded([&] { ending = count(); });
+  trainers[0]->Leave();
+  ASSERT_NE(trainers[1]->AwaitEnded(), nullptr);
+  EXPECT_EQ(ending, running);
 }
 
 }  // namespace
