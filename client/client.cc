@@ -92,7 +92,7 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
   if (options.rank < 0) {
     return absl::InvalidArgumentError(absl::StrCat("connect: a rank >= 0 expected, got ", options.rank));
   }
-  internal::SocketPaths paths = internal::FindSockets(options.socket_dir);
+  ASSIGN_OR_RETURN(internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
   ASSIGN_OR_RETURN(internal::Companion companion, internal::Companion::Connect(paths.handoff, options.connect_timeout));
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, internal::OpenChannel(paths, options.connect_timeout));
   return Client(std::make_shared<Impl>(options, std::move(paths), std::move(companion), std::move(channel)));

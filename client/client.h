@@ -309,7 +309,8 @@ class Client {
     // The rank of the world that this trainer serves.
     int rank = 0;
     // The daemon's directory of sockets. Empty: $PARAMSHARD_SOCKET_DIR, else
-    // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
+    // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>, which must belong to this user or
+    // root.
     std::string socket_dir = {};
     absl::Duration connect_timeout = absl::Seconds(10);
     // How long OpenModel waits for the other ranks.
@@ -321,7 +322,7 @@ class Client {
   };
 
   // UNAVAILABLE when no daemon answers (says where it looked); PERMISSION_DENIED when the daemon
-  // refuses this user.
+  // refuses this user, or another user has created /tmp/paramshard-<uid>.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;

@@ -18,7 +18,7 @@ constexpr char kTokenKey[] = "paramshard-token";
 }  // namespace
 
 absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
-  const paramshard::internal::SocketPaths paths = paramshard::internal::FindSockets(options.socket_dir);
+  ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
   ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.timeout));
   ASSIGN_OR_RETURN(auto channel, paramshard::internal::OpenChannel(paths, options.timeout));
   return AdminClient(options, std::move(companion), v1::AdminService::NewStub(channel));

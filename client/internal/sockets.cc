@@ -1,8 +1,11 @@
 #include "client/internal/sockets.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -10,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {
@@ -19,18 +23,34 @@ const char* NonEmptyVariable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-std::string SocketDirectory(const std::string& directory) {
+absl::StatusOr<std::string> SocketDirectory(const std::string& directory) {
   if (!directory.empty()) return directory;
   if (const char* own = NonEmptyVariable("PARAMSHARD_SOCKET_DIR")) return own;
   if (const char* runtime = NonEmptyVariable("XDG_RUNTIME_DIR")) return absl::StrCat(runtime, "/paramshard");
-  return absl::StrCat("/tmp/paramshard-", getuid());
+  std::string fallback = absl::StrCat("/tmp/paramshard-", getuid());
+  RETURN_IF_ERROR(CheckOwner(fallback, getuid()));
+  return fallback;
 }
 
 }  // namespace
 
-SocketPaths FindSockets(const std::string& directory) {
+absl::Status CheckOwner(const std::string& directory, uid_t user) {
+  struct stat info {};
+  // Not stat: another user's link could lead to a directory of this user, and elsewhere a moment later.
+  if (lstat(directory.c_str(), &info) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("connect: a daemon expected at ", directory, ", got: ", strerror(errno)));
+  }
+  if (S_ISDIR(info.st_mode) && (info.st_uid == user || info.st_uid == 0)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("connect: ", directory, " expected to be a directory of user ", user, " or root, got ",
+                   S_ISDIR(info.st_mode) ? "one" : "another file", " of user ", info.st_uid,
+                   "; to connect to a daemon of another user, name its socket directory"));
+}
+
+absl::StatusOr<SocketPaths> FindSockets(const std::string& directory) {
   SocketPaths paths;
-  paths.directory = SocketDirectory(directory);
+  ASSIGN_OR_RETURN(paths.directory, SocketDirectory(directory));
   paths.grpc = absl::StrCat(paths.directory, "/grpc.sock");
   paths.handoff = absl::StrCat(paths.directory, "/handoff.sock");
   return paths;

@@ -2,11 +2,15 @@
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
 
+#include <sys/types.h>
+
 #include <memory>
 #include <string>
 
 #include <grpcpp/channel.h>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/internal/companion.h"
 
@@ -19,8 +23,12 @@ struct SocketPaths {
 };
 
 // `directory`, else $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else
-// /tmp/paramshard-<uid>.
-SocketPaths FindSockets(const std::string& directory);
+// /tmp/paramshard-<uid>, which must pass CheckOwner: anybody may have created it.
+absl::StatusOr<SocketPaths> FindSockets(const std::string& directory);
+
+// OK when `directory` belongs to the user or to root, who alone decide who listens in it. Else PERMISSION_DENIED, or
+// UNAVAILABLE when there is none.
+absl::Status CheckOwner(const std::string& directory, uid_t user);
 
 // A channel of its own to the daemon's gRPC socket. UNAVAILABLE when nobody answers within
 // `timeout`.

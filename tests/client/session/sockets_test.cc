@@ -1,0 +1,57 @@
+#include "client/internal/sockets.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CheckOwnerTest : public testing::Test {
+ protected:
+  // root may own every user's directory: when root runs the test, another user gets this one.
+  CheckOwnerTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-owner-XXXXXX").string();
+    directory_ = mkdtemp(pattern.data());
+    EXPECT_EQ(chown(directory_.c_str(), owner_, static_cast<gid_t>(-1)), 0);
+  }
+  ~CheckOwnerTest() override { std::filesystem::remove_all(directory_); }
+
+  const uid_t owner_ = geteuid() == 0 ? 4711 : geteuid();
+  std::string directory_;
+};
+
+TEST_F(CheckOwnerTest, OwnDirectoriesAndThoseOfRootAreAccepted) {
+  EXPECT_OK(CheckOwner(directory_, owner_));
+  EXPECT_OK(CheckOwner("/", owner_));
+}
+
+TEST_F(CheckOwnerTest, ADirectoryOfAnotherUserIsRefused) {
+  EXPECT_THAT(CheckOwner(directory_, owner_ + 1),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       AllOf(HasSubstr(absl::StrCat("of user ", owner_ + 1, " or root, got one of user ", owner_)),
+                             HasSubstr("name its socket directory"))));
+}
+
+TEST_F(CheckOwnerTest, ALinkIsNotFollowed) {
+  const std::string link = directory_ + "/link";
+  std::filesystem::create_symlink("/", link);
+  EXPECT_THAT(CheckOwner(link, owner_), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("another file")));
+}
+
+TEST_F(CheckOwnerTest, WhereNobodyServesThereIsNoDaemon) {
+  EXPECT_THAT(CheckOwner(directory_ + "/none", owner_),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a daemon expected at " + directory_ + "/none")));
+}
+
+}  // namespace
+}  // namespace paramshard::internal
