@@ -106,6 +106,17 @@ absl::Status CreateDirectory(const std::string& path) {
       absl::StrCat("create ", path, ": a directory expected, got: ", error ? error.message() : "a file of this name"));
 }
 
+// An encoding in another format may have left files that this one does not have.
+absl::Status RemoveFiles(const std::string& directory) {
+  for (const char* role : {"row_data", "row_scale", "col_data", "col_scale", "scale_inv", "dequantized"}) {
+    const std::string path = PathIn(directory, role);
+    std::error_code error;
+    std::filesystem::remove(path, error);
+    if (error) return absl::UnavailableError(absl::StrCat("remove ", path, ": ", error.message()));
+  }
+  return absl::OkStatus();
+}
+
 // Reads an array that must look like `expected`.
 absl::StatusOr<NpyArray> ReadLike(const std::string& path, const NpyArray& expected) {
   ASSIGN_OR_RETURN(NpyArray array, ReadNpy(path));
@@ -149,6 +160,7 @@ absl::Status EncodeFile(const Encoding& encoding, const std::string& input, cons
   EncodePlanes(encoding, FloatsOf(array).data(), matrix.rows, matrix.cols, rows.Writable(),
                has_columns ? columns.Writable() : MutablePlane());
   RETURN_IF_ERROR(CreateDirectory(output));
+  RETURN_IF_ERROR(RemoveFiles(output));
   RETURN_IF_ERROR(WritePlane(output, Plane::kRowWise, rows));
   if (has_columns) RETURN_IF_ERROR(WritePlane(output, Plane::kColumnWise, columns));
   return WriteDecoded(PathIn(output, "dequantized"), encoding, Plane::kRowWise, rows, matrix);

@@ -19,7 +19,7 @@
 namespace paramshard::ctl {
 
 // Encodes the float32 array of `input`, seen as a matrix of rows of its last dimension (a scalar is 1 x 1), into the
-// directory `output`, which is created if need be; files of these names are replaced. UNIMPLEMENTED for a format that
+// directory `output`, which is created if need be; files of these names that it holds are removed first. UNIMPLEMENTED for a format that
 // this build lacks; INVALID_ARGUMENT for an encoding that makes no sense, another dtype, an array without elements, or
 // a malformed file; NOT_FOUND.
 absl::Status EncodeFile(const Encoding& encoding, const std::string& input, const std::string& output);

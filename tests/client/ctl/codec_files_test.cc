@@ -81,6 +81,14 @@ TEST_F(CodecFilesTest, EachFormatHasItsFiles) {
   }
 }
 
+TEST_F(CodecFilesTest, FilesOfAnotherFormatAreRemoved) {
+  const std::string input = Write("in.npy", FloatArray({3, 40}, std::vector<float>(120, 1.5f)));
+  ASSERT_OK(EncodeFile(kMxfp8, input, Path("out")));
+  std::ofstream(Path("out/notes.txt")) << "another's";
+  ASSERT_OK(EncodeFile({Format::kBF16}, input, Path("out")));
+  EXPECT_THAT(Names("out"), UnorderedElementsAre("row_data.npy", "dequantized.npy", "notes.txt"));
+}
+
 TEST_F(CodecFilesTest, AnyShapeIsAMatrixOfItsLastDimension) {
   const std::pair<std::vector<int64_t>, std::vector<int64_t>> cases[] = {
       {{}, {1, 1}}, {{1}, {1, 1}}, {{6}, {1, 6}}, {{2, 3}, {2, 3}}, {{2, 1, 3, 4}, {6, 4}}};
