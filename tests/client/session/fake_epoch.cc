@@ -9,9 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/internal/spec_proto.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
@@ -127,6 +129,15 @@ std::optional<v1::Command> FakeEpoch::NextCommand() {
   v1::Command command;
   PARAMSHARD_CHECK(command.ParseFromString(**record));
   return command;
+}
+
+bool FakeEpoch::AwaitTrainerAsleep() const {
+  const absl::Time end = absl::Now() + absl::Seconds(30);
+  while (words_.client_waits().value.load() == 0) {
+    if (absl::Now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 void FakeEpoch::PublishReady(const v1::Command& gather) {

@@ -48,6 +48,9 @@ class FakeEpoch {
   // The trainer's next command; nullopt when there is none.
   std::optional<v1::Command> NextCommand();
 
+  // Waits until the trainer sleeps on a word; false when it does not in half a minute.
+  bool AwaitTrainerAsleep() const;
+
   // The words that the daemon would write.
   void PublishReady(const v1::Command& gather);  // from all other ranks, and from this one unless the client lands
   void PublishDrained(const v1::Command& push);

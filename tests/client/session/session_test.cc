@@ -237,7 +237,7 @@ TEST_F(SessionTest, GradientSlotsRotateWhateverDrainsFirst) {
   EXPECT_THAT(Commands(), ElementsAre("1:push c<0", "2:push b<1"));
   epoch_->PublishDrained(last_);
   std::thread daemon([&] {
-    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->words().Publish(epoch_->words().drained(0), 1);
   });
   ASSERT_OK_AND_ASSIGN(const GradientTicket third, session_->TakeGradients("a"));
@@ -301,7 +301,7 @@ TEST_F(SessionTest, TheFourthCommitInFlightWaitsForTheFirst) {
   Attach();
   for (int i = 0; i < 3; ++i) ASSERT_OK(session_->Commit({}));
   std::thread daemon([&] {
-    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->PublishCommitted(1, 1);
   });
   ASSERT_OK(session_->Commit({}));
@@ -332,7 +332,7 @@ TEST_F(SessionTest, AFullRingIsWaitedFor) {
       session_->Release(*ticket);
     }
   });
-  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
   for (int64_t seen = 0; seen < 3 + kGathers;) {
     const std::optional<v1::Command> command = epoch_->NextCommand();
     if (!command.has_value()) continue;
@@ -369,7 +369,7 @@ TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
   std::thread killer([&] {
-    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->KillDaemon();
   });
   const absl::Time begin = absl::Now();
