@@ -6,7 +6,8 @@ include(GoogleTest)
 #              its users' too.
 #   BINARY     a program in bin/, installed.
 #   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
-#              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow.
+#              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
+#              four times that with sanitizers.
 #   BENCHMARK  a google-benchmark program in bin/bench/.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
@@ -67,6 +68,9 @@ function(_paramshard_discover_tests name labels timeout)
     if("slow" IN_LIST labels)
       set(timeout 300)
     endif()
+  endif()
+  if(PARAMSHARD_SANITIZE)
+    math(EXPR timeout "4 * ${timeout}")  # ThreadSanitizer looks at every byte that memcpy moves
   endif()
   set(properties TIMEOUT ${timeout})
   if(labels)

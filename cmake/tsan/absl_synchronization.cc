@@ -120,8 +120,7 @@ void Mutex::Await(const Condition& condition) {
 }
 
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
-  HIDDEN("_ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE",
-         bool(Mutex*, const Condition*, Time));
+  HIDDEN("_ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", bool(Mutex*, const Condition*, Time));
   return ::Wait(this, hidden, this, &condition, deadline);
 }
 
