@@ -69,7 +69,12 @@ Trainer FakeTrainer::MakeTrainer() {
               },
           .on_ended =
               [this](const v1::EpochEnded& ended) {
-                if (when_ended_) when_ended_();
+                std::function<void()> when_ended;
+                {
+                  absl::MutexLock lock(&mu_);
+                  when_ended = when_ended_;
+                }
+                if (when_ended) when_ended();
                 absl::MutexLock lock(&mu_);
                 ended_ = ended;
                 is_ended_ = true;
@@ -140,7 +145,8 @@ void FakeTrainer::FillGradients(int index, int unit, float value) {
 }
 
 void FakeTrainer::FillGradients(int index, int unit, const std::vector<float>& values) {
-  PARAMSHARD_CHECK(static_cast<int64_t>(values.size() * sizeof(float)) <= model_->layout().units()[unit].gradient_bytes);
+  PARAMSHARD_CHECK(static_cast<int64_t>(values.size() * sizeof(float)) <=
+                   model_->layout().units()[unit].gradient_bytes);
   std::memcpy(gradient_slot(index), values.data(), values.size() * sizeof(float));
 }
 
@@ -196,7 +202,8 @@ bool FakeTrainer::AwaitDrained(int slot, int64_t number) const {
 
 bool FakeTrainer::AwaitDaemonAsleep() const {
   const absl::Time end = absl::Now() + kPatience;
-  while (words_.ring_tail().value.load() != words_.ring_head().value.load() || words_.daemon_waits().value.load() == 0) {
+  while (words_.ring_tail().value.load() != words_.ring_head().value.load() ||
+         words_.daemon_waits().value.load() == 0) {
     if (absl::Now() > end) return false;
     std::this_thread::yield();
   }

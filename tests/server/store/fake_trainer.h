@@ -30,7 +30,10 @@ class FakeTrainer {
   FakeTrainer& operator=(const FakeTrainer&) = delete;
 
   // Runs `then` in the call that tells the end.
-  void WhenEnded(std::function<void()> then) { when_ended_ = std::move(then); }
+  void WhenEnded(std::function<void()> then) {
+    absl::MutexLock lock(&mu_);
+    when_ended_ = std::move(then);
+  }
   // From now on it cannot be reached: memory that is sent to it does not arrive.
   void RefuseMemory() { refuses_memory_ = true; }
   absl::Status Attach();
@@ -85,7 +88,6 @@ class FakeTrainer {
   Model* const model_;
   const int rank_;
   const int64_t session_;
-  std::function<void()> when_ended_;
   bool refuses_memory_ = false;
   int64_t sent_ = 0;
 
@@ -96,6 +98,7 @@ class FakeTrainer {
   v1::EpochStarted started_;
 
   absl::Mutex mu_;
+  std::function<void()> when_ended_ ABSL_GUARDED_BY(mu_);
   bool attached_ ABSL_GUARDED_BY(mu_) = false;
   bool is_started_ ABSL_GUARDED_BY(mu_) = false;
   bool is_ended_ ABSL_GUARDED_BY(mu_) = false;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "server/cluster/cluster.h"
 #include "server/cluster/coordinator_cluster.h"
@@ -19,14 +20,20 @@ class HookedCluster final : public Cluster {
  public:
   explicit HookedCluster(int devices) : cluster_(MakeLocalCluster(devices)) {}
 
-  // Called before every vote, and after every decision; an error is the vote's answer. Set them while no epoch runs.
-  void BeforeVote(std::function<absl::Status()> hook) { before_vote_ = std::move(hook); }
-  void AfterVote(std::function<absl::Status()> hook) { after_vote_ = std::move(hook); }
+  // Called before every vote that is yet to come, and after every decision; an error is the vote's answer.
+  void BeforeVote(std::function<absl::Status()> hook) {
+    absl::MutexLock lock(&mu_);
+    before_vote_ = std::move(hook);
+  }
+  void AfterVote(std::function<absl::Status()> hook) {
+    absl::MutexLock lock(&mu_);
+    after_vote_ = std::move(hook);
+  }
 
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
-    RETURN_IF_ERROR(before_vote_());
+    RETURN_IF_ERROR(Hook(before_vote_)());
     absl::StatusOr<CommitDecision> decision = cluster_->Vote(vote);
-    RETURN_IF_ERROR(after_vote_());
+    RETURN_IF_ERROR(Hook(after_vote_)());
     return decision;
   }
 
@@ -50,8 +57,15 @@ class HookedCluster final : public Cluster {
   void Stop() override { cluster_->Stop(); }
 
  private:
+  // A hook may wait: it is called without the lock.
+  std::function<absl::Status()> Hook(const std::function<absl::Status()>& hook) {
+    absl::MutexLock lock(&mu_);
+    return hook;
+  }
+
   const std::unique_ptr<Cluster> cluster_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };
+  absl::Mutex mu_;
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these two guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
 };
 
