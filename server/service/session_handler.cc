@@ -149,9 +149,10 @@ class Conversation {
         stream_->Write(*response);
         if (response->has_ended()) return ToStatus(response->ended());
       } else if (outbox_->Leave()) {
-        model_.Leave(session_, absl::DeadlineExceededError(absl::StrCat(
-                                   "attach ", model_.spec().name, ": ranks ", absl::StrJoin(model_.MissingRanks(), ", "),
-                                   " did not come within ", absl::FormatDuration(timeout))));
+        model_.Leave(session_,
+                     absl::DeadlineExceededError(absl::StrCat("attach ", model_.spec().name, ": ranks ",
+                                                              absl::StrJoin(model_.MissingRanks(), ", "),
+                                                              " did not come within ", absl::FormatDuration(timeout))));
       } else {
         return absl::DeadlineExceededError("detach: the epoch did not end in time");
       }

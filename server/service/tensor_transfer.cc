@@ -108,8 +108,8 @@ absl::Status Import::Begin(const v1::TensorHeader& header) {
     return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": each tensor once expected, got it twice"));
   }
   if (header.has_step() && (header.step() < 0 || header.step() >= kNumberLimit)) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": 0 <= step < ", kNumberLimit,
-                                                   " expected, got ", header.step()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", spec.name, ": 0 <= step < ", kNumberLimit, " expected, got ", header.step()));
   }
   StagedTensor staged{.index = found->second, .tensor = *tensor, .step = std::nullopt, .rows = {}};
   if (header.has_step()) staged.step = header.step();
@@ -177,10 +177,9 @@ absl::Status Import::Apply(const v1::ImportHeader& header) {
   const int64_t commit_number = header.has_commit_number() ? header.commit_number() : numbers.commit_number;
   const int64_t version = header.has_version() ? header.version() : numbers.version;
   if (version < 0 || commit_number < version || commit_number >= kNumberLimit) {
-    return absl::InvalidArgumentError(absl::StrCat("import into ", model_.spec().name,
-                                                   ": 0 <= version <= commit number < ", kNumberLimit,
-                                                   " expected, got version ", version, " and commit number ",
-                                                   commit_number));
+    return absl::InvalidArgumentError(
+        absl::StrCat("import into ", model_.spec().name, ": 0 <= version <= commit number < ", kNumberLimit,
+                     " expected, got version ", version, " and commit number ", commit_number));
   }
   return model_.Change(commit_number, version, [&] {
     for (const StagedTensor& staged : staged_) {

@@ -56,7 +56,8 @@ class AdminServiceTest : public DaemonTestBase {
 
 TEST_F(AdminServiceTest, ModelsAreListedByName) {
   ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
-  ASSERT_OK_AND_ASSIGN(const auto response, client_->Call(client_->admin(), &Stub::ListModels, v1::ListModelsRequest()));
+  ASSERT_OK_AND_ASSIGN(const auto response,
+                       client_->Call(client_->admin(), &Stub::ListModels, v1::ListModelsRequest()));
   ASSERT_THAT(response.models(), SizeIs(2));
   EXPECT_EQ(response.models(0).name(), "a");
   EXPECT_EQ(response.models(1).name(), "m");
@@ -85,10 +86,12 @@ TEST_F(AdminServiceTest, PagesMakeTheWholeList) {
 }
 
 TEST_F(AdminServiceTest, BadPagesAreRefused) {
-  EXPECT_THAT(ListShards(-1, ""), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_size >= 0 expected, got -1")));
-  for (const std::string& token : {std::string("x"), std::string("-1"), std::string("1.5"), std::string("99999999999999999999"),
-                                   std::string(100'000, 'x')}) {
-    EXPECT_THAT(ListShards(10, token), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a page token of this RPC")));
+  EXPECT_THAT(ListShards(-1, ""),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_size >= 0 expected, got -1")));
+  for (const std::string& token : {std::string("x"), std::string("-1"), std::string("1.5"),
+                                   std::string("99999999999999999999"), std::string(100'000, 'x')}) {
+    EXPECT_THAT(ListShards(10, token),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a page token of this RPC")));
   }
   EXPECT_THAT(ListShards(10, "", "x"), StatusIs(absl::StatusCode::kNotFound));
 }

@@ -65,7 +65,9 @@ class DaemonClient {
 // A daemon of two ranks and a caller.
 class DaemonTestBase : public testing::Test {
  protected:
-  DaemonTestBase() { StartDaemon([](DaemonConfig&) {}); }
+  DaemonTestBase() {
+    StartDaemon([](DaemonConfig&) {});
+  }
 
   // Starts another one in place of the present one.
   void StartDaemon(const std::function<void(DaemonConfig&)>& change);

@@ -70,11 +70,11 @@ TEST_F(DaemonTest, ReflectionNeedsNoTokenAndKnowsTheServices) {
 
 TEST_F(DaemonTest, SocketsAreForTheirOwnerOnly) {
   for (const char* name : {"/grpc.sock", "/handoff.sock"}) {
-    struct stat info{};
+    struct stat info {};
     ASSERT_EQ(stat((socket_dir() + name).c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u) << name;
   }
-  struct stat info{};
+  struct stat info {};
   ASSERT_EQ(stat(socket_dir().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
 }
@@ -108,8 +108,8 @@ TEST_F(DaemonTest, AnUnknownUserIsRefused) {
 TEST_F(DaemonTest, LoopbackTcpServesTheSameWithTheSameTokens) {
   StartDaemon([](DaemonConfig& config) { config.listen = "127.0.0.1:0"; });
   EXPECT_THAT(daemon_->tcp_address(), StartsWith("127.0.0.1:"));
-  const auto stub = v1::AdminService::NewStub(
-      grpc::CreateChannel(daemon_->tcp_address(), grpc::InsecureChannelCredentials()));
+  const auto stub =
+      v1::AdminService::NewStub(grpc::CreateChannel(daemon_->tcp_address(), grpc::InsecureChannelCredentials()));
   v1::GetVersionResponse response;
   EXPECT_OK(FromGrpc(stub->GetVersion(client_->Context().get(), {}, &response)));
   EXPECT_THAT(FromGrpc(stub->GetVersion(DaemonClient::ContextWith(std::nullopt).get(), {}, &response)),

@@ -25,8 +25,8 @@ using ::testing::IsEmpty;
 class SessionTest : public DaemonTestBase {
  protected:
   SessionTest() {
-    EXPECT_OK(client_->CreateModel(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})}),
-                                                  MakeUnit("v", {MakeParameter("x", {8, 4})})})));
+    EXPECT_OK(client_->CreateModel(
+        MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})}), MakeUnit("v", {MakeParameter("x", {8, 4})})})));
   }
 
   std::unique_ptr<TestSession> Open() { return std::make_unique<TestSession>(socket_dir()); }
@@ -92,14 +92,16 @@ TEST_F(SessionTest, AnUnknownModelIsNotFound) {
 
 TEST_F(SessionTest, ARankOfAnotherDaemonIsRefused) {
   for (int rank : {-1, 2, INT32_MAX}) {
-    EXPECT_THAT(EndOf(MakeAttach("m", rank)), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a rank in [0, 2)")));
+    EXPECT_THAT(EndOf(MakeAttach("m", rank)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a rank in [0, 2)")));
   }
 }
 
 TEST_F(SessionTest, TheFirstMessageIsAttach) {
   const auto session = Open();
   session->SendCommand(GatherCommand(1, 0, 0));
-  EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("attach expected as the first")));
+  EXPECT_THAT(session->Finish(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("attach expected as the first")));
   const auto silent = Open();
   silent->HalfClose();
   EXPECT_THAT(silent->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("closed before attach")));
@@ -108,8 +110,8 @@ TEST_F(SessionTest, TheFirstMessageIsAttach) {
 TEST_F(SessionTest, ARankThatIsHeldIsRefusedWithItsPid) {
   const auto holder = Attach(0);
   ASSERT_TRUE(holder->Read().has_accepted());
-  EXPECT_THAT(EndOf(MakeAttach("m", 0)),
-              StatusIs(absl::StatusCode::kAlreadyExists, AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat(getpid())))));
+  EXPECT_THAT(EndOf(MakeAttach("m", 0)), StatusIs(absl::StatusCode::kAlreadyExists,
+                                                  AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat(getpid())))));
 }
 
 TEST_F(SessionTest, AVacantRankMayBeTakenOver) {
@@ -278,7 +280,8 @@ class LargeModelTest : public DaemonTestBase {
   // A layout of several megabytes, more than a connection holds for a reader that sleeps.
   LargeModelTest() {
     v1::UnitSpec unit = MakeUnit("u", {});
-    for (int i = 0; i < 30'000; ++i) *unit.add_parameters() = MakeParameter(absl::StrCat(std::string(400, 'p'), i), {2});
+    for (int i = 0; i < 30'000; ++i)
+      *unit.add_parameters() = MakeParameter(absl::StrCat(std::string(400, 'p'), i), {2});
     EXPECT_OK(client_->CreateModel(MakeSpec("m", {unit})));
   }
 };

@@ -95,7 +95,8 @@ class TensorTransferTest : public DaemonTestBase {
     if (!status.ok()) return FromGrpc(status);
     return response;
   }
-  void ExpectRefused(const std::vector<v1::ImportRequest>& requests, absl::StatusCode code, const std::string& message) {
+  void ExpectRefused(const std::vector<v1::ImportRequest>& requests, absl::StatusCode code,
+                     const std::string& message) {
     EXPECT_THAT(Import(requests), StatusIs(code, HasSubstr(message)));
     EXPECT_EQ(client_->StateHash("m"), hash_) << message;
   }
@@ -150,16 +151,15 @@ TEST_F(TensorTransferTest, WhatIsImportedIsExported) {
   v1::ImportRequest header = Header();
   header.mutable_header()->set_commit_number(12);
   header.mutable_header()->set_version(10);
-  ASSERT_OK_AND_ASSIGN(
-      const v1::ImportResponse response,
-      Import({header, with_step, Chunk(0, Ramp(10)), Chunk(40, Ramp(kElements - 10, 11)),
-              Tensor("w", {7, 4}, v1::TENSOR_KIND_EXP_AVG), Chunk(0, Ramp(kElements, 100)),
-              Tensor("b", {5}, v1::TENSOR_KIND_EXP_AVG_SQ), Chunk(0, Ramp(5, 200))}));
+  ASSERT_OK_AND_ASSIGN(const v1::ImportResponse response,
+                       Import({header, with_step, Chunk(0, Ramp(10)), Chunk(40, Ramp(kElements - 10, 11)),
+                               Tensor("w", {7, 4}, v1::TENSOR_KIND_EXP_AVG), Chunk(0, Ramp(kElements, 100)),
+                               Tensor("b", {5}, v1::TENSOR_KIND_EXP_AVG_SQ), Chunk(0, Ramp(5, 200))}));
   EXPECT_EQ(response.tensor_count(), 3);
   EXPECT_EQ(response.byte_count(), (2 * kElements + 5) * 4);
-  ASSERT_OK_AND_ASSIGN(const Exported exported,
-                       Export(ExportOf({"w", "b"}, {v1::TENSOR_KIND_MASTER, v1::TENSOR_KIND_EXP_AVG,
-                                                    v1::TENSOR_KIND_EXP_AVG_SQ})));
+  ASSERT_OK_AND_ASSIGN(
+      const Exported exported,
+      Export(ExportOf({"w", "b"}, {v1::TENSOR_KIND_MASTER, v1::TENSOR_KIND_EXP_AVG, v1::TENSOR_KIND_EXP_AVG_SQ})));
   EXPECT_EQ(exported.header.version(), 10);
   EXPECT_EQ(exported.header.commit_number(), 12);
   EXPECT_EQ(exported.tensors.at({"w", v1::TENSOR_KIND_MASTER}), Ramp(kElements));
@@ -249,7 +249,8 @@ TEST_F(TensorTransferTest, AStepIsNotNegative) {
 TEST_F(TensorTransferTest, ChunksAreInOrderAndComplete) {
   ExpectInvalid({Header(), Chunk(0, Ramp(5))}, "a tensor header expected, got a chunk");
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(4, Ramp(4))}, "a chunk at offset 0 expected, got 4");
-  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(2)), Chunk(0, Ramp(2))}, "a chunk at offset 8 expected, got 0");
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(2)), Chunk(0, Ramp(2))},
+                "a chunk at offset 8 expected, got 0");
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(-4, Ramp(2))}, "got -4");
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(6))}, "got 24 at offset 0");
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, {})}, "got 0 at offset 0");
@@ -264,7 +265,8 @@ TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
   half.mutable_chunk()->mutable_data()->pop_back();
   half.mutable_chunk()->set_crc32c(wire::Crc32c(half.chunk().data()));
   ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole floats");
-  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))}, "at most 1048576 bytes");
+  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))},
+                "at most 1048576 bytes");
 }
 
 TEST_F(TensorTransferTest, AWrongChecksumIsDataLoss) {
@@ -327,7 +329,8 @@ TEST_F(TensorTransferTest, UnknownExportsAreRefused) {
   v1::ExportRequest request;
   request.set_model("x");
   EXPECT_THAT(Export(request), StatusIs(absl::StatusCode::kNotFound));
-  EXPECT_THAT(Export(ExportOf({"b", "x"})), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter is named x")));
+  EXPECT_THAT(Export(ExportOf({"b", "x"})),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter is named x")));
   EXPECT_THAT(Export(ExportOf({"b"}, {v1::TENSOR_KIND_UNSPECIFIED})),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a tensor kind expected, got 0")));
   EXPECT_THAT(Export(ExportOf({"b"}, {static_cast<v1::TensorKind>(77)})), StatusIs(absl::StatusCode::kInvalidArgument));

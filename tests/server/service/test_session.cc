@@ -47,7 +47,8 @@ bool TestSession::AwaitStarted() { return Read().has_accepted() && Read().has_st
 v1::EpochEnded TestSession::AwaitEnded() {
   while (true) {
     const v1::SessionResponse response = Read();
-    if (response.has_ended() || response.message_case() == v1::SessionResponse::MESSAGE_NOT_SET) return response.ended();
+    if (response.has_ended() || response.message_case() == v1::SessionResponse::MESSAGE_NOT_SET)
+      return response.ended();
   }
 }
 

@@ -146,7 +146,8 @@ TEST_F(TrainerServiceTest, TheLayoutIsThatOfTheModel) {
   ASSERT_OK(client_->CreateModel(Spec()));
   v1::GetLayoutRequest request;
   request.set_model("m");
-  ASSERT_OK_AND_ASSIGN(const v1::GetLayoutResponse response, client_->Call(client_->trainer(), &Stub::GetLayout, request));
+  ASSERT_OK_AND_ASSIGN(const v1::GetLayoutResponse response,
+                       client_->Call(client_->trainer(), &Stub::GetLayout, request));
   EXPECT_EQ(response.layout().SerializeAsString(), Layout(Parse(Spec()), 2).ToProto().SerializeAsString());
 }
 

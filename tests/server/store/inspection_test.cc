@@ -23,10 +23,10 @@ using ::testing::SizeIs;
 
 // A matrix of each format and a small parameter, on three ranks.
 v1::ModelSpec TestSpec() {
-  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8),
-                                                     MakeParameter("a.b", {8})}),
-                                      MakeUnit("b", {MakeParameter("b.w", {3, 64}), MakeParameter("b.v", {130, 64},
-                                                                                                   v1::FORMAT_FP8_BLOCK_128X128)})});
+  v1::ModelSpec spec = MakeSpec(
+      "m",
+      {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8), MakeParameter("a.b", {8})}),
+       MakeUnit("b", {MakeParameter("b.w", {3, 64}), MakeParameter("b.v", {130, 64}, v1::FORMAT_FP8_BLOCK_128X128)})});
   spec.set_small_parameter_bytes(100);
   for (v1::UnitSpec& unit : *spec.mutable_units()) {
     for (v1::ParameterSpec& parameter : *unit.mutable_parameters()) {
@@ -96,7 +96,8 @@ TEST_F(InspectionTest, ShardsComeByParameterAndRank) {
   // 96 rows are three granules, 130 are two: rank 2 owns none of b.v. The small one is somewhere.
   const std::vector<v1::Shard> shards = ListShards(*model_, 0, 1000);
   const std::string small = absl::StrCat("a.b@", *model_->layout().units()[0].parameters[1].owner);
-  EXPECT_THAT(Names(shards), ElementsAre("a.w@0", "a.w@1", "a.w@2", small, "b.w@0", "b.w@1", "b.w@2", "b.v@0", "b.v@1"));
+  EXPECT_THAT(Names(shards),
+              ElementsAre("a.w@0", "a.w@1", "a.w@2", small, "b.w@0", "b.w@1", "b.w@2", "b.v@0", "b.v@1"));
   EXPECT_EQ(shards[1].unit(), "a");
   EXPECT_EQ(shards[1].device(), "cpu:1");
   EXPECT_EQ(shards[1].format(), v1::FORMAT_MXFP8);

@@ -48,8 +48,9 @@ TEST_F(ModelStoreTest, TheSecondCreationOfAnEqualSpecJoins) {
 
 TEST_F(ModelStoreTest, AnotherSpecOfTheSameNameIsRefusedWithTheDifference) {
   ASSERT_OK(Create(Spec("m", 16)));
-  EXPECT_THAT(Create(Spec("m", 32)), StatusIs(absl::StatusCode::kAlreadyExists,
-                                              AllOf(HasSubstr("create model m"), HasSubstr("[16, 64]"), HasSubstr("[32, 64]"))));
+  EXPECT_THAT(Create(Spec("m", 32)),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       AllOf(HasSubstr("create model m"), HasSubstr("[16, 64]"), HasSubstr("[32, 64]"))));
 }
 
 TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
@@ -88,7 +89,8 @@ TEST_F(ModelStoreTest, ModelsAreListedByName) {
 TEST_F(ModelStoreTest, AShardSizeThatIsNeitherDaemonNorWorldIsRefused) {
   v1::ModelSpec spec = Spec("m");
   spec.set_shard_size(3);
-  EXPECT_THAT(Create(spec), StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("shard size 2"), HasSubstr("got 3"))));
+  EXPECT_THAT(Create(spec),
+              StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("shard size 2"), HasSubstr("got 3"))));
   spec.set_shard_size(2);
   EXPECT_OK(Create(spec));
 }

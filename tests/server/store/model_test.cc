@@ -337,7 +337,8 @@ TEST_F(ModelTest, ASmallGradientIsNotClipped) {
 TEST_F(ModelTest, ALossScaleIsTakenOut) {
   Attach();
   Push(kW, [](int) { return 2048.0f; });
-  EXPECT_DOUBLE_EQ(Commit([](v1::Commit& commit) { commit.set_gradient_scale(1024); }).gradient_norm, 2 * std::sqrt(24.0));
+  EXPECT_DOUBLE_EQ(Commit([](v1::Commit& commit) { commit.set_gradient_scale(1024); }).gradient_norm,
+                   2 * std::sqrt(24.0));
   EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.2f));
 }
 
@@ -432,7 +433,8 @@ TEST_F(ModelTest, ANonFiniteGradientSkipsTheStep) {
   // Its gradients are forgotten.
   Step();
   EXPECT_EQ(model_->commit_log().numbers().version, 2);
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), testing::Each(testing::Truly([](float value) { return std::isfinite(value); })));
+  EXPECT_THAT(Read(kW, StateTensor::kExpAvg),
+              testing::Each(testing::Truly([](float value) { return std::isfinite(value); })));
 }
 
 TEST_F(ModelTest, ARepeatedCommitIsAnsweredNotApplied) {
@@ -813,7 +815,8 @@ TEST_F(VoteTest, AVoteThatFailsAppliesNothing) {
 
 TEST_F(VoteTest, ADrainWaitsForTheCommit) {
   CommitUntilVote();
-  std::thread drain([this] { model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops")); });
+  std::thread drain(
+      [this] { model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops")); });
   FakeTrainer late(model_.get(), 0);
   // Until the drain has begun the rank is held.
   absl::Status refused = late.Attach();
@@ -870,8 +873,9 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   {
     FakeTrainer waiting(model_.get(), 1);
     ASSERT_OK(waiting.Attach());
-    EXPECT_THAT(change(&calls), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         AllOf(HasSubstr("rank 1"), HasSubstr(absl::StrCat(10'000 + waiting.session())))));
+    EXPECT_THAT(change(&calls),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("rank 1"), HasSubstr(absl::StrCat(10'000 + waiting.session())))));
   }
   Attach();
   EXPECT_THAT(change(&calls), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 0")));

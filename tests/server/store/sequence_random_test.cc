@@ -18,10 +18,10 @@ constexpr int kMaxRanks = 6;
 constexpr int kMaxEvents = 100'000;
 
 ModelSpec SimulatedSpec() {
-  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {8, 4}), MakeParameter("a.b", {8})}),
-                                      MakeUnit("b", {MakeParameter("b.w", {8, 4})}),
-                                      MakeUnit("big", {MakeParameter("big.w", {256, 64})}),
-                                      MakeUnit("kept", {MakeParameter("kept.w", {8, 4})})});
+  v1::ModelSpec spec = MakeSpec(
+      "m", {MakeUnit("a", {MakeParameter("a.w", {8, 4}), MakeParameter("a.b", {8})}),
+            MakeUnit("b", {MakeParameter("b.w", {8, 4})}), MakeUnit("big", {MakeParameter("big.w", {256, 64})}),
+            MakeUnit("kept", {MakeParameter("kept.w", {8, 4})})});
   spec.mutable_units(3)->set_reshard_after_forward(false);
   spec.set_gather_slots(2);
   spec.set_gradient_slots(2);

@@ -24,10 +24,10 @@ using ::testing::ElementsAre;
 
 // Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one.
 v1::ModelSpec TestSpec() {
-  v1::ModelSpec spec =
-      MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {300, 70}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
-                     MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
-                                    MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)})});
+  v1::ModelSpec spec = MakeSpec(
+      "m", {MakeUnit("a", {MakeParameter("a.w", {300, 70}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
+            MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
+                           MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)})});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(0.5);
@@ -47,11 +47,14 @@ v1::ModelSpec TestSpec() {
   return spec;
 }
 
-const StepParameters kStep{.groups = {{.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.01f},
-                                      {.learning_rate = 0.3f, .beta1 = 0.8f, .beta2 = 0.99f, .epsilon = 1e-6f, .weight_decay = 0.1f}},
-                           .gradient_scale = 0.25f};
+const StepParameters kStep{
+    .groups = {{.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.01f},
+               {.learning_rate = 0.3f, .beta1 = 0.8f, .beta2 = 0.99f, .epsilon = 1e-6f, .weight_decay = 0.1f}},
+    .gradient_scale = 0.25f};
 
-void Append(std::vector<uint8_t>& bytes, absl::Span<const uint8_t> more) { bytes.insert(bytes.end(), more.begin(), more.end()); }
+void Append(std::vector<uint8_t>& bytes, absl::Span<const uint8_t> more) {
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
 
 // One parameter's state in one piece.
 struct WholeState {
@@ -91,9 +94,7 @@ class ShardedModel {
     }
     return whole;
   }
-  std::vector<WholeState> Whole() const {
-    return {Whole(0, 0), Whole(0, 1), Whole(1, 0), Whole(1, 1)};
-  }
+  std::vector<WholeState> Whole() const { return {Whole(0, 0), Whole(0, 1), Whole(1, 0), Whole(1, 1)}; }
 
   // Adds the owned rows of a whole gradient, as a push does.
   void Push(int unit, const std::vector<std::vector<float>>& gradients, const std::vector<int>& absent = {}) {

@@ -91,7 +91,8 @@ int64_t SimulatedEpoch::UserBefore(int64_t number) const {
 }
 
 bool SimulatedEpoch::SentByAll(int64_t number) const {
-  return std::all_of(trainers_.begin(), trainers_.end(), [&](const Trainer& trainer) { return trainer.sent >= number; });
+  return std::all_of(trainers_.begin(), trainers_.end(),
+                     [&](const Trainer& trainer) { return trainer.sent >= number; });
 }
 
 // --- Events ---
@@ -142,7 +143,9 @@ void SimulatedEpoch::AddTrainerEvents(int rank, std::vector<Event>& events) {
 }
 
 void SimulatedEpoch::AddDaemonEvents(int rank, std::vector<Event>& events) {
-  const auto has = [rank](const std::vector<int>& ranks) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); };
+  const auto has = [rank](const std::vector<int>& ranks) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
   const bool gathers = has(sequence_.RunnableGathers());
   const bool pushes = has(sequence_.RunnablePushes());
   if (gathers) events.push_back([=, this] { BeginGather(rank); });
@@ -250,7 +253,8 @@ void SimulatedEpoch::CheckReduce(int rank, const v1::Command& command) const {
   EXPECT_FALSE(ranks_[rank].reduced.contains(number));
   EXPECT_EQ(answered_, CommitBefore(number)) << "gradients of the next step";
   for (const Trainer& trainer : trainers_) {
-    EXPECT_EQ(trainer.filled_words[command.push().slot()], number) << "read before it was filled, or after it was filled anew";
+    EXPECT_EQ(trainer.filled_words[command.push().slot()], number)
+        << "read before it was filled, or after it was filled anew";
   }
 }
 
@@ -292,7 +296,8 @@ void SimulatedEpoch::FinishPush(int rank) {
   if (work == Work::kReduce) {
     state.reduced.insert(number);
     state.accumulated.push_back(number);
-    const bool last = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.reduced.contains(number); });
+    const bool last =
+        std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.reduced.contains(number); });
     EXPECT_EQ(sequence_.FinishReduce(rank, now_), last);
     if (last) drained_[state.work_command.push().slot()] = number;
   } else if (work == Work::kSum) {
@@ -386,17 +391,20 @@ void SimulatedEpoch::ExpectHungIsNamed() const {
     const v1::Command& command = At(number);
     if (!SentByAll(number)) return false;
     if (command.has_commit()) return command.commit().commit_number() <= answered_;
-    return std::all_of(ranks_.begin(), ranks_.end(),
-                       [&](const Rank& rank) { return rank.gathered.contains(number) || rank.reduced.contains(number); });
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.gathered.contains(number) || rank.reduced.contains(number);
+    });
   };
   bool waiting = false;
-  for (int64_t number = 1; number <= static_cast<int64_t>(program_.size()); ++number) waiting = waiting || !done(number);
+  for (int64_t number = 1; number <= static_cast<int64_t>(program_.size()); ++number)
+    waiting = waiting || !done(number);
   const absl::Time deadline = sequence_.NextDeadline();
   EXPECT_EQ(deadline < absl::InfiniteFuture(), waiting);
   if (!waiting) return;
   EXPECT_OK(sequence_.Overdue(deadline - absl::Nanoseconds(1)));
-  EXPECT_THAT(sequence_.Overdue(deadline), StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                                    HasSubstr(absl::StrCat("rank ", first_rank_ + *hung_, " did not"))));
+  EXPECT_THAT(sequence_.Overdue(deadline),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr(absl::StrCat("rank ", first_rank_ + *hung_, " did not"))));
 }
 
 }  // namespace paramshard::server

@@ -59,10 +59,10 @@ class SimulatedEpoch : private TrainerWords {
 
  private:
   struct Trainer {
-    int sent = 0;                   // commands
-    std::map<int64_t, int> ready;   // gather -> ranks whose pieces have come
-    std::set<int64_t> released;     // gathers
-    std::set<int64_t> filled;       // pushes
+    int sent = 0;                  // commands
+    std::map<int64_t, int> ready;  // gather -> ranks whose pieces have come
+    std::set<int64_t> released;    // gathers
+    std::set<int64_t> filled;      // pushes
     std::vector<uint32_t> released_words, filled_words;
     std::map<int64_t, std::string> client_states;  // by commit number
   };
