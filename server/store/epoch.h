@@ -49,7 +49,7 @@ class Epoch : private TrainerWords {
   };
 
   explicit Epoch(Options options);
-  ~Epoch();
+  ~Epoch() override;
 
   // Runs the epoch from start to end on the calling thread: allocates, connects, greets the trainers, works until End, and
   // tells the world and the trainers why it ended. Returns what it ended with.

@@ -227,16 +227,16 @@ void Model::OnEpochStart(int64_t number) {
     waiting_.clear();
     last_epoch_ = number;
     epoch_ = std::make_shared<Epoch>(std::move(options));
-    finished = std::exchange(epoch_thread_, std::thread([this, epoch = epoch_] { RunEpoch(epoch); }));
+    finished = std::exchange(epoch_thread_, std::thread([this, epoch = epoch_] { RunEpoch(*epoch); }));
   }
   if (finished.joinable()) finished.join();
 }
 
-void Model::RunEpoch(std::shared_ptr<Epoch> epoch) {
-  Log(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", absl::StrCat(epoch->number())}});
-  const absl::Status why = epoch->Run();
+void Model::RunEpoch(Epoch& epoch) {
+  Log(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}});
+  const absl::Status why = epoch.Run();
   Log(LogLevel::kInfo, "epoch ended",
-      {{"model", spec().name}, {"epoch", absl::StrCat(epoch->number())}, {"why", why.ToString()}});
+      {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}, {"why", why.ToString()}});
   absl::MutexLock lock(&mu_);
   last_end_ = why.ToString();
   epoch_ = nullptr;

@@ -122,7 +122,7 @@ class Model {
   absl::Status CheckBudget() const;
   absl::Status AllocateShards();
   void LogBudget() const;
-  void RunEpoch(std::shared_ptr<Epoch> epoch);
+  void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }

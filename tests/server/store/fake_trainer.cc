@@ -152,7 +152,7 @@ void FakeTrainer::FillGradients(int index, int unit, const std::vector<float>& v
 
 // --- Commands ---
 
-int64_t FakeTrainer::Send(v1::Command command) {
+int64_t FakeTrainer::Send(const v1::Command& command) {
   sent_ = command.number();
   SendRecord(command.SerializeAsString());
   return sent_;
