@@ -1,0 +1,264 @@
+#include "kernels/formats/codec_cuda.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/float_bits.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float8.h"
+#include "kernels/formats/scale_math.h"
+#include "kernels/gpu/status.h"
+
+namespace paramshard::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMostBlocks = 1 << 20;
+
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+
+// Reads `kCount` codes at once; one may lie anywhere.
+template <typename Code, int kCount>
+__device__ void ReadCodes(const uint8_t* source, Code (&codes)[kCount]) {
+  if constexpr (kCount == 1) {
+    memcpy(codes, source, sizeof(Code));
+  } else {
+    using Word = typename WordOf<sizeof(codes)>::Type;
+    const Word word = *reinterpret_cast<const Word*>(source);
+    memcpy(codes, &word, sizeof(codes));
+  }
+}
+
+// How the elements of a plane are read: an element's code, and its value.
+struct FloatPlane {
+  using Code = uint32_t;
+  const uint8_t* data;
+
+  __device__ float Decode(Code code, int64_t, int64_t) const { return CanonicalNan(FloatFromBits(code)); }
+};
+
+struct BFloat16Plane {
+  using Code = uint16_t;
+  const uint8_t* data;
+
+  __device__ float Decode(Code code, int64_t, int64_t) const { return CanonicalNan(DecodeBFloat16(code)); }
+};
+
+template <typename Element>
+struct Fp8BlockPlane {
+  using Code = uint8_t;
+  const uint8_t* data;
+  const uint8_t* scales;
+  int64_t blocks_across;
+
+  __device__ float Decode(Code code, int64_t row, int64_t col) const {
+    float scale_inv;
+    memcpy(&scale_inv, scales + (row / 128 * blocks_across + col / 128) * sizeof(float), sizeof(scale_inv));
+    return CanonicalNan(Element::Decode(code) * scale_inv);
+  }
+};
+
+template <typename Element>
+struct Mxfp8Plane {
+  using Code = uint8_t;
+  const uint8_t* data;
+  const uint8_t* scales;
+  int64_t scales_across;
+  // Log2 of how many rows and columns one scale serves.
+  int row_shift;
+  int col_shift;
+
+  __device__ float Decode(Code code, int64_t row, int64_t col) const {
+    const uint8_t scale = scales[(row >> row_shift) * scales_across + (col >> col_shift)];
+    return CanonicalNan(Element::Decode(code) * DecodeE8M0(scale));
+  }
+};
+
+struct FloatOut {
+  using Stored = float;
+  __device__ static Stored Store(float value) { return value; }
+};
+
+struct BFloat16Out {
+  using Stored = uint16_t;
+  __device__ static Stored Store(float value) { return EncodeBFloat16(value); }
+};
+
+// Every thread decodes groups of `kGroup` elements, which lie in one row.
+template <typename Out, int kGroup, typename SourcePlane>
+__global__ __launch_bounds__(kThreads) void DecodeKernel(SourcePlane plane, int64_t count, int64_t cols,
+                                                         typename Out::Stored* out) {
+  using Code = typename SourcePlane::Code;
+  struct alignas(kGroup * sizeof(typename Out::Stored)) Group {
+    typename Out::Stored values[kGroup];
+  };
+  const int64_t stride = int64_t{gridDim.x} * kThreads * kGroup;
+  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kGroup; i < count; i += stride) {
+    const int64_t row = i / cols;
+    const int64_t col = i - row * cols;
+    Code codes[kGroup];
+    ReadCodes(plane.data + i * sizeof(Code), codes);
+    Group group;
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) group.values[j] = Out::Store(plane.Decode(codes[j], row, col + j));
+    *reinterpret_cast<Group*>(out + i) = group;
+  }
+}
+
+template <typename Out, int kGroup, typename SourcePlane>
+void LaunchDecode(const SourcePlane& plane, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
+  const int64_t groups = rows * cols / kGroup;
+  const int64_t blocks = std::min(kMostBlocks, (groups + kThreads - 1) / kThreads);
+  DecodeKernel<Out, kGroup><<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
+      plane, rows * cols, cols, static_cast<typename Out::Stored*>(out));
+}
+
+bool IsAligned(const void* address, size_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
+
+template <typename Out, typename SourcePlane>
+void Decode(const SourcePlane& plane, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
+  constexpr int kQuad = 4;
+  const bool quads = cols % kQuad == 0 && IsAligned(plane.data, kQuad * sizeof(typename SourcePlane::Code)) &&
+                     IsAligned(out, kQuad * sizeof(typename Out::Stored));
+  if (quads) {
+    LaunchDecode<Out, kQuad>(plane, rows, cols, out, stream);
+  } else {
+    LaunchDecode<Out, 1>(plane, rows, cols, out, stream);
+  }
+}
+
+template <typename Out, typename Element>
+void DecodeFloat8(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, void* out,
+                  cudaStream_t stream) {
+  const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
+  if (encoding.format == Format::kFP8Block128x128) {
+    return Decode<Out>(Fp8BlockPlane<Element>{encoded.data, encoded.scales, across}, rows, cols, out, stream);
+  }
+  const int row_shift = plane == Plane::kRowWise ? 0 : 5;
+  const Mxfp8Plane<Element> source = {encoded.data, encoded.scales, across, row_shift, 5 - row_shift};
+  return Decode<Out>(source, rows, cols, out, stream);
+}
+
+template <typename Out>
+void DecodeInto(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, void* out,
+                cudaStream_t stream) {
+  switch (encoding.format) {
+    case Format::kFP32:
+      return Decode<Out>(FloatPlane{encoded.data}, 1, rows * cols, out, stream);
+    case Format::kBF16:
+      return Decode<Out>(BFloat16Plane{encoded.data}, 1, rows * cols, out, stream);
+    default:
+      if (encoding.element == ElementType::kE4M3) {
+        return DecodeFloat8<Out, E4M3>(encoding, plane, encoded, rows, cols, out, stream);
+      }
+      return DecodeFloat8<Out, E5M2>(encoding, plane, encoded, rows, cols, out, stream);
+  }
+}
+
+// A block transposes a square of this many rows and columns, through shared memory.
+constexpr int kSquare = 64;
+
+// Four bytes at an address that is aligned to them, or anywhere.
+template <bool kAligned>
+__device__ uint32_t LoadWord(const uint8_t* source) {
+  uint32_t word;
+  if (kAligned) {
+    word = *reinterpret_cast<const uint32_t*>(source);
+  } else {
+    memcpy(&word, source, sizeof(word));
+  }
+  return word;
+}
+
+template <bool kAligned>
+__device__ void StoreWord(uint8_t* target, uint32_t word) {
+  if (kAligned) {
+    *reinterpret_cast<uint32_t*>(target) = word;
+  } else {
+    memcpy(target, &word, sizeof(word));
+  }
+}
+
+// kAligned: rows of `data` and of `out` begin at multiples of 4 bytes.
+template <bool kAligned>
+__global__ __launch_bounds__(kThreads) void TransposeKernel(const uint8_t* data, int64_t rows, int64_t cols,
+                                                            int64_t squares_across, uint8_t* out) {
+  constexpr int kWords = kSquare / 4;
+  __shared__ uint32_t square[kSquare][kWords + 1];
+  const int64_t first_row = blockIdx.x / squares_across * kSquare;
+  const int64_t first_col = blockIdx.x % squares_across * kSquare;
+  for (int i = threadIdx.x; i < kSquare * kWords; i += kThreads) {
+    const int64_t row = first_row + i / kWords;
+    const int64_t col = first_col + i % kWords * 4;
+    uint32_t word = 0;
+    if (row < rows && col + 4 <= cols) {
+      word = LoadWord<kAligned>(data + row * cols + col);
+    } else if (row < rows) {
+      for (int64_t j = 0; col + j < cols; ++j) word |= uint32_t{data[row * cols + col + j]} << (8 * j);
+    }
+    square[i / kWords][i % kWords] = word;
+  }
+  __syncthreads();
+  const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(square);
+  for (int i = threadIdx.x; i < kSquare * kWords; i += kThreads) {
+    const int out_row = i / kWords;
+    const int out_word = i % kWords;
+    uint32_t word = 0;
+    for (int j = 0; j < 4; ++j) {
+      word |= uint32_t{bytes[(out_word * 4 + j) * sizeof(square[0]) + out_row]} << (8 * j);
+    }
+    const int64_t row = first_col + out_row;
+    const int64_t col = first_row + out_word * 4;
+    if (row < cols && col + 4 <= rows) {
+      StoreWord<kAligned>(out + row * rows + col, word);
+    } else if (row < cols) {
+      for (int64_t j = 0; col + j < rows; ++j) out[row * rows + col + j] = static_cast<uint8_t>(word >> (8 * j));
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols,
+                         DecodedType type, void* out, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckEncodable(encoding));
+  if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("decode a plane: format ", FormatName(encoding.format), " has no column-wise plane"));
+  }
+  if (rows * cols == 0) return absl::OkStatus();
+  if (type == DecodedType::kFP32) {
+    DecodeInto<FloatOut>(encoding, plane, encoded, rows, cols, out, stream);
+  } else {
+    DecodeInto<BFloat16Out>(encoding, plane, encoded, rows, cols, out, stream);
+  }
+  return LaunchStatus("decode a plane");
+}
+
+absl::Status TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream) {
+  if (rows * cols == 0) return absl::OkStatus();
+  const int64_t across = (cols + kSquare - 1) / kSquare;
+  const auto blocks = static_cast<unsigned int>((rows + kSquare - 1) / kSquare * across);
+  if (cols % 4 == 0 && rows % 4 == 0 && IsAligned(data, 4) && IsAligned(out, 4)) {
+    TransposeKernel<true><<<blocks, kThreads, 0, stream>>>(data, rows, cols, across, out);
+  } else {
+    TransposeKernel<false><<<blocks, kThreads, 0, stream>>>(data, rows, cols, across, out);
+  }
+  return LaunchStatus("transpose bytes");
+}
+
+}  // namespace paramshard::gpu

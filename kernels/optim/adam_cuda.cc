@@ -1,0 +1,208 @@
+#include "kernels/optim/adam_cuda.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/memory.h"
+#include "kernels/gpu/pinned_memory.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
+#include "kernels/optim/adam_kernels.h"
+
+namespace paramshard::gpu {
+namespace {
+
+constexpr int64_t kQuad = 4;
+
+// True for null, too.
+bool IsAligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
+
+DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
+  const MatrixShape walked = WalkedShape(extent.encoding.format, extent.rows, extent.columns);
+  DeviceExtent device_extent = {};
+  device_extent.gradient = extent.gradient;
+  device_extent.master = extent.state.master;
+  device_extent.exp_avg = extent.state.exp_avg;
+  device_extent.exp_avg_sq = extent.state.exp_avg_sq;
+  device_extent.row_wise = extent.row_wise;
+  device_extent.column_wise = extent.column_wise;
+  device_extent.rows = walked.rows;
+  device_extent.columns = walked.cols;
+  device_extent.encoding = extent.encoding;
+  return device_extent;
+}
+
+bool HasQuads(const DeviceExtent& extent, MomentType exp_avg, MomentType exp_avg_sq) {
+  const int64_t plane_quad = DataBytes(extent.encoding, 1, kQuad);
+  return extent.columns % kQuad == 0 && IsAligned(extent.gradient, kQuad * sizeof(float)) &&
+         IsAligned(extent.master, kQuad * sizeof(float)) && IsAligned(extent.exp_avg, kQuad * MomentBytes(exp_avg)) &&
+         IsAligned(extent.exp_avg_sq, kQuad * MomentBytes(exp_avg_sq)) && IsAligned(extent.row_wise.data, plane_quad) &&
+         IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
+}
+
+MatrixShape TilesOf(const DeviceExtent& extent) {
+  const MatrixShape tile = GpuTileShape(extent.encoding.format);
+  return {(extent.rows + tile.rows - 1) / tile.rows, (extent.columns + tile.cols - 1) / tile.cols};
+}
+
+// The extents that one launch takes, and their active tiles' place in the table.
+struct KindTiles {
+  AdamKind kind;
+  std::vector<uint32_t> extents;
+  int64_t first_tile = 0;
+  int64_t tile_count = 0;
+};
+
+}  // namespace
+
+class FusedAdamPlan::Impl {
+ public:
+  explicit Impl(int device) : device_(device) {}
+
+  absl::Status Allocate(absl::Span<const AdamExtent> extents);
+  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
+  absl::Status Encode(cudaStream_t stream);
+
+ private:
+  void AddToKind(const AdamKind& kind, uint32_t extent);
+  absl::Status Activate(std::vector<bool> active, cudaStream_t stream);
+  void ListTiles(const std::vector<bool>& active);
+  void ListTilesOf(uint32_t extent);
+  AdamLaunch LaunchOf(const KindTiles& kind) const;
+
+  // Constant after Create().
+  int device_;
+  std::vector<DeviceExtent> extents_;
+  DeviceMemory device_extents_;
+  DeviceMemory device_constants_;
+  DeviceMemory device_tiles_;
+  PinnedArray<AdamConstants> constants_;
+  PinnedArray<AdamTile> tiles_;
+
+  // The extents whose tiles the table holds, kind by kind.
+  std::vector<bool> active_;
+  std::vector<KindTiles> kinds_;
+  int64_t tile_count_ = 0;
+};
+
+absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents) {
+  int64_t most_tiles = 0;
+  for (const AdamExtent& extent : extents) {
+    RETURN_IF_ERROR(CheckEncodable(extent.encoding));
+    const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
+    const AdamState& state = extent.state;
+    AddToKind({state.exp_avg_type, state.exp_avg_sq_type, HasQuads(added, state.exp_avg_type, state.exp_avg_sq_type)},
+              static_cast<uint32_t>(extents_.size() - 1));
+    const MatrixShape tiles = TilesOf(added);
+    most_tiles += tiles.rows * tiles.cols;
+  }
+  const int accessors[] = {device_};
+  const auto count = static_cast<int64_t>(extents_.size());
+  ASSIGN_OR_RETURN(device_extents_,
+                   DeviceMemory::Create(device_, count * sizeof(DeviceExtent), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(device_constants_,
+                   DeviceMemory::Create(device_, count * sizeof(AdamConstants), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(device_tiles_,
+                   DeviceMemory::Create(device_, most_tiles * sizeof(AdamTile), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(constants_, PinnedArray<AdamConstants>::Create(count));
+  ASSIGN_OR_RETURN(tiles_, PinnedArray<AdamTile>::Create(most_tiles));
+  const DeviceScope scope(device_);
+  return ToStatus(cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
+                  "upload the extents of a fused step");
+}
+
+void FusedAdamPlan::Impl::AddToKind(const AdamKind& kind, uint32_t extent) {
+  auto place = std::find_if(kinds_.begin(), kinds_.end(), [&](const KindTiles& other) { return other.kind == kind; });
+  if (place == kinds_.end()) place = kinds_.insert(kinds_.end(), KindTiles{kind, {}});
+  place->extents.push_back(extent);
+}
+
+// The table changes rarely: the same extents have gradients in most steps.
+absl::Status FusedAdamPlan::Impl::Activate(std::vector<bool> active, cudaStream_t stream) {
+  if (active == active_) return absl::OkStatus();
+  ListTiles(active);
+  active_.clear();
+  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_tiles_.data(), tiles_.data(), tile_count_ * sizeof(AdamTile),
+                                           cudaMemcpyHostToDevice, stream),
+                           "upload the tiles of a fused step"));
+  active_ = std::move(active);
+  return absl::OkStatus();
+}
+
+void FusedAdamPlan::Impl::ListTiles(const std::vector<bool>& active) {
+  tile_count_ = 0;
+  for (KindTiles& kind : kinds_) {
+    kind.first_tile = tile_count_;
+    for (uint32_t extent : kind.extents) {
+      if (active[extent]) ListTilesOf(extent);
+    }
+    kind.tile_count = tile_count_ - kind.first_tile;
+  }
+}
+
+void FusedAdamPlan::Impl::ListTilesOf(uint32_t extent) {
+  const MatrixShape tiles = TilesOf(extents_[extent]);
+  for (int64_t row = 0; row < tiles.rows; ++row) {
+    for (int64_t column = 0; column < tiles.cols; ++column) {
+      tiles_[tile_count_++] = {extent, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
+    }
+  }
+}
+
+AdamLaunch FusedAdamPlan::Impl::LaunchOf(const KindTiles& kind) const {
+  return {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
+          reinterpret_cast<const AdamConstants*>(device_constants_.data()),
+          reinterpret_cast<const AdamTile*>(device_tiles_.data()) + kind.first_tile, kind.tile_count};
+}
+
+absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream) {
+  PARAMSHARD_CHECK(steps.size() == extents_.size());
+  const DeviceScope scope(device_);
+  std::vector<bool> active(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    active[i] = steps[i].has_value();
+    if (steps[i].has_value()) constants_[i] = MakeAdamConstants(*steps[i]);
+  }
+  RETURN_IF_ERROR(Activate(std::move(active), stream));
+  if (tile_count_ == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_constants_.data(), constants_.data(),
+                                           steps.size() * sizeof(AdamConstants), cudaMemcpyHostToDevice, stream),
+                           "upload the constants of a fused step"));
+  for (const KindTiles& kind : kinds_) {
+    if (kind.tile_count == 0) continue;
+    RETURN_IF_ERROR(ToStatus(LaunchAdamStep(kind.kind, LaunchOf(kind), stream), "launch a fused step"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedAdamPlan::Impl::Encode(cudaStream_t stream) {
+  const DeviceScope scope(device_);
+  RETURN_IF_ERROR(Activate(std::vector<bool>(extents_.size(), true), stream));
+  for (const KindTiles& kind : kinds_) {
+    if (kind.tile_count == 0) continue;
+    RETURN_IF_ERROR(ToStatus(LaunchAdamEncode(kind.kind.quads, LaunchOf(kind), stream), "launch an encoding"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FusedAdamPlan> FusedAdamPlan::Create(int device, absl::Span<const AdamExtent> extents) {
+  auto impl = std::make_unique<Impl>(device);
+  RETURN_IF_ERROR(impl->Allocate(extents));
+  return FusedAdamPlan(std::move(impl));
+}
+
+FusedAdamPlan::FusedAdamPlan(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+FusedAdamPlan::FusedAdamPlan(FusedAdamPlan&& other) noexcept = default;
+FusedAdamPlan& FusedAdamPlan::operator=(FusedAdamPlan&& other) noexcept = default;
+FusedAdamPlan::~FusedAdamPlan() = default;
+
+absl::Status FusedAdamPlan::Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream) {
+  return impl_->Step(steps, stream);
+}
+
+absl::Status FusedAdamPlan::Encode(cudaStream_t stream) { return impl_->Encode(stream); }
+
+}  // namespace paramshard::gpu

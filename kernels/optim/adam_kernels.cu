@@ -1,0 +1,632 @@
+// One block of 256 threads works on one tile. A thread owns four elements of each of 8 or 16 rows, and is alone with them: it
+// copies them into shared memory some rows ahead (cp.async, which takes no registers), updates them, stores the new state and
+// keeps the new master in shared memory. What crosses threads are the amaxes: within a warp while rows pass, and once per
+// tile between warps, before what waits for them is encoded. Two blocks fit a multiprocessor; while one starts or ends, the
+// other keeps memory busy.
+
+#include "kernels/optim/adam_kernels.h"
+
+#include <algorithm>
+
+#include "kernels/base/float_bits.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float8.h"
+#include "kernels/formats/packed_casts_cuda.h"
+#include "kernels/formats/scale_math.h"
+
+namespace paramshard::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kWarpSize = 32;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kQuad = 4;
+// Elements that a warp has in one row.
+constexpr int kWarpColumns = kWarpSize * kQuad;
+// Bytes of one row of all threads' float32 elements.
+constexpr int kFloatRowBytes = kThreads * kQuad * 4;
+// What a block may have when two of them share a multiprocessor, less a little for static arrays.
+constexpr int kSharedBytes = 112 * 1024;
+
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+__device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+
+// Copies kBytes into shared memory, or zeros, until AwaitCopies().
+template <int kBytes>
+__device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool valid) {
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int source_bytes = valid ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(source_bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(global), "n"(kBytes), "r"(source_bytes)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for this thread's copies, except those of its kPending latest commits.
+template <int kPending>
+__device__ __forceinline__ void AwaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+template <typename T>
+struct alignas(kQuad * sizeof(T)) Quad {
+  T values[kQuad];
+};
+
+// How a thread's four elements of a row lie in memory and are accessed. `index` is that of the first one, `valid` has a bit
+// for each.
+//
+// QuadAccess: next to each other, all valid or none. StridedAccess: 32 apart, so that a warp's accesses are dense whatever
+// the alignment.
+struct QuadAccess {
+  static constexpr int kFirst = kQuad;  // of a lane's first element, per lane
+  static constexpr int kStep = 1;
+  // Lanes that share a block of 32 columns.
+  static constexpr int kBlockLanes = 32 / kQuad;
+
+  template <typename T>
+  static constexpr int kRowBytes = kThreads * kQuad * sizeof(T);
+
+  template <typename T>
+  __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
+    CopyAsync<kQuad * sizeof(T)>(row + threadIdx.x * (kQuad * sizeof(T)), source + index, valid != 0);
+  }
+
+  template <typename T>
+  __device__ static Quad<T> Read(const T*, int64_t, const uint8_t* row) {
+    return reinterpret_cast<const Quad<T>*>(row)[threadIdx.x];
+  }
+
+  template <typename T>
+  __device__ static void Keep(const Quad<T>& quad, uint8_t* row) {
+    reinterpret_cast<Quad<T>*>(row)[threadIdx.x] = quad;
+  }
+
+  template <typename T>
+  __device__ static void Store(const Quad<T>& quad, int64_t index, uint32_t valid, T* target) {
+    if (valid != 0) *reinterpret_cast<Quad<T>*>(target + index) = quad;
+  }
+
+  // The largest magnitude in each element's block of 32 columns.
+  __device__ static void BlockAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) largest = fmaxf(largest, fabsf(values[j]));
+#pragma unroll
+    for (int distance = 1; distance < kBlockLanes; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) amax[j] = largest;
+  }
+
+  // Stores the scales of a row's blocks; `scales` is that of the warp's first one.
+  __device__ static void StoreBlockScales(const uint8_t (&values)[kQuad], uint32_t valid, uint8_t* scales) {
+    if (valid != 0 && Lane() % kBlockLanes == 0) scales[Lane() / kBlockLanes] = values[0];
+  }
+};
+
+struct StridedAccess {
+  static constexpr int kFirst = 1;
+  static constexpr int kStep = kWarpSize;
+
+  // Words of 4 bytes, also for types of 2 bytes: a copy has at least 4.
+  template <typename T>
+  static constexpr int kRowBytes = kThreads * kQuad * 4;
+
+  template <typename T>
+  __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const auto address = reinterpret_cast<uintptr_t>(source + index + j * kStep);
+      CopyAsync<4>(row + (j * kThreads + threadIdx.x) * 4, reinterpret_cast<const void*>(address & ~uintptr_t{3}),
+                   (valid >> j & 1) != 0);
+    }
+  }
+
+  template <typename T>
+  __device__ static Quad<T> Read(const T* source, int64_t index, const uint8_t* row) {
+    const auto in_word = reinterpret_cast<uintptr_t>(source + index) & 3;
+    Quad<T> quad;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      uint32_t word = reinterpret_cast<const uint32_t*>(row)[j * kThreads + threadIdx.x];
+      if (sizeof(T) < 4) word >>= in_word * 8;
+      memcpy(&quad.values[j], &word, sizeof(T));
+    }
+    return quad;
+  }
+
+  __device__ static void Keep(const Quad<float>& quad, uint8_t* row) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) reinterpret_cast<float*>(row)[j * kThreads + threadIdx.x] = quad.values[j];
+  }
+
+  // A plane may begin anywhere, so its elements are stored byte by byte if need be.
+  template <typename T>
+  __device__ static void Store(const Quad<T>& quad, int64_t index, uint32_t valid, T* target) {
+    const bool aligned = reinterpret_cast<uintptr_t>(target) % sizeof(T) == 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      T* const address = target + index + j * kStep;
+      if ((valid >> j & 1) == 0) continue;
+      if (aligned) {
+        *address = quad.values[j];
+      } else {
+        memcpy(reinterpret_cast<uint8_t*>(address), &quad.values[j], sizeof(T));
+      }
+    }
+  }
+
+  __device__ static void BlockAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) amax[j] = FloatFromBits(__reduce_max_sync(~0u, AmaxBits(values[j])));
+  }
+
+  __device__ static void StoreBlockScales(const uint8_t (&values)[kQuad], uint32_t valid, uint8_t* scales) {
+    if (Lane() != 0) return;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if ((valid >> j & 1) != 0) scales[j] = values[j];
+    }
+  }
+};
+
+// How a moment is read and stored.
+struct FloatMoment {
+  using Stored = float;
+  __device__ static float Load(Stored stored) { return stored; }
+  __device__ static Quad<Stored> Store(const float (&values)[kQuad]) {
+    return {{CanonicalNan(values[0]), CanonicalNan(values[1]), CanonicalNan(values[2]), CanonicalNan(values[3])}};
+  }
+};
+
+__device__ __forceinline__ Quad<uint16_t> EncodeBFloat16Quad(const float (&values)[kQuad]) {
+  const uint32_t pairs[] = {EncodeBFloat16Pair(values[0], values[1]), EncodeBFloat16Pair(values[2], values[3])};
+  Quad<uint16_t> quad;
+  memcpy(quad.values, pairs, sizeof(pairs));
+  return quad;
+}
+
+struct BFloat16Moment {
+  using Stored = uint16_t;
+  __device__ static float Load(Stored stored) { return DecodeBFloat16(stored); }
+  __device__ static Quad<Stored> Store(const float (&values)[kQuad]) { return EncodeBFloat16Quad(values); }
+};
+
+template <typename Element>
+__device__ __forceinline__ Quad<uint8_t> EncodeFloat8(const float (&values)[kQuad], const float (&multipliers)[kQuad]) {
+  const uint32_t codes =
+      EncodeFloat8Quad<Element>(values[0] * multipliers[0], values[1] * multipliers[1], values[2] * multipliers[2],
+                                values[3] * multipliers[3]);
+  Quad<uint8_t> quad;
+  memcpy(quad.values, &codes, sizeof(codes));
+  return quad;
+}
+
+__device__ __forceinline__ void RaiseAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) amax[j] = fmaxf(amax[j], fabsf(values[j]));
+}
+
+// The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent.
+struct Walk {
+  int64_t first;
+  int64_t stride;
+  // Elements of the extent.
+  int64_t count;
+  // The columns that exist, a bit for each of the thread's four.
+  uint32_t columns;
+
+  template <typename Access>
+  __device__ uint32_t Valid(int64_t index) const {
+    uint32_t valid = 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) valid |= index + j * Access::kStep < count ? 1u << j : 0u;
+    return valid & columns;
+  }
+};
+
+// `first_column` is the warp's.
+template <typename Access>
+__device__ Walk MakeWalk(const DeviceExtent& extent, int64_t first_row, int64_t row_step, int64_t first_column) {
+  const int64_t column = first_column + Lane() * Access::kFirst;
+  Walk walk = {first_row * extent.columns + column, row_step * extent.columns, extent.rows * extent.columns, 0};
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) walk.columns |= column + j * Access::kStep < extent.columns ? 1u << j : 0u;
+  return walk;
+}
+
+// The block's shared memory: all rows of the master, then slots in which rows of the other arrays come and go.
+extern __shared__ __align__(16) uint8_t shared_memory[];
+
+__device__ __forceinline__ uint8_t* MasterRow(int row) { return shared_memory + row * kFloatRowBytes; }
+
+// Encodes the rows of a tile that holds a part of a long row, element by element.
+template <typename Access>
+class FlatTile {
+ public:
+  static constexpr int kRows = 8;
+  static constexpr int kExtraBytes = 0;
+
+  __device__ FlatTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent) {
+    constexpr int64_t kTileColumns = GpuTileShape(Format::kFP32).cols;
+    const int64_t column = tile.column * kTileColumns + Warp() * kWarpColumns + Lane() * Access::kFirst;
+    walk_ = {column, kThreads * kQuad, extent.columns, (1u << kQuad) - 1};
+  }
+
+  __device__ const Walk& walk() const { return walk_; }
+
+  __device__ void Visit(int, int64_t index, uint32_t valid, const float (&master)[kQuad]) {
+    uint8_t* const data = extent_.row_wise.data;
+    if (data == nullptr) return;
+    if (extent_.encoding.format == Format::kFP32) {
+      const Quad<float> quad = {{master[0], master[1], master[2], master[3]}};
+      Access::Store(quad, index, valid, reinterpret_cast<float*>(data));
+    } else {
+      Access::Store(EncodeBFloat16Quad(master), index, valid, reinterpret_cast<uint16_t*>(data));
+    }
+  }
+
+  __device__ void Finish() {}
+
+ private:
+  const DeviceExtent& extent_;
+  Walk walk_;
+};
+
+// Four groups of eight rows, of two warps side by side. The row-wise plane is encoded as rows pass; the column-wise one when
+// the groups have told each other their columns' amaxes.
+template <typename Access, typename Element>
+class Mxfp8Tile {
+ public:
+  static constexpr int kRows = 8;
+  static constexpr int kGroups = 4;
+  static constexpr int kWarpsAcross = kWarps / kGroups;
+  static constexpr int kColumns = kWarpsAcross * kWarpColumns;
+  static constexpr int kExtraBytes = kGroups * kColumns * 4;
+
+  __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
+    walk_ = MakeWalk<Access>(extent, FirstRow(), 1, FirstColumn());
+  }
+
+  __device__ const Walk& walk() const { return walk_; }
+
+  __device__ void Visit(int row, int64_t index, uint32_t valid, const float (&master)[kQuad]) {
+    RaiseAmax(master, column_amax_);
+    if (extent_.row_wise.data == nullptr) return;
+    float amax[kQuad];
+    uint8_t scales[kQuad];
+    float multipliers[kQuad];
+    Access::BlockAmax(master, amax);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) scales[j] = ComputeE8M0Scale(amax[j], Element::kMax);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) multipliers[j] = E8M0EncodeMultiplier(scales[j]);
+    Access::Store(EncodeFloat8<Element>(master, multipliers), index, valid, extent_.row_wise.data);
+    const int64_t blocks_across = (extent_.columns + 31) / 32;
+    Access::StoreBlockScales(scales, valid,
+                             extent_.row_wise.scales + (FirstRow() + row) * blocks_across + FirstColumn() / 32);
+  }
+
+  __device__ void Finish() {
+    if (extent_.column_wise.data == nullptr) return;
+    ShareAmax();
+    float multipliers[kQuad];
+    Quad<uint8_t> scales;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) scales.values[j] = ComputeE8M0Scale(column_amax_[j], Element::kMax);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) multipliers[j] = E8M0EncodeMultiplier(scales.values[j]);
+    if (Group() == 0) {
+      const int64_t column = FirstColumn() + Lane() * Access::kFirst;
+      Access::Store(scales, tile_.row * extent_.columns + column, walk_.columns, extent_.column_wise.scales);
+    }
+    int64_t index = walk_.first;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
+      Access::Store(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
+                    extent_.column_wise.data);
+      index += walk_.stride;
+    }
+  }
+
+ private:
+  __device__ static int Group() { return Warp() / kWarpsAcross; }
+  __device__ int64_t FirstRow() const { return tile_.row * int64_t{32} + Group() * kRows; }
+  __device__ int64_t FirstColumn() const { return tile_.column * int64_t{kColumns} + Warp() % kWarpsAcross * kWarpColumns; }
+
+  // Raises every thread's amaxes to those of whole columns.
+  __device__ void ShareAmax() {
+    float* const shared = reinterpret_cast<float*>(MasterRow(kRows));
+    float* const columns = shared + Warp() % kWarpsAcross * kWarpColumns + Lane() * Access::kFirst;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) columns[Group() * kColumns + j * Access::kStep] = column_amax_[j];
+    __syncthreads();
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+        column_amax_[j] = fmaxf(column_amax_[j], columns[group * kColumns + j * Access::kStep]);
+      }
+    }
+  }
+
+  const DeviceExtent& extent_;
+  const AdamTile& tile_;
+  Walk walk_;
+  float column_amax_[kQuad] = {};
+};
+
+// Warp w has rows w, w + 8, w + 16, ... of the block. All is encoded when the block's amax is known.
+template <typename Access, typename Element>
+class Fp8BlockTile {
+ public:
+  static constexpr int kRows = 16;
+  static constexpr int kExtraBytes = 0;
+
+  __device__ Fp8BlockTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
+    walk_ = MakeWalk<Access>(extent, tile.row * int64_t{128} + Warp(), kWarps, tile.column * int64_t{kWarpColumns});
+  }
+
+  __device__ const Walk& walk() const { return walk_; }
+
+  __device__ void Visit(int, int64_t, uint32_t, const float (&master)[kQuad]) { RaiseAmax(master, amax_); }
+
+  __device__ void Finish() {
+    if (extent_.row_wise.data == nullptr) return;
+    const float scale = ComputeScale(BlockAmax(), Element::kMax, extent_.encoding.power_of_two_scales);
+    if (threadIdx.x == 0) StoreScale(1.0f / scale);
+    const float multipliers[kQuad] = {scale, scale, scale, scale};
+    int64_t index = walk_.first;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
+      Access::Store(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
+                    extent_.row_wise.data);
+      index += walk_.stride;
+    }
+  }
+
+ private:
+  __device__ float BlockAmax() const {
+    __shared__ uint32_t warps[kWarps];
+    const float largest = fmaxf(fmaxf(amax_[0], amax_[1]), fmaxf(amax_[2], amax_[3]));
+    const uint32_t warp_amax = __reduce_max_sync(~0u, FloatBits(largest));
+    if (Lane() == 0) warps[Warp()] = warp_amax;
+    __syncthreads();
+    uint32_t block_amax = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) block_amax = max(block_amax, warps[warp]);
+    return FloatFromBits(block_amax);
+  }
+
+  __device__ void StoreScale(float scale_inv) const {
+    const int64_t blocks_across = (extent_.columns + 127) / 128;
+    memcpy(extent_.row_wise.scales + (tile_.row * blocks_across + tile_.column) * sizeof(float), &scale_inv,
+           sizeof(scale_inv));
+  }
+
+  const DeviceExtent& extent_;
+  const AdamTile& tile_;
+  Walk walk_;
+  float amax_[kQuad] = {};
+};
+
+// Moves the rows of one tile through shared memory and updates them.
+template <typename Access, typename ExpAvg, typename ExpAvgSq>
+class StepRows {
+ public:
+  __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
+      : extent_(extent), constants_(constants) {}
+
+  template <typename TileType>
+  __device__ void Run(TileType& tile) {
+    // Rows on their way at a time.
+    constexpr int kSlots = std::min(TileType::kRows, (kSharedBytes - TileType::kRows * kFloatRowBytes -
+                                                      TileType::kExtraBytes) / kSlotBytes);
+    const Walk& walk = tile.walk();
+    uint8_t* const slots = MasterRow(TileType::kRows) + TileType::kExtraBytes;
+    int64_t fetched = walk.first;
+#pragma unroll
+    for (int row = 0; row < kSlots; ++row) {
+      Fetch(walk, fetched, MasterRow(row), slots + row * kSlotBytes);
+      fetched += walk.stride;
+    }
+    int64_t index = walk.first;
+    int slot = 0;
+#pragma unroll 1
+    for (int row = 0; row < TileType::kRows; ++row) {
+      AwaitCopies<kSlots - 1>();
+      uint8_t* const others = slots + slot * kSlotBytes;
+      const uint32_t valid = walk.Valid<Access>(index);
+      Elements elements = Read(index, MasterRow(row), others);
+      if (kSlots < TileType::kRows && row + kSlots < TileType::kRows) {
+        Fetch(walk, fetched, MasterRow(row + kSlots), others);
+        fetched += walk.stride;
+      } else {
+        CommitCopies();
+      }
+      Update(elements, index, valid, MasterRow(row));
+      tile.Visit(row, index, valid, elements.master);
+      index += walk.stride;
+      slot = slot + 1 == kSlots ? 0 : slot + 1;
+    }
+    tile.Finish();
+  }
+
+ private:
+  using First = typename ExpAvg::Stored;
+  using Second = typename ExpAvgSq::Stored;
+
+  static constexpr int kGradientBytes = Access::template kRowBytes<float>;
+  static constexpr int kFirstBytes = Access::template kRowBytes<First>;
+  static constexpr int kSlotBytes = kGradientBytes + kFirstBytes + Access::template kRowBytes<Second>;
+
+  struct Elements {
+    float master[kQuad];
+    Quad<float> gradient;
+    Quad<First> exp_avg;
+    Quad<Second> exp_avg_sq;
+  };
+
+  __device__ const First* exp_avg() const { return static_cast<const First*>(extent_.exp_avg); }
+  __device__ const Second* exp_avg_sq() const { return static_cast<const Second*>(extent_.exp_avg_sq); }
+
+  __device__ void Fetch(const Walk& walk, int64_t index, uint8_t* master, uint8_t* others) {
+    const uint32_t valid = walk.Valid<Access>(index);
+    Access::Fetch(extent_.master, index, valid, master);
+    Access::Fetch(extent_.gradient, index, valid, others);
+    Access::Fetch(exp_avg(), index, valid, others + kGradientBytes);
+    Access::Fetch(exp_avg_sq(), index, valid, others + kGradientBytes + kFirstBytes);
+    CommitCopies();
+  }
+
+  __device__ Elements Read(int64_t index, const uint8_t* master, const uint8_t* others) const {
+    Elements elements;
+    const Quad<float> old = Access::Read(extent_.master, index, master);
+    memcpy(elements.master, old.values, sizeof(old.values));
+    elements.gradient = Access::Read(extent_.gradient, index, others);
+    elements.exp_avg = Access::Read(exp_avg(), index, others + kGradientBytes);
+    elements.exp_avg_sq = Access::Read(exp_avg_sq(), index, others + kGradientBytes + kFirstBytes);
+    return elements;
+  }
+
+  // Leaves the new master in `elements`, and in its row of shared memory.
+  __device__ void Update(Elements& elements, int64_t index, uint32_t valid, uint8_t* master_row) {
+    AdamElement updated[kQuad];
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      updated[j] = {elements.master[j], ExpAvg::Load(elements.exp_avg.values[j]),
+                    ExpAvgSq::Load(elements.exp_avg_sq.values[j])};
+    }
+    UpdateAdamQuad(constants_, elements.gradient.values, updated);
+    Quad<float> master;
+    float exp_avg[kQuad];
+    float exp_avg_sq[kQuad];
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      master.values[j] = CanonicalNan(updated[j].master);
+      elements.master[j] = master.values[j];
+      exp_avg[j] = updated[j].exp_avg;
+      exp_avg_sq[j] = updated[j].exp_avg_sq;
+    }
+    Access::Keep(master, master_row);
+    Access::Store(master, index, valid, extent_.master);
+    Access::Store(ExpAvg::Store(exp_avg), index, valid, static_cast<First*>(extent_.exp_avg));
+    Access::Store(ExpAvgSq::Store(exp_avg_sq), index, valid, static_cast<Second*>(extent_.exp_avg_sq));
+  }
+
+  const DeviceExtent& extent_;
+  const AdamConstants& constants_;
+};
+
+// Brings the master's rows into shared memory, and nothing else.
+template <typename Access>
+class EncodeRows {
+ public:
+  explicit __device__ EncodeRows(const DeviceExtent& extent) : extent_(extent) {}
+
+  template <typename TileType>
+  __device__ void Run(TileType& tile) {
+    const Walk& walk = tile.walk();
+    for (int row = 0; row < TileType::kRows; ++row) {
+      const int64_t index = walk.first + row * walk.stride;
+      Access::Fetch(extent_.master, index, walk.Valid<Access>(index), MasterRow(row));
+    }
+    CommitCopies();
+    AwaitCopies<0>();
+    for (int row = 0; row < TileType::kRows; ++row) {
+      const int64_t index = walk.first + row * walk.stride;
+      Quad<float> master = Access::Read(extent_.master, index, MasterRow(row));
+      for (int j = 0; j < kQuad; ++j) master.values[j] = CanonicalNan(master.values[j]);
+      tile.Visit(row, index, walk.Valid<Access>(index), master.values);
+    }
+    tile.Finish();
+  }
+
+ private:
+  const DeviceExtent& extent_;
+};
+
+template <typename TileType, typename Rows>
+__device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, Rows& rows) {
+  TileType walked(extent, tile);
+  rows.Run(walked);
+}
+
+template <typename Access, typename Rows>
+__device__ void RunFormat(const DeviceExtent& extent, const AdamTile& tile, Rows rows) {
+  const bool e4m3 = extent.encoding.element == ElementType::kE4M3;
+  switch (extent.encoding.format) {
+    case Format::kMXFP8:
+      if (e4m3) {
+        RunTile<Mxfp8Tile<Access, E4M3>>(extent, tile, rows);
+      } else {
+        RunTile<Mxfp8Tile<Access, E5M2>>(extent, tile, rows);
+      }
+      return;
+    case Format::kFP8Block128x128:
+      if (e4m3) {
+        RunTile<Fp8BlockTile<Access, E4M3>>(extent, tile, rows);
+      } else {
+        RunTile<Fp8BlockTile<Access, E5M2>>(extent, tile, rows);
+      }
+      return;
+    default:
+      RunTile<FlatTile<Access>>(extent, tile, rows);
+  }
+}
+
+template <typename Access, typename ExpAvg, typename ExpAvgSq>
+__global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamStepKernel(AdamLaunch launch) {
+  const AdamTile tile = launch.tiles[blockIdx.x];
+  const DeviceExtent& extent = launch.extents[tile.extent];
+  RunFormat<Access>(extent, tile, StepRows<Access, ExpAvg, ExpAvgSq>(extent, launch.constants[tile.extent]));
+}
+
+template <typename Access>
+__global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamEncodeKernel(AdamLaunch launch) {
+  const AdamTile tile = launch.tiles[blockIdx.x];
+  const DeviceExtent& extent = launch.extents[tile.extent];
+  RunFormat<Access>(extent, tile, EncodeRows<Access>(extent));
+}
+
+cudaError_t Launch(void (*kernel)(AdamLaunch), const AdamLaunch& launch, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<static_cast<unsigned int>(launch.tile_count), kThreads, kSharedBytes, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+using Kernel = void (*)(AdamLaunch);
+
+template <typename Access, typename ExpAvg>
+Kernel StepKernelOf(MomentType exp_avg_sq) {
+  if (exp_avg_sq == MomentType::kFP32) return AdamStepKernel<Access, ExpAvg, FloatMoment>;
+  return AdamStepKernel<Access, ExpAvg, BFloat16Moment>;
+}
+
+template <typename Access>
+Kernel StepKernelOf(const AdamKind& kind) {
+  if (kind.exp_avg == MomentType::kFP32) return StepKernelOf<Access, FloatMoment>(kind.exp_avg_sq);
+  return StepKernelOf<Access, BFloat16Moment>(kind.exp_avg_sq);
+}
+
+}  // namespace
+
+cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream) {
+  return Launch(kind.quads ? StepKernelOf<QuadAccess>(kind) : StepKernelOf<StridedAccess>(kind), launch, stream);
+}
+
+cudaError_t LaunchAdamEncode(bool quads, const AdamLaunch& launch, cudaStream_t stream) {
+  return Launch(quads ? AdamEncodeKernel<QuadAccess> : AdamEncodeKernel<StridedAccess>, launch, stream);
+}
+
+}  // namespace paramshard::gpu

@@ -1,0 +1,214 @@
+// UpdateAdamElement() (adam_math.h) for four elements at a time, without the branches of IEEE division and square root.
+//
+// Internal to kernels/, for CUDA sources.
+//
+// Compiled as they are written, the two divisions and the root each test their operands and call a subroutine for zeros,
+// subnormals and the ends of the range. Moments that are zero or subnormal (a row that gets no gradient keeps them) make the
+// step twice as slow or worse. Here one test per four elements picks one of three ways, which give the same bytes:
+//
+//  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An approximate
+//     reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused multiply-add gives
+//     exactly; for the root one such correction. For the divisions by bias corrections the host gives the reciprocal.
+//  2. Small moments down to zero, too. Bias corrections divide as a product in double: with c <= 1 the quotient of two
+//     float32 is never a tie and is at least 2^-48 of itself away from one, and the product is off by 2^-52. Root and
+//     quotient are taken of operands scaled by a power of two. A quotient that is subnormal after scaling back is rounded to
+//     odd before, so that it is rounded to nearest once.
+//  3. Anything else, infinities and NaN among it: the formula, element by element.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
+
+#include <cstdint>
+
+#include "kernels/base/float_bits.h"
+#include "kernels/optim/adam_math.h"
+
+namespace paramshard::gpu {
+
+// What a kernel needs of an AdamStep.
+struct AdamConstants {
+  AdamStep step;
+  float one_minus_beta1;
+  float one_minus_beta2;
+  // 1 / bias_correction, each rounded once.
+  float reciprocal1;
+  float reciprocal2;
+  double wide_reciprocal1;
+  double wide_reciprocal2;
+  // False: only the third way is exact for these.
+  bool in_range;
+};
+
+// The bounds that the first two ways are proven for. With them no intermediate result overflows, and every remainder is a
+// float32: the smallest nonzero bit of one is 2^-48 of the dividend, and not below 2^-149.
+constexpr float kMinBiasCorrection = 0x1p-24f;
+constexpr float kMinEpsilon = 0x1p-60f;
+constexpr float kMaxEpsilon = 0x1p20f;
+
+// Biased exponents of the moments that the first way takes: |exp_avg| in [2^-64, 2^40), exp_avg_sq in [2^-96, 2^64).
+constexpr uint32_t kMinExpAvgExponent = 127 - 64;
+constexpr uint32_t kEndExpAvgExponent = 127 + 40;
+constexpr uint32_t kMinExpAvgSqExponent = 127 - 96;
+constexpr uint32_t kEndExpAvgSqExponent = 127 + 64;
+// The second way: |exp_avg| < 2^40, exp_avg_sq in [0, 2^20).
+constexpr uint32_t kEndSmallExpAvgSqExponent = 127 + 20;
+
+inline AdamConstants MakeAdamConstants(const AdamStep& step) {
+  AdamConstants constants;
+  constants.step = step;
+  constants.one_minus_beta1 = 1.0f - step.beta1;
+  constants.one_minus_beta2 = 1.0f - step.beta2;
+  constants.reciprocal1 = 1.0f / step.bias_correction1;
+  constants.reciprocal2 = 1.0f / step.bias_correction2;
+  constants.wide_reciprocal1 = 1.0 / static_cast<double>(step.bias_correction1);
+  constants.wide_reciprocal2 = 1.0 / static_cast<double>(step.bias_correction2);
+  constants.in_range = step.bias_correction1 >= kMinBiasCorrection && step.bias_correction1 <= 1.0f &&
+                       step.bias_correction2 >= kMinBiasCorrection && step.bias_correction2 <= 1.0f &&
+                       step.epsilon >= kMinEpsilon && step.epsilon <= kMaxEpsilon;
+  return constants;
+}
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ float ApproximateReciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float ApproximateReciprocalRoot(float x) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// One step from an approximate quotient to dividend / divisor. A zero keeps its sign.
+__device__ __forceinline__ float CorrectQuotient(float dividend, float divisor, float reciprocal, float quotient) {
+  return fmaf(fmaf(divisor, quotient, -dividend), -reciprocal, quotient);
+}
+
+// dividend / divisor, where `reciprocal` is 1 / divisor with at most its last bit wrong.
+__device__ __forceinline__ float Divide(float dividend, float divisor, float reciprocal) {
+  float quotient = dividend * reciprocal;
+  quotient = CorrectQuotient(dividend, divisor, reciprocal, quotient);
+  return CorrectQuotient(dividend, divisor, reciprocal, quotient);
+}
+
+__device__ __forceinline__ float Divide(float dividend, float divisor) {
+  const float approximate = ApproximateReciprocal(divisor);
+  return Divide(dividend, divisor, fmaf(fmaf(-divisor, approximate, 1.0f), approximate, approximate));
+}
+
+// sqrtf(x), where `reciprocal_root` is that of x.
+__device__ __forceinline__ float Root(float x, float reciprocal_root) {
+  const float root = x * reciprocal_root;
+  return fmaf(fmaf(-root, root, x), reciprocal_root * 0.5f, root);
+}
+
+// The first way: (exp_avg / bias_correction1) / (sqrtf(exp_avg_sq / bias_correction2) + epsilon).
+__device__ __forceinline__ float OrdinaryQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
+  const float mean = Divide(exp_avg, constants.step.bias_correction1, constants.reciprocal1);
+  const float square = Divide(exp_avg_sq, constants.step.bias_correction2, constants.reciprocal2);
+  return Divide(mean, Root(square, ApproximateReciprocalRoot(square)) + constants.step.epsilon);
+}
+
+constexpr float kUp = 0x1p64f;
+constexpr float kDown = 0x1p-64f;
+
+// Rounds dividend / divisor to odd, where `quotient` is that rounded to nearest: toward zero, then the last bit set if
+// anything was lost.
+__device__ __forceinline__ float RoundQuotientToOdd(float dividend, float divisor, float quotient) {
+  const float excess = fmaf(divisor, quotient, -dividend);
+  const uint32_t bits = FloatBits(quotient);
+  const bool beyond = ((FloatBits(excess) ^ bits) & kFloatSignBit) == 0;
+  return excess == 0.0f ? quotient : FloatFromBits((beyond ? bits - 1 : bits) | 1u);
+}
+
+// The second way.
+__device__ __forceinline__ float SmallQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
+  const float mean = static_cast<float>(static_cast<double>(exp_avg) * constants.wide_reciprocal1);
+  const float square = static_cast<float>(static_cast<double>(exp_avg_sq) * constants.wide_reciprocal2);
+  const bool tiny_square = square < 0x1p-90f;
+  const float scaled_square = tiny_square ? square * kUp : square;
+  // Finite also for zero, whose root is then zero.
+  const float reciprocal_root = fminf(ApproximateReciprocalRoot(scaled_square), 0x1p80f);
+  const float scaled_root = Root(scaled_square, reciprocal_root);
+  const float divisor = (tiny_square ? scaled_root * 0x1p-32f : scaled_root) + constants.step.epsilon;
+  const bool tiny_mean = fabsf(mean) < 0x1p-30f;
+  const float dividend = tiny_mean ? mean * kUp : mean;
+  const float quotient = Divide(dividend, divisor);
+  const bool subnormal = tiny_mean && fabsf(quotient) < 0x1p-126f * kUp;
+  const float rounded = subnormal ? RoundQuotientToOdd(dividend, divisor, quotient) : quotient;
+  return tiny_mean ? rounded * kDown : rounded;
+}
+
+// Puts the element's exponents into words that grow with them; the sign of exp_avg_sq counts as very large.
+struct MomentRange {
+  // Zero is the smallest ordinary moment; what is below wraps around to large numbers.
+  uint32_t exp_avg_from_ordinary = 0;
+  uint32_t exp_avg_sq_from_ordinary = 0;
+  uint32_t exp_avg = 0;
+  uint32_t exp_avg_sq = 0;
+
+  __device__ __forceinline__ void Include(float first, float second) {
+    const uint32_t magnitude = FloatBits(first) << 1;
+    exp_avg = max(exp_avg, magnitude);
+    exp_avg_from_ordinary = max(exp_avg_from_ordinary, magnitude - (kMinExpAvgExponent << 24));
+    exp_avg_sq = max(exp_avg_sq, FloatBits(second));
+    exp_avg_sq_from_ordinary = max(exp_avg_sq_from_ordinary, FloatBits(second) - (kMinExpAvgSqExponent << 23));
+  }
+
+  __device__ __forceinline__ bool IsOrdinary() const {
+    return exp_avg_from_ordinary < (kEndExpAvgExponent - kMinExpAvgExponent) << 24 &&
+           exp_avg_sq_from_ordinary < (kEndExpAvgSqExponent - kMinExpAvgSqExponent) << 23;
+  }
+  __device__ __forceinline__ bool IsSmall() const {
+    return exp_avg < kEndExpAvgExponent << 24 && exp_avg_sq < kEndSmallExpAvgSqExponent << 23;
+  }
+};
+
+__device__ __forceinline__ AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
+  if (step.mode == AdamMode::kL2) return paramshard::UpdateAdamElement<AdamMode::kL2>(step, gradient, old);
+  return paramshard::UpdateAdamElement<AdamMode::kAdamW>(step, gradient, old);
+}
+
+// The four elements after the step, the same bits as UpdateAdamElement() gives but for NaN.
+__device__ __forceinline__ void UpdateAdamQuad(const AdamConstants& constants, const float (&gradients)[4],
+                                               AdamElement (&elements)[4]) {
+  const AdamStep& step = constants.step;
+  const bool l2 = step.mode == AdamMode::kL2;
+  AdamElement fresh[4];
+  MomentRange range;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float g = gradients[i] * step.gradient_scale;
+    if (l2) g = g + step.weight_decay * elements[i].master;
+    fresh[i].exp_avg = step.beta1 * elements[i].exp_avg + constants.one_minus_beta1 * g;
+    fresh[i].exp_avg_sq = step.beta2 * elements[i].exp_avg_sq + (constants.one_minus_beta2 * g) * g;
+    range.Include(fresh[i].exp_avg, fresh[i].exp_avg_sq);
+  }
+  float quotients[4];
+  if (constants.in_range && range.IsOrdinary()) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quotients[i] = OrdinaryQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
+  } else if (constants.in_range && range.IsSmall()) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quotients[i] = SmallQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) elements[i] = UpdateAdamElement(step, gradients[i], elements[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float change = l2 ? quotients[i] : quotients[i] + step.weight_decay * elements[i].master;
+    fresh[i].master = elements[i].master - step.learning_rate * change;
+    elements[i] = fresh[i];
+  }
+}
+
+#endif  // defined(__CUDACC__)
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
