@@ -5,8 +5,9 @@
 //   auto unit = model->Gather("blocks.0", paramshard::Phase::kForward);   // returns at once
 //   status = unit->Wait();
 //   paramshard::Matrix w = *unit->Get("blocks.0.w1");      // views, valid until `unit` is released
+//   status = w.Decode(values);
 //   auto gradients = model->Gradients("blocks.0");         // a free gradient slot
-//   ... add into gradients->Get("blocks.0.w1")->fp32() ...
+//   status = gradients->Get("blocks.0.w1")->Write(values);
 //   status = gradients->Push();
 //   auto commit = model->Commit({.learning_rate = 1e-3f, .max_grad_norm = 1.0f, .client_state = state});
 //   auto result = commit->Wait();                          // only when the result is wanted now
@@ -15,6 +16,10 @@
 // them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another trainer dies,
 // the next call is ABORTED: drop every handle, call OpenModel again, and go on from Model::commit_number() and
 // Model::client_state(). A Model and its handles may be used from one thread at a time; different models are independent.
+//
+// Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie there, and every
+// call here means the same as in host memory, with the host waiting. Trainers that compute on the GPU use client/cuda.h
+// beside this header: the same calls on streams.
 #ifndef PARAMSHARD_CLIENT_CLIENT_H_
 #define PARAMSHARD_CLIENT_CLIENT_H_
 
@@ -124,9 +129,11 @@ struct Matrix {
   Plane plane = Plane::kRowWise;
   absl::Span<const uint8_t> data;
   absl::Span<const uint8_t> scales;  // empty where the format has none
+  int gpu = -1;                      // where both lie: host memory, or a GPU by its index in this process
 
-  // Writes rows * columns decoded values. Does not allocate.
-  void Decode(float* values) const;
+  // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail; from a
+  // GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
+  absl::Status Decode(float* values) const;
 };
 
 // Where a trainer writes one parameter's gradient: rows x columns, row-major, of the parameter's
@@ -136,16 +143,22 @@ struct GradientView {
   int64_t columns = 0;
   GradientType type = GradientType::kFP32;
   absl::Span<uint8_t> data;
+  int gpu = -1;  // where it lies, as in Matrix
 
-  // Requires type == kFP32.
+  // Requires type == kFP32. Memory of the GPU where `gpu` is not -1.
   absl::Span<float> fp32() const;
-  // Requires type == kBF16: the bit patterns.
+  // Requires type == kBF16: the bit patterns. Memory of the GPU where `gpu` is not -1.
   absl::Span<uint16_t> bf16() const;
+
+  // Stores rows * columns values of host memory, rounded to the type, wherever the gradient lies; it is there on return.
+  // INVALID_ARGUMENT for another number of values. Whatever streams have to write there is done before.
+  absl::Status Write(absl::Span<const float> values) const;
 };
 
 namespace internal {
 class Session;
-}
+class HandleAccess;
+}  // namespace internal
 
 // A unit's parameters, being gathered or gathered. Holds a slot until released or destroyed.
 class GatheredUnit {
@@ -164,11 +177,12 @@ class GatheredUnit {
   // plane that was not gathered. Views end with the handle.
   absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane = std::nullopt) const;
 
-  // Gives the slot back; the destructor does the same.
+  // Gives the slot back; the destructor does the same. On the stream that cuda::WaitOn named last, if any.
   void Release();
 
  private:
   friend class Model;
+  friend class internal::HandleAccess;
   class Impl;
   explicit GatheredUnit(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -189,11 +203,12 @@ class UnitGradients {
   // refused.
   absl::Status MarkAbsent(absl::string_view parameter);
 
-  // Hands the slot to the daemon. Returns at once; the views end here.
+  // Hands the slot to the daemon. Returns at once; the views end here. On the stream that cuda::Gradients named, if any.
   absl::Status Push();
 
  private:
   friend class Model;
+  friend class internal::HandleAccess;
   class Impl;
   explicit UnitGradients(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -220,7 +235,8 @@ class Model {
  public:
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
-  // Detaches, which ends the epoch for every rank.
+  // Detaches, which ends the epoch for every rank. In memory of a GPU the last handle or Model to go waits until the GPU's
+  // streams are done.
   ~Model();
 
   // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot is free (names the units that hold
@@ -253,7 +269,10 @@ class Model {
 
   // Bytes that the gathers of this session have brought in so far, data and scales of all ranks.
   int64_t gathered_bytes() const;
-  // OK while the epoch runs, else why it ended.
+  // This process's index of the GPU whose memory the views are in; -1: host memory.
+  int gpu() const;
+  // OK while the epoch runs, else why it ended. What streams have waited for is there only if this is OK after they have
+  // come past the wait.
   absl::Status status() const;
 
   // Detaches and waits until the daemon has let go. Other ranks' next call is ABORTED.
@@ -261,6 +280,7 @@ class Model {
 
  private:
   friend class Client;
+  friend class internal::HandleAccess;
   explicit Model(std::shared_ptr<internal::Session> session);
   std::shared_ptr<internal::Session> session_;
 };

@@ -1,21 +1,32 @@
 // Model and its handles: the public face of internal::Session.
 #include <algorithm>
-#include <map>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#include "client/internal/gpu_memory.h"
+#include "client/internal/handles.h"
 #include "client/internal/session.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
 
 namespace paramshard {
 
 // --- Views
 
-void Matrix::Decode(float* values) const {
-  DecodePlane(encoding, plane, {.data = data.data(), .scales = scales.data()}, rows, columns, values);
+absl::Status Matrix::Decode(float* values) const {
+  if (gpu < 0) {
+    DecodePlane(encoding, plane, {.data = data.data(), .scales = scales.data()}, rows, columns, values);
+    return absl::OkStatus();
+  }
+  std::vector<uint8_t> host_data(data.size()), host_scales(scales.size());
+  RETURN_IF_ERROR(internal::CopyFromGpu(gpu, data, host_data.data()));
+  RETURN_IF_ERROR(internal::CopyFromGpu(gpu, scales, host_scales.data()));
+  DecodePlane(encoding, plane, {.data = host_data.data(), .scales = host_scales.data()}, rows, columns, values);
+  return absl::OkStatus();
 }
 
 absl::Span<float> GradientView::fp32() const {
@@ -28,36 +39,56 @@ absl::Span<uint16_t> GradientView::bf16() const {
   return absl::MakeSpan(reinterpret_cast<uint16_t*>(data.data()), rows * columns);
 }
 
+absl::Status GradientView::Write(absl::Span<const float> values) const {
+  if (static_cast<int64_t>(values.size()) != rows * columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("write gradient: ", rows, " x ", columns, " values expected, got ", values.size()));
+  }
+  std::vector<uint16_t> rounded(type == GradientType::kBF16 ? values.size() : 0);
+  std::transform(values.begin(), values.begin() + rounded.size(), rounded.begin(), EncodeBFloat16);
+  const void* source = type == GradientType::kBF16 ? static_cast<const void*>(rounded.data()) : values.data();
+  if (gpu >= 0) {
+    return internal::CopyToGpu(gpu, absl::MakeConstSpan(static_cast<const uint8_t*>(source), data.size()), data.data());
+  }
+  if (!data.empty()) std::memcpy(data.data(), source, data.size());
+  return absl::OkStatus();
+}
+
 // --- GatheredUnit
 
-class GatheredUnit::Impl {
- public:
-  Impl(std::shared_ptr<internal::Session> session, const internal::GatherTicket& ticket)
-      : session_(std::move(session)), ticket_(ticket) {}
-  ~Impl() { session_->Release(ticket_); }
-
-  absl::Status Wait();
-  bool Ready() const { return complete_ || session_->GatherReady(ticket_); }
-  absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane);
-
- private:
-  absl::Status CheckPlane(int parameter, Plane plane) const;
-  // Contiguous scales: where they lie when they are in one part, else put together here.
-  absl::Span<const uint8_t> Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes);
-  const internal::LayoutView& layout() const { return session_->layout(); }
-  const ParameterSpec& Spec(int parameter) const { return session_->spec().units[ticket_.unit].parameters[parameter]; }
-
-  std::shared_ptr<internal::Session> session_;
-  internal::GatherTicket ticket_;
-  bool complete_ = false;
-  std::map<std::pair<int, Plane>, std::vector<uint8_t>> assembled_scales_;
-};
+GatheredUnit::Impl::~Impl() {
+  if (released_) return;
+  if (stream_.has_value()) {
+    session_->ReleaseOn(ticket_, *stream_).IgnoreError();
+  } else {
+    session_->Release(ticket_);
+  }
+}
 
 absl::Status GatheredUnit::Impl::Wait() {
-  if (complete_) return session_->status();
-  RETURN_IF_ERROR(session_->AwaitGather(ticket_));
+  if (!complete_) {
+    RETURN_IF_ERROR(session_->AwaitGather(ticket_));
+    complete_ = true;
+  } else if (stream_.has_value()) {
+    RETURN_IF_ERROR(session_->Synchronize(*stream_));
+  }
+  return session_->status();
+}
+
+absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream) {
+  if (!complete_) {
+    RETURN_IF_ERROR(session_->AwaitGatherOn(ticket_, stream));
+  } else if (stream_.has_value() && *stream_ != stream) {
+    RETURN_IF_ERROR(session_->FollowGatherOn(ticket_, stream));
+  }
   complete_ = true;
-  return absl::OkStatus();
+  stream_ = stream;
+  return session_->status();
+}
+
+absl::Status GatheredUnit::Impl::ReleaseOn(internal::GpuStream stream) {
+  released_ = true;
+  return session_->ReleaseOn(ticket_, stream);
 }
 
 absl::Status GatheredUnit::Impl::CheckPlane(int parameter, Plane plane) const {
@@ -90,7 +121,8 @@ absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name,
                 .encoding = Spec(parameter).encoding,
                 .plane = plane,
                 .data = bytes.data,
-                .scales = Scales(parameter, plane, bytes)};
+                .scales = Scales(parameter, plane, bytes),
+                .gpu = session_->gpu()};
 }
 
 namespace {
@@ -119,25 +151,6 @@ void GatheredUnit::Release() { impl_.reset(); }
 
 // --- UnitGradients
 
-class UnitGradients::Impl {
- public:
-  Impl(std::shared_ptr<internal::Session> session, const internal::GradientTicket& ticket)
-      : session_(std::move(session)), ticket_(ticket) {}
-  ~Impl() {
-    if (!pushed_) session_->GiveBack(ticket_);
-  }
-
-  absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
-  absl::Status MarkAbsent(absl::string_view parameter);
-  absl::Status Push();
-
- private:
-  std::shared_ptr<internal::Session> session_;
-  internal::GradientTicket ticket_;
-  std::vector<int> absent_;  // ascending
-  bool pushed_ = false;
-};
-
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
   ASSIGN_OR_RETURN(const int parameter, session_->layout().FindParameter(ticket_.unit, parameter_name));
   return session_->Gradient(ticket_, parameter);
@@ -152,7 +165,7 @@ absl::Status UnitGradients::Impl::MarkAbsent(absl::string_view parameter_name) {
 
 absl::Status UnitGradients::Impl::Push() {
   pushed_ = true;
-  return session_->Push(ticket_, absent_);
+  return session_->Push(ticket_, absent_, worker_);
 }
 
 namespace {
@@ -217,7 +230,7 @@ absl::StatusOr<GatheredUnit> Model::Gather(absl::string_view unit, Phase phase) 
 
 absl::StatusOr<UnitGradients> Model::Gradients(absl::string_view unit) {
   ASSIGN_OR_RETURN(const internal::GradientTicket ticket, session_->TakeGradients(unit));
-  return UnitGradients(std::make_unique<UnitGradients::Impl>(session_, ticket));
+  return UnitGradients(std::make_unique<UnitGradients::Impl>(session_, ticket, std::nullopt));
 }
 
 absl::StatusOr<PendingCommit> Model::Commit(const CommitOptions& options) {
@@ -237,6 +250,7 @@ int Model::world_size() const { return session_->started().world_size(); }
 int Model::shard_size() const { return session_->layout().ranks(); }
 const ModelSpec& Model::spec() const { return session_->spec(); }
 
+int Model::gpu() const { return session_->gpu(); }
 int64_t Model::gathered_bytes() const { return session_->gathered_bytes(); }
 absl::Status Model::status() const { return session_->status(); }
 absl::Status Model::Detach() { return session_->Detach(); }

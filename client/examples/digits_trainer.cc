@@ -132,10 +132,10 @@ absl::Status DigitsTrainer::LoadLayer(Model& model, int layer, Phase phase) {
   RETURN_IF_ERROR(unit.Wait());
   ASSIGN_OR_RETURN(const Matrix weight, unit.Get(WeightName(layer)));
   weight_.resize(weight.rows * weight.columns);
-  weight.Decode(weight_.data());
+  RETURN_IF_ERROR(weight.Decode(weight_.data()));
   ASSIGN_OR_RETURN(const Matrix bias, unit.Get(BiasName(layer)));
   bias_.resize(bias.rows * bias.columns);
-  bias.Decode(bias_.data());
+  RETURN_IF_ERROR(bias.Decode(bias_.data()));
   return absl::OkStatus();
 }
 
@@ -152,7 +152,11 @@ absl::Status DigitsTrainer::BackwardAndPush(Model& model, int64_t commit_number)
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(UnitName(layer)));
     ASSIGN_OR_RETURN(const GradientView weight, gradients.Get(WeightName(layer)));
     ASSIGN_OR_RETURN(const GradientView bias, gradients.Get(BiasName(layer)));
-    network_.ParameterGradients(layer, weight.fp32().data(), bias.fp32().data());
+    weight_gradient_.resize(weight.rows * weight.columns);
+    bias_gradient_.resize(bias.rows * bias.columns);
+    network_.ParameterGradients(layer, weight_gradient_.data(), bias_gradient_.data());
+    RETURN_IF_ERROR(weight.Write(weight_gradient_));
+    RETURN_IF_ERROR(bias.Write(bias_gradient_));
     RETURN_IF_ERROR(gradients.Push());
     if (options_.kill_at_step == commit_number) {
       report_->Event("kill", {{"commit_number", commit_number}});

@@ -82,7 +82,7 @@ class DigitsTrainer {
   int64_t next_commit_ = 1;
   std::optional<PendingCommit> pending_;
   bool committed_ = false;  // since it attached
-  std::vector<float> weight_, bias_;
+  std::vector<float> weight_, bias_, weight_gradient_, bias_gradient_;
 };
 
 }  // namespace paramshard::examples

@@ -77,6 +77,11 @@ void LayoutView::IndexNames() {
   }
 }
 
+int LayoutView::RingSlots() const {
+  const auto is_resident = [](const v1::UnitLayout& unit) { return unit.has_resident_slot(); };
+  return layout_.slot_offsets_size() - std::count_if(layout_.units().begin(), layout_.units().end(), is_resident);
+}
+
 std::optional<int> LayoutView::ResidentSlot(int unit) const {
   if (!layout_.units(unit).has_resident_slot()) return std::nullopt;
   return layout_.units(unit).resident_slot();

@@ -47,6 +47,8 @@ class LayoutView {
   const std::string& UnitName(int unit) const { return spec_->units[unit].name; }
   int64_t Rows(int unit, int parameter) const { return Parameter(unit, parameter).rows(); }
   int64_t Columns(int unit, int parameter) const { return Parameter(unit, parameter).columns(); }
+  // Slots [0, RingSlots()) serve any unit that fits; the rest are residents' own.
+  int RingSlots() const;
   // The resident unit's slot of its own.
   std::optional<int> ResidentSlot(int unit) const;
 

@@ -1,7 +1,7 @@
 #include "client/internal/session.h"
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,11 +22,6 @@ wire::WordsCounts Counts(const v1::ModelLayout& layout) {
   return {.slots = layout.slot_offsets_size(),
           .ranks = layout.ranks(),
           .gradient_slots = layout.gradient_slot_offsets_size()};
-}
-
-int RingSlots(const v1::ModelLayout& layout) {
-  const auto is_resident = [](const v1::UnitLayout& unit) { return unit.has_resident_slot(); };
-  return layout.slot_offsets_size() - std::count_if(layout.units().begin(), layout.units().end(), is_resident);
 }
 
 StepResult FromProto(const v1::CommitResult& result) {
@@ -68,47 +63,69 @@ std::vector<int64_t> ToVector(const Sizes& sizes) {
   return {sizes.begin(), sizes.end()};
 }
 
+// Where each of `sizes` begins when they lie one after the other.
+std::vector<int64_t> Offsets(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> offsets(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), int64_t{0});
+  return offsets;
+}
+
 }  // namespace
 
-absl::StatusOr<Session::Memory> Session::MapMemory(const v1::ModelLayout& layout, const SessionMemory& memory) {
-  const int64_t words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(Counts(layout)));
-  RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(), memory.sizes.planes_bytes));
-  RETURN_IF_ERROR(CheckSize("slots", layout.slots_bytes(), memory.sizes.slots_bytes));
-  RETURN_IF_ERROR(CheckSize("words", words_bytes, memory.sizes.words_bytes));
-  using Access = MappedMemory::Access;
+absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const LayoutView& layout,
+                                                   int64_t scratch_bytes) {
+  const v1::ModelLayout& proto = layout.proto();
+  const wire::HandoffMemory& sizes = parts.memory.sizes;
+  const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(Counts(proto)));
+  RETURN_IF_ERROR(CheckSize("planes", proto.arena_bytes(), sizes.planes_bytes));
+  RETURN_IF_ERROR(CheckSize("slots", proto.slots_bytes(), sizes.slots_bytes));
+  RETURN_IF_ERROR(CheckSize("words", words_bytes, sizes.words_bytes));
   Memory mapped;
-  ASSIGN_OR_RETURN(mapped.planes, MappedMemory::Map("planes", memory.planes, layout.arena_bytes(), Access::kRead));
-  ASSIGN_OR_RETURN(mapped.slots, MappedMemory::Map("slots", memory.slots, layout.slots_bytes(), Access::kReadWrite));
-  ASSIGN_OR_RETURN(mapped.words, MappedMemory::Map("words", memory.words, words_bytes, Access::kReadWrite));
+  ASSIGN_OR_RETURN(mapped.words,
+                   MappedMemory::Map("words", parts.memory.words, words_bytes, MappedMemory::Access::kReadWrite));
+  ASSIGN_OR_RETURN(mapped.tensors,
+                   parts.map_tensors(parts.started.gpu_uuid(),
+                                     {.memory = &parts.memory,
+                                      .words = &mapped.words,
+                                      .scratch_bytes = scratch_bytes,
+                                      .marks = proto.slot_offsets_size() + proto.gradient_slot_offsets_size()}));
   return mapped;
 }
 
 absl::StatusOr<std::shared_ptr<Session>> Session::Create(Parts parts) {
-  ASSIGN_OR_RETURN(Memory memory, MapMemory(parts.started.layout(), parts.memory));
   parts.started.clear_spec();
   ASSIGN_OR_RETURN(LayoutView layout, LayoutView::Create(std::move(*parts.started.mutable_layout()), parts.spec.get(),
                                                          parts.started.group_rank()));
   parts.started.clear_layout();
-  std::shared_ptr<Session> session(new Session(std::move(parts), std::move(layout), std::move(memory)));
+  std::vector<GatherCopies> copies = AllGatherCopies(layout);
+  const std::vector<int64_t> scratch = ScratchBytes(layout, copies);
+  ASSIGN_OR_RETURN(Memory memory,
+                   MapMemory(parts, layout, std::accumulate(scratch.begin(), scratch.end(), int64_t{0})));
+  std::shared_ptr<Session> session(
+      new Session(std::move(parts), std::move(layout), std::move(copies), std::move(memory)));
   ASSIGN_OR_RETURN(session->watch_, DaemonWatch::Start(&session->page_, session->companion_.daemon_pidfd(),
                                                        session->companion_.socket()));
   return session;
 }
 
-Session::Session(Parts parts, LayoutView layout, Memory memory)
+Session::Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copies, Memory memory)
     : spec_(std::move(parts.spec)),
       rank_(parts.rank),
       prefetch_(parts.prefetch),
       started_(std::move(parts.started)),
       layout_(std::move(layout)),
+      copies_(std::move(copies)),
+      scratch_offsets_(Offsets(ScratchBytes(layout_, copies_))),
       companion_(std::move(parts.companion)),
       memory_(std::move(memory)),
       page_(wire::Words(memory_.words.data(), Counts(layout_.proto())), companion_.daemon_pidfd(),
             companion_.daemon_pid()),
-      gather_slots_(ToVector(layout_.proto().slot_bytes()), RingSlots(layout_.proto())),
+      gather_slots_(ToVector(layout_.proto().slot_bytes()), layout_.RingSlots()),
       arrived_(layout_.proto().slot_bytes_size(), 0),
       pieces_may_arrive_(layout_.proto().slot_bytes_size(), false),
+      stream_releases_(layout_.proto().slot_bytes_size()),
       gradient_slots_(ToVector(layout_.proto().gradient_slot_bytes())),
+      given_back_by_(layout_.proto().gradient_slot_bytes_size()),
       last_commit_(started_.commit_number()),
       stream_(std::move(parts.stream)) {}
 
@@ -204,30 +221,52 @@ absl::StatusOr<GatherTicket> Session::Gather(absl::string_view unit_name, Phase 
   return ticket;
 }
 
-uint8_t* Session::SlotMemory(int slot) const { return memory_.slots.data() + layout_.proto().slot_offsets(slot); }
+uint8_t* Session::SlotMemory(int slot) const { return memory_.tensors->slots() + layout_.proto().slot_offsets(slot); }
 
-void Session::LandOwnPieces(const GatherTicket& ticket) const {
-  uint8_t* slot = SlotMemory(ticket.slot);
-  for (const PieceCopy& piece : layout_.OwnPieces(ticket.unit, ticket.phase)) {
-    std::memcpy(slot + piece.target, memory_.planes.data() + piece.source, piece.bytes);
+absl::Status Session::LandOwnPieces(const GatherTicket& ticket, GpuStream stream) {
+  byte_copies_.clear();
+  for (const PieceCopy& piece : CopiesOf(ticket).own_pieces()) {
+    byte_copies_.push_back(
+        {memory_.tensors->planes() + piece.source, SlotMemory(ticket.slot) + piece.target, piece.bytes});
   }
+  return memory_.tensors->Copy(byte_copies_, stream);
+}
+
+absl::Status Session::AssembleScales(const GatherTicket& ticket, GpuStream stream) {
+  if (memory_.tensors->scratch() == nullptr) return absl::OkStatus();
+  uint8_t* const scratch = memory_.tensors->scratch() + scratch_offsets_[ticket.slot];
+  byte_copies_.clear();
+  for (const PieceCopy& part : CopiesOf(ticket).scales()) {
+    byte_copies_.push_back({SlotMemory(ticket.slot) + part.source, scratch + part.target, part.bytes});
+  }
+  return memory_.tensors->Copy(byte_copies_, stream);
+}
+
+void Session::MarkArrived(const GatherTicket& ticket) {
+  pieces_may_arrive_[ticket.slot] = false;
+  arrived_[ticket.slot] = ticket.number;
 }
 
 absl::Status Session::AwaitGather(const GatherTicket& ticket) {
   const bool lands = started_.client_lands_own_pieces();
   if (lands && ticket.commit_number > 0) RETURN_IF_ERROR(page_.AwaitAnswer(ticket.commit_number));
   RETURN_IF_ERROR(page_.status());
-  if (lands && ReadsArena()) return absl::OkStatus();
+  if (ReadsArena()) return absl::OkStatus();
+  const GpuStream stream = memory_.tensors->own_stream();
+  word_operations_.clear();
+  AwaitReadersOn(ticket.slot, stream);
+  RETURN_IF_ERROR(EnqueueWords(stream));
   // Beside the daemon's copies, unless pieces of the gather before may still arrive and overwrite these.
-  const bool lands_first = lands && !pieces_may_arrive_[ticket.slot];
-  if (lands_first) LandOwnPieces(ticket);
+  const bool lands_first = lands && LandsFirst(ticket);
+  if (lands_first) RETURN_IF_ERROR(LandOwnPieces(ticket, stream));
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     if (lands && rank == started_.group_rank()) continue;
     RETURN_IF_ERROR(page_.Await(page_.words().ready(ticket.slot, rank), ticket.number));
   }
-  if (lands && !lands_first) LandOwnPieces(ticket);
-  pieces_may_arrive_[ticket.slot] = false;
-  arrived_[ticket.slot] = ticket.number;
+  if (lands && !lands_first) RETURN_IF_ERROR(LandOwnPieces(ticket, stream));
+  RETURN_IF_ERROR(AssembleScales(ticket, stream));
+  RETURN_IF_ERROR(memory_.tensors->Synchronize(stream));
+  MarkArrived(ticket);
   return absl::OkStatus();
 }
 
@@ -242,19 +281,35 @@ bool Session::GatherReady(const GatherTicket& ticket) const {
   return true;
 }
 
-void Session::Release(const GatherTicket& ticket) {
+void Session::MarkReleased(const GatherTicket& ticket) {
   if (arrived_[ticket.slot] != ticket.number) pieces_may_arrive_[ticket.slot] = true;
-  page_.words().released(ticket.slot).value.store(static_cast<uint32_t>(ticket.number), std::memory_order_release);
-  page_.words().Ring();
   gather_slots_.Release(ticket.slot);
 }
 
+void Session::Release(const GatherTicket& ticket) {
+  const std::optional<StreamRelease>& before = stream_releases_[ticket.slot];
+  if (before.has_value() && !page_.Reached(page_.words().released(ticket.slot), before->number)) {
+    // The word of an earlier gather is still to be written, by a stream that may be reading the slot until then.
+    ReleaseOn(ticket, before->stream).IgnoreError();
+    return;
+  }
+  MarkReleased(ticket);
+  page_.words().released(ticket.slot).value.store(static_cast<uint32_t>(ticket.number), std::memory_order_release);
+  page_.words().Ring();
+}
+
 PlaneBytes Session::Bytes(const GatherTicket& ticket, int parameter, Plane plane) const {
-  const uint8_t* memory = ReadsArena() ? memory_.planes.data() : SlotMemory(ticket.slot);
+  const uint8_t* memory = ReadsArena() ? memory_.tensors->planes() : SlotMemory(ticket.slot);
   const PlanePlace place = ReadsArena() ? layout_.InArena(ticket.unit, parameter, plane)
                                         : layout_.InSlot(ticket.unit, parameter, plane, ticket.phase);
   PlaneBytes bytes;
   bytes.data = absl::MakeConstSpan(memory + place.data.offset, place.data.bytes);
+  if (const uint8_t* scratch = memory_.tensors->scratch(); scratch != nullptr && !ReadsArena()) {
+    if (const std::optional<ByteRange> whole = CopiesOf(ticket).AssembledScales(parameter, plane)) {
+      bytes.scales = {absl::MakeConstSpan(scratch + scratch_offsets_[ticket.slot] + whole->offset, whole->bytes)};
+      return bytes;
+    }
+  }
   for (const ByteRange& range : place.scales)
     bytes.scales.push_back(absl::MakeConstSpan(memory + range.offset, range.bytes));
   return bytes;
@@ -262,22 +317,34 @@ PlaneBytes Session::Bytes(const GatherTicket& ticket, int parameter, Plane plane
 
 // --- Gradients
 
-absl::StatusOr<GradientTicket> Session::TakeGradients(absl::string_view unit_name) {
+absl::StatusOr<GradientTicket> Session::ChooseGradientSlot(absl::string_view unit_name) const {
   RETURN_IF_ERROR(page_.status());
   ASSIGN_OR_RETURN(const int unit, layout_.FindUnit(unit_name));
-  const int64_t bytes = layout_.proto().units(unit).gradient_bytes();
-  const std::optional<int> slot = gradient_slots_.FindOldest(bytes);
-  if (!slot.has_value()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("gradients ", unit_name, ": a free gradient slot expected, all that fit are held, unpushed, for ",
-                     UnitNames(gradient_slots_.Holders())));
+  const std::optional<int> slot = gradient_slots_.FindOldest(layout_.proto().units(unit).gradient_bytes());
+  if (slot.has_value()) return GradientTicket{.unit = unit, .slot = *slot};
+  return absl::ResourceExhaustedError(
+      absl::StrCat("gradients ", unit_name, ": a free gradient slot expected, all that fit are held, unpushed, for ",
+                   UnitNames(gradient_slots_.Holders())));
+}
+
+absl::Status Session::ZeroGradients(const GradientTicket& ticket, GpuStream stream) {
+  const Worker before = std::exchange(given_back_by_[ticket.slot], std::nullopt);
+  if (before.has_value() && *before != stream) {
+    RETURN_IF_ERROR(memory_.tensors->AwaitMark(MarkOfGradients(ticket.slot), stream));
   }
-  if (const int64_t push = gradient_slots_.last_push(*slot); push > 0) {
-    RETURN_IF_ERROR(page_.Await(page_.words().drained(*slot), push));
+  return memory_.tensors->Zero(memory_.tensors->slots() + layout_.proto().gradient_slot_offsets(ticket.slot),
+                               layout_.proto().units(ticket.unit).gradient_bytes(), stream);
+}
+
+absl::StatusOr<GradientTicket> Session::TakeGradients(absl::string_view unit) {
+  ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseGradientSlot(unit));
+  if (const int64_t push = gradient_slots_.last_push(ticket.slot); push > 0) {
+    RETURN_IF_ERROR(page_.Await(page_.words().drained(ticket.slot), push));
   }
-  std::memset(memory_.slots.data() + layout_.proto().gradient_slot_offsets(*slot), 0, bytes);
-  gradient_slots_.Hold(*slot, unit);
-  return GradientTicket{.unit = unit, .slot = *slot};
+  RETURN_IF_ERROR(ZeroGradients(ticket, memory_.tensors->own_stream()));
+  RETURN_IF_ERROR(memory_.tensors->Synchronize(memory_.tensors->own_stream()));
+  gradient_slots_.Hold(ticket.slot, ticket.unit);
+  return ticket;
 }
 
 GradientView Session::Gradient(const GradientTicket& ticket, int parameter) const {
@@ -285,26 +352,43 @@ GradientView Session::Gradient(const GradientTicket& ticket, int parameter) cons
   view.rows = layout_.Rows(ticket.unit, parameter);
   view.columns = layout_.Columns(ticket.unit, parameter);
   view.type = spec_->units[ticket.unit].parameters[parameter].gradient_type;
+  view.gpu = gpu();
   const int64_t offset = layout_.proto().gradient_slot_offsets(ticket.slot) +
                          layout_.proto().units(ticket.unit).parameters(parameter).gradient_offset();
-  view.data = absl::MakeSpan(memory_.slots.data() + offset, view.rows * view.columns * GradientBytes(view.type));
+  view.data = absl::MakeSpan(memory_.tensors->slots() + offset, view.rows * view.columns * GradientBytes(view.type));
   return view;
 }
 
-absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters) {
+absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
   v1::Command command;
   command.mutable_push()->set_unit(ticket.unit);
   command.mutable_push()->set_slot(ticket.slot);
   for (int parameter : absent_parameters) command.mutable_push()->add_absent_parameters(parameter);
   // Filled before the command: the daemon may look at the word as soon as it has read the command.
-  page_.words().filled(ticket.slot).value.store(static_cast<uint32_t>(page_.next_number()), std::memory_order_release);
-  const absl::StatusOr<int64_t> number = page_.Send(std::move(command));
+  wire::Word& filled = page_.words().filled(ticket.slot);
+  const auto next_number = static_cast<uint32_t>(page_.next_number());
+  absl::Status written;
+  if (worker.has_value()) {
+    const WordOperation write{.kind = WordOperation::Kind::kWrite, .word = &filled, .value = next_number};
+    written = memory_.tensors->EnqueueWords({write}, *worker);
+  } else {
+    filled.value.store(next_number, std::memory_order_release);
+  }
+  const absl::StatusOr<int64_t> number = written.ok() ? page_.Send(std::move(command)) : written;
   if (!number.ok()) {
     gradient_slots_.Release(ticket.slot);
     return number.status();
   }
   gradient_slots_.Push(ticket.slot, *number);
   return absl::OkStatus();
+}
+
+void Session::GiveBack(const GradientTicket& ticket, Worker worker) {
+  // Without a mark the stream is lost, and what it had to write with it.
+  if (worker.has_value() && memory_.tensors->SetMark(MarkOfGradients(ticket.slot), *worker).ok()) {
+    given_back_by_[ticket.slot] = worker;
+  }
+  gradient_slots_.Release(ticket.slot);
 }
 
 // --- Commits

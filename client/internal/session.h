@@ -17,11 +17,13 @@
 #include "client/internal/companion.h"
 #include "client/internal/daemon_watch.h"
 #include "client/internal/epoch_page.h"
+#include "client/internal/gather_copies.h"
 #include "client/internal/layout_view.h"
 #include "client/internal/mapped_memory.h"
 #include "client/internal/prefetch_plan.h"
 #include "client/internal/session_stream.h"
 #include "client/internal/slots.h"
+#include "client/internal/tensor_memory.h"
 #include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::internal {
@@ -42,6 +44,9 @@ struct GradientTicket {
   int slot = 0;
 };
 
+// Where a handle's work is done: by the host, or on a stream.
+using Worker = std::optional<GpuStream>;
+
 // The bytes of one gathered plane. The scales' parts, in order, are the compact scales of the whole
 // matrix.
 struct PlaneBytes {
@@ -51,6 +56,10 @@ struct PlaneBytes {
 
 // Used by one thread at a time. Memory stays mapped for as long as the object lives, also after
 // Detach.
+//
+// In memory of a GPU the calls that end in On enqueue on a stream what their namesakes do at once, and wait for nothing.
+// Both kinds may be mixed: what the host or another stream does next in a slot is ordered after what a stream was given to
+// do there. Streams stay alive until they have done what they were given.
 class Session {
  public:
   // What attaching brings.
@@ -62,6 +71,7 @@ class Session {
     Companion companion;
     SessionMemory memory;
     std::unique_ptr<SessionStream> stream;  // null: Detach has nobody to tell
+    decltype(&MapTensors) map_tensors = &MapTensors;
   };
 
   // Maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when memory and layout do
@@ -73,16 +83,24 @@ class Session {
   absl::StatusOr<GatherTicket> Gather(absl::string_view unit, Phase phase);
   // Waits for the pieces of all ranks, landing this rank's own where that is the client's part.
   absl::Status AwaitGather(const GatherTicket& ticket);
+  absl::Status AwaitGatherOn(const GatherTicket& ticket, GpuStream stream);
+  // One more stream, after AwaitGatherOn.
+  absl::Status FollowGatherOn(const GatherTicket& ticket, GpuStream stream);
+  // Waits until the host may read what a stream was to await.
+  absl::Status Synchronize(GpuStream stream) { return memory_.tensors->Synchronize(stream); }
   bool GatherReady(const GatherTicket& ticket) const;
   void Release(const GatherTicket& ticket);
-  // Requires a successful AwaitGather and a plane that the phase brings.
+  absl::Status ReleaseOn(const GatherTicket& ticket, GpuStream stream);
+  // Requires a successful AwaitGather or AwaitGatherOn, and a plane that the phase brings.
   PlaneBytes Bytes(const GatherTicket& ticket, int parameter, Plane plane) const;
 
   // --- Gradients. See Model and UnitGradients.
   absl::StatusOr<GradientTicket> TakeGradients(absl::string_view unit);
+  absl::StatusOr<GradientTicket> TakeGradientsOn(absl::string_view unit, GpuStream stream);
   GradientView Gradient(const GradientTicket& ticket, int parameter) const;
-  absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters);
-  void GiveBack(const GradientTicket& ticket) { gradient_slots_.Release(ticket.slot); }
+  // By the worker that filled the slot.
+  absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
+  void GiveBack(const GradientTicket& ticket, Worker worker = {});
 
   // --- Commits. See Model and PendingCommit.
   absl::StatusOr<int64_t> Commit(const CommitOptions& options);
@@ -98,19 +116,25 @@ class Session {
 
   const ModelSpec& spec() const { return *spec_; }
   const LayoutView& layout() const { return layout_; }
+  // This process's index of the GPU whose memory the tensors are in; -1: host memory.
+  int gpu() const { return memory_.tensors->gpu(); }
   const v1::EpochStarted& started() const { return started_; }
   int rank() const { return rank_; }
   int64_t gathered_bytes() const { return gathered_bytes_; }
 
  private:
   struct Memory {
-    MappedMemory planes;
-    MappedMemory slots;
     MappedMemory words;
+    std::unique_ptr<TensorMemory> tensors;  // ends before the words
+  };
+  // Which gathers of a slot were released on a stream: the last one.
+  struct StreamRelease {
+    GpuStream stream;
+    int64_t number;
   };
 
-  Session(Parts parts, LayoutView layout, Memory memory);
-  static absl::StatusOr<Memory> MapMemory(const v1::ModelLayout& layout, const SessionMemory& memory);
+  Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copies, Memory memory);
+  static absl::StatusOr<Memory> MapMemory(const Parts& parts, const LayoutView& layout, int64_t scratch_bytes);
 
   absl::Status CheckPhase(int unit, Phase phase) const;
   absl::StatusOr<int> ChooseSlot(const PlannedGather& gather) const;
@@ -121,8 +145,30 @@ class Session {
   void DropAhead();
   // A group of one rank reads its planes where they are.
   bool ReadsArena() const { return started_.client_lands_own_pieces() && layout_.ranks() == 1; }
-  void LandOwnPieces(const GatherTicket& ticket) const;
+  const GatherCopies& CopiesOf(const GatherTicket& ticket) const {
+    return copies_[CopiesIndex(ticket.unit, ticket.phase)];
+  }
+  absl::Status LandOwnPieces(const GatherTicket& ticket, GpuStream stream);
+  // In memory of a GPU; the host's handles put scales together when they are asked for.
+  absl::Status AssembleScales(const GatherTicket& ticket, GpuStream stream);
   uint8_t* SlotMemory(int slot) const;
+  // Whether pieces of an earlier gather may still arrive in the slot.
+  bool LandsFirst(const GatherTicket& ticket) const { return !pieces_may_arrive_[ticket.slot]; }
+  void MarkArrived(const GatherTicket& ticket);
+  void MarkReleased(const GatherTicket& ticket);
+
+  // --- Streams.
+  absl::Status CheckHasStreams(absl::string_view call) const;
+  // Appends a wait for a word, unless the word is there.
+  void AwaitWordOn(wire::Word& word, int64_t number);
+  // Appends a wait for a slot's last readers, when they are another stream's.
+  void AwaitReadersOn(int slot, GpuStream stream);
+  // Enqueues what was appended.
+  absl::Status EnqueueWords(GpuStream stream);
+  int MarkOfGradients(int slot) const { return layout_.proto().slot_offsets_size() + slot; }
+
+  absl::StatusOr<GradientTicket> ChooseGradientSlot(absl::string_view unit) const;
+  absl::Status ZeroGradients(const GradientTicket& ticket, GpuStream stream);
 
   absl::Status CheckNothingHeld() const;
   absl::StatusOr<int64_t> ChooseCommitNumber(const CommitOptions& options) const;
@@ -136,6 +182,8 @@ class Session {
   const bool prefetch_;
   const v1::EpochStarted started_;  // without spec and layout
   const LayoutView layout_;         // of *spec_
+  const std::vector<GatherCopies> copies_;
+  const std::vector<int64_t> scratch_offsets_;  // by slot
 
   Companion companion_;
   const Memory memory_;
@@ -144,12 +192,18 @@ class Session {
   GatherSlots gather_slots_;
   std::vector<int64_t> arrived_;         // by slot: the last gather that AwaitGather has succeeded for
   std::vector<bool> pieces_may_arrive_;  // by slot: it was released before all its pieces had arrived
+  std::vector<std::optional<StreamRelease>> stream_releases_;  // by slot
   GradientSlots gradient_slots_;
+  std::vector<Worker> given_back_by_;  // by gradient slot: the stream that may still write it, though it was not pushed
   PrefetchPlan plan_;
   std::deque<GatherTicket> ahead_;  // issued for what plan_ expects, in that order
   int64_t gathered_bytes_ = 0;
   int64_t last_commit_;                    // issued, or answered before the epoch
   std::map<int64_t, StepResult> answers_;  // of the newest commits that were waited for
+
+  // Lists that are emptied before each use.
+  std::vector<ByteCopy> byte_copies_;
+  std::vector<WordOperation> word_operations_;
 
   std::unique_ptr<SessionStream> stream_;
   // Ends before what it watches.

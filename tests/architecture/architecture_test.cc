@@ -33,6 +33,8 @@ const std::vector<Rule> kRules = {
     {"proto/", Headers{"proto/", "absl/"} + kMessages + kServices},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_runtime.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
+    {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},
+    {"client/internal/cuda", {"client/", "proto/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
     {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
     {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/", "spdlog/"}},
@@ -44,6 +46,16 @@ const std::vector<Rule> kRules = {
 
 fs::path Repository() { return PARAMSHARD_SOURCE_DIR; }
 
+bool IsOfCuda(const std::string& header) {
+  return header == "cuda.h" || header == "cuda_runtime.h" || absl::StartsWith(header, "kernels/gpu/") ||
+         absl::EndsWith(header, "_cuda.h");
+}
+
+// Among the client's files; those of trainers are theirs to choose.
+bool MayKnowCuda(const std::string& file) {
+  return absl::StartsWith(file, "client/cuda") || absl::StartsWith(file, "client/internal/cuda");
+}
+
 TEST(ArchitectureTest, FoldersIncludeOnlyWhatTheyMay) {
   const std::vector<std::string> violations = FindViolations(Repository(), kRules);
   EXPECT_THAT(violations, IsEmpty()) << absl::StrJoin(violations, "\n");
@@ -54,6 +66,16 @@ TEST(ArchitectureTest, TrainersNeedNoProtobufAndNoGrpcHeader) {
     EXPECT_TRUE(absl::StartsWith(header, "client/") || absl::StartsWith(header, "kernels/") ||
                 absl::StartsWith(header, "absl/"))
         << "client/client.h reaches " << header;
+  }
+}
+
+TEST(ArchitectureTest, TrainersNeedNoCudaButForItsOwnHeader) {
+  for (const Include& include : ScanIncludes(Repository(), "client")) {
+    EXPECT_TRUE(!IsOfCuda(include.header) || MayKnowCuda(include.file))
+        << include.file << ":" << include.line << ": includes " << include.header;
+  }
+  for (const std::string& header : ReachableHeaders(Repository(), "client/client.h")) {
+    EXPECT_FALSE(IsOfCuda(header)) << "client/client.h reaches " << header;
   }
 }
 

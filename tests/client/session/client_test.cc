@@ -49,7 +49,7 @@ ModelSpec TwoUnits(Format format) {
 
 std::vector<float> Decode(const Matrix& matrix) {
   std::vector<float> values(matrix.rows * matrix.columns);
-  matrix.Decode(values.data());
+  EXPECT_OK(matrix.Decode(values.data()));
   return values;
 }
 

@@ -1,0 +1,25 @@
+// What the client library asks of CUDA. A build without it links answers that say so.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_GPU_MEMORY_H_
+#define PARAMSHARD_CLIENT_INTERNAL_GPU_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/internal/tensor_memory.h"
+
+namespace paramshard::internal {
+
+// See MapTensors. Registers the words with CUDA too.
+absl::StatusOr<std::unique_ptr<TensorMemory>> MapGpuTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
+
+// Copies between memory of this process's GPU `gpu` and the host. Done on return. They wait for no other stream.
+absl::Status CopyFromGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target);
+absl::Status CopyToGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target);
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_GPU_MEMORY_H_

@@ -1,0 +1,74 @@
+#include "client/internal/tensor_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/internal/gpu_memory.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+namespace {
+
+constexpr size_t kUuidBytes = 16;
+
+absl::Status NoStreams() { return absl::InternalError("session memory: memory of a GPU expected, it is the host's"); }
+
+class HostTensorMemory : public TensorMemory {
+ public:
+  static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(const SessionMemory& memory);
+
+  const uint8_t* planes() const override { return planes_.data(); }
+  uint8_t* slots() const override { return slots_.data(); }
+  uint8_t* scratch() const override { return nullptr; }
+  int gpu() const override { return -1; }
+  GpuStream own_stream() const override { return nullptr; }
+
+  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream) override {
+    for (const ByteCopy& copy : copies) std::memcpy(copy.target, copy.source, copy.bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream) override {
+    std::memset(data, 0, bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Synchronize(GpuStream) override { return absl::OkStatus(); }
+
+  absl::Status EnqueueWords(absl::Span<const WordOperation>, GpuStream) override { return NoStreams(); }
+  absl::Status SetMark(int, GpuStream) override { return NoStreams(); }
+  absl::Status AwaitMark(int, GpuStream) override { return NoStreams(); }
+
+ private:
+  HostTensorMemory(MappedMemory planes, MappedMemory slots) : planes_(std::move(planes)), slots_(std::move(slots)) {}
+
+  const MappedMemory planes_;
+  const MappedMemory slots_;
+};
+
+absl::StatusOr<std::unique_ptr<TensorMemory>> HostTensorMemory::Map(const SessionMemory& memory) {
+  using Access = MappedMemory::Access;
+  ASSIGN_OR_RETURN(MappedMemory planes,
+                   MappedMemory::Map("planes", memory.planes, memory.sizes.planes_bytes, Access::kRead));
+  ASSIGN_OR_RETURN(MappedMemory slots,
+                   MappedMemory::Map("slots", memory.slots, memory.sizes.slots_bytes, Access::kReadWrite));
+  return std::unique_ptr<TensorMemory>(new HostTensorMemory(std::move(planes), std::move(slots)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts) {
+  if (gpu_uuid.empty()) return HostTensorMemory::Map(*parts.memory);
+  if (gpu_uuid.size() == kUuidBytes) return MapGpuTensors(gpu_uuid, parts);
+  return absl::InternalError(
+      absl::StrCat("session memory: a GPU's UUID of ", kUuidBytes, " bytes expected, got ", gpu_uuid.size()));
+}
+
+std::string GpuName(absl::string_view uuid) {
+  const std::string digits = absl::BytesToHexString(uuid);
+  const absl::string_view view = digits;
+  return absl::StrCat("GPU-", view.substr(0, 8), "-", view.substr(8, 4), "-", view.substr(12, 4), "-",
+                      view.substr(16, 4), "-", view.substr(20));
+}
+
+}  // namespace paramshard::internal

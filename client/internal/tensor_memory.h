@@ -1,0 +1,86 @@
+// The memory of a session's tensors, planes and slots, wherever it lies.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
+#define PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/internal/companion.h"
+#include "client/internal/mapped_memory.h"
+#include "proto/wire/words.h"
+
+struct CUstream_st;
+
+namespace paramshard::internal {
+
+// A cudaStream_t, without CUDA's headers.
+using GpuStream = CUstream_st*;
+
+struct ByteCopy {
+  const uint8_t* source = nullptr;
+  uint8_t* target = nullptr;
+  int64_t bytes = 0;
+};
+
+struct WordOperation {
+  enum class Kind : uint8_t { kAwait, kWrite };
+  Kind kind = Kind::kAwait;
+  wire::Word* word = nullptr;
+  uint32_t value = 0;  // kAwait: ends when the word has reached it, as wire::Reached compares
+};
+
+// Work on the memory of a GPU is enqueued on a stream and done in the stream's order; on host memory, which has no streams,
+// it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps. Used by one thread at a
+// time.
+class TensorMemory {
+ public:
+  virtual ~TensorMemory() = default;
+
+  virtual const uint8_t* planes() const = 0;
+  virtual uint8_t* slots() const = 0;
+  // Memory of the session alone, beside the slots: only on a GPU, null elsewhere.
+  virtual uint8_t* scratch() const = 0;
+  // This process's index of the GPU; -1: host memory.
+  virtual int gpu() const = 0;
+  // What the session itself enqueues on; null where there are no streams.
+  virtual GpuStream own_stream() const = 0;
+
+  // Copies inside this memory that do not overlap, in any order among themselves.
+  virtual absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) = 0;
+  virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
+  // Waits until the stream has done everything that was enqueued so far.
+  virtual absl::Status Synchronize(GpuStream stream) = 0;
+
+  // --- Only on a GPU.
+
+  // In order. Words are those of the page that the memory was mapped with.
+  virtual absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) = 0;
+  // Remembers how far `stream` has been enqueued, in place of what `mark` remembered before; and lets a stream wait until
+  // the marked one has come there. Marks are numbered from 0.
+  virtual absl::Status SetMark(int mark, GpuStream stream) = 0;
+  virtual absl::Status AwaitMark(int mark, GpuStream stream) = 0;
+};
+
+// What mapping takes.
+struct TensorMemoryParts {
+  const SessionMemory* memory = nullptr;  // descriptors of planes and slots, and their sizes
+  const MappedMemory* words = nullptr;    // outlives the tensor memory
+  int64_t scratch_bytes = 0;
+  int marks = 0;
+};
+
+// Maps what the daemon handed over: host memory where `gpu_uuid` is empty, else memory of that GPU.
+// FAILED_PRECONDITION: this process does not see the GPU; UNIMPLEMENTED: this client was built without CUDA.
+absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
+
+// As NVIDIA's tools write it: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
+std::string GpuName(absl::string_view uuid);
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
