@@ -1,6 +1,7 @@
 include(GoogleTest)
 
-# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>])
+# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>]
+#                   [BUNDLED])
 #
 #   LIBRARY    static, or of headers alone when it has no sources. paramshard_layout is also paramshard::layout. Its DEPS are
 #              its users' too.
@@ -8,11 +9,12 @@ include(GoogleTest)
 #   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
 #              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
 #              four times that with sanitizers.
+#              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along.
 #   BENCHMARK  a google-benchmark program in bin/bench/.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
 function(paramshard_target name kind)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "BUNDLED" "TIMEOUT" "DEPS;LABELS")
   set(sources ${arg_UNPARSED_ARGUMENTS})
 
   if(kind STREQUAL "LIBRARY")
@@ -42,6 +44,9 @@ function(paramshard_target name kind)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   elseif(kind STREQUAL "TEST")
     target_link_libraries(${name} PRIVATE GTest::gmock_main)
+    if(arg_BUNDLED)
+      set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/test)
+    endif()
     _paramshard_discover_tests(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
   elseif(kind STREQUAL "BENCHMARK")
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)

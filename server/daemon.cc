@@ -20,7 +20,7 @@
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/config/values.h"
-#include "server/device/device.h"
+#include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
@@ -85,9 +85,10 @@ class Daemon::Impl {
   absl::Status ServeCluster();
   absl::Status OpenHandoff();
   absl::Status Serve();
-  World MakeWorld(std::vector<Device> devices) const;
+  World MakeWorld() const;
 
   const DaemonConfig config_;
+  std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
   std::unique_ptr<Cluster> own_cluster_;          // elsewhere
@@ -107,11 +108,12 @@ class Daemon::Impl {
 };
 
 absl::Status Daemon::Impl::Start() {
-  ASSIGN_OR_RETURN(std::vector<Device> devices, ParseDevices(config_.devices));
+  ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
+  ASSIGN_OR_RETURN(devices_, OpenDevices(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
-  RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices.size())));
-  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(std::move(devices)),
+  RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size())));
+  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
                                                             .step_timeout = config_.step_timeout,
                                                             .memory_limit_bytes = config_.memory_limit_bytes});
   RETURN_IF_ERROR(OpenHandoff());
@@ -144,8 +146,10 @@ absl::Status Daemon::Impl::ServeCluster() {
   return absl::UnavailableError(absl::StrCat("listen on ", config_.cluster_address, ": the address cannot be bound"));
 }
 
-World Daemon::Impl::MakeWorld(std::vector<Device> devices) const {
+World Daemon::Impl::MakeWorld() const {
   const std::vector<int> counts = cluster_->device_counts();
+  std::vector<ComputeDevice*> devices;
+  for (const auto& device : devices_) devices.push_back(device.get());
   return {.cluster = cluster_,
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),

@@ -22,14 +22,18 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/reduce/gradient_sum.h"
+#include "proto/wire/words.h"
+#include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 
 namespace paramshard::server {
 
 // One rank's memory that an engine works on.
 struct RankMemory {
-  const uint8_t* arena = nullptr;  // this rank's planes
-  uint8_t* slots = nullptr;        // the trainer's slots memory: gather slots and gradient slots
+  const uint8_t* arena = nullptr;   // this rank's planes, on its device
+  uint8_t* slots = nullptr;         // the trainer's slots memory, on the same device: gather slots and gradient slots
+  wire::Words words;                // the session's page; open to the device
+  ComputeDevice* device = nullptr;  // of the daemon
 };
 
 struct GatherCall {
@@ -61,7 +65,7 @@ class Collectives {
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
   // `delivered(rank, source)` is called once for each (rank whose slot is ready, rank whose pieces
   // are there) that this call completed, among ranks of this daemon; the caller publishes the ready
-  // word. Both are ranks of the shard group: they count from 0 in every daemon where groups lie
+  // word. (A GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they count from 0 in every daemon where groups lie
   // inside daemons, and are the world's ranks where one group spans all. It is called for a rank
   // without pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) = 0;
@@ -74,7 +78,7 @@ class Collectives {
   virtual void Abort(const absl::Status& status) = 0;
 
   virtual bool lands_own_pieces() const = 0;
-  // Host memory that this rank's engine holds for itself: receive memory and partial sums.
+  // Memory that this rank's engine holds for itself, on its device: receive memory and partial sums.
   virtual int64_t scratch_bytes() const = 0;
   virtual absl::string_view name() const = 0;
 };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/cuda_engines.h"
 #include "server/collective/gloo_collectives.h"
 #include "server/collective/local_group.h"
 #include "server/collective/memcpy_collectives.h"
@@ -115,6 +116,12 @@ absl::StatusOr<Engines> ConnectGlooEngines(const EngineSpec& spec) {
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
   PARAMSHARD_CHECK(LocalRanks(spec) == spec.device_counts[spec.node]);
   ASSIGN_OR_RETURN(const Topology topology, ChooseTopology(spec));
+  if (spec.memory.front().device->id().kind == DeviceKind::kCuda) {
+    if (topology == Topology::kInsideDaemon) return MakeCopyEngines(GroupOf(spec));
+    return absl::UnimplementedError(absl::StrCat("connect engines of ", spec.model->name,
+                                                 ": GPUs of several daemons are not served yet; start one daemon with "
+                                                 "all GPUs of the node"));
+  }
   switch (topology) {
     case Topology::kInsideDaemon:
       return MakeMemcpyEngines(spec);

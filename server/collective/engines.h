@@ -26,7 +26,7 @@ struct EngineSpec {
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
 };
 
-// Connects one Collectives for each rank of this daemon: memcpy where the shard group lies in the
+// Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in the
 // daemon, with Gloo over the replicas when there are several daemons; Gloo where the group spans
 // daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
 // replicas are asked of daemons with different device counts, or a shard size that is neither one

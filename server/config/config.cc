@@ -104,7 +104,7 @@ std::string PrintDuration(const DaemonConfig& config) {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 constexpr Setting kSettings[] = {
-    {"device", "cpu:I,...", "devices to serve, in the order of ranks; repeatable", true, ParseDevices,
+    {"device", "cpu:I|cuda:I,...", "devices to serve, in the order of ranks; repeatable", true, ParseDevices,
      PrintList<&DaemonConfig::devices>},
     {"socket-dir", "DIR", "where grpc.sock and handoff.sock are put", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},

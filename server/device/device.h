@@ -10,9 +10,10 @@
 
 namespace paramshard::server {
 
-enum class DeviceKind : uint8_t { kCpu };
+enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// `cpu:I`: a shard in host memory. Each device of a daemon is one rank.
+// `cpu:I`, a shard in host memory, or `cuda:I`, a shard on the I-th GPU that the process sees. Each device of a daemon is
+// one rank.
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;
@@ -21,7 +22,7 @@ struct Device {
   std::string Name() const;
 };
 
-// INVALID_ARGUMENT for what is not `cpu:I`; UNIMPLEMENTED for a kind of device that this build does not serve.
+// INVALID_ARGUMENT for any other text.
 absl::StatusOr<Device> ParseDevice(absl::string_view name);
 
 }  // namespace paramshard::server

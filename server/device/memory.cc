@@ -46,45 +46,58 @@ absl::Status Seal(const std::string& name, int fd, Sharing sharing) {
   return absl::InternalError(absl::StrCat("seal ", name, ": ", strerror(errno)));
 }
 
+class HostRange final : public Memory::Owner {
+ public:
+  // `fd` is -1 for private memory, and stays open for as long as the range.
+  HostRange(void* data, int64_t size_bytes, int fd) : data_(data), size_bytes_(size_bytes), fd_(fd) {}
+  ~HostRange() override { munmap(data_, size_bytes_); }
+
+  void Discard() override {
+    if (fd_ >= 0) fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes_);
+  }
+
+ private:
+  void* const data_;
+  const int64_t size_bytes_;
+  const int fd_;
+};
+
 }  // namespace
 
 absl::StatusOr<Memory> Memory::Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) {
   RETURN_IF_ERROR(CheckAvailable(name, size_bytes));
-  Memory memory;
+  wire::FileDescriptor fd;
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
   if (sharing != Sharing::kPrivate) {
-    ASSIGN_OR_RETURN(memory.fd_, MakeFile(name, size_bytes));
+    ASSIGN_OR_RETURN(fd, MakeFile(name, size_bytes));
     flags = MAP_SHARED | MAP_POPULATE;
   }
+  void* data = nullptr;
+  std::unique_ptr<HostRange> range;
   if (size_bytes > 0) {
-    void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, flags, memory.fd_.get(), 0);
+    data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
     if (data == MAP_FAILED) return Refused(name, size_bytes, errno);
-    memory.data_ = static_cast<uint8_t*>(data);
-    memory.size_bytes_ = size_bytes;
+    range = std::make_unique<HostRange>(data, size_bytes, fd.get());
   }
-  if (sharing != Sharing::kPrivate) RETURN_IF_ERROR(Seal(name, memory.fd(), sharing));
-  return memory;
+  if (sharing != Sharing::kPrivate) RETURN_IF_ERROR(Seal(name, fd.get(), sharing));
+  return Memory(static_cast<uint8_t*>(data), size_bytes, std::move(fd), std::move(range));
 }
+
+Memory::Memory(uint8_t* data, int64_t size_bytes, wire::FileDescriptor fd, std::unique_ptr<Owner> owner)
+    : data_(data), size_bytes_(size_bytes), fd_(std::move(fd)), owner_(std::move(owner)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
   if (this != &other) {
-    Reset();
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
+    owner_ = std::move(other.owner_);
     fd_ = std::move(other.fd_);
   }
   return *this;
 }
 
-void Memory::Reset() {
-  if (data_ != nullptr) munmap(data_, size_bytes_);
-  data_ = nullptr;
-  size_bytes_ = 0;
-  fd_.Reset();
-}
-
 void Memory::Discard() {
-  if (fd_.valid()) fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes_);
+  if (owner_ != nullptr) owner_->Discard();
 }
 
 int64_t AvailableHostBytes() {

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_DEVICE_MEMORY_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,35 +14,45 @@ namespace paramshard::server {
 // How other processes may use memory.
 enum class Sharing : uint8_t {
   kPrivate,    // not at all
-  kReadOnly,   // mapped read-only: sealed against growing, shrinking and new writable mappings
-  kReadWrite,  // mapped read-write: sealed against growing and shrinking
+  kReadOnly,   // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
+  kReadWrite,  // mapped read-write
 };
 
-// A zeroed, resident range of host memory. Move-only; frees itself. Empty after a move.
+// A range of memory of one device. Move-only; frees itself. Empty after a move.
 class Memory {
  public:
-  // RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in /proc.
+  // What stands behind a range: freed by its destructor.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // See Memory::Discard.
+    virtual void Discard() {}
+  };
+
+  // Zeroed, resident host memory. RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in /proc.
+  // Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings too.
   static absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing);
 
   Memory() = default;
+  // Of `owner`, which may be null. `fd` stands for it in other processes.
+  Memory(uint8_t* data, int64_t size_bytes, wire::FileDescriptor fd, std::unique_ptr<Owner> owner);
   Memory(Memory&& other) noexcept { *this = std::move(other); }
   Memory& operator=(Memory&& other) noexcept;
-  ~Memory() { Reset(); }
 
+  // The device's address.
   uint8_t* data() const { return data_; }
   int64_t size_bytes() const { return size_bytes_; }
   // Descriptor of shared memory; -1 for private memory.
   int fd() const { return fd_.get(); }
 
-  // Gives the pages back to the kernel, also those that another process still maps.
+  // Gives pages back, also those that another process still maps, where the device can do that.
   void Discard();
 
  private:
-  void Reset();
-
   uint8_t* data_ = nullptr;
   int64_t size_bytes_ = 0;
   wire::FileDescriptor fd_;
+  std::unique_ptr<Owner> owner_;
 };
 
 // Bytes that could be allocated now without swapping, as the kernel estimates it.

@@ -65,7 +65,7 @@ v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
   summary.set_session(seat.trainer.session);
   summary.set_model(model.spec().name);
   summary.set_rank(seat.trainer.rank);
-  summary.set_device(world.devices[seat.trainer.rank - world.first_rank].Name());
+  summary.set_device(world.devices[seat.trainer.rank - world.first_rank]->Name());
   summary.set_pid(seat.trainer.pid);
   summary.set_uid(seat.trainer.uid);
   summary.set_epoch(seat.epoch);
@@ -162,7 +162,7 @@ grpc::Status AdminService::GetVersion(grpc::ServerContext* context, const v1::Ge
 #else
   response->set_build_type("debug");
 #endif
-  for (const Device& device : world.devices) response->add_devices(device.Name());
+  for (const ComputeDevice* device : world.devices) response->add_devices(device->Name());
   response->set_node(world.cluster->node());
   response->set_nodes(world.cluster->nodes());
   *response->mutable_started_at() = ToProto(started_at_);

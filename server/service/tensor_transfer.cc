@@ -181,16 +181,17 @@ absl::Status Import::Apply(const v1::ImportHeader& header) {
         absl::StrCat("import into ", model_.spec().name, ": 0 <= version <= commit number < ", kNumberLimit,
                      " expected, got version ", version, " and commit number ", commit_number));
   }
-  return model_.Change(commit_number, version, [&] {
+  return model_.Change(commit_number, version, [&]() -> absl::Status {
     for (const StagedTensor& staged : staged_) {
       for (size_t rank = 0; rank < staged.rows.size(); ++rank) {
         Shard& shard = *model_.shards()[rank];
         const ShardExtent* extent = shard.Find(staged.index.unit, staged.index.parameter);
         if (extent == nullptr) continue;
-        shard.Write(*extent, staged.tensor, staged.rows[rank]);
+        RETURN_IF_ERROR(shard.Write(*extent, staged.tensor, staged.rows[rank]));
         if (staged.step.has_value()) shard.SetStep(*extent, *staged.step);
       }
     }
+    return absl::OkStatus();
   });
 }
 
@@ -299,7 +300,7 @@ class Export {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(CheckVersion(shard.version()));
       header.set_step(extent.step);
-      values = shard.Read(extent, tensor);
+      ASSIGN_OR_RETURN(values, shard.Read(extent, tensor));
     }
     RETURN_IF_ERROR(Send(response));
     return SendChunks(absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * kFloatBytes));

@@ -24,7 +24,7 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
   response.add_moment_types(v1::MOMENT_TYPE_BF16);
   response.set_world_size(world.world_size);
   response.set_first_rank(world.first_rank);
-  for (const Device& device : world.devices) response.add_devices(device.Name());
+  for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
   response.set_node(world.cluster->node());
   response.set_nodes(world.cluster->nodes());
 }

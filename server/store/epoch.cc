@@ -1,5 +1,7 @@
 #include "server/store/epoch.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,11 +12,15 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/futex.h"
 #include "server/collective/engines.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
+// How often a word that a GPU may write is looked at, while a command waits for one: a GPU cannot ring the doorbell.
+constexpr absl::Duration kPollInterval = absl::Microseconds(20);
+constexpr int kPollSlackNanoseconds = 1000;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -29,6 +35,11 @@ wire::WordsCounts CountsOf(const Layout& layout) {
   return {.slots = static_cast<int>(layout.slot_offsets().size()),
           .ranks = layout.ranks(),
           .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
+}
+
+void LogUnencoded(const Shard& shard, const absl::Status& status) {
+  Log(LogLevel::kError, "planes could not be encoded: the device is broken",
+      {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
 // Norm, clip and unscaling, in the order of docs/numerics.md.
@@ -101,19 +112,25 @@ absl::Status Epoch::Prepare() {
 }
 
 absl::Status Epoch::AllocateSeats() {
-  const wire::WordsCounts counts = CountsOf(*options_.layout);
   std::vector<Seat> seats(ranks_);
-  for (Seat& seat : seats) {
-    ASSIGN_OR_RETURN(seat.slots,
-                     Memory::Allocate("paramshard-slots", options_.layout->slots_bytes(), Sharing::kReadWrite));
-    ASSIGN_OR_RETURN(seat.words_memory,
-                     Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
-    seat.words = wire::Words(seat.words_memory.data(), counts);
-    seat.ring = std::make_unique<wire::RingReader>(seat.words);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    ASSIGN_OR_RETURN(seats[rank], AllocateSeat(options_.shards[rank]->device()));
   }
   absl::MutexLock lock(&mu_);
   seats_ = std::move(seats);
   return absl::OkStatus();
+}
+
+absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
+  const wire::WordsCounts counts = CountsOf(*options_.layout);
+  Seat seat;
+  ASSIGN_OR_RETURN(seat.slots, device.Allocate("paramshard-slots", options_.layout->slots_bytes(), Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(seat.words_memory,
+                   Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(seat.open_words, device.OpenHostMemory(seat.words_memory));
+  seat.words = wire::Words(seat.words_memory.data(), counts);
+  seat.ring = std::make_unique<wire::RingReader>(seat.words);
+  return seat;
 }
 
 absl::Status Epoch::Connect() {
@@ -122,7 +139,10 @@ absl::Status Epoch::Connect() {
   }
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < ranks_; ++rank) {
-    memory.push_back({.arena = options_.shards[rank]->planes().data(), .slots = seats_[rank].slots.data()});
+    memory.push_back({.arena = options_.shards[rank]->planes().data(),
+                      .slots = seats_[rank].slots.data(),
+                      .words = seats_[rank].words,
+                      .device = &options_.shards[rank]->device()});
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = options_.spec,
                                                  .layout = options_.layout,
@@ -153,6 +173,7 @@ absl::Status Epoch::GreetTrainer(int rank) {
   started.set_client_state(options_.commit_log->client_state(rank));
   started.set_group_rank(trainer.rank % options_.layout->ranks());
   started.set_client_lands_own_pieces(!engines_[rank]->lands_own_pieces());
+  started.set_gpu_uuid(options_.shards[rank]->device().gpu_uuid());
   if (const auto result = options_.commit_log->last_result(); result.has_value()) {
     *started.mutable_last_commit() = *result;
     PublishAnswer(seat, *result);
@@ -207,7 +228,7 @@ void Epoch::Finish(const absl::Status& why) {
   for (Shard* shard : options_.shards) {
     shard->DropGradients();
     // A trainer that wrote over exported planes spoils its own epoch only.
-    shard->EncodePlanes();
+    if (const absl::Status encoded = shard->EncodePlanes(); !encoded.ok()) LogUnencoded(*shard, encoded);
   }
 }
 
@@ -276,6 +297,8 @@ void Epoch::MarkGone(int rank) {
 // --- Threads ---
 
 void Epoch::GatherLoop(int rank) {
+  const bool polls = !options_.shards[rank]->device().gpu_uuid().empty();
+  if (polls) prctl(PR_SET_TIMERSLACK, kPollSlackNanoseconds);
   while (true) {
     const uint32_t doorbell = seats_[rank].words.doorbell().value.load(std::memory_order_seq_cst);
     const v1::Command* command = nullptr;
@@ -287,7 +310,8 @@ void Epoch::GatherLoop(int rank) {
       if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
       command = sequence_.BeginGather(rank);
       WakeRunnable();
-      if (command == nullptr) deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
+      deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
+      if (polls && sequence_.Pending(rank)) deadline = std::min(deadline, absl::Now() + kPollInterval);
     }
     if (command != nullptr) {
       RunGather(rank, *command);
@@ -426,9 +450,10 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
 }
 
 void Epoch::RunSum(int rank) {
-  const SquareSum sum = options_.shards[rank]->SumGradients();
+  const absl::StatusOr<SquareSum> sum = options_.shards[rank]->SumGradients();
   absl::MutexLock lock(&mu_);
-  sums_[rank] = sum;
+  if (sum.ok()) sums_[rank] = *sum;
+  EndOnError(sum.status());
   sequence_.FinishSum(rank);
   WakeRunnable();
 }
@@ -475,12 +500,16 @@ void Epoch::RunApply(int rank, const v1::Command& command) {
     apply = decision_.apply;
   }
   Shard& shard = *options_.shards[rank];
-  apply ? shard.Step(step) : shard.DropGradients();
+  if (!apply) shard.DropGradients();
+  const absl::Status applied = apply ? shard.Step(step) : absl::OkStatus();
   absl::MutexLock lock(&mu_);
+  EndOnError(applied);
+  apply_failed_ = apply_failed_ || !applied.ok();
   // Before FinishApply, which forgets the command.
   std::vector<std::string> client_states;
   for (int i = 0; i < ranks_; ++i) client_states.push_back(sequence_.ClientState(i, command.number()));
-  if (sequence_.FinishApply(rank, absl::Now())) Answer(std::move(client_states));
+  // A step that failed on one device is never answered: the device is broken, and the model with it.
+  if (sequence_.FinishApply(rank, absl::Now()) && !apply_failed_) Answer(std::move(client_states));
   WakeRunnable();
 }
 

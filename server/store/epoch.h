@@ -82,6 +82,7 @@ class Epoch : private TrainerWords {
   struct Seat {
     Memory slots;
     Memory words_memory;
+    std::unique_ptr<Memory::Owner> open_words;  // to the rank's device
     wire::Words words;
     std::unique_ptr<wire::RingReader> ring;
     bool gone = false;
@@ -93,6 +94,7 @@ class Epoch : private TrainerWords {
 
   absl::Status Prepare();
   absl::Status AllocateSeats();
+  absl::StatusOr<Seat> AllocateSeat(ComputeDevice& device) const;
   absl::Status Connect();
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
@@ -139,6 +141,7 @@ class Epoch : private TrainerWords {
   std::vector<SquareSum> sums_ ABSL_GUARDED_BY(mu_);
   CommitDecision decision_ ABSL_GUARDED_BY(mu_);
   double gradient_norm_ ABSL_GUARDED_BY(mu_) = 0;
+  bool apply_failed_ ABSL_GUARDED_BY(mu_) = false;
   // By when the other daemons must have voted; a later end of the epoch leaves the decision to the coordinator.
   absl::Time vote_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   StepParameters step_ ABSL_GUARDED_BY(mu_);

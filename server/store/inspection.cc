@@ -17,13 +17,19 @@
 namespace paramshard::server {
 namespace {
 
-std::string HashOf(const std::vector<absl::Span<const uint8_t>>& spans) {
+std::string HashOf(const std::vector<HostView>& views) {
   XXH3_state_t* state = XXH3_createState();
   XXH3_128bits_reset(state);
-  for (const auto& span : spans) XXH3_128bits_update(state, span.data(), span.size());
+  for (const HostView& view : views) XXH3_128bits_update(state, view.data(), view.size());
   const XXH128_hash_t hash = XXH3_128bits_digest(state);
   XXH3_freeState(state);
   return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
+std::string HashOf(HostView view) {
+  std::vector<HostView> views;
+  views.push_back(std::move(view));
+  return HashOf(views);
 }
 
 int WorldRank(const Model& model, size_t local) { return model.world().first_rank + static_cast<int>(local); }
@@ -72,12 +78,12 @@ void DescribeScales(const Encoding& encoding, absl::Span<const uint8_t> scales, 
   description.set_scale_max(high);
 }
 
-void DescribeError(const Shard& shard, const ShardExtent& extent, const std::vector<float>& master,
+// `row_wise` is the extent's plane.
+void DescribeError(const ParameterSpec& spec, ConstPlane row_wise, const std::vector<float>& master,
                    v1::ExtentDescription& description) {
-  const ParameterSpec& spec = shard.Spec(extent);
   std::vector<float> decoded(master.size());
-  DecodePlane(spec.encoding, Plane::kRowWise, shard.ReadPlane(extent, Plane::kRowWise), extent.rows.size(),
-              spec.columns, decoded.data());
+  const int64_t rows = static_cast<int64_t>(master.size()) / spec.columns;
+  DecodePlane(spec.encoding, Plane::kRowWise, row_wise, rows, spec.columns, decoded.data());
   double error_sum = 0;
   double master_sum = 0;
   double max_error = 0;
@@ -92,12 +98,15 @@ void DescribeError(const Shard& shard, const ShardExtent& extent, const std::vec
   description.set_max_error(max_error);
 }
 
-v1::ExtentDescription DescribeExtent(const Shard& shard, const ShardExtent& extent) {
+absl::StatusOr<v1::ExtentDescription> DescribeExtent(const Shard& shard, const ShardExtent& extent) {
   v1::ExtentDescription description;
   description.set_first_row(extent.rows.begin);
   description.set_rows(extent.rows.size());
   absl::ReaderMutexLock lock(&shard.mutex());
-  const std::vector<float> master = shard.Read(extent, StateTensor::kMaster);
+  ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster));
+  ASSIGN_OR_RETURN(const std::vector<float> exp_avg, shard.Read(extent, StateTensor::kExpAvg));
+  ASSIGN_OR_RETURN(const std::vector<float> exp_avg_sq, shard.Read(extent, StateTensor::kExpAvgSq));
+  ASSIGN_OR_RETURN(const std::vector<HostView> planes, shard.PlaneBytes(extent));
   double amax = 0;
   int64_t non_finite = 0;
   for (float value : master) {
@@ -106,23 +115,28 @@ v1::ExtentDescription DescribeExtent(const Shard& shard, const ShardExtent& exte
   description.set_master_amax(amax);
   description.set_master_norm(Norm(master));
   description.set_non_finite_count(non_finite);
-  DescribeScales(shard.Spec(extent).encoding, shard.PlaneBytes(extent)[1], description);
-  DescribeError(shard, extent, master, description);
-  description.set_exp_avg_norm(Norm(shard.Read(extent, StateTensor::kExpAvg)));
-  description.set_exp_avg_sq_norm(Norm(shard.Read(extent, StateTensor::kExpAvgSq)));
+  DescribeScales(shard.Spec(extent).encoding, planes[1].bytes(), description);
+  DescribeError(shard.Spec(extent), {.data = planes[0].data(), .scales = planes[1].data()}, master, description);
+  description.set_exp_avg_norm(Norm(exp_avg));
+  description.set_exp_avg_sq_norm(Norm(exp_avg_sq));
   return description;
 }
 
-v1::ExtentVerification VerifyExtent(const Shard& shard, const ShardExtent& extent) {
+absl::StatusOr<v1::ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent) {
   v1::ExtentVerification verification;
   verification.set_parameter(shard.Spec(extent).name);
   verification.set_first_row(extent.rows.begin);
   verification.set_rows(extent.rows.size());
-  verification.set_planes_match(shard.PlanesMatch(extent));
-  verification.set_master_hash(HashOf({shard.Stored(extent, StateTensor::kMaster)}));
-  verification.set_exp_avg_hash(HashOf({shard.Stored(extent, StateTensor::kExpAvg)}));
-  verification.set_exp_avg_sq_hash(HashOf({shard.Stored(extent, StateTensor::kExpAvgSq)}));
-  verification.set_planes_hash(HashOf(shard.PlaneBytes(extent)));
+  ASSIGN_OR_RETURN(const bool match, shard.PlanesMatch(extent));
+  ASSIGN_OR_RETURN(HostView master, shard.Stored(extent, StateTensor::kMaster));
+  ASSIGN_OR_RETURN(HostView exp_avg, shard.Stored(extent, StateTensor::kExpAvg));
+  ASSIGN_OR_RETURN(HostView exp_avg_sq, shard.Stored(extent, StateTensor::kExpAvgSq));
+  ASSIGN_OR_RETURN(const std::vector<HostView> planes, shard.PlaneBytes(extent));
+  verification.set_planes_match(match);
+  verification.set_master_hash(HashOf(std::move(master)));
+  verification.set_exp_avg_hash(HashOf(std::move(exp_avg)));
+  verification.set_exp_avg_sq_hash(HashOf(std::move(exp_avg_sq)));
+  verification.set_planes_hash(HashOf(planes));
   return verification;
 }
 
@@ -160,12 +174,12 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
     listed.set_parameter(spec.name);
     listed.set_unit(model.spec().units[extent.unit].name);
     listed.set_rank(WorldRank(model, rank));
-    listed.set_device(model.world().devices[rank].Name());
+    listed.set_device(model.world().devices[rank]->Name());
     listed.set_format(static_cast<v1::Format>(spec.encoding.format));
     listed.set_first_row(extent.rows.begin);
     listed.set_rows(extent.rows.size());
     listed.set_columns(spec.columns);
-    for (const auto& span : shard.PlaneBytes(extent)) listed.set_plane_bytes(listed.plane_bytes() + span.size());
+    listed.set_plane_bytes(shard.PlaneSize(extent));
     listed.set_optimizer_bytes(extent.elements * (2 * static_cast<int64_t>(sizeof(float)) +
                                                   MomentBytes(spec.exp_avg_type) + MomentBytes(spec.exp_avg_sq_type)));
     listed.set_small(model.layout().units()[extent.unit].parameters[extent.parameter].owner.has_value());
@@ -178,7 +192,7 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
 
 absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter) {
   v1::DescribeParameterResponse response;
-  const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) {
+  const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     const ParameterSpec& spec = shard.Spec(extent);
     if (spec.name != parameter) return absl::OkStatus();
     response.set_parameter(spec.name);
@@ -190,14 +204,14 @@ absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& mod
     response.set_exp_avg_type(static_cast<v1::MomentType>(spec.exp_avg_type));
     response.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
     response.set_group(spec.group);
-    v1::ExtentDescription description = DescribeExtent(shard, extent);
+    ASSIGN_OR_RETURN(v1::ExtentDescription description, DescribeExtent(shard, extent));
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       response.set_version(shard.version());
       response.set_step(extent.step);
     }
     description.set_rank(WorldRank(model, rank));
-    description.set_device(model.world().devices[rank].Name());
+    description.set_device(model.world().devices[rank]->Name());
     *response.add_extents() = std::move(description);
     return absl::OkStatus();
   };
@@ -228,7 +242,7 @@ absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
         return absl::AbortedError(absl::StrCat("verify ", model.spec().name, ": version ", pinned.version,
                                                " expected to stay, got ", shard.version(), "; verify again"));
       }
-      verification = VerifyExtent(shard, extent);
+      ASSIGN_OR_RETURN(verification, VerifyExtent(shard, extent));
     }
     verification.set_rank(WorldRank(model, rank));
     summary.set_extent_count(summary.extent_count() + 1);
@@ -237,7 +251,7 @@ absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
-  summary.set_state_hash(HashOf({absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size())}));
+  summary.set_state_hash(HashOf(HostView(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()))));
   return summary;
 }
 
@@ -248,7 +262,7 @@ std::vector<v1::MemoryUse> CountMemory(const Model& model) {
     const auto add = [&](absl::string_view memory_class, int64_t size_bytes) {
       if (size_bytes == 0) return;
       v1::MemoryUse& use = uses.emplace_back();
-      use.set_device(model.world().devices[rank].Name());
+      use.set_device(model.world().devices[rank]->Name());
       use.set_model(model.spec().name);
       use.set_memory_class(std::string(memory_class));
       use.set_size_bytes(size_bytes);

@@ -64,19 +64,29 @@ absl::Status Model::CheckShardSize() const {
                                                  " (the world) expected, got ", shard_size));
 }
 
+// What all ranks need against the daemon's limit, and what each one needs against its device.
 absl::Status Model::CheckBudget() const {
-  ShardBytes needed;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    needed += Shard::SizeOf(spec(), *layout_, (world().first_rank + rank) % layout_->ranks());
-  }
   // A legal spec may have slots of almost 2^62 bytes.
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
-  const int64_t slots = std::min(layout_->slots_bytes(), kMost / world().rank_count()) * world().rank_count();
-  if (needed.Total() + slots <= options_.available_bytes) return absl::OkStatus();
+  const int64_t slots = std::min(layout_->slots_bytes(), kMost / world().rank_count());
+  ShardBytes all;
+  for (int rank = 0; rank < world().rank_count(); ++rank) all += Shard::SizeOf(spec(), *layout_, GroupRank(rank));
+  RETURN_IF_ERROR(CheckFits(all, slots * world().rank_count(), options_.available_bytes, ""));
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    const ComputeDevice& device = *world().devices[rank];
+    RETURN_IF_ERROR(CheckFits(Shard::SizeOf(spec(), *layout_, GroupRank(rank)), slots, device.AvailableBytes(),
+                              absl::StrCat(" on ", device.Name())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::CheckFits(const ShardBytes& needed, int64_t slots, int64_t available,
+                              absl::string_view where) const {
+  if (needed.Total() + slots <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("create model ", spec().name, ": ", needed.Total() + slots, " bytes needed (master ", needed.master,
-                   ", exp_avg ", needed.exp_avg, ", exp_avg_sq ", needed.exp_avg_sq, ", gradients ", needed.gradients,
-                   ", planes ", needed.planes, ", slots ", slots, "), ", options_.available_bytes, " bytes free"));
+      absl::StrCat("create model ", spec().name, ": ", needed.Total() + slots, " bytes needed", where, " (master ",
+                   needed.master, ", exp_avg ", needed.exp_avg, ", exp_avg_sq ", needed.exp_avg_sq, ", gradients ",
+                   needed.gradients, ", planes ", needed.planes, ", slots ", slots, "), ", available, " bytes free"));
 }
 
 void Model::LogBudget() const {
@@ -99,7 +109,7 @@ void Model::LogBudget() const {
 absl::Status Model::AllocateShards() {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
     ASSIGN_OR_RETURN(auto shard,
-                     Shard::Create(options_.spec, *layout_, (world().first_rank + rank) % layout_->ranks()));
+                     Shard::Create(options_.spec, *layout_, GroupRank(rank), world().devices[rank]));
     shards_.push_back(std::move(shard));
   }
   return absl::OkStatus();
@@ -297,13 +307,13 @@ absl::Status Model::Close(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-absl::Status Model::Change(int64_t commit_number, int64_t version, absl::FunctionRef<void()> change) {
+absl::Status Model::Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change) {
   absl::MutexLock lock(&mu_);
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(AwaitVacant("import into"));
-  change();
+  RETURN_IF_ERROR(change());
   for (const auto& shard : shards_) {
-    shard->EncodePlanes();
+    RETURN_IF_ERROR(shard->EncodePlanes());
     shard->SetVersion(version);
   }
   commit_log_.Reset(commit_number, version);

@@ -17,7 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
-#include "server/device/device.h"
+#include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
@@ -29,7 +29,7 @@ namespace paramshard::server {
 // The daemon's place in the world.
 struct World {
   Cluster* cluster = nullptr;
-  std::vector<Device> devices;  // of this daemon
+  std::vector<ComputeDevice*> devices;  // of this daemon; they outlive whoever knows this world
   int first_rank = 0;
   int world_size = 1;
 
@@ -85,7 +85,7 @@ class Model {
 
   // Changes the state while no trainer is attached, then encodes planes and takes the numbers over.
   // FAILED_PRECONDITION naming a trainer that is.
-  absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<void()> change);
+  absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change);
 
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
@@ -120,6 +120,7 @@ class Model {
   explicit Model(Options options);
   absl::Status CheckShardSize() const;
   absl::Status CheckBudget() const;
+  absl::Status CheckFits(const ShardBytes& needed, int64_t slots, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
@@ -130,6 +131,8 @@ class Model {
   // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
+  // In its shard group, of a rank of this daemon counted from 0.
+  int GroupRank(int rank) const { return (options_.world.first_rank + rank) % layout_->ranks(); }
 
   // Constant after Create.
   const Options options_;

@@ -19,6 +19,14 @@ int64_t BytesOf(const Model& model) {
   return bytes;
 }
 
+// Each GPU has memory of its own; cpu devices share the host's.
+int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
+  if (devices.front()->id().kind == DeviceKind::kCpu) return devices.front()->AvailableBytes();
+  int64_t available = 0;
+  for (const ComputeDevice* device : devices) available += device->AvailableBytes();
+  return available;
+}
+
 }  // namespace
 
 ModelStore::ModelStore(Options options) : options_(std::move(options)) { options_.world.cluster->SetListener(this); }
@@ -51,11 +59,11 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec) c
 }
 
 int64_t ModelStore::AvailableBytes() const {
-  const int64_t host = AvailableHostBytes();
-  if (options_.memory_limit_bytes == 0) return host;
+  const int64_t available = AvailableBytesOf(options_.world.devices);
+  if (options_.memory_limit_bytes == 0) return available;
   int64_t used = 0;
   for (const auto& model : List()) used += BytesOf(*model);
-  return std::min(host, options_.memory_limit_bytes - used);
+  return std::min(available, options_.memory_limit_bytes - used);
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) const {

@@ -24,7 +24,7 @@ class ModelStore : public EpochListener {
   struct Options {
     World world;  // its cluster outlives the store
     absl::Duration step_timeout = absl::Seconds(60);
-    // Most bytes that models may take together; 0: what the host has available.
+    // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
   };
 

@@ -84,6 +84,8 @@ class Sequence {
   const std::string& ClientState(int rank, int64_t number) const;
 
   void Stop() { stopped_ = true; }
+  // Whether the rank has sent commands that are not finished.
+  bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
   // Whether a commit that all ranks have sent is unanswered.
   bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
   // Stopped, nothing under way, and no decided commit unfinished.

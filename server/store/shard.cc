@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
-#include "kernels/random/initial_values.h"
 
 namespace paramshard::server {
 namespace {
@@ -49,13 +48,26 @@ Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
   return placement;
 }
 
-void StoreMoments(absl::Span<const float> values, MomentType type, uint8_t* stored) {
+std::vector<uint8_t> EncodeMoments(absl::Span<const float> values, MomentType type) {
+  std::vector<uint8_t> stored(values.size() * MomentBytes(type));
   if (type == MomentType::kFP32) {
-    std::memcpy(stored, values.data(), values.size() * sizeof(float));
-    return;
+    std::memcpy(stored.data(), values.data(), stored.size());
+    return stored;
   }
-  auto* halves = reinterpret_cast<uint16_t*>(stored);
+  auto* halves = reinterpret_cast<uint16_t*>(stored.data());
   std::transform(values.begin(), values.end(), halves, [](float value) { return EncodeBFloat16(value); });
+  return stored;
+}
+
+std::vector<float> DecodeMoments(absl::Span<const uint8_t> stored, MomentType type) {
+  std::vector<float> values(stored.size() / MomentBytes(type));
+  if (type == MomentType::kFP32) {
+    std::memcpy(values.data(), stored.data(), stored.size());
+    return values;
+  }
+  const auto* halves = reinterpret_cast<const uint16_t*>(stored.data());
+  std::transform(halves, halves + values.size(), values.begin(), [](uint16_t half) { return DecodeBFloat16(half); });
+  return values;
 }
 
 }  // namespace
@@ -73,15 +85,18 @@ ShardBytes Shard::SizeOf(const ModelSpec& spec, const Layout& layout, int rank) 
   return PlaceExtents(spec, layout, rank).bytes;
 }
 
-absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, const Layout& layout, int rank) {
-  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank));
+absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, const Layout& layout, int rank,
+                                                     ComputeDevice* device) {
+  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank, device));
   RETURN_IF_ERROR(shard->Allocate());
-  shard->FillInitialValues();
-  shard->EncodePlanes();
+  RETURN_IF_ERROR(shard->MakeArithmetic());
+  RETURN_IF_ERROR(shard->FillInitialValues());
+  RETURN_IF_ERROR(shard->EncodePlanes());
   return shard;
 }
 
-Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank) : spec_(spec), layout_(layout), rank_(rank) {
+Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device)
+    : spec_(spec), layout_(layout), rank_(rank), device_(device) {
   extents_ = PlaceExtents(spec, layout, rank).extents;
   for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
   for (int i = 0; i < static_cast<int>(extents_.size()); ++i) {
@@ -91,12 +106,30 @@ Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank) : spec_(spec
 
 absl::Status Shard::Allocate() {
   const ShardBytes bytes = SizeOf(spec_, layout_, rank_);
-  ASSIGN_OR_RETURN(master_, Memory::Allocate("paramshard-master", bytes.master, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(exp_avg_, Memory::Allocate("paramshard-exp-avg", bytes.exp_avg, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(exp_avg_sq_, Memory::Allocate("paramshard-exp-avg-sq", bytes.exp_avg_sq, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(gradients_, Memory::Allocate("paramshard-gradients", bytes.gradients, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(planes_, Memory::Allocate("paramshard-planes", bytes.planes, Sharing::kReadOnly));
+  ASSIGN_OR_RETURN(master_, device_->Allocate("paramshard-master", bytes.master, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(exp_avg_, device_->Allocate("paramshard-exp-avg", bytes.exp_avg, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(exp_avg_sq_, device_->Allocate("paramshard-exp-avg-sq", bytes.exp_avg_sq, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(gradients_, device_->Allocate("paramshard-gradients", bytes.gradients, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", bytes.planes, Sharing::kReadOnly));
   return absl::OkStatus();
+}
+
+absl::Status Shard::MakeArithmetic() {
+  std::vector<ExtentTensors> tensors;
+  for (const ShardExtent& extent : extents_) tensors.push_back(Tensors(extent));
+  ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors)));
+  return absl::OkStatus();
+}
+
+ExtentTensors Shard::Tensors(const ShardExtent& extent) const {
+  const ParameterSpec& spec = Spec(extent);
+  return {.gradient = Gradient(extent),
+          .state = State(extent),
+          .rows = extent.rows.size(),
+          .columns = spec.columns,
+          .encoding = spec.encoding,
+          .row_wise = PlaneOf(extent, Plane::kRowWise),
+          .column_wise = HasColumnPlane(spec.encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{}};
 }
 
 const ShardExtent* Shard::Find(int unit, int parameter) const {
@@ -105,17 +138,19 @@ const ShardExtent* Shard::Find(int unit, int parameter) const {
 }
 
 // The index of a parameter in the whole model keys its random numbers, so that every sharding draws the same.
-void Shard::FillInitialValues() {
+absl::Status Shard::FillInitialValues() {
   std::vector<int64_t> first_parameter(spec_.units.size(), 0);
   for (size_t unit = 1; unit < spec_.units.size(); ++unit) {
     first_parameter[unit] = first_parameter[unit - 1] + static_cast<int64_t>(spec_.units[unit - 1].parameters.size());
   }
+  std::vector<ShardArithmetic::Initial> initials;
   for (const ShardExtent& extent : extents_) {
     const ParameterSpec& spec = Spec(extent);
-    paramshard::FillInitialValues(spec.initial_value, spec_.seed, first_parameter[extent.unit] + extent.parameter,
-                                  extent.rows.begin * spec.columns, extent.elements,
-                                  reinterpret_cast<float*>(Tensor(extent, StateTensor::kMaster)));
+    initials.push_back({.value = spec.initial_value,
+                        .parameter_index = first_parameter[extent.unit] + extent.parameter,
+                        .first_element = extent.rows.begin * spec.columns});
   }
+  return arithmetic_->Fill(spec_.seed, initials);
 }
 
 Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parameters) {
@@ -132,11 +167,12 @@ Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parame
   return target;
 }
 
-SquareSum Shard::SumGradients() const {
+absl::StatusOr<SquareSum> Shard::SumGradients() const {
+  std::vector<bool> active;
+  for (const ShardExtent& extent : extents_) active.push_back(extent.has_gradient);
+  ASSIGN_OR_RETURN(const std::vector<SquareSum> sums, arithmetic_->SumSquares(active));
   SquareSum total;
-  for (const ShardExtent& extent : extents_) {
-    if (!extent.has_gradient) continue;
-    const SquareSum sum = SumOfSquares(Gradient(extent), extent.elements);
+  for (const SquareSum& sum : sums) {
     total.sum += sum.sum;
     total.non_finite += sum.non_finite;
   }
@@ -147,57 +183,47 @@ void Shard::DropGradients() {
   for (ShardExtent& extent : extents_) extent.has_gradient = false;
 }
 
-void Shard::Step(const StepParameters& parameters) {
+absl::Status Shard::Step(const StepParameters& parameters) {
   absl::MutexLock lock(&mu_);
   ++version_;
-  for (ShardExtent& extent : extents_) {
+  std::vector<std::optional<AdamStep>> steps(extents_.size());
+  for (size_t i = 0; i < extents_.size(); ++i) {
+    ShardExtent& extent = extents_[i];
     if (!std::exchange(extent.has_gradient, false)) continue;
     ++extent.step;
-    const ParameterSpec& spec = Spec(extent);
-    const GroupStep& group = parameters.groups[spec.group];
-    const ParameterGroup& fixed = spec_.groups[spec.group];
-    const AdamStep step{.learning_rate = group.learning_rate,
-                        .beta1 = group.beta1,
-                        .beta2 = group.beta2,
-                        .epsilon = group.epsilon,
-                        .weight_decay = group.weight_decay,
-                        .mode = fixed.mode,
-                        .bias_correction1 = fixed.bias_correction ? BiasCorrection(group.beta1, extent.step) : 1.0f,
-                        .bias_correction2 = fixed.bias_correction ? BiasCorrection(group.beta2, extent.step) : 1.0f,
-                        .gradient_scale = parameters.gradient_scale};
-    FusedAdam(step, Gradient(extent), State(extent), extent.rows.size(), spec.columns, spec.encoding,
-              PlaneIn(planes_.data(), extent, Plane::kRowWise), ColumnPlaneIn(planes_.data(), extent));
+    steps[i] = StepOf(extent, parameters);
   }
+  return arithmetic_->Step(steps);
 }
 
-void Shard::EncodePlanes() {
+AdamStep Shard::StepOf(const ShardExtent& extent, const StepParameters& parameters) const {
+  const int index = Spec(extent).group;
+  const GroupStep& group = parameters.groups[index];
+  const ParameterGroup& fixed = spec_.groups[index];
+  return {.learning_rate = group.learning_rate,
+          .beta1 = group.beta1,
+          .beta2 = group.beta2,
+          .epsilon = group.epsilon,
+          .weight_decay = group.weight_decay,
+          .mode = fixed.mode,
+          .bias_correction1 = fixed.bias_correction ? BiasCorrection(group.beta1, extent.step) : 1.0f,
+          .bias_correction2 = fixed.bias_correction ? BiasCorrection(group.beta2, extent.step) : 1.0f,
+          .gradient_scale = parameters.gradient_scale};
+}
+
+absl::Status Shard::EncodePlanes() {
   absl::MutexLock lock(&mu_);
-  for (const ShardExtent& extent : extents_) {
-    EncodeExtent(extent, PlaneIn(planes_.data(), extent, Plane::kRowWise), ColumnPlaneIn(planes_.data(), extent));
-  }
+  return arithmetic_->EncodePlanes();
 }
 
-void Shard::EncodeExtent(const ShardExtent& extent, MutablePlane row_wise, MutablePlane column_wise) const {
-  const ParameterSpec& spec = Spec(extent);
-  paramshard::EncodePlanes(spec.encoding, Master(extent), extent.rows.size(), spec.columns, row_wise, column_wise);
-}
-
-MutablePlane Shard::PlaneIn(uint8_t* arena, const ShardExtent& extent, Plane plane) const {
+MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
   const UnitLayout& unit = layout_.units()[extent.unit];
   const ParameterLayout& parameter = unit.parameters[extent.parameter];
   const PlaneLayout& layout = plane == Plane::kRowWise ? parameter.row_wise : *parameter.column_wise;
-  uint8_t* base = arena + unit.arena_offset;
+  uint8_t* base = planes_.data() + unit.arena_offset;
   uint8_t* small = base + unit.small_extent_offset;
   return {.data = parameter.owner.has_value() ? small + layout.small_data_offset : base + layout.arena_offset,
           .scales = layout.scale_offset < 0 ? nullptr : small + layout.scale_offset};
-}
-
-MutablePlane Shard::ColumnPlaneIn(uint8_t* arena, const ShardExtent& extent) const {
-  return HasColumnPlane(Spec(extent).encoding.format) ? PlaneIn(arena, extent, Plane::kColumnWise) : MutablePlane{};
-}
-
-const float* Shard::Master(const ShardExtent& extent) const {
-  return reinterpret_cast<const float*>(Tensor(extent, StateTensor::kMaster));
 }
 
 float* Shard::Gradient(const ShardExtent& extent) const {
@@ -221,7 +247,7 @@ MomentType Shard::Type(const ShardExtent& extent, StateTensor tensor) const {
   return tensor == StateTensor::kExpAvg ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type;
 }
 
-AdamState Shard::State(const ShardExtent& extent) {
+AdamState Shard::State(const ShardExtent& extent) const {
   return {.master = reinterpret_cast<float*>(Tensor(extent, StateTensor::kMaster)),
           .exp_avg = Tensor(extent, StateTensor::kExpAvg),
           .exp_avg_type = Spec(extent).exp_avg_type,
@@ -229,25 +255,18 @@ AdamState Shard::State(const ShardExtent& extent) {
           .exp_avg_sq_type = Spec(extent).exp_avg_sq_type};
 }
 
-absl::Span<const uint8_t> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {
-  return {Tensor(extent, tensor), static_cast<size_t>(extent.elements * MomentBytes(Type(extent, tensor)))};
+absl::StatusOr<HostView> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {
+  return device_->Read(Tensor(extent, tensor), extent.elements * MomentBytes(Type(extent, tensor)));
 }
 
-std::vector<float> Shard::Read(const ShardExtent& extent, StateTensor tensor) const {
-  std::vector<float> values(extent.elements);
-  const uint8_t* stored = Tensor(extent, tensor);
-  if (Type(extent, tensor) == MomentType::kFP32) {
-    std::memcpy(values.data(), stored, values.size() * sizeof(float));
-    return values;
-  }
-  const auto* halves = reinterpret_cast<const uint16_t*>(stored);
-  std::transform(halves, halves + extent.elements, values.begin(), [](uint16_t half) { return DecodeBFloat16(half); });
-  return values;
+absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor) const {
+  ASSIGN_OR_RETURN(const HostView stored, Stored(extent, tensor));
+  return DecodeMoments(stored.bytes(), Type(extent, tensor));
 }
 
-void Shard::Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
+absl::Status Shard::Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
   absl::MutexLock lock(&mu_);
-  StoreMoments(values, Type(extent, tensor), Tensor(extent, tensor));
+  return device_->Write(Tensor(extent, tensor), EncodeMoments(values, Type(extent, tensor)));
 }
 
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
@@ -260,16 +279,11 @@ void Shard::SetVersion(int64_t version) {
   version_ = version;
 }
 
-ConstPlane Shard::ReadPlane(const ShardExtent& extent, Plane plane) const {
-  const MutablePlane found = PlaneIn(planes_.data(), extent, plane);
-  return {.data = found.data, .scales = found.scales};
-}
-
-std::vector<absl::Span<const uint8_t>> Shard::PlaneBytes(const ShardExtent& extent) const {
+std::vector<absl::Span<const uint8_t>> Shard::PlaneSpans(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
   std::vector<absl::Span<const uint8_t>> spans;
   const auto add = [&](Plane plane) {
-    const ConstPlane found = ReadPlane(extent, plane);
+    const MutablePlane found = PlaneOf(extent, plane);
     spans.emplace_back(found.data, DataBytes(spec.encoding, extent.rows.size(), spec.columns));
     spans.emplace_back(found.scales, ScaleBytes(spec.encoding, plane, extent.rows.size(), spec.columns));
   };
@@ -278,18 +292,34 @@ std::vector<absl::Span<const uint8_t>> Shard::PlaneBytes(const ShardExtent& exte
   return spans;
 }
 
-bool Shard::PlanesMatch(const ShardExtent& extent) const {
-  const std::vector<absl::Span<const uint8_t>> served = PlaneBytes(extent);
+int64_t Shard::PlaneSize(const ShardExtent& extent) const {
+  int64_t bytes = 0;
+  for (const auto& span : PlaneSpans(extent)) bytes += static_cast<int64_t>(span.size());
+  return bytes;
+}
+
+absl::StatusOr<std::vector<HostView>> Shard::PlaneBytes(const ShardExtent& extent) const {
+  std::vector<HostView> views;
+  for (const auto& span : PlaneSpans(extent)) {
+    ASSIGN_OR_RETURN(views.emplace_back(), device_->Read(span.data(), static_cast<int64_t>(span.size())));
+  }
+  return views;
+}
+
+absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
+  const ParameterSpec& spec = Spec(extent);
+  ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster));
+  ASSIGN_OR_RETURN(const std::vector<HostView> served, PlaneBytes(extent));
   std::vector<std::vector<uint8_t>> again;
-  for (const auto& span : served) again.emplace_back(span.size());
+  for (const HostView& view : served) again.emplace_back(view.size());
   const auto plane = [&](size_t first) {
     return first < again.size() ? MutablePlane{again[first].data(), again[first + 1].data()} : MutablePlane{};
   };
-  EncodeExtent(extent, plane(0), plane(2));
-  for (size_t i = 0; i < served.size(); ++i) {
-    if (!std::equal(served[i].begin(), served[i].end(), again[i].begin())) return false;
-  }
-  return true;
+  paramshard::EncodePlanes(spec.encoding, master.data(), extent.rows.size(), spec.columns, plane(0), plane(2));
+  return std::equal(served.begin(), served.end(), again.begin(),
+                    [](const HostView& view, const std::vector<uint8_t>& bytes) {
+                      return std::equal(bytes.begin(), bytes.end(), view.bytes().begin());
+                    });
 }
 
 }  // namespace paramshard::server

@@ -15,7 +15,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
 #include "kernels/reduce/sum_of_squares.h"
-#include "server/device/memory.h"
+#include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 
 namespace paramshard::server {
@@ -70,9 +70,12 @@ class Shard {
   // What a shard will take, before anything is allocated.
   static ShardBytes SizeOf(const ModelSpec& spec, const Layout& layout, int rank);
 
-  // Allocates and fills in initial values; moments are zero, planes encoded. `spec` and `layout` outlive the shard; `rank`
-  // is the rank in the shard group. RESOURCE_EXHAUSTED.
-  static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank);
+  // Allocates on `device` and fills in initial values; moments are zero, planes encoded. `spec`, `layout` and `device`
+  // outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
+                                                       ComputeDevice* device);
+
+  ComputeDevice& device() const { return *device_; }
 
   const std::vector<ShardExtent>& extents() const { return extents_; }
   // The extent of a parameter, null when the shard owns none of it.
@@ -89,31 +92,31 @@ class Shard {
   PushTarget BeginPush(int unit, absl::Span<const int> absent_parameters);
 
   // Over all accumulators with gradients: extents in parameter order, their sums added in double.
-  SquareSum SumGradients() const;
+  absl::StatusOr<SquareSum> SumGradients() const;
   // Forgets the gradients since the last commit.
   void DropGradients();
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients.
-  void Step(const StepParameters& parameters);
+  absl::Status Step(const StepParameters& parameters);
   // Encodes every plane anew from the masters.
-  void EncodePlanes();
+  absl::Status EncodePlanes();
 
-  // Readers hold this shared while they look at an extent's state.
+  // Readers hold this shared while they look at an extent's state. Views end with it.
   absl::Mutex& mutex() const ABSL_LOCK_RETURNED(mu_) { return mu_; }
   // Steps that this shard has applied: while a commit is being applied shards differ for a moment. Requires mutex().
   int64_t version() const { return version_; }
-  const float* Master(const ShardExtent& extent) const;
   // Decoded to fp32.
-  std::vector<float> Read(const ShardExtent& extent, StateTensor tensor) const;
+  absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
   // The stored bytes.
-  absl::Span<const uint8_t> Stored(const ShardExtent& extent, StateTensor tensor) const;
-  ConstPlane ReadPlane(const ShardExtent& extent, Plane plane) const;
-  // Encodes the extent again and compares with what is served.
-  bool PlanesMatch(const ShardExtent& extent) const;
+  absl::StatusOr<HostView> Stored(const ShardExtent& extent, StateTensor tensor) const;
   // Bytes of both planes, in the order row data, row scales, column data, column scales.
-  std::vector<absl::Span<const uint8_t>> PlaneBytes(const ShardExtent& extent) const;
+  absl::StatusOr<std::vector<HostView>> PlaneBytes(const ShardExtent& extent) const;
+  // Sizes of the same.
+  int64_t PlaneSize(const ShardExtent& extent) const;
+  // Encodes the extent again, on the host, and compares with what is served.
+  absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const;
 
   // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last.
-  void Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
+  absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
   void SetStep(const ShardExtent& extent, int64_t step);
   void SetVersion(int64_t version);
 
@@ -122,13 +125,16 @@ class Shard {
   }
 
  private:
-  Shard(const ModelSpec& spec, const Layout& layout, int rank);
+  Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device);
   absl::Status Allocate();
-  void FillInitialValues();
-  void EncodeExtent(const ShardExtent& extent, MutablePlane row_wise, MutablePlane column_wise) const;
-  MutablePlane PlaneIn(uint8_t* arena, const ShardExtent& extent, Plane plane) const;
-  MutablePlane ColumnPlaneIn(uint8_t* arena, const ShardExtent& extent) const;
-  AdamState State(const ShardExtent& extent);
+  absl::Status MakeArithmetic();
+  absl::Status FillInitialValues();
+  ExtentTensors Tensors(const ShardExtent& extent) const;
+  AdamStep StepOf(const ShardExtent& extent, const StepParameters& parameters) const;
+  MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
+  // Data and scales of the planes that the extent has, as PlaneBytes orders them.
+  std::vector<absl::Span<const uint8_t>> PlaneSpans(const ShardExtent& extent) const;
+  AdamState State(const ShardExtent& extent) const;
   float* Gradient(const ShardExtent& extent) const;
   uint8_t* Tensor(const ShardExtent& extent, StateTensor tensor) const;
   MomentType Type(const ShardExtent& extent, StateTensor tensor) const;
@@ -137,12 +143,14 @@ class Shard {
   const ModelSpec& spec_;
   const Layout& layout_;
   const int rank_;
+  ComputeDevice* const device_;
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
 
   mutable absl::Mutex mu_;
   std::vector<ShardExtent> extents_;
   int64_t version_ = 0;
   Memory master_, exp_avg_, exp_avg_sq_, gradients_, planes_;
+  std::unique_ptr<ShardArithmetic> arithmetic_;  // on extents_ in these memories
 };
 
 }  // namespace paramshard::server

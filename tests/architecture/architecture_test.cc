@@ -31,7 +31,7 @@ const Headers kDomain = Headers{"server/", "proto/", "kernels/", "absl/", "xxhas
 
 const std::vector<Rule> kRules = {
     {"proto/", Headers{"proto/", "absl/"} + kMessages + kServices},
-    {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_runtime.h"}},
+    {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/internal/cuda", {"client/", "proto/", "kernels/", "absl/", "cuda_runtime.h"}},
@@ -40,6 +40,7 @@ const std::vector<Rule> kRules = {
     {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/", "spdlog/"}},
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
+    {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
     {"server/layout/", kDomain},
     {"server/store/", kDomain},
 };

@@ -22,6 +22,7 @@
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
 
 namespace paramshard::test {
 namespace {
@@ -34,14 +35,10 @@ constexpr int64_t kKillStep = 3;
 // Which number of a trainer's board says what.
 enum BoardNumber { kStepReached = 0, kGrandchild = 1 };
 
-std::vector<std::string> CpuFlags(int devices) {
-  std::vector<std::string> flags;
-  for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
-  return flags;
-}
+const std::string kDaemon = Program(PARAMSHARDD);
 
 nlohmann::json CtlOf(const std::string& socket_dir, const std::string& arguments) {
-  const auto output = OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", socket_dir, " -o json ", arguments));
+  const auto output = OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", socket_dir, " -o json ", arguments));
   EXPECT_OK(output.status());
   return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
 }
@@ -61,9 +58,9 @@ ChildProcess Start(const Training& training) {
 class FaultTest : public testing::Test {
  protected:
   void StartDaemon(std::vector<std::string> more_flags = {}) {
-    std::vector<std::string> flags = CpuFlags(2);
+    std::vector<std::string> flags = DeviceFlags(2);
     flags.insert(flags.end(), more_flags.begin(), more_flags.end());
-    absl::StatusOr<DaemonProcess> daemon = DaemonProcess::Start(PARAMSHARDD, directory_.path(), flags);
+    absl::StatusOr<DaemonProcess> daemon = DaemonProcess::Start(kDaemon, directory_.path(), flags);
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -324,9 +321,9 @@ class TwoDaemonsTest : public testing::TestWithParam<int> {
   void SetUp() override {
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
-      std::vector<std::string> flags = CpuFlags(2);
+      std::vector<std::string> flags = DeviceFlags(2, TestDevices() == "cuda" ? 2 * node : 0);
       flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster, step_timeout()});
-      daemons_.push_back(DaemonProcess::Spawn(PARAMSHARDD, directories_[node].path(), flags));
+      daemons_.push_back(DaemonProcess::Spawn(kDaemon, directories_[node].path(), flags));
     }
     for (DaemonProcess& daemon : daemons_) ASSERT_OK(daemon.AwaitReady());
   }

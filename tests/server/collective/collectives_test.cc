@@ -43,7 +43,12 @@ int GradientSlotOf(const EngineWorld& world) { return world.model().gradient_slo
 
 class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
  protected:
-  void SetUp() override { ASSERT_THAT(world_.Connect(), IsOk()); }
+  void SetUp() override {
+    const absl::Status connected = world_.Connect();
+    // On GPUs: there are too few, or no engine for this world.
+    if (absl::IsFailedPrecondition(connected) || absl::IsUnimplemented(connected)) GTEST_SKIP() << connected;
+    ASSERT_THAT(connected, IsOk());
+  }
 
   EngineWorld world_{GetParam()};
 };
@@ -231,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, CollectivesBetweenDaemonsTest,
                                            WorldShape{"ReplicasOneEach", {1, 1}, 1}),
                          ShapeName);
 
-const WorldShape kAcross{"Across", {2, 1}, 3};
+const WorldShape kAcross{"Across", {2, 1}, 3, "cpu"};
 
 TEST(GlooCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
   const GatherCall calls[] = {{3, kMixed, Use::kForward, 1},
@@ -308,7 +313,7 @@ TEST(GlooCollectivesTest, TheFirstErrorStays) {
 
 TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {
   for (const int shard_size : {2, 4}) {
-    EngineWorld world({"Missing", {2, 2}, shard_size}, absl::Milliseconds(300));
+    EngineWorld world({"Missing", {2, 2}, shard_size, "cpu"}, absl::Milliseconds(300));
     const absl::Time start = absl::Now();
     EXPECT_THAT(
         world.ConnectNode(0).status(),
@@ -318,7 +323,7 @@ TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {
 }
 
 TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {
-  EngineWorld world({"Dying", {1, 1}, 2}, absl::Milliseconds(500));
+  EngineWorld world({"Dying", {1, 1}, 2, "cpu"}, absl::Milliseconds(500));
   // Node 1 publishes addresses, does not find node 0 in time, and closes.
   ASSERT_FALSE(world.ConnectNode(1).ok());
   EXPECT_THAT(world.ConnectNode(0).status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 (node 1)")));

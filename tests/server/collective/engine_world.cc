@@ -7,6 +7,9 @@
 #include <random>
 #include <thread>
 
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
 namespace paramshard::server {
 namespace {
 
@@ -45,6 +48,16 @@ uint32_t GradientBits(std::mt19937& random) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
+}
+
+absl::Span<const uint8_t> BytesOf(const std::vector<float>& values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)};
+}
+
+wire::WordsCounts CountsOf(const Layout& layout) {
+  return {.slots = static_cast<int>(layout.slot_offsets().size()),
+          .ranks = layout.ranks(),
+          .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
 }
 
 void FillRandom(std::vector<uint8_t>& bytes, uint32_t seed) {
@@ -98,7 +111,39 @@ EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
       slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes(), kUntouched)),
       engines_(shape.ranks()) {}
 
+absl::Status EngineWorld::AllocateBuffers() {
+  std::vector<Device> ids;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    ids.push_back({shape_.devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu, rank});
+  }
+  ASSIGN_OR_RETURN(devices_, OpenDevices(ids));
+  for (int rank = 0; rank < ranks(); ++rank) {
+    ComputeDevice& device = *devices_[rank];
+    RankBuffers& buffers = buffers_.emplace_back();
+    ASSIGN_OR_RETURN(buffers.arena, device.Allocate("arena", layout_.arena_bytes(), Sharing::kReadOnly));
+    ASSIGN_OR_RETURN(buffers.slots, device.Allocate("slots", layout_.slots_bytes(), Sharing::kReadWrite));
+    ASSIGN_OR_RETURN(buffers.words, Memory::Allocate("words", wire::Words::SizeBytes(CountsOf(layout_)),
+                                                     Sharing::kReadWrite));
+    ASSIGN_OR_RETURN(buffers.open_words, device.OpenHostMemory(buffers.words));
+    Upload(rank);
+  }
+  return absl::OkStatus();
+}
+
+void EngineWorld::Upload(int rank) {
+  PARAMSHARD_CHECK(devices_[rank]->Write(buffers_[rank].arena.data(), arenas_[rank]).ok());
+  PARAMSHARD_CHECK(devices_[rank]->Write(buffers_[rank].slots.data(), slots_[rank]).ok());
+}
+
+std::vector<uint8_t> EngineWorld::slots(int rank) const {
+  const Memory& slots = buffers_[rank].slots;
+  const absl::StatusOr<HostView> view = devices_[rank]->Read(slots.data(), slots.size_bytes());
+  PARAMSHARD_CHECK(view.ok());
+  return {view->bytes().begin(), view->bytes().end()};
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node) {
+  if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
   EngineSpec spec;
   spec.model = &model_;
   spec.layout = &layout_;
@@ -106,7 +151,11 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.device_counts = shape_.device_counts;
   const int first = std::accumulate(shape_.device_counts.begin(), shape_.device_counts.begin() + node, 0);
   for (int rank = first; rank < first + shape_.device_counts[node]; ++rank) {
-    spec.memory.push_back({arenas_[rank].data(), slots_[rank].data()});
+    const RankBuffers& buffers = buffers_[rank];
+    spec.memory.push_back({.arena = buffers.arena.data(),
+                           .slots = buffers.slots.data(),
+                           .words = wire::Words(buffers.words.data(), CountsOf(layout_)),
+                           .device = devices_[rank].get()});
   }
   spec.rendezvous = shape_.nodes() > 1 ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
@@ -114,6 +163,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
 }
 
 absl::Status EngineWorld::Connect() {
+  if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
   std::vector<absl::StatusOr<std::vector<std::unique_ptr<Collectives>>>> engines(shape_.nodes());
   std::vector<std::thread> threads;
   for (int node = 0; node < shape_.nodes(); ++node) {
@@ -140,7 +190,10 @@ std::vector<absl::Status> EngineWorld::OnAllRanks(const std::function<absl::Stat
 
 void EngineWorld::FillArenas(uint32_t seed) {
   // Replicas hold the same bytes.
-  for (int rank = 0; rank < ranks(); ++rank) FillRandom(arenas_[rank], seed + group_rank(rank));
+  for (int rank = 0; rank < ranks(); ++rank) {
+    FillRandom(arenas_[rank], seed + group_rank(rank));
+    Upload(rank);
+  }
 }
 
 void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
@@ -157,11 +210,15 @@ void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
         out += bf16 ? 2 : 4;
       }
     }
+    Upload(rank);
   }
 }
 
 void EngineWorld::ClearSlots() {
-  for (std::vector<uint8_t>& slots : slots_) slots.assign(slots.size(), kUntouched);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    slots_[rank].assign(slots_[rank].size(), kUntouched);
+    Upload(rank);
+  }
 }
 
 std::vector<uint8_t> EngineWorld::ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const {
@@ -229,10 +286,13 @@ void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite
 
 absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
                                  const std::set<int>& absent, Accumulators& accumulators) {
+  std::vector<Memory> memories(accumulators.size());
   std::vector<float*> pointers;
   for (size_t i = 0; i < accumulators.size(); ++i) {
     const bool left_out = accumulators[i].empty() || absent.count(static_cast<int>(i)) > 0;
-    pointers.push_back(left_out ? nullptr : accumulators[i].data());
+    ASSIGN_OR_RETURN(memories[i], devices_[rank]->Allocate("accumulator", BytesOf(accumulators[i]).size(), Sharing::kPrivate));
+    RETURN_IF_ERROR(devices_[rank]->Write(memories[i].data(), BytesOf(accumulators[i])));
+    pointers.push_back(left_out ? nullptr : reinterpret_cast<float*>(memories[i].data()));
   }
   const std::unique_ptr<bool[]> overwrites(new bool[accumulators.size()]);
   std::fill_n(overwrites.get(), accumulators.size(), overwrite);
@@ -242,7 +302,12 @@ absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, b
   call.slot = slot;
   call.accumulators = pointers;
   call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
-  return engine(rank).Reduce(call);
+  RETURN_IF_ERROR(engine(rank).Reduce(call));
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    ASSIGN_OR_RETURN(const HostView view, devices_[rank]->Read(memories[i].data(), memories[i].size_bytes()));
+    std::memcpy(accumulators[i].data(), view.data(), view.size());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::server

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "server/collective/engines.h"
+#include "tests/support/environment.h"
 
 namespace paramshard::server {
 
@@ -34,6 +35,7 @@ struct WorldShape {
   const char* name;
   std::vector<int> device_counts;
   int shard_size;
+  std::string devices = test::TestDevices();  // the kind
 
   int nodes() const { return static_cast<int>(device_counts.size()); }
   int ranks() const;
@@ -59,7 +61,7 @@ class EngineWorld {
   int group_rank(int rank) const { return rank % layout_.ranks(); }
   int group_start(int rank) const { return rank - group_rank(rank); }
 
-  // Connects all daemons at the same time. The first error.
+  // Connects all daemons at the same time. The first error; FAILED_PRECONDITION when there are too few GPUs.
   absl::Status Connect();
   absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node);
   Collectives& engine(int rank) { return *engines_[rank]; }
@@ -73,7 +75,7 @@ class EngineWorld {
   // Gradients of all kinds of magnitudes, so that the order of additions shows.
   void FillGradients(int unit, int slot, uint32_t seed);
   void ClearSlots();
-  const std::vector<uint8_t>& slots(int rank) const { return slots_[rank]; }
+  std::vector<uint8_t> slots(int rank) const;
 
   // What a rank's slots memory holds after ClearSlots and this gather.
   std::vector<uint8_t> ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const;
@@ -95,8 +97,18 @@ class EngineWorld {
   const absl::Duration timeout_;
   const ModelSpec model_;
   const Layout layout_;
+  // One rank's memory on its device.
+  struct RankBuffers {
+    Memory arena, slots, words;
+    std::unique_ptr<Memory::Owner> open_words;
+  };
+  absl::Status AllocateBuffers();
+  void Upload(int rank);
+
+  std::vector<std::unique_ptr<ComputeDevice>> devices_;  // by rank
+  std::vector<RankBuffers> buffers_;                     // by rank
   SharedRendezvous rendezvous_;
-  std::vector<std::vector<uint8_t>> arenas_, slots_;   // by rank
+  std::vector<std::vector<uint8_t>> arenas_, slots_;   // by rank: what was put into the buffers
   std::vector<std::unique_ptr<Collectives>> engines_;  // after the memory: destroyed first
 };
 

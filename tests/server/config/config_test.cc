@@ -121,9 +121,9 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
     std::string message;
   };
   const Case cases[] = {
-      {{"--device=gpu:0"}, "--device: device: cpu:I with I >= 0 expected, got gpu:0"},
-      {{"--device=cpu:-1"}, "--device: device: cpu:I with I >= 0 expected"},
-      {{"--device=cpu:0,"}, "--device: device: cpu:I with I >= 0 expected"},
+      {{"--device=gpu:0"}, "--device: device: cpu:I or cuda:I with I >= 0 expected, got gpu:0"},
+      {{"--device=cpu:-1"}, "--device: device: cpu:I or cuda:I with I >= 0 expected"},
+      {{"--device=cpu:0,"}, "--device: device: cpu:I or cuda:I with I >= 0 expected"},
       {{"--device=cpu:1,cpu:0", "--device=cpu:1"}, "--device: distinct devices expected, got cpu:1 twice"},
       {{"--device=cpu:1,cpu:01"}, "distinct devices expected, got cpu:1 twice"},
       {{"--socket-dir=" + std::string(200, 'd')}, "--socket-dir: a path of at most"},
@@ -154,9 +154,8 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
   }
 }
 
-TEST(ParseArgumentsTest, CudaDevicesAreUnimplemented) {
-  EXPECT_THAT(Parse({"--device=cuda:0"}),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("this build serves cpu devices only")));
+TEST(ParseArgumentsTest, GpusAreDevicesToo) {
+  EXPECT_THAT(ParseConfig({"--device=cuda:1,cuda:0"}).devices, ElementsAre("cuda:1", "cuda:0"));
 }
 
 TEST(ParseArgumentsTest, WrongVariableIsNamed) {
@@ -179,7 +178,7 @@ TEST(ParseArgumentsTest, HelpAndVersionAreAnsweredWhateverTheSettings) {
 }
 
 TEST(HelpTextTest, NamesEveryFlag) {
-  EXPECT_THAT(HelpText(), AllOf(HasSubstr("--device=cpu:I,..."), HasSubstr("--allow-user=USER,..."),
+  EXPECT_THAT(HelpText(), AllOf(HasSubstr("--device=cpu:I|cuda:I,..."), HasSubstr("--allow-user=USER,..."),
                                 HasSubstr("--log-level=LEVEL"), HasSubstr("--print-config")));
 }
 

@@ -152,8 +152,8 @@ TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
   const ShardExtent& extent = *model_->shards()[0]->Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;  // is no E4M3 number
-  model_->shards()[0]->Write(extent, StateTensor::kMaster, values);
-  model_->shards()[0]->EncodePlanes();
+  EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
+  EXPECT_OK(model_->shards()[0]->EncodePlanes());
   ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "a.w"));
   EXPECT_GT(described.extents(0).max_error(), 0);
   EXPECT_LT(described.extents(0).max_error(), 0.1);
@@ -171,7 +171,7 @@ TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
   std::vector<float> values(extent.elements, 2.0f);
   values[0] = std::nanf("");
   values[1] = -INFINITY;
-  model_->shards()[0]->Write(extent, StateTensor::kMaster, values);
+  EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
   ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "b.w"));
   EXPECT_EQ(described.extents(0).non_finite_count(), 2);
   EXPECT_EQ(described.extents(0).master_amax(), 2);
@@ -201,7 +201,7 @@ TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
   v1::VerifySummary before;
   Verify(&before);
   const Shard& shard = *model_->shards()[1];
-  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))[0].data() - shard.planes().data()] ^= 1;
+  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))->front().data() - shard.planes().data()] ^= 1;
   v1::VerifySummary summary;
   const auto extents = Verify(&summary);
   EXPECT_EQ(summary.mismatch_count(), 1);

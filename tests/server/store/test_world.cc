@@ -11,17 +11,24 @@
 namespace paramshard::server {
 namespace {
 
-World MakeWorld(Cluster* cluster, int ranks) {
-  World world{.cluster = cluster, .devices = {}, .first_rank = 0, .world_size = ranks};
-  for (int rank = 0; rank < ranks; ++rank) world.devices.push_back({.kind = DeviceKind::kCpu, .index = rank});
+std::vector<std::unique_ptr<ComputeDevice>> MakeDevices(int ranks) {
+  std::vector<std::unique_ptr<ComputeDevice>> devices;
+  for (int rank = 0; rank < ranks; ++rank) devices.push_back(MakeCpuDevice(rank));
+  return devices;
+}
+
+World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevice>>& devices) {
+  World world{.cluster = cluster, .devices = {}, .first_rank = 0, .world_size = static_cast<int>(devices.size())};
+  for (const auto& device : devices) world.devices.push_back(device.get());
   return world;
 }
 
 }  // namespace
 
 TestWorld::TestWorld(const Options& options)
-    : cluster_(options.ranks),
-      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, options.ranks),
+    : devices_(MakeDevices(options.ranks)),
+      cluster_(options.ranks),
+      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_),
                                                               .step_timeout = options.step_timeout,
                                                               .memory_limit_bytes = options.memory_limit_bytes})) {}
 

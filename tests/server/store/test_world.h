@@ -32,6 +32,7 @@ class TestWorld {
   std::shared_ptr<Model> Create(const v1::ModelSpec& spec);
 
  private:
+  std::vector<std::unique_ptr<ComputeDevice>> devices_;
   HookedCluster cluster_;
   std::unique_ptr<ModelStore> store_;
 };

@@ -1,0 +1,57 @@
+// The engine of `cuda` devices of one daemon: copy engines over NVLink, words written by the streams.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_COPY_ENGINE_COLLECTIVES_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_COPY_ENGINE_COLLECTIVES_H_
+
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "absl/status/statusor.h"
+#include "kernels/gpu/batch_copy.h"
+#include "kernels/gpu/stream.h"
+#include "kernels/gpu/word_operations.h"
+#include "server/collective/abort_state.h"
+#include "server/collective/collectives.h"
+#include "server/collective/local_group.h"
+
+namespace paramshard::server {
+
+// Waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
+//
+// A gather is one batch of copies that push this rank's pieces into the peers' slots, peer by peer: with the pieces of one
+// peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. The stream then writes
+// the ready word on every peer's page, so that nobody waits for this process to notice.
+//
+// Reduce reads the peers' gradient slots over NVLink, in one kernel on the owner.
+class CopyEngineCollectives final : public Collectives {
+ public:
+  // One rank's end of the group.
+  static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank);
+
+  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  absl::Status Reduce(const ReduceCall& call) override;
+  void Abort(const absl::Status& status) override { abort_.Set(status); }
+  bool lands_own_pieces() const override { return false; }
+  int64_t scratch_bytes() const override { return 0; }
+  absl::string_view name() const override { return "copy engine"; }
+
+ private:
+  CopyEngineCollectives(LocalGroup group, int rank, gpu::Stream gathers, gpu::Stream reductions);
+
+  const gpu::BatchCopy& CopiesOf(const GatherCall& call);
+
+  // Constant after construction.
+  const LocalGroup group_;
+  const int rank_;
+  const gpu::Stream gathers_, reductions_;
+
+  // Used by Gather. By unit, use and slot: what is copied, made at the first such gather.
+  std::map<std::tuple<int, Use, int>, gpu::BatchCopy> copies_;
+  gpu::WordOperations ready_;
+
+  AbortState abort_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_COPY_ENGINE_COLLECTIVES_H_

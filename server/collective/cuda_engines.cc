@@ -1,0 +1,16 @@
+#include "server/collective/cuda_engines.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/collective/copy_engine_collectives.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const LocalGroup& group) {
+  std::vector<std::unique_ptr<Collectives>> engines;
+  for (int rank = 0; rank < group.ranks(); ++rank) {
+    ASSIGN_OR_RETURN(engines.emplace_back(), CopyEngineCollectives::Create(group, rank));
+  }
+  return engines;
+}
+
+}  // namespace paramshard::server

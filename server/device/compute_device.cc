@@ -1,0 +1,94 @@
+#include "server/device/compute_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "server/device/cuda_devices.h"
+
+namespace paramshard::server {
+namespace {
+
+class CpuShardArithmetic final : public ShardArithmetic {
+ public:
+  explicit CpuShardArithmetic(std::vector<ExtentTensors> tensors) : tensors_(std::move(tensors)) {}
+
+  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
+                        tensors_[i].elements(), tensors_[i].state.master);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodePlanes() override {
+    for (const ExtentTensors& extent : tensors_) {
+      paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
+                               extent.column_wise);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
+    std::vector<SquareSum> sums(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (active[i]) sums[i] = SumOfSquares(tensors_[i].gradient, tensors_[i].elements());
+    }
+    return sums;
+  }
+
+  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors& extent = tensors_[i];
+      if (!steps[i].has_value()) continue;
+      FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding,
+                extent.row_wise, extent.column_wise);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::vector<ExtentTensors> tensors_;
+};
+
+class CpuDevice final : public ComputeDevice {
+ public:
+  explicit CpuDevice(int index) : ComputeDevice({.kind = DeviceKind::kCpu, .index = index}) {}
+
+  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
+    return Memory::Allocate(name, size_bytes, sharing);
+  }
+  int64_t AvailableBytes() const override { return AvailableHostBytes(); }
+  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory&) override { return nullptr; }
+
+  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
+    return HostView(absl::MakeConstSpan(data, size_bytes));
+  }
+  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
+    std::copy(bytes.begin(), bytes.end(), data);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
+    return std::make_unique<CpuShardArithmetic>(std::move(tensors));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ComputeDevice> MakeCpuDevice(int index) { return std::make_unique<CpuDevice>(index); }
+
+absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenDevices(absl::Span<const Device> devices) {
+  const auto is_cuda = [](const Device& device) { return device.kind == DeviceKind::kCuda; };
+  if (std::any_of(devices.begin(), devices.end(), is_cuda)) {
+    if (!std::all_of(devices.begin(), devices.end(), is_cuda)) {
+      return absl::InvalidArgumentError("devices: either cpu or cuda devices expected, got both");
+    }
+    return OpenCudaDevices(devices);
+  }
+  std::vector<std::unique_ptr<ComputeDevice>> opened;
+  for (const Device& device : devices) opened.push_back(MakeCpuDevice(device.index));
+  return opened;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,103 @@
+// One device as the daemon uses it: its memory, and the arithmetic on shards that lie there.
+//
+// Errors of a CUDA device that say that it is broken (an illegal address, a lost device) come back from every later call on
+// it.
+#ifndef PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
+#define PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/formats/codec.h"
+#include "kernels/optim/adam.h"
+#include "kernels/random/initial_values.h"
+#include "kernels/reduce/sum_of_squares.h"
+#include "server/device/device.h"
+#include "server/device/host_view.h"
+#include "server/device/memory.h"
+
+namespace paramshard::server {
+
+// One extent's tensors, at addresses of the device: `rows` x `columns` elements each.
+struct ExtentTensors {
+  float* gradient = nullptr;
+  AdamState state;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  Encoding encoding;
+  MutablePlane row_wise;
+  MutablePlane column_wise;  // data null where the format has no such plane
+
+  int64_t elements() const { return rows * columns; }
+};
+
+// The arithmetic of one shard. Blocks until the work is done. Calls exclude each other, but for SumSquares beside none.
+class ShardArithmetic {
+ public:
+  virtual ~ShardArithmetic() = default;
+
+  // Fills the masters: extent i begins at element first_elements[i] of parameter parameter_indices[i] of the model.
+  struct Initial {
+    InitialValue value;
+    int64_t parameter_index = 0;
+    int64_t first_element = 0;
+  };
+  virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
+
+  // Encodes every extent's planes from its master.
+  virtual absl::Status EncodePlanes() = 0;
+
+  // Of the gradients of the extents that are `active`; zeros for the others.
+  virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) = 0;
+
+  // One fused step on every extent whose entry has a value. The others' bytes stay.
+  virtual absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) = 0;
+};
+
+// Thread-safe.
+class ComputeDevice {
+ public:
+  virtual ~ComputeDevice() = default;
+
+  const Device& id() const { return id_; }
+  std::string Name() const { return id_.Name(); }
+  // 16 bytes that name the GPU in every process; empty for cpu devices.
+  virtual std::string gpu_uuid() const { return ""; }
+
+  // Zeroed memory; what is shared is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) = 0;
+  // Bytes that could be allocated now.
+  virtual int64_t AvailableBytes() const = 0;
+
+  // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with the
+  // object, before the memory.
+  virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
+
+  virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;
+  virtual absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const = 0;
+
+  // `tensors` stay where they are for the object's life.
+  virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) = 0;
+
+ protected:
+  explicit ComputeDevice(const Device& id) : id_(id) {}
+
+ private:
+  const Device id_;
+};
+
+// The devices of one daemon. FAILED_PRECONDITION a GPU that is not there, or that cannot reach another one's memory;
+// UNIMPLEMENTED GPUs in a build without CUDA.
+absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenDevices(absl::Span<const Device> devices);
+
+std::unique_ptr<ComputeDevice> MakeCpuDevice(int index);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_

@@ -1,0 +1,216 @@
+#include "server/device/cuda_devices.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/memory.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
+#include "kernels/optim/adam_cuda.h"
+#include "kernels/random/initial_values_cuda.h"
+#include "kernels/reduce/sum_of_squares_cuda.h"
+
+namespace paramshard::server {
+namespace {
+
+class GpuRange final : public Memory::Owner {
+ public:
+  explicit GpuRange(gpu::DeviceMemory memory) : memory_(std::move(memory)) {}
+
+ private:
+  const gpu::DeviceMemory memory_;
+};
+
+class OpenHostRange final : public Memory::Owner {
+ public:
+  explicit OpenHostRange(gpu::HostRegistration registration) : registration_(std::move(registration)) {}
+
+ private:
+  const gpu::HostRegistration registration_;
+};
+
+class CudaShardArithmetic final : public ShardArithmetic {
+ public:
+  static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors) {
+    std::vector<gpu::AdamExtent> extents;
+    std::vector<gpu::SquareSumExtent> gradients;
+    for (const ExtentTensors& extent : tensors) {
+      extents.push_back({extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
+                         extent.column_wise});
+      gradients.push_back({extent.gradient, extent.elements()});
+    }
+    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
+    ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents));
+    ASSIGN_OR_RETURN(gpu::SquareSumPlan squares, gpu::SquareSumPlan::Create(device, gradients));
+    return std::unique_ptr<ShardArithmetic>(
+        new CudaShardArithmetic(std::move(tensors), std::move(stream), std::move(adam), std::move(squares)));
+  }
+
+  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
+    const gpu::DeviceScope scope(stream_.device());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      RETURN_IF_ERROR(gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
+                                             initials[i].first_element, tensors_[i].elements(),
+                                             tensors_[i].state.master, stream_.get()));
+    }
+    return stream_.Synchronize();
+  }
+
+  absl::Status EncodePlanes() override {
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(adam_.Encode(stream_.get()));
+    return stream_.Synchronize();
+  }
+
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
+    const gpu::DeviceScope scope(stream_.device());
+    return squares_.Run(active, stream_.get());
+  }
+
+  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) override {
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(adam_.Step(steps, stream_.get()));
+    return stream_.Synchronize();
+  }
+
+ private:
+  CudaShardArithmetic(std::vector<ExtentTensors> tensors, gpu::Stream stream, gpu::FusedAdamPlan adam,
+                      gpu::SquareSumPlan squares)
+      : tensors_(std::move(tensors)),
+        stream_(std::move(stream)),
+        adam_(std::move(adam)),
+        squares_(std::move(squares)) {}
+
+  const std::vector<ExtentTensors> tensors_;
+  const gpu::Stream stream_;
+  gpu::FusedAdamPlan adam_;
+  gpu::SquareSumPlan squares_;
+};
+
+class CudaDevice final : public ComputeDevice {
+ public:
+  // `group` are the indices of all devices of the daemon.
+  CudaDevice(const Device& id, std::vector<int> group, std::string uuid, gpu::Stream copies)
+      : ComputeDevice(id), group_(std::move(group)), uuid_(std::move(uuid)), copies_(std::move(copies)) {}
+
+  std::string gpu_uuid() const override { return uuid_; }
+
+  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
+    const bool shared = sharing != Sharing::kPrivate;
+    const std::vector<int> alone = {id().index};
+    auto memory = gpu::DeviceMemory::Create(id().index, size_bytes, shared ? group_ : alone, shared);
+    if (!memory.ok()) {
+      return absl::Status(memory.status().code(), absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, ",
+                                                               AvailableBytes(), " free on ", Name(), ": ",
+                                                               memory.status().message()));
+    }
+    wire::FileDescriptor fd;
+    if (shared && size_bytes > 0) {
+      ASSIGN_OR_RETURN(const int exported, memory->Export());
+      fd = wire::FileDescriptor(exported);
+    }
+    uint8_t* const data = memory->data();
+    return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(*std::move(memory)));
+  }
+
+  int64_t AvailableBytes() const override {
+    const gpu::DeviceScope scope(id().index);
+    size_t available = 0;
+    size_t total = 0;
+    return cudaMemGetInfo(&available, &total) == cudaSuccess ? static_cast<int64_t>(available) : 0;
+  }
+
+  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
+    const gpu::DeviceScope scope(id().index);
+    ASSIGN_OR_RETURN(gpu::HostRegistration registration,
+                     gpu::HostRegistration::Register(page.data(), page.size_bytes()));
+    return std::make_unique<OpenHostRange>(std::move(registration));
+  }
+
+  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
+    auto copy = std::make_unique<uint8_t[]>(size_bytes);
+    RETURN_IF_ERROR(Copy(copy.get(), data, size_bytes));
+    return HostView(std::move(copy), size_bytes);
+  }
+
+  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
+    return Copy(data, bytes.data(), static_cast<int64_t>(bytes.size()));
+  }
+
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
+    return CudaShardArithmetic::Create(id().index, std::move(tensors));
+  }
+
+ private:
+  absl::Status Copy(void* target, const void* source, int64_t size_bytes) const {
+    if (size_bytes == 0) return absl::OkStatus();
+    const gpu::DeviceScope scope(id().index);
+    absl::MutexLock lock(&copying_);
+    RETURN_IF_ERROR(gpu::ToStatus(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, copies_.get()),
+                                  absl::StrCat("copy ", size_bytes, " bytes of ", Name())));
+    return copies_.Synchronize();
+  }
+
+  const std::vector<int> group_;
+  const std::string uuid_;
+  const gpu::Stream copies_;
+  mutable absl::Mutex copying_;
+};
+
+absl::Status CheckPeers(const std::vector<int>& group) {
+  for (int device : group) {
+    for (int peer : group) {
+      int reachable = 1;
+      if (device != peer) {
+        RETURN_IF_ERROR(gpu::ToStatus(cudaDeviceCanAccessPeer(&reachable, device, peer),
+                                      absl::StrCat("device cuda:", device)));
+      }
+      if (reachable == 0) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("devices: GPUs that reach each other's memory expected, cuda:", device,
+                         " does not reach that of cuda:", peer, "; serve them by two daemons"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ComputeDevice>> OpenCudaDevice(const Device& id, const std::vector<int>& group) {
+  const gpu::DeviceScope scope(id.index);
+  cudaDeviceProp properties;
+  RETURN_IF_ERROR(gpu::ToStatus(cudaGetDeviceProperties(&properties, id.index), absl::StrCat("device ", id.Name())));
+  // Threads that wait for the device sleep instead of spinning.
+  RETURN_IF_ERROR(gpu::ToStatus(cudaInitDevice(id.index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid),
+                                absl::StrCat("open ", id.Name())));
+  ASSIGN_OR_RETURN(gpu::Stream copies, gpu::Stream::Create(id.index));
+  return std::make_unique<CudaDevice>(
+      id, group, std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)), std::move(copies));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenCudaDevices(absl::Span<const Device> devices) {
+  int count = 0;
+  RETURN_IF_ERROR(gpu::ToStatus(cudaGetDeviceCount(&count), absl::StrCat("device ", devices.front().Name())));
+  std::vector<int> group;
+  for (const Device& device : devices) {
+    if (device.index >= count) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("device ", device.Name(), ": this process sees ", count, " GPUs (CUDA_VISIBLE_DEVICES?)"));
+    }
+    group.push_back(device.index);
+  }
+  RETURN_IF_ERROR(CheckPeers(group));
+  std::vector<std::unique_ptr<ComputeDevice>> opened;
+  for (const Device& device : devices) {
+    ASSIGN_OR_RETURN(opened.emplace_back(), OpenCudaDevice(device, group));
+  }
+  return opened;
+}
+
+}  // namespace paramshard::server
