@@ -20,10 +20,12 @@ ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape, For
   return spec;
 }
 
-void Fill(absl::Span<float> values, int64_t commit, int rank, int salt) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>((static_cast<int64_t>(i) * 31 + commit * 7 + rank * 13 + salt) % 101 - 50) / 256.0f;
+std::vector<float> GradientOf(int64_t elements, int64_t commit, int rank, int salt) {
+  std::vector<float> values(elements);
+  for (int64_t i = 0; i < elements; ++i) {
+    values[i] = static_cast<float>((i * 31 + commit * 7 + rank * 13 + salt) % 101 - 50) / 256.0f;
   }
+  return values;
 }
 
 absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, int64_t commit) {
@@ -31,7 +33,7 @@ absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, 
   int salt = 0;
   for (const ParameterSpec& parameter : unit.parameters) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
-    Fill(view.fp32(), commit, training.rank, salt++);
+    RETURN_IF_ERROR(view.Write(GradientOf(view.rows * view.columns, commit, training.rank, salt++)));
     training.at(Point::kFilling, commit);
   }
   return gradients.Push();

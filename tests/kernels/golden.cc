@@ -3,12 +3,14 @@
 #include <fstream>
 
 #include "kernels/base/check.h"
+#include "tests/support/environment.h"
 
 namespace paramshard {
 namespace {
 
 const std::string& Directory() {
-  static const std::string& directory = *new std::string(PARAMSHARD_GOLDEN_DIR);
+  static const std::string& directory =
+      *new std::string(test::EnvironmentOr("PARAMSHARD_TEST_GOLDEN_DIR", PARAMSHARD_GOLDEN_DIR));
   return directory;
 }
 
