@@ -319,6 +319,10 @@ int FreePort() {
 class TwoDaemonsTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
+    if (TestDevices() == "cuda") {
+      const auto gpus = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
+      if (!gpus.ok() || std::atoi(gpus->c_str()) < 4) GTEST_SKIP() << "four GPUs expected, got " << gpus.value_or("none");
+    }
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
       std::vector<std::string> flags = DeviceFlags(2, TestDevices() == "cuda" ? 2 * node : 0);

@@ -1,0 +1,184 @@
+// Trainers that die with work on their GPU's streams, and a daemon that dies while streams wait for it. Afterwards the state
+// is what an uninterrupted run makes it, and whoever lives on has a context that works.
+
+#include <cuda_runtime.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/cuda.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
+#include "nlohmann/json.hpp"
+#include "tests/faults/bad_access.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int64_t kFaultStep = 3;
+// Which number of a trainer's board says what.
+enum BoardNumber { kWaiting = 0, kGrandchild = 1 };
+
+// This process must not open a GPU: its children do.
+int GpuCount() {
+  const auto count = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
+  return count.ok() ? std::atoi(count->c_str()) : 0;
+}
+
+class CudaFaultTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (GpuCount() < 2) GTEST_SKIP() << "two GPUs expected, got " << GpuCount();
+    absl::StatusOr<DaemonProcess> daemon =
+        DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), {"--device=cuda:0,cuda:1"});
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  Training TrainingOf(const std::string& model, int rank) const {
+    return {.socket_dir = directory_.path(), .model = model, .rank = rank};
+  }
+
+  ChildProcess Start(const Training& training) const {
+    return ChildProcess::Run([training](Board&) { return Train(training); });
+  }
+
+  std::string StateHash(const std::string& model) const {
+    const auto output = OutputOf(
+        absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " -o json verify ", model));
+    EXPECT_OK(output.status());
+    if (!output.ok()) return "";
+    const nlohmann::json verified = nlohmann::json::parse(*output);
+    EXPECT_EQ(verified["summary"]["mismatchCount"], "0") << verified.dump(2);
+    return verified["summary"]["stateHash"];
+  }
+
+  std::string UninterruptedHash() const {
+    ChildProcess first = Start(TrainingOf("uninterrupted", 0));
+    ChildProcess second = Start(TrainingOf("uninterrupted", 1));
+    EXPECT_OK(first.Await());
+    EXPECT_OK(second.Await());
+    return StateHash("uninterrupted");
+  }
+
+  // A trainer of rank 1 that trains until the fault step and then calls `fault` with its model.
+  ChildProcess StartVictim(const std::function<absl::Status(Model&, Board&)>& fault) const {
+    return ChildProcess::Run([this, fault](Board& board) -> absl::Status {
+      Training training = TrainingOf("interrupted", 1);
+      training.commits = kFaultStep - 1;
+      RETURN_IF_ERROR(Train(training));
+      ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 1, .socket_dir = directory_.path()}));
+      ASSIGN_OR_RETURN(Model model, client.OpenModel(SmallModel("interrupted")));
+      return fault(model, board);
+    });
+  }
+
+  // Rank 0 trains through; rank 1 dies as `fault` says and is replaced.
+  void ExpectNoTrace(const std::function<absl::Status(Model&, Board&)>& fault) {
+    const std::string expected = UninterruptedHash();
+    ChildProcess survivor = Start(TrainingOf("interrupted", 0));
+    ChildProcess victim = StartVictim(fault);
+    EXPECT_THAT(victim.Await(), Not(IsOk()));
+    ChildProcess replacement = Start(TrainingOf("interrupted", 1));
+    EXPECT_OK(replacement.Await());
+    EXPECT_OK(survivor.Await());
+    EXPECT_EQ(StateHash("interrupted"), expected);
+    const auto grandchild = static_cast<pid_t>(victim.board().numbers[kGrandchild].load());
+    if (grandchild != 0) kill(grandchild, SIGKILL);
+  }
+
+  TemporaryDirectory directory_;
+  std::optional<DaemonProcess> daemon_;
+};
+
+// Two seconds of writes into a gradient slot, and then the end of the process.
+absl::Status DieWhileKernelsWrite(Model& model, Board&) {
+  ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+  ASSIGN_OR_RETURN(UnitGradients gradients, cuda::Gradients(model, "first", stream.get()));
+  ASSIGN_OR_RETURN(const GradientView view, gradients.Get("first.weight"));
+  RETURN_IF_ERROR(KeepWriting(view.fp32().data(), view.rows * view.columns, 2.0, stream.get()));
+  raise(SIGKILL);
+  return absl::OkStatus();
+}
+
+TEST_F(CudaFaultTest, KernelsThatWriteGradientsOutliveTheirTrainerAndHarmNobody) { ExpectNoTrace(DieWhileKernelsWrite); }
+
+TEST_F(CudaFaultTest, AForkedChildThatKeepsTheDevicesOpenChangesNothing) {
+  ExpectNoTrace([](Model& model, Board& board) {
+    const auto child = syscall(SYS_fork);
+    while (child == 0) pause();
+    board.numbers[kGrandchild] = static_cast<uint32_t>(child);
+    return DieWhileKernelsWrite(model, board);
+  });
+}
+
+TEST_F(CudaFaultTest, ATrainerMayDieWhileItHoldsASlotAndItsStreamIsParked) {
+  ExpectNoTrace([](Model& model, Board&) -> absl::Status {
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(const GatheredUnit held, model.Gather("first", Phase::kForward));
+    // The other rank gathers "first" first too, and then "second", which this one never asks for.
+    ASSIGN_OR_RETURN(UnitGradients gradients, cuda::Gradients(model, "second", stream.get()));
+    RETURN_IF_ERROR(cuda::Push(gradients, stream.get()));
+    raise(SIGKILL);
+    return absl::OkStatus();
+  });
+}
+
+TEST_F(CudaFaultTest, ATrainerThatFaultsItsContextHurtsNobodyElse) {
+  ExpectNoTrace([](Model& model, Board&) -> absl::Status {
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    RETURN_IF_ERROR(WriteToNowhere(stream.get()));
+    return stream.Synchronize();
+  });
+}
+
+TEST_F(CudaFaultTest, StreamsThatWaitForADeadDaemonWakeAndTheirContextsWork) {
+  ChildProcess idle = ChildProcess::Run([&](Board& board) -> absl::Status {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 1, .socket_dir = directory_.path()}));
+    ASSIGN_OR_RETURN(const Model model, client.OpenModel(SmallModel("orphans")));
+    Reach(board, kWaiting, 1);
+    while (model.status().ok()) usleep(1000);
+    return model.status();
+  });
+  ChildProcess waiter = ChildProcess::Run([&](Board& board) -> absl::Status {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 0, .socket_dir = directory_.path()}));
+    ASSIGN_OR_RETURN(Model model, client.OpenModel(SmallModel("orphans")));
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("first", Phase::kForward));
+    RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+    Reach(board, kWaiting, 1);
+    RETURN_IF_ERROR(stream.Synchronize());
+    const absl::Status end = model.status();
+    if (end.ok()) return absl::InternalError("the stream went on, and the epoch has not ended");
+    // The context still computes.
+    ASSIGN_OR_RETURN(const Matrix weight, unit.Get("first.weight"));
+    RETURN_IF_ERROR(gpu::ToStatus(cudaMemsetAsync(const_cast<uint8_t*>(weight.data.data()), 0, 1, stream.get()),
+                                  "write to a slot"));
+    RETURN_IF_ERROR(stream.Synchronize());
+    return end;
+  });
+  ASSERT_TRUE(waiter.AwaitNumber(kWaiting, 1));
+  ASSERT_TRUE(idle.AwaitNumber(kWaiting, 1));
+  daemon_->Signal(SIGKILL);
+  EXPECT_THAT(waiter.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  EXPECT_THAT(idle.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+}
+
+}  // namespace
+}  // namespace paramshard::test
