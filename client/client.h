@@ -125,11 +125,11 @@ struct StepResult {
 struct Matrix {
   int64_t rows = 0;
   int64_t columns = 0;
-  Encoding encoding;
+  Encoding encoding = {};
   Plane plane = Plane::kRowWise;
-  absl::Span<const uint8_t> data;
-  absl::Span<const uint8_t> scales;  // empty where the format has none
-  int gpu = -1;                      // where both lie: host memory, or a GPU by its index in this process
+  absl::Span<const uint8_t> data = {};
+  absl::Span<const uint8_t> scales = {};  // empty where the format has none
+  int gpu = -1;                           // where both lie: host memory, or a GPU by its index in this process
 
   // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail; from a
   // GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
@@ -142,7 +142,7 @@ struct GradientView {
   int64_t rows = 0;
   int64_t columns = 0;
   GradientType type = GradientType::kFP32;
-  absl::Span<uint8_t> data;
+  absl::Span<uint8_t> data = {};
   int gpu = -1;  // where it lies, as in Matrix
 
   // Requires type == kFP32. Memory of the GPU where `gpu` is not -1.

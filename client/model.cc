@@ -168,6 +168,11 @@ absl::Status UnitGradients::Impl::Push() {
   return session_->Push(ticket_, absent_, worker_);
 }
 
+absl::Status UnitGradients::Impl::PushOn(internal::GpuStream stream) {
+  worker_ = stream;
+  return Push();
+}
+
 namespace {
 
 absl::Status Pushed() {

@@ -18,20 +18,28 @@ function(paramshard_collect_libraries target result)
   set(${result} ${libraries} PARENT_SCOPE)
 endfunction()
 
-paramshard_collect_libraries(paramshard_client libraries)
+set(client paramshard_client)
+if(TARGET paramshard_client_cuda)
+  set(client paramshard_client_cuda)
+endif()
+paramshard_collect_libraries(${client} libraries)
 install(TARGETS ${libraries} EXPORT paramshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_dir})
 
-# client/client.h and what it includes, under the paths that it is included by: "client/client.h".
-foreach(header
-    client/client.h
-    kernels/base/host_device.h
-    kernels/formats/codec.h
-    kernels/formats/format.h
-    kernels/optim/adam.h
-    kernels/optim/adam_math.h
-    kernels/random/initial_values.h
-    kernels/reduce/gradient_sum.h)
+# The client's headers and what they include, under the paths that it is included by: "client/client.h".
+set(headers
+  client/client.h
+  kernels/base/host_device.h
+  kernels/formats/codec.h
+  kernels/formats/format.h
+  kernels/optim/adam.h
+  kernels/optim/adam_math.h
+  kernels/random/initial_values.h
+  kernels/reduce/gradient_sum.h)
+if(TARGET paramshard_client_cuda)
+  list(APPEND headers client/cuda.h)
+endif()
+foreach(header IN LISTS headers)
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/${folder})
 endforeach()

@@ -59,7 +59,7 @@ class UnitGradients::Impl {
   absl::Status MarkAbsent(absl::string_view parameter);
   // The last call.
   absl::Status Push();
-  void set_worker(internal::Worker worker) { worker_ = worker; }
+  absl::Status PushOn(internal::GpuStream stream);
 
  private:
   std::shared_ptr<internal::Session> session_;

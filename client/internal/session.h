@@ -71,7 +71,7 @@ class Session {
     Companion companion;
     SessionMemory memory;
     std::unique_ptr<SessionStream> stream;  // null: Detach has nobody to tell
-    decltype(&MapTensors) map_tensors = &MapTensors;
+    TensorMapper map_tensors = &MapTensors;
   };
 
   // Maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when memory and layout do

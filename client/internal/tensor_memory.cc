@@ -13,7 +13,9 @@ namespace {
 
 constexpr size_t kUuidBytes = 16;
 
-absl::Status NoStreams() { return absl::InternalError("session memory: memory of a GPU expected, it is the host's"); }
+absl::Status NoStreams() {
+  return absl::FailedPreconditionError("session memory: memory of a GPU expected for a stream, it is the host's");
+}
 
 class HostTensorMemory : public TensorMemory {
  public:

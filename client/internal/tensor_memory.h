@@ -3,6 +3,7 @@
 #define PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -77,6 +78,8 @@ struct TensorMemoryParts {
 // Maps what the daemon handed over: host memory where `gpu_uuid` is empty, else memory of that GPU.
 // FAILED_PRECONDITION: this process does not see the GPU; UNIMPLEMENTED: this client was built without CUDA.
 absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
+
+using TensorMapper = std::function<decltype(MapTensors)>;
 
 // As NVIDIA's tools write it: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
 std::string GpuName(absl::string_view uuid);

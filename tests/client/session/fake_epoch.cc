@@ -104,6 +104,7 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
   started.set_world_size(options_.ranks);
   started.set_group_rank(options_.group_rank);
   started.set_client_lands_own_pieces(options_.client_lands_own_pieces);
+  started.set_gpu_uuid(options_.gpu_uuid);
   *started.mutable_layout() = layout_;
   internal::SessionMemory memory;
   memory.sizes.planes_bytes = planes_.size_bytes() + options_.extra_planes_bytes;
@@ -119,7 +120,8 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
        .started = std::move(started),
        .companion = internal::Companion(wire::FileDescriptor(sockets[1]), std::move(pidfd), "token", daemon_),
        .memory = std::move(memory),
-       .stream = nullptr});
+       .stream = nullptr,
+       .map_tensors = options_.map_tensors});
 }
 
 std::optional<v1::Command> FakeEpoch::NextCommand() {

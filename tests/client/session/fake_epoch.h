@@ -26,6 +26,9 @@ struct FakeEpochOptions {
   int64_t commit_number = 0;
   // What the memory's messages say beyond the truth.
   int64_t extra_planes_bytes = 0;
+  // Of the GPU that is to hold the tensors, and what maps them.
+  std::string gpu_uuid = {};
+  internal::TensorMapper map_tensors = &internal::MapTensors;
 };
 
 // Three units "a", "b" and "c" of one 64 x 32 MXFP8 matrix "a.w" ... and one small FP32 vector

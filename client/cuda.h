@@ -1,0 +1,57 @@
+// The client library on a trainer's own CUDA streams: the calls of client.h that wait or hand over, without the host.
+//
+//   auto unit = model->Gather("blocks.0", paramshard::Phase::kForward);
+//   status = paramshard::cuda::WaitOn(*unit, stream);             // enqueued: the host goes on
+//   paramshard::Matrix w = *unit->Get("blocks.0.w1");             // w.data and w.scales: memory of GPU w.gpu
+//   ... launch on `stream` what reads w ...
+//   status = paramshard::cuda::Release(*unit, stream);
+//   auto gradients = paramshard::cuda::Gradients(*model, "blocks.0", stream);   // a slot that `stream` zeroes
+//   ... launch on `stream` what writes gradients->Get("blocks.0.w1")->fp32() ...
+//   status = paramshard::cuda::Push(*gradients, stream);
+//   auto commit = model->Commit(...);                             // as in client.h
+//
+// Views may be asked for at once; what they show is there for work that is enqueued later on the stream. The calls enqueue
+// waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode and Transpose.
+// Streams are the trainer's, of the GPU that Model::gpu() names, and any number of them; not in the middle of a capture. What
+// is given to one stream in a slot comes before what another one is given to do there later. A stream that a handle was
+// given to must live until the handle is gone and the stream has done its work.
+//
+// While a stream waits for the daemon, cudaFree, cudaFreeHost, cudaHostUnregister, cudaDeviceSynchronize and the first launch
+// of a kernel that is loaded lazily wait with it (CUDA_MODULE_LOADING=EAGER loads kernels at start).
+//
+// When the epoch ends, waiting streams go on, with whatever the memory holds: what was computed from it is good only if
+// Model::status() is OK after the stream is synchronized. Commit says the same: it is refused. Synchronize the streams before
+// you attach again.
+//
+// Errors: those of the calls in client.h; FAILED_PRECONDITION where the daemon serves the rank from host memory; INTERNAL for
+// what CUDA refuses.
+#ifndef PARAMSHARD_CLIENT_CUDA_H_
+#define PARAMSHARD_CLIENT_CUDA_H_
+
+#include <cuda_runtime.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/client.h"
+
+namespace paramshard::cuda {
+
+// Lets `stream` wait for the unit's pieces; GatheredUnit::Get works on return. The first call also lands this rank's own
+// pieces on its stream, so a stream of its own, one unit ahead, hides that copy behind running kernels; another call lets
+// another stream wait for what the first one brought.
+absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
+
+// Gives the slot back when `stream` has come so far: the stream that reads last, or one that is ordered after it. The handle
+// and its views end here.
+absl::Status Release(GatheredUnit& unit, cudaStream_t stream);
+
+// Hands out a gradient slot that `stream` zeroes once it has drained. The host waits for nothing.
+absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream);
+
+// Hands the slot to the daemon when `stream` has come so far. The views end here.
+absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
+
+}  // namespace paramshard::cuda
+
+#endif  // PARAMSHARD_CLIENT_CUDA_H_

@@ -1,0 +1,370 @@
+// Session in memory of a GPU: what is enqueued, and in which order. The GPU is a fake that runs when it is told to.
+#include <algorithm>
+#include <utility>
+
+#include "client/internal/session.h"
+#include "gmock/gmock.h"
+#include "tests/client/session/fake_epoch.h"
+#include "tests/client/session/fake_gpu.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class SessionOnStreamsTest : public testing::Test {
+ protected:
+  void Attach(FakeEpochOptions options = {}) {
+    options.gpu_uuid = kFakeGpuUuid;
+    options.map_tensors = gpu_.Mapper();
+    session_ = nullptr;
+    epoch_ = std::make_unique<FakeEpoch>(ThreeUnits(), options);
+    ASSERT_OK_AND_ASSIGN(session_, epoch_->Attach());
+    EXPECT_EQ(session_->gpu(), kFakeGpu);
+  }
+
+  // The newest command.
+  v1::Command LastCommand() {
+    while (std::optional<v1::Command> command = epoch_->NextCommand()) last_ = *std::move(command);
+    return last_;
+  }
+  void PublishReady() { epoch_->PublishReady(LastCommand()); }
+  void FillPlanes(uint8_t value) { std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), value); }
+  // The rows of this rank, 0 of 2, in a unit's matrix.
+  absl::Span<const uint8_t> OwnData(const GatherTicket& ticket) {
+    const absl::Span<const uint8_t> data = session_->Bytes(ticket, 0, Plane::kRowWise).data;
+    return data.subspan(0, data.size() / 2);
+  }
+  uint32_t Released(int slot) const { return epoch_->words().released(slot).value; }
+
+  // A kernel: runs from now until the test says so.
+  void HoldUp(GpuStream stream) {
+    gpu_.Enqueue(stream, [this] { return kernel_ended_; });
+  }
+
+  FakeGpu gpu_;
+  const GpuStream stream_ = gpu_.NewStream();
+  const GpuStream other_stream_ = gpu_.NewStream();
+  bool kernel_ended_ = false;
+  std::unique_ptr<FakeEpoch> epoch_;
+  std::shared_ptr<Session> session_;
+  v1::Command last_;
+};
+
+// --- The calls of the host, in memory of a GPU
+
+TEST_F(SessionOnStreamsTest, TheHostsWaitLandsPiecesAndPutsScalesTogether) {
+  Attach();
+  FillPlanes(0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->AwaitGather(ticket));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
+  EXPECT_THAT(OwnData(ticket), Each(0x5a));
+  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  ASSERT_THAT(bytes.scales, SizeIs(1));
+  EXPECT_EQ(bytes.scales[0].size(), 64);
+  EXPECT_THAT(bytes.scales[0].subspan(0, 32), Each(0x5a));
+  EXPECT_THAT(bytes.scales[0].subspan(32), Each(0));
+}
+
+TEST_F(SessionOnStreamsTest, TheHostsGradientsAreZeroOnReturn) {
+  Attach();
+  std::fill_n(epoch_->slots(), epoch_->layout().slots_bytes(), 0xff);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients("b"));
+  const GradientView view = session_->Gradient(ticket, 0);
+  EXPECT_EQ(view.gpu, kFakeGpu);
+  EXPECT_THAT(view.data, Each(0));
+  ASSERT_OK(session_->Push(ticket, {}));
+  EXPECT_EQ(epoch_->words().filled(0).value, 1);
+}
+
+// --- Gathers on streams
+
+TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
+  Attach();
+  FillPlanes(0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "await", "copy 2"));
+  EXPECT_THAT(OwnData(ticket), Each(0));
+  gpu_.Run();
+  EXPECT_THAT(OwnData(ticket), Each(0x5a));
+  EXPECT_FALSE(gpu_.Idle(stream_));
+  PublishReady();
+  gpu_.Run();
+  EXPECT_TRUE(gpu_.Idle(stream_));
+  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).scales[0].subspan(0, 32), Each(0x5a));
+}
+
+TEST_F(SessionOnStreamsTest, WordsThatAreThereAreNotAwaited) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
+}
+
+TEST_F(SessionOnStreamsTest, OwnPiecesAreCopiedAfterTheCommitThatWritesThem) {
+  Attach({.prefetch = false});
+  ASSERT_OK(session_->Commit({}));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  gpu_.Run();
+  FillPlanes(0x5a);
+  EXPECT_THAT(OwnData(ticket), Each(0));
+  epoch_->PublishCommitted(1, 1);
+  gpu_.Run();
+  EXPECT_THAT(OwnData(ticket), Each(0x5a));
+}
+
+TEST_F(SessionOnStreamsTest, AGroupOfOneWaitsForTheCommitAlone) {
+  Attach({.ranks = 1, .prefetch = false});
+  FillPlanes(0x5a);
+  ASSERT_OK(session_->Commit({}));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await"));
+  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  EXPECT_THAT(bytes.data, Each(0x5a));
+  ASSERT_THAT(bytes.scales, SizeIs(1));
+  EXPECT_THAT(bytes.scales[0], Each(0x5a));
+}
+
+TEST_F(SessionOnStreamsTest, WhenTheEngineLandsEveryPieceOnlyScalesAreCopied) {
+  Attach({.client_lands_own_pieces = false});
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "await", "copy 2"));
+}
+
+TEST_F(SessionOnStreamsTest, InASlotWithPiecesUnderWayOwnOnesLandLast) {
+  Attach();
+  FillPlanes(0x5a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  session_->Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  ASSERT_EQ(b.slot, a.slot);
+  ASSERT_OK(session_->AwaitGatherOn(b, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy 2", "copy 2"));
+  gpu_.Run();
+  EXPECT_THAT(OwnData(b), Each(0));
+  PublishReady();
+  gpu_.Run();
+  EXPECT_THAT(OwnData(b), Each(0x5a));
+}
+
+TEST_F(SessionOnStreamsTest, AReleaseIsSeenWhenTheStreamHasComeToIt) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK(session_->ReleaseOn(ticket, stream_));
+  gpu_.Run();
+  EXPECT_EQ(Released(0), 0);
+  // For the trainer's program the slot is free, and nothing is held.
+  EXPECT_OK(session_->Commit({}));
+  epoch_->words().Publish(epoch_->words().ready(0, 1), 1);
+  gpu_.Run();
+  EXPECT_EQ(Released(0), 1);
+}
+
+TEST_F(SessionOnStreamsTest, ASlotIsNotOverwrittenWhileAnotherStreamReadsIt) {
+  for (const bool by_host : {false, true}) {
+    Attach();
+    kernel_ended_ = false;
+    ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+    PublishReady();
+    ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+    HoldUp(stream_);
+    ASSERT_OK(session_->ReleaseOn(a, stream_));
+    gpu_.Run();
+    FillPlanes(0x5a);
+    ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+    ASSERT_EQ(b.slot, a.slot);
+    PublishReady();
+    if (by_host) {
+      EXPECT_THAT(session_->AwaitGather(b), StatusIs(absl::StatusCode::kDeadlineExceeded));
+    } else {
+      ASSERT_OK(session_->AwaitGatherOn(b, other_stream_));
+    }
+    gpu_.Run();
+    EXPECT_THAT(OwnData(b), Each(0));
+    kernel_ended_ = true;
+    gpu_.Run();
+    EXPECT_THAT(OwnData(b), Each(0x5a));
+  }
+}
+
+TEST_F(SessionOnStreamsTest, AStreamDoesNotWaitForItself) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+  ASSERT_OK(session_->ReleaseOn(a, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  PublishReady();
+  gpu_.TakeLog();
+  ASSERT_OK(session_->AwaitGatherOn(b, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
+}
+
+// What was gathered ahead and is not wanted is released by the host, in a slot that a stream still reads.
+TEST_F(SessionOnStreamsTest, TheHostsReleaseDoesNotOvertakeAStreams) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+  HoldUp(stream_);
+  ASSERT_OK(session_->ReleaseOn(a, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  session_->Release(b);
+  gpu_.Run();
+  EXPECT_EQ(Released(0), 0);
+  kernel_ended_ = true;
+  gpu_.Run();
+  EXPECT_EQ(Released(0), b.number);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->Gather("c", Phase::kForward));
+  session_->Release(c);
+  EXPECT_EQ(Released(0), c.number);
+}
+
+TEST_F(SessionOnStreamsTest, AnotherStreamFollowsTheFirstWithoutItsLaterWork) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+  HoldUp(stream_);
+  ASSERT_OK(session_->FollowGatherOn(a, other_stream_));
+  gpu_.Run();
+  EXPECT_FALSE(gpu_.Idle(other_stream_));
+  PublishReady();
+  gpu_.Run();
+  EXPECT_TRUE(gpu_.Idle(other_stream_));
+  EXPECT_FALSE(gpu_.Idle(stream_));
+}
+
+// --- Gradients on streams
+
+TEST_F(SessionOnStreamsTest, APushIsFilledWhenTheStreamHasComeToIt) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
+  HoldUp(stream_);
+  ASSERT_OK(session_->Push(ticket, {1}, stream_));
+  EXPECT_EQ(LastCommand().push().unit(), 1);
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 0);
+  kernel_ended_ = true;
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 1);
+}
+
+TEST_F(SessionOnStreamsTest, ASlotIsZeroedWhenItHasDrained) {
+  Attach();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
+    ASSERT_OK(session_->Push(ticket, {}, stream_));
+  }
+  gpu_.TakeLog();
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("a", stream_));
+  EXPECT_EQ(ticket.slot, 0);
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "zero"));
+  gpu_.Run();
+  std::fill_n(session_->Gradient(ticket, 0).data.data(), 100, 0xff);
+  EXPECT_FALSE(gpu_.Idle(stream_));
+  epoch_->words().Publish(epoch_->words().drained(0), 1);
+  gpu_.Run();
+  EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
+}
+
+TEST_F(SessionOnStreamsTest, ASlotThatWasGivenBackIsZeroedAfterItsStream) {
+  for (const bool by_host : {false, true}) {
+    Attach();
+    kernel_ended_ = false;
+    ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->TakeGradientsOn("a", stream_));
+    HoldUp(stream_);
+    gpu_.Run();
+    session_->GiveBack(first, stream_);
+    if (by_host) {
+      EXPECT_THAT(session_->TakeGradients("a"), StatusIs(absl::StatusCode::kDeadlineExceeded));
+    } else {
+      ASSERT_OK(session_->TakeGradientsOn("a", other_stream_));
+    }
+    const GradientView view = session_->Gradient(first, 0);
+    std::fill_n(view.data.data(), view.data.size(), 0xff);
+    gpu_.Run();
+    EXPECT_THAT(view.data, Each(0xff));
+    kernel_ended_ = true;
+    gpu_.Run();
+    EXPECT_THAT(view.data, Each(0));
+  }
+}
+
+// --- The end
+
+TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
+  Attach({.prefetch = false});
+  ASSERT_OK(session_->Commit({}));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->TakeGradientsOn("b", other_stream_));
+    ASSERT_OK(session_->Push(gradients, {}, other_stream_));
+  }
+  gpu_.Run();
+  EXPECT_FALSE(gpu_.Idle(stream_));
+  EXPECT_FALSE(gpu_.Idle(other_stream_));
+  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  gpu_.Run();
+  EXPECT_TRUE(gpu_.Idle(stream_));
+  EXPECT_TRUE(gpu_.Idle(other_stream_));
+  const auto is_end = StatusIs(absl::StatusCode::kAborted, "rank 1 has left");
+  EXPECT_THAT(session_->status(), is_end);
+  gpu_.TakeLog();
+  EXPECT_THAT(session_->AwaitGatherOn(ticket, stream_), is_end);
+  EXPECT_THAT(session_->FollowGatherOn(ticket, other_stream_), is_end);
+  EXPECT_THAT(session_->TakeGradientsOn("b", stream_), is_end);
+  EXPECT_THAT(gpu_.TakeLog(), IsEmpty());
+  ASSERT_OK(session_->ReleaseOn(ticket, stream_));
+}
+
+// --- Where the memory is
+
+TEST(SessionMemoryTest, InHostMemoryThereAreNoStreams) {
+  FakeEpoch epoch(ThreeUnits(), {});
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Session> session, epoch.Attach());
+  EXPECT_EQ(session->gpu(), -1);
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("GPU expected"));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session->Gather("a", Phase::kForward));
+  EXPECT_THAT(session->AwaitGatherOn(ticket, nullptr), is_refused);
+  EXPECT_THAT(session->ReleaseOn(ticket, nullptr), is_refused);
+  EXPECT_EQ(epoch.words().released(0).value, ticket.number);
+  EXPECT_THAT(session->TakeGradientsOn("a", nullptr), is_refused);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session->TakeGradients("a"));
+  EXPECT_THAT(session->Push(gradients, {}, GpuStream{nullptr}), is_refused);
+}
+
+TEST(SessionMemoryTest, AGpuThatThisProcessDoesNotSeeIsNamed) {
+  FakeEpoch epoch(ThreeUnits(), {.gpu_uuid = kFakeGpuUuid});
+#ifdef PARAMSHARD_HAS_CUDA
+  EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       AllOf(HasSubstr("GPU-30313233-3435-3637-3839-616263646566 expected"),
+                                             HasSubstr("CUDA_VISIBLE_DEVICES"))));
+#else
+  EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kUnimplemented,
+                                       "the daemon's memory is on a GPU; this client was built without CUDA"));
+#endif
+}
+
+TEST(SessionMemoryTest, AUuidHasSixteenBytes) {
+  FakeEpoch epoch(ThreeUnits(), {.gpu_uuid = "short"});
+  EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kInternal, HasSubstr("16 bytes expected, got 5")));
+}
+
+}  // namespace
+}  // namespace paramshard::internal
