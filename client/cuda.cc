@@ -3,12 +3,24 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/internal/handles.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/stream.h"
 
 namespace paramshard::cuda {
 
 using internal::HandleAccess;
+
+namespace {
+
+absl::Status CheckOnGpu(absl::string_view operation, const Matrix& matrix) {
+  if (matrix.gpu >= 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(operation, " on a stream: a matrix in memory of a GPU expected, got one in host memory"));
+}
+
+}  // namespace
 
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream) {
   const auto& impl = HandleAccess::ImplOf(unit);
@@ -34,6 +46,23 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
     return absl::FailedPreconditionError("gradients: an unpushed slot expected, it has been pushed");
   }
   return impl->PushOn(stream);
+}
+
+absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckOnGpu("decode", matrix));
+  const gpu::DeviceScope scope(matrix.gpu);
+  return gpu::DecodePlane(matrix.encoding, matrix.plane, {.data = matrix.data.data(), .scales = matrix.scales.data()},
+                          matrix.rows, matrix.columns, type, out, stream);
+}
+
+absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckOnGpu("transpose", matrix));
+  if (static_cast<int64_t>(matrix.data.size()) != matrix.rows * matrix.columns) {
+    return absl::UnimplementedError(
+        absl::StrCat("transpose: a format of 8 bits an element expected, got ", FormatName(matrix.encoding.format)));
+  }
+  const gpu::DeviceScope scope(matrix.gpu);
+  return gpu::TransposeBytes(matrix.data.data(), matrix.rows, matrix.columns, out, stream);
 }
 
 }  // namespace paramshard::cuda

@@ -34,8 +34,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/client.h"
+#include "kernels/formats/codec_cuda.h"
 
 namespace paramshard::cuda {
+
+using gpu::DecodedType;
 
 // Lets `stream` wait for the unit's pieces; GatheredUnit::Get works on return. The first call also lands this rank's own
 // pieces on its stream, so a stream of its own, one unit ahead, hides that copy behind running kernels; another call lets
@@ -51,6 +54,14 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
 
 // Hands the slot to the daemon when `stream` has come so far. The views end here.
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
+
+// Enqueues decoding a plane into rows * columns values of the type, row-major, in memory of the GPU. The same values as
+// Matrix::Decode.
+absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);
+
+// Enqueues writing the data of an 8-bit format transposed: columns x rows bytes, in memory of the GPU. Scales stay as they
+// are. UNIMPLEMENTED for formats of another width.
+absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream);
 
 }  // namespace paramshard::cuda
 

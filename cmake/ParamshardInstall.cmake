@@ -37,7 +37,7 @@ set(headers
   kernels/random/initial_values.h
   kernels/reduce/gradient_sum.h)
 if(TARGET paramshard_client_cuda)
-  list(APPEND headers client/cuda.h)
+  list(APPEND headers client/cuda.h kernels/formats/codec_cuda.h)
 endif()
 foreach(header IN LISTS headers)
   cmake_path(GET header PARENT_PATH folder)

@@ -55,9 +55,9 @@ absl::Status Demo::Run() {
   const absl::Time begin = absl::Now();
   RETURN_IF_ERROR(CheckOptions());
   RETURN_IF_ERROR(ClearOutput());
-  SayHeading(absl::StrFormat("%d daemon%s, %d cpu device%s, weights in %s", options_.nodes,
-                             options_.nodes == 1 ? "" : "s", options_.world_size, options_.world_size == 1 ? "" : "s",
-                             options_.format));
+  SayHeading(absl::StrFormat("%d daemon%s, %d %s device%s, weights in %s", options_.nodes,
+                             options_.nodes == 1 ? "" : "s", options_.world_size, options_.device,
+                             options_.world_size == 1 ? "" : "s", options_.format));
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
   ASSIGN_OR_RETURN(const Training uninterrupted, TrainUninterrupted(world));
   ASSIGN_OR_RETURN(const Training interrupted, TrainInterrupted(world));
@@ -72,6 +72,9 @@ absl::Status Demo::Run() {
 
 absl::Status Demo::CheckOptions() const {
   RETURN_IF_ERROR(ParseFormat(options_.format).status());
+  if (options_.device != "cpu" && options_.device != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat("--device: cpu or cuda expected, got ", options_.device));
+  }
   if (options_.nodes >= 1 && options_.world_size >= options_.nodes && options_.world_size % options_.nodes == 0) {
     return absl::OkStatus();
   }
@@ -183,6 +186,8 @@ absl::StatusOr<double> Demo::RecoverySeconds(DemoWorld& world, const Training& i
 
 absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& interrupted,
                                double recovery_seconds) const {
+  nlohmann::json devices = nlohmann::json::array();
+  for (int node = 0; node < options_.nodes; ++node) devices.push_back(DevicesOf(options_, node));
   nlohmann::json report = {{"test_accuracy", uninterrupted.last_epoch["accuracy"]},
                            {"master_hash_uninterrupted", uninterrupted.state_hash},
                            {"master_hash_interrupted", interrupted.state_hash},
@@ -192,6 +197,7 @@ absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& in
                            {"format", options_.format},
                            {"world_size", options_.world_size},
                            {"nodes", options_.nodes},
+                           {"devices", devices},
                            {"shard_size", options_.shard_size.value_or(options_.world_size / options_.nodes)},
                            {"epochs", options_.epochs}};
   const std::string file = absl::StrCat(options_.out_dir, "/report.json");

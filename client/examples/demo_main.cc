@@ -13,7 +13,9 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--out", options.out_dir, "Where report.json, logs and reports go")->required();
   app.add_option("--format", options.format, "Format of the weights")->capture_default_str();
-  app.add_option("--world-size", options.world_size, "Trainers, and cpu devices")
+  app.add_option("--device", options.device, "What the daemons serve from: cpu or cuda, a GPU for each rank")
+      ->capture_default_str();
+  app.add_option("--world-size", options.world_size, "Trainers, and devices")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--nodes", options.nodes, "Daemons")->check(CLI::PositiveNumber)->capture_default_str();

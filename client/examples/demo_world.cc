@@ -50,6 +50,14 @@ absl::StatusOr<std::string> ParseStateHash(const std::string& model, const std::
 
 }  // namespace
 
+std::vector<std::string> DevicesOf(const DemoOptions& options, int node) {
+  const int count = options.world_size / options.nodes;
+  const int first = options.device == "cuda" ? node * count : 0;
+  std::vector<std::string> devices;
+  for (int i = 0; i < count; ++i) devices.push_back(absl::StrCat(options.device, ":", first + i));
+  return devices;
+}
+
 absl::StatusOr<DemoWorld> DemoWorld::Start(const DemoOptions& options) {
   DemoWorld world(options);
   RETURN_IF_ERROR(world.MakeSocketDirectory());
@@ -88,9 +96,8 @@ std::string DemoWorld::ReportFile(const std::string& model, int rank) const {
 }
 
 absl::Status DemoWorld::StartDaemon(int node, int cluster_port) {
-  std::vector<std::string> arguments = {Program("paramshardd"), absl::StrCat("--socket-dir=", SocketDirectory(node))};
-  for (int device = 0; device < devices_per_node(); ++device)
-    arguments.push_back(absl::StrCat("--device=cpu:", device));
+  std::vector<std::string> arguments = {Program("paramshardd"), absl::StrCat("--socket-dir=", SocketDirectory(node)),
+                                        absl::StrCat("--device=", absl::StrJoin(DevicesOf(options_, node), ","))};
   if (options_.nodes > 1) {
     arguments.push_back(absl::StrCat("--node=", node));
     arguments.push_back(absl::StrCat("--nodes=", options_.nodes));

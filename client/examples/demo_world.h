@@ -19,6 +19,7 @@ struct DemoOptions {
   std::string format = "MXFP8";
   int world_size = 2;
   int nodes = 1;
+  std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda
   std::optional<int> shard_size = {};
   int64_t epochs = 20;
 };
@@ -26,7 +27,11 @@ struct DemoOptions {
 // The demo's own folder under its output: logs of daemons and trainers, and the trainers' reports.
 inline std::string RunDir(const std::string& out_dir) { return out_dir + "/demo-logs"; }
 
-// Daemons of one world on this machine, world_size / nodes cpu devices each.
+// The devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; with GPUs, which daemons cannot
+// share, "cuda:2", "cuda:3" on the second one of two.
+std::vector<std::string> DevicesOf(const DemoOptions& options, int node);
+
+// Daemons of one world on this machine, world_size / nodes devices each.
 class DemoWorld {
  public:
   // Starts the daemons and waits until they answer.

@@ -11,6 +11,7 @@
 namespace paramshard::examples {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct DemoCase {
@@ -45,6 +46,8 @@ TEST_P(DemoTest, BothTrainingsEndInTheSameState) {
   EXPECT_LT(report["gathered_bytes_per_step"], report["bf16_bytes_per_step"]);
   EXPECT_EQ(report["format"], Options().format);
   EXPECT_EQ(report["world_size"], Options().world_size);
+  ASSERT_EQ(report["devices"].size(), Options().nodes);
+  for (int node = 0; node < Options().nodes; ++node) EXPECT_EQ(report["devices"][node], DevicesOf(Options(), node));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -55,11 +58,19 @@ INSTANTIATE_TEST_SUITE_P(
                     DemoCase{"TwoNodesOfOneShardGroup", {.world_size = 2, .nodes = 2, .shard_size = 2}}),
     [](const auto& info) { return info.param.name; });
 
+TEST(DemoOptionsTest, DaemonsShareNoGpu) {
+  EXPECT_THAT(DevicesOf({.world_size = 4, .nodes = 2}, 1), ElementsAre("cpu:0", "cpu:1"));
+  EXPECT_THAT(DevicesOf({.world_size = 4, .nodes = 2, .device = "cuda"}, 0), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_THAT(DevicesOf({.world_size = 4, .nodes = 2, .device = "cuda"}, 1), ElementsAre("cuda:2", "cuda:3"));
+}
+
 TEST(DemoOptionsTest, WhatCannotBeShownIsRefused) {
   DemoOptions options{.out_dir = testing::TempDir(), .world_size = 3, .nodes = 2};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiple of the 2 nodes")));
   options = {.out_dir = testing::TempDir(), .format = "FP7"};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("FP7")));
+  options = {.out_dir = testing::TempDir(), .device = "tpu"};
+  EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tpu")));
   options = {.bin_dir = "/nowhere", .out_dir = testing::TempDir()};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nowhere/paramshardd")));
 }
