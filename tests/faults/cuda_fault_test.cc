@@ -2,6 +2,7 @@
 // is what an uninterrupted run makes it, and whoever lives on has a context that works.
 
 #include <cuda_runtime.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,8 +16,11 @@
 #include "client/cuda.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
+#include "kernels/gpu/word_operations.h"
 #include "nlohmann/json.hpp"
 #include "tests/faults/bad_access.h"
 #include "tests/faults/training.h"
@@ -131,10 +135,15 @@ TEST_F(CudaFaultTest, AForkedChildThatKeepsTheDevicesOpenChangesNothing) {
 TEST_F(CudaFaultTest, ATrainerMayDieWhileItHoldsASlotAndItsStreamIsParked) {
   ExpectNoTrace([](Model& model, Board&) -> absl::Status {
     ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
-    ASSIGN_OR_RETURN(const GatheredUnit held, model.Gather("first", Phase::kForward));
-    // The other rank gathers "first" first too, and then "second", which this one never asks for.
-    ASSIGN_OR_RETURN(UnitGradients gradients, cuda::Gradients(model, "second", stream.get()));
-    RETURN_IF_ERROR(cuda::Push(gradients, stream.get()));
+    ASSIGN_OR_RETURN(GatheredUnit held, model.Gather("first", Phase::kForward));
+    RETURN_IF_ERROR(cuda::WaitOn(held, stream.get()));
+    // For ever: nobody writes this word.
+    void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSIGN_OR_RETURN(const gpu::HostRegistration registration, gpu::HostRegistration::Register(page, 4096));
+    gpu::WordOperations parked;
+    parked.Await(page, 1);
+    RETURN_IF_ERROR(parked.Enqueue(stream.get()));
+    RETURN_IF_ERROR(cuda::Release(held, stream.get()));
     raise(SIGKILL);
     return absl::OkStatus();
   });

@@ -330,10 +330,10 @@ TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {
 }
 
 TEST(ConnectEnginesTest, ShardSizesThatFitNoTopologyAreRefused) {
-  EXPECT_THAT(EngineWorld({"Odd", {2, 1}, 2}).ConnectNode(0).status(),
+  EXPECT_THAT(EngineWorld({"Odd", {2, 1}, 2, "cpu"}).ConnectNode(0).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("a shard size of 3"), HasSubstr("got 2 with 1 devices on node 1"))));
-  EXPECT_THAT(EngineWorld({"Part", {4}, 2}).ConnectNode(0).status(),
+  EXPECT_THAT(EngineWorld({"Part", {4}, 2, "cpu"}).ConnectNode(0).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a shard size of 4")));
 }
 
