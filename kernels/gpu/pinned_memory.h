@@ -22,7 +22,8 @@ class PinnedArray {
     PinnedArray array;
     if (count == 0) return array;
     void* memory = nullptr;
-    RETURN_IF_ERROR(ToStatus(cudaMallocHost(&memory, static_cast<size_t>(count) * sizeof(T)), "allocate pinned memory"));
+    RETURN_IF_ERROR(
+        ToStatus(cudaMallocHost(&memory, static_cast<size_t>(count) * sizeof(T)), "allocate pinned memory"));
     array.elements_.reset(static_cast<T*>(memory));
     return array;
   }

@@ -110,8 +110,9 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
   ASSIGN_OR_RETURN(constants_, PinnedArray<AdamConstants>::Create(count));
   ASSIGN_OR_RETURN(tiles_, PinnedArray<AdamTile>::Create(most_tiles));
   const DeviceScope scope(device_);
-  return ToStatus(cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
-                  "upload the extents of a fused step");
+  return ToStatus(
+      cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
+      "upload the extents of a fused step");
 }
 
 void FusedAdamPlan::Impl::AddToKind(const AdamKind& kind, uint32_t extent) {

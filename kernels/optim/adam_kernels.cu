@@ -38,9 +38,11 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int source_bytes = valid ? kBytes : 0;
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(source_bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(source_bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(global), "n"(kBytes), "r"(source_bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(global), "n"(kBytes),
+                 "r"(source_bytes)
                  : "memory");
   }
 }
@@ -70,7 +72,7 @@ struct QuadAccess {
   static constexpr int kBlockLanes = 32 / kQuad;
 
   template <typename T>
-  static constexpr int kRowBytes = kThreads * kQuad * sizeof(T);
+  static constexpr int kRowBytes = kThreads* kQuad * sizeof(T);
 
   template <typename T>
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
@@ -117,7 +119,7 @@ struct StridedAccess {
 
   // Words of 4 bytes, also for types of 2 bytes: a copy has at least 4.
   template <typename T>
-  static constexpr int kRowBytes = kThreads * kQuad * 4;
+  static constexpr int kRowBytes = kThreads* kQuad * 4;
 
   template <typename T>
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
@@ -201,9 +203,8 @@ struct BFloat16Moment {
 
 template <typename Element>
 __device__ __forceinline__ Quad<uint8_t> EncodeFloat8(const float (&values)[kQuad], const float (&multipliers)[kQuad]) {
-  const uint32_t codes =
-      EncodeFloat8Quad<Element>(values[0] * multipliers[0], values[1] * multipliers[1], values[2] * multipliers[2],
-                                values[3] * multipliers[3]);
+  const uint32_t codes = EncodeFloat8Quad<Element>(values[0] * multipliers[0], values[1] * multipliers[1],
+                                                   values[2] * multipliers[2], values[3] * multipliers[3]);
   Quad<uint8_t> quad;
   memcpy(quad.values, &codes, sizeof(codes));
   return quad;
@@ -340,7 +341,9 @@ class Mxfp8Tile {
  private:
   __device__ static int Group() { return Warp() / kWarpsAcross; }
   __device__ int64_t FirstRow() const { return tile_.row * int64_t{32} + Group() * kRows; }
-  __device__ int64_t FirstColumn() const { return tile_.column * int64_t{kColumns} + Warp() % kWarpsAcross * kWarpColumns; }
+  __device__ int64_t FirstColumn() const {
+    return tile_.column * int64_t{kColumns} + Warp() % kWarpsAcross * kWarpColumns;
+  }
 
   // Raises every thread's amaxes to those of whole columns.
   __device__ void ShareAmax() {
@@ -429,8 +432,8 @@ class StepRows {
   template <typename TileType>
   __device__ void Run(TileType& tile) {
     // Rows on their way at a time.
-    constexpr int kSlots = std::min(TileType::kRows, (kSharedBytes - TileType::kRows * kFloatRowBytes -
-                                                      TileType::kExtraBytes) / kSlotBytes);
+    constexpr int kSlots = std::min(
+        TileType::kRows, (kSharedBytes - TileType::kRows * kFloatRowBytes - TileType::kExtraBytes) / kSlotBytes);
     const Walk& walk = tile.walk();
     uint8_t* const slots = MasterRow(TileType::kRows) + TileType::kExtraBytes;
     int64_t fetched = walk.first;

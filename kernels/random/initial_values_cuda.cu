@@ -41,7 +41,8 @@ struct NormalValues {
 };
 
 template <typename Values>
-__global__ __launch_bounds__(kThreads) void FillKernel(Values values, uint64_t first_element, int64_t count, float* out) {
+__global__ __launch_bounds__(kThreads) void FillKernel(Values values, uint64_t first_element, int64_t count,
+                                                       float* out) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
     out[i] = values(first_element + static_cast<uint64_t>(i));
@@ -53,7 +54,7 @@ absl::Status Fill(const Values& values, int64_t first_element, int64_t count, fl
   if (count == 0) return absl::OkStatus();
   const int64_t blocks = std::min(kMostBlocks, (count + kThreads - 1) / kThreads);
   FillKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(values, static_cast<uint64_t>(first_element),
-                                                                        count, out);
+                                                                         count, out);
   return LaunchStatus("fill initial values");
 }
 

@@ -218,14 +218,14 @@ absl::StatusOr<std::vector<SquareSum>> SquareSumPlan::Impl::Run(const std::vecto
   const DeviceScope scope(device_);
   const size_t result_bytes = extent_count_ * sizeof(SquareSum);
   std::copy(active.begin(), active.end(), host_active_.data());
-  RETURN_IF_ERROR(ToStatus(
-      cudaMemcpyAsync(active_.data(), host_active_.data(), extent_count_, cudaMemcpyHostToDevice, stream),
-      "upload the active extents"));
+  RETURN_IF_ERROR(
+      ToStatus(cudaMemcpyAsync(active_.data(), host_active_.data(), extent_count_, cudaMemcpyHostToDevice, stream),
+               "upload the active extents"));
   RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(results_.data(), 0, result_bytes, stream), "clear sums of squares"));
   for (size_t level = 0; level < levels_.size(); ++level) RETURN_IF_ERROR(Launch(level, stream));
-  RETURN_IF_ERROR(ToStatus(
-      cudaMemcpyAsync(host_results_.data(), results_.data(), result_bytes, cudaMemcpyDeviceToHost, stream),
-      "download sums of squares"));
+  RETURN_IF_ERROR(
+      ToStatus(cudaMemcpyAsync(host_results_.data(), results_.data(), result_bytes, cudaMemcpyDeviceToHost, stream),
+               "download sums of squares"));
   RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(stream), "sum squares"));
   std::copy_n(host_results_.data(), extent_count_, sums.begin());
   return sums;

@@ -1,0 +1,467 @@
+// How near the GPU kernels come to the speed of the GPU's memory.
+//
+//   kernel_cuda_bench [--json=FILE] [PART_OF_A_NAME]
+//
+// Every arm alternates between a device-to-device copy and the kernel, on one stream, and both move the same number of bytes:
+// those that are read plus those that are written. `of copy` is the ratio of their medians. The timed region of a step holds
+// the upload of its constants.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/check.h"
+#include "kernels/formats/codec_cuda.h"
+#include "kernels/formats/format.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
+#include "kernels/optim/adam_cuda.h"
+#include "kernels/random/initial_values_cuda.h"
+#include "kernels/reduce/gradient_sum_cuda.h"
+#include "kernels/reduce/sum_of_squares_cuda.h"
+
+namespace paramshard::gpu {
+namespace {
+
+constexpr int kDevice = 0;
+constexpr int kRepetitions = 15;
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+void Check(cudaError_t error) { Check(ToStatus(error, "benchmark")); }
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Device memory that lives as long as the program.
+uint8_t* Allocate(int64_t bytes) {
+  void* memory = nullptr;
+  Check(cudaMalloc(&memory, bytes));
+  return static_cast<uint8_t*>(memory);
+}
+
+// Hands out parts of one allocation, each at a multiple of its own alignment.
+class Arena {
+ public:
+  explicit Arena(int64_t size_bytes) : memory_(Allocate(size_bytes)), size_(size_bytes) {}
+
+  uint8_t* Take(int64_t bytes, int64_t alignment) {
+    used_ = (used_ + alignment - 1) / alignment * alignment;
+    uint8_t* const taken = memory_ + used_;
+    used_ += bytes;
+    PARAMSHARD_CHECK(used_ <= size_);
+    return taken;
+  }
+  void Clear() { used_ = 0; }
+
+ private:
+  uint8_t* memory_;
+  int64_t size_;
+  int64_t used_ = 0;
+};
+
+struct Result {
+  std::string name;
+  double bytes;
+  double microseconds;
+  double copy_microseconds;
+
+  double share() const { return copy_microseconds / microseconds; }
+  double gigabytes_per_second() const { return bytes / microseconds / 1e3; }
+};
+
+class Bench {
+ public:
+  Bench(std::string filter, int64_t most_bytes)
+      : filter_(std::move(filter)), source_(Allocate(most_bytes / 2)), target_(Allocate(most_bytes / 2)) {
+    absl::StatusOr<Stream> stream = Stream::Create(kDevice);
+    Check(stream.status());
+    stream_ = *std::move(stream);
+    Check(cudaEventCreate(&begin_));
+    Check(cudaEventCreate(&end_));
+    Check(cudaMemset(source_, 0x5a, most_bytes / 2));
+    std::printf("%-58s %10s %10s %8s %8s\n", "arm", "MB", "us", "GB/s", "of copy");
+  }
+
+  cudaStream_t stream() const { return stream_.get(); }
+  bool Wants(const std::string& name) const { return absl::StrContains(name, filter_); }
+  const std::vector<Result>& results() const { return results_; }
+
+  void Measure(const std::string& name, int64_t bytes, const std::function<void()>& work) {
+    const auto copy = [&] { Check(cudaMemcpyAsync(target_, source_, bytes / 2, cudaMemcpyDeviceToDevice, stream())); };
+    std::vector<double> copies;
+    std::vector<double> times;
+    for (int i = -2; i < kRepetitions; ++i) {
+      const double copy_time = Time(copy);
+      const double time = Time(work);
+      if (i < 0) continue;
+      copies.push_back(copy_time);
+      times.push_back(time);
+    }
+    const Result& result =
+        results_.emplace_back(Result{name, static_cast<double>(bytes), Median(times), Median(copies)});
+    std::printf("%-58s %10.1f %10.1f %8.0f %7.1f%%\n", name.c_str(), result.bytes / 1e6, result.microseconds,
+                result.gigabytes_per_second(), 100 * result.share());
+    std::fflush(stdout);
+  }
+
+ private:
+  double Time(const std::function<void()>& work) {
+    float milliseconds = 0;
+    Check(cudaEventRecord(begin_, stream()));
+    work();
+    Check(cudaEventRecord(end_, stream()));
+    Check(cudaEventSynchronize(end_));
+    Check(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return 1e3 * milliseconds;
+  }
+
+  std::string filter_;
+  uint8_t* source_;
+  uint8_t* target_;
+  Stream stream_;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  std::vector<Result> results_;
+};
+
+struct Shape {
+  int64_t rows;
+  int64_t columns;
+  bool is_vector = false;
+};
+
+// A set of extents. Vectors are BF16 whatever the matrices' format.
+struct Model {
+  std::string name;
+  std::vector<Shape> shapes;
+  // Planes follow each other without a gap.
+  bool packed = false;
+};
+
+// The matrices of one block of Llama-3-8B, cut by rows, their dimensions changed by `odd`.
+void AddBlock(Model& model, int64_t cut, int64_t odd) {
+  for (const Shape& shape : {Shape{4096, 4096}, Shape{1024, 4096}, Shape{1024, 4096}, Shape{4096, 4096},
+                             Shape{14336, 4096}, Shape{14336, 4096}, Shape{4096, 14336}}) {
+    model.shapes.push_back({shape.rows / cut + odd, shape.columns + odd});
+  }
+}
+
+Model WholeBlocks() {
+  Model model = {"4 blocks", {}};
+  for (int block = 0; block < 4; ++block) AddBlock(model, 1, 0);
+  return model;
+}
+
+Model ShardedBlocks() {
+  Model model = {"32 blocks over 8", {}};
+  for (int block = 0; block < 32; ++block) AddBlock(model, 8, 0);
+  return model;
+}
+
+Model BlocksWithVectors() {
+  Model model = {"3 blocks, 4000 vectors", {}};
+  for (int block = 0; block < 3; ++block) AddBlock(model, 1, 0);
+  const size_t matrices = model.shapes.size();
+  // Between the matrices, as layers have them.
+  std::vector<Shape> mixed;
+  for (size_t i = 0; i < matrices; ++i) {
+    mixed.push_back(model.shapes[i]);
+    for (size_t v = 4000 * i / matrices; v < 4000 * (i + 1) / matrices; ++v) {
+      mixed.push_back({1, v % 2 == 0 ? 4096 : 128, true});
+    }
+  }
+  model.shapes = mixed;
+  return model;
+}
+
+Model OddBlocks(int64_t odd) {
+  Model model = {absl::StrCat("3 blocks, sizes + ", odd), {}, true};
+  for (int block = 0; block < 3; ++block) AddBlock(model, 1, odd);
+  return model;
+}
+
+enum class Contents { kRandom, kZero, kSubnormal };
+
+std::string ContentsName(Contents contents) {
+  switch (contents) {
+    case Contents::kRandom:
+      return "";
+    case Contents::kZero:
+      return ", zero moments";
+    case Contents::kSubnormal:
+      return ", subnormal moments";
+  }
+  return "";
+}
+
+struct Arenas {
+  explicit Arenas(int64_t elements)
+      : state(elements * 16), planes(elements * 4 + elements / 8), scratch(elements * 4) {}
+
+  Arena state;
+  Arena planes;
+  Arena scratch;
+};
+
+struct AdamArm {
+  Encoding encoding;
+  MomentType exp_avg;
+  MomentType exp_avg_sq;
+  Contents contents = Contents::kRandom;
+};
+
+class AdamBench {
+ public:
+  AdamBench(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm)
+      : bench_(bench), arenas_(arenas), model_(model), arm_(arm) {
+    arenas_.state.Clear();
+    arenas_.planes.Clear();
+    for (const Shape& shape : model.shapes) Add(shape);
+  }
+
+  std::string name() const {
+    const auto moment = [](MomentType type) { return type == MomentType::kFP32 ? "fp32" : "bf16"; };
+    return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), " ", moment(arm_.exp_avg), "/",
+                        moment(arm_.exp_avg_sq), ", ", model_.name, ContentsName(arm_.contents));
+  }
+
+  void Run() {
+    Fill();
+    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, extents_);
+    Check(plan.status());
+    AdamStep step;
+    step.learning_rate = 3e-4f;
+    step.beta2 = 0.95f;
+    step.weight_decay = 0.1f;
+    step.bias_correction1 = BiasCorrection(step.beta1, 7);
+    step.bias_correction2 = BiasCorrection(step.beta2, 7);
+    const std::vector<std::optional<AdamStep>> steps(extents_.size(), step);
+    bench_.Measure(name(), bytes_, [&] { Check(plan->Step(steps, bench_.stream())); });
+    Check(cudaStreamSynchronize(bench_.stream()));
+  }
+
+ private:
+  void Add(const Shape& shape) {
+    const int64_t count = shape.rows * shape.columns;
+    AdamExtent extent;
+    extent.rows = shape.rows;
+    extent.columns = shape.columns;
+    extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
+    extent.gradient = Floats(count);
+    extent.state.master = Floats(count);
+    extent.state.exp_avg = arenas_.state.Take(count * MomentBytes(arm_.exp_avg), 64);
+    extent.state.exp_avg_type = arm_.exp_avg;
+    extent.state.exp_avg_sq = arenas_.state.Take(count * MomentBytes(arm_.exp_avg_sq), 64);
+    extent.state.exp_avg_sq_type = arm_.exp_avg_sq;
+    extent.row_wise = PlaneOf(extent, Plane::kRowWise);
+    if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
+    bytes_ += count * (4 + 8 + 2 * MomentBytes(arm_.exp_avg) + 2 * MomentBytes(arm_.exp_avg_sq));
+    extents_.push_back(extent);
+  }
+
+  float* Floats(int64_t count) { return reinterpret_cast<float*>(arenas_.state.Take(count * 4, 64)); }
+
+  MutablePlane PlaneOf(const AdamExtent& extent, Plane plane) {
+    const int64_t alignment = model_.packed ? 1 : 64;
+    const int64_t data = DataBytes(extent.encoding, extent.rows, extent.columns);
+    const int64_t scales = ScaleBytes(extent.encoding, plane, extent.rows, extent.columns);
+    bytes_ += data + scales;
+    uint8_t* const first = arenas_.planes.Take(data, alignment);
+    return {first, arenas_.planes.Take(scales, alignment)};
+  }
+
+  void Fill() {
+    const bool random = arm_.contents == Contents::kRandom;
+    const float range = random ? 1e-3f : arm_.contents == Contents::kZero ? 0.0f : 1e-39f;
+    int64_t parameter = 0;
+    for (const AdamExtent& extent : extents_) {
+      const int64_t count = extent.rows * extent.columns;
+      FillFloats({Initializer::kNormal, 0.0f, 0.02f}, parameter++, count, extent.state.master);
+      FillFloats({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count,
+                 const_cast<float*>(extent.gradient));
+      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg, arm_.exp_avg);
+      const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
+                                                 : InitialValue{Initializer::kUniform, 0.0f, random ? 1e-6f : range};
+      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq, arm_.exp_avg_sq);
+    }
+  }
+
+  void FillFloats(const InitialValue& value, int64_t parameter, int64_t count, float* out) {
+    Check(FillInitialValues(value, 1, parameter, 0, count, out, bench_.stream()));
+  }
+
+  void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, void* out, MomentType type) {
+    if (type == MomentType::kFP32) return FillFloats(value, parameter, count, static_cast<float*>(out));
+    arenas_.scratch.Clear();
+    uint8_t* const floats = arenas_.scratch.Take(count * 4, 64);
+    FillFloats(value, parameter, count, reinterpret_cast<float*>(floats));
+    Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {floats, nullptr}, 1, count, DecodedType::kBF16, out,
+                      bench_.stream()));
+  }
+
+  Bench& bench_;
+  Arenas& arenas_;
+  const Model& model_;
+  AdamArm arm_;
+  std::vector<AdamExtent> extents_;
+  int64_t bytes_ = 0;
+};
+
+void MeasureAdam(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm) {
+  AdamBench adam(bench, arenas, model, arm);
+  if (bench.Wants(adam.name())) adam.Run();
+}
+
+void MeasureSteps(Bench& bench, Arenas& arenas) {
+  const Encoding mx = {Format::kMXFP8};
+  const Encoding block = {Format::kFP8Block128x128};
+  const Encoding bf16 = {Format::kBF16};
+  const MomentType wide = MomentType::kFP32;
+  const MomentType narrow = MomentType::kBF16;
+  const Model whole = WholeBlocks();
+  for (const Encoding& encoding : {mx, block, bf16}) {
+    for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+  }
+  for (const Encoding& encoding : {mx, block}) {
+    MeasureAdam(bench, arenas, whole, {encoding, narrow, wide});
+    for (Contents contents : {Contents::kZero, Contents::kSubnormal}) {
+      for (MomentType moments : {wide, narrow}) {
+        MeasureAdam(bench, arenas, whole, {encoding, moments, moments, contents});
+      }
+    }
+  }
+  MeasureAdam(bench, arenas, whole, {{Format::kFP32}, wide, wide});
+  for (const Model& model : {ShardedBlocks(), BlocksWithVectors(), OddBlocks(4), OddBlocks(3)}) {
+    for (const Encoding& encoding : {mx, block}) {
+      for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, model, {encoding, moments, moments});
+    }
+  }
+}
+
+// The other kernels, on arrays of kRows x kColumns.
+void MeasureOthers(Bench& bench, Arenas& arenas) {
+  constexpr int64_t kRows = 65536;
+  constexpr int64_t kColumns = 4096;
+  constexpr int64_t kCount = kRows * kColumns;
+  arenas.state.Clear();
+  arenas.planes.Clear();
+  const auto floats = [&] { return reinterpret_cast<float*>(arenas.state.Take(kCount * 4, 64)); };
+  float* const a = floats();
+  float* const b = floats();
+  float* const c = floats();
+  for (float* values : {a, b, c}) {
+    Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, 0, 0, kCount, values, bench.stream()));
+  }
+  const auto measure = [&](const std::string& name, int64_t bytes, const std::function<void()>& work) {
+    if (bench.Wants(name)) bench.Measure(name, bytes, work);
+  };
+
+  absl::StatusOr<SquareSumPlan> sums = SquareSumPlan::Create(kDevice, {{a, kCount}});
+  Check(sums.status());
+  measure("SumOfSquares", kCount * 4, [&] { Check(sums->Run({true}, bench.stream()).status()); });
+
+  for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
+    const std::string type_name = type == GradientType::kFP32 ? "fp32" : "bf16";
+    GradientSumTask task;
+    task.type = type;
+    task.count = kCount;
+    task.accumulator = c;
+    task.sources[0] = a;
+    task.source_count = 1;
+    task.overwrite = true;
+    measure("SumGradients " + type_name + ", 1 source, overwrite", kCount * (4 + GradientBytes(type)),
+            [&] { Check(SumGradients({task}, bench.stream())); });
+    task.sources[1] = b;
+    task.source_count = 2;
+    task.overwrite = false;
+    measure("SumGradients " + type_name + ", 2 sources", kCount * (8 + 2 * GradientBytes(type)),
+            [&] { Check(SumGradients({task}, bench.stream())); });
+  }
+
+  uint8_t* const data = arenas.planes.Take(kCount, 64);
+  uint8_t* const scales = arenas.planes.Take(kCount / 32, 64);
+  uint8_t* const column_data = arenas.planes.Take(kCount, 64);
+  uint8_t* const column_scales = arenas.planes.Take(kCount / 32, 64);
+  for (Format format : {Format::kMXFP8, Format::kFP8Block128x128}) {
+    const Encoding encoding = {format};
+    AdamExtent extent;
+    extent.state.master = a;
+    extent.rows = kRows;
+    extent.columns = kColumns;
+    extent.encoding = encoding;
+    extent.row_wise = {data, scales};
+    if (HasColumnPlane(format)) extent.column_wise = {column_data, column_scales};
+    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, {extent});
+    Check(plan.status());
+    const int64_t planes = HasColumnPlane(format) ? 2 : 1;
+    const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, kRows, kColumns);
+    measure(absl::StrCat("Encode ", FormatName(format)), kCount * 4 + planes * (kCount + scale_bytes),
+            [&] { Check(plan->Encode(bench.stream())); });
+    for (DecodedType type : {DecodedType::kFP32, DecodedType::kBF16}) {
+      const int64_t out_bytes = type == DecodedType::kFP32 ? 4 : 2;
+      measure(absl::StrCat("DecodePlane ", FormatName(format), out_bytes == 4 ? " to fp32" : " to bf16"),
+              kCount * (1 + out_bytes) + scale_bytes, [&] {
+                Check(DecodePlane(encoding, Plane::kRowWise, {data, scales}, kRows, kColumns, type, b, bench.stream()));
+              });
+    }
+  }
+  measure("TransposeBytes", kCount * 2,
+          [&] { Check(TransposeBytes(data, kRows, kColumns, column_data, bench.stream())); });
+  measure("FillInitialValues normal", kCount * 4, [&] {
+    Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, 0, 0, kCount, b, bench.stream()));
+  });
+}
+
+void WriteJson(const std::string& path, const std::vector<Result>& results) {
+  std::ofstream out(path);
+  out << "[";
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    out << (i == 0 ? "\n" : ",\n")
+        << absl::StrCat(R"(  {"arm": ")", result.name, R"(", "bytes": )", result.bytes, R"(, "microseconds": )",
+                        result.microseconds, R"(, "copy_microseconds": )", result.copy_microseconds, R"(, "of_copy": )",
+                        result.share(), "}");
+  }
+  out << "\n]\n";
+}
+
+void Main(const std::string& filter, const std::string& json) {
+  constexpr int64_t kMostElements = int64_t{900} << 20;
+  Bench bench(filter, kMostElements * 32);
+  Arenas arenas(kMostElements);
+  MeasureSteps(bench, arenas);
+  MeasureOthers(bench, arenas);
+  if (!json.empty()) WriteJson(json, bench.results());
+}
+
+}  // namespace
+}  // namespace paramshard::gpu
+
+int main(int argc, char** argv) {
+  std::string filter;
+  std::string json;
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    (absl::ConsumePrefix(&argument, "--json=") ? json : filter) = std::string(argument);
+  }
+  paramshard::gpu::Main(filter, json);
+  return 0;
+}

@@ -1,0 +1,396 @@
+#include "kernels/optim/adam_cuda.h"
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/random/initial_values_cuda.h"
+#include "tests/kernels/adam_state.h"
+#include "tests/kernels/device_adam.h"
+#include "tests/kernels/golden_adam.h"
+#include "tests/kernels/gpu_test.h"
+#include "tests/kernels/planes.h"
+#include "tests/random_seed.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::gpu {
+namespace {
+
+using Steps = std::vector<std::optional<AdamStep>>;
+
+class FusedAdamPlanTest : public GpuTest {
+ protected:
+  // Runs the plan of all extents and checks every byte.
+  void StepAndCheck(const std::vector<DeviceAdam>& extents, FusedAdamPlan& plan, const Steps& steps) {
+    ASSERT_OK(plan.Step(steps, stream()));
+    Synchronize();
+    for (size_t i = 0; i < extents.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("extent ", i, " of ", extents[i].rows(), " x ", extents[i].columns()));
+      extents[i].Check();
+    }
+  }
+
+  static absl::StatusOr<FusedAdamPlan> PlanOf(const std::vector<DeviceAdam>& extents) {
+    std::vector<AdamExtent> views;
+    for (const DeviceAdam& extent : extents) views.push_back(extent.extent());
+    return FusedAdamPlan::Create(kDevice, views);
+  }
+
+  // Gives every extent a gradient, and lets the host step those that `steps` steps.
+  static void Expect(std::vector<DeviceAdam>& extents, const Steps& steps, RandomFloats& random) {
+    for (size_t i = 0; i < extents.size(); ++i) {
+      extents[i].SetGradient(random.Mixed(extents[i].count()));
+      if (steps[i].has_value()) extents[i].ExpectStep(*steps[i]);
+    }
+  }
+};
+
+Encoding AnyEncoding(RandomFloats& random) {
+  const std::vector<Encoding> encodings = AllEncodings();
+  return encodings[random.Integer(0, static_cast<int64_t>(encodings.size()) - 1)];
+}
+
+AdamStep AnyStep(RandomFloats& random) {
+  AdamStep step = TypicalStep(kModes[random.Integer(0, 1)]);
+  if (random.Integer(0, 1) == 0) step.bias_correction1 = step.bias_correction2 = 1.0f;
+  if (random.Integer(0, 3) == 0) step.weight_decay = 0.0f;
+  if (random.Integer(0, 3) == 0) step.gradient_scale = 1.0f / 3.0f;
+  return step;
+}
+
+// Moments' alignment is that of their elements.
+Offsets AnyOffsets(RandomFloats& random, bool aligned) {
+  if (aligned) return {};
+  return {4 * random.Integer(0, 3), 4 * random.Integer(0, 3), random.Integer(0, 5)};
+}
+
+DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, bool aligned,
+                     RandomFloats& random) {
+  const int64_t rows = random.Integer(0, 300);
+  const int64_t columns = aligned ? 4 * random.Integer(1, 150) : random.Integer(1, 600);
+  return DeviceAdam(encoding, rows, columns, RandomState(random, rows * columns, exp_avg, exp_avg_sq),
+                    AnyOffsets(random, aligned));
+}
+
+TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
+  const uint64_t seed = FirstSeed(41);
+  RandomFloats random(seed);
+  for (const Encoding& encoding : AllEncodings()) {
+    SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed, " ", FormatName(encoding.format), " ",
+                              ElementTypeName(encoding.element), " ", encoding.power_of_two_scales));
+    std::vector<DeviceAdam> extents;
+    for (MomentType exp_avg : kMomentTypes) {
+      for (MomentType exp_avg_sq : kMomentTypes) {
+        for (bool aligned : {true, false}) {
+          for (int i = 0; i < 3; ++i) extents.push_back(AnyExtent(encoding, exp_avg, exp_avg_sq, aligned, random));
+        }
+      }
+    }
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    for (int step = 0; step < 2; ++step) {
+      Steps steps;
+      for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+      Expect(extents, steps, random);
+      StepAndCheck(extents, plan, steps);
+    }
+  }
+}
+
+TEST_F(FusedAdamPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
+  RandomFloats random(42);
+  for (const Encoding& encoding : AllEncodings()) {
+    std::vector<DeviceAdam> extents;
+    Steps steps;
+    for (int64_t rows : {0, 1, 31, 32, 33, 127, 129}) {
+      for (int64_t columns : {1, 3, 4, 31, 32, 36, 128, 132, 255, 257, 8196}) {
+        if (rows * columns > 40000 && columns != 257) continue;
+        const OwnedState state = RandomState(random, rows * columns, MomentType::kFP32, MomentType::kBF16);
+        extents.emplace_back(encoding, rows, columns, state, Offsets{});
+        steps.push_back(AnyStep(random));
+      }
+    }
+    SCOPED_TRACE(FormatName(encoding.format));
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    Expect(extents, steps, random);
+    StepAndCheck(extents, plan, steps);
+  }
+}
+
+TEST_F(FusedAdamPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
+  RandomFloats random(43);
+  std::vector<DeviceAdam> extents;
+  for (int i = 0; i < 20; ++i) {
+    extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 1)],
+                                kMomentTypes[random.Integer(0, 1)], random.Integer(0, 1) == 0, random));
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  for (int round = 0; round < 4; ++round) {
+    Steps steps(extents.size());
+    for (std::optional<AdamStep>& step : steps) {
+      if (round > 0 && random.Integer(0, 1) == 0) step = AnyStep(random);
+    }
+    Expect(extents, steps, random);
+    StepAndCheck(extents, plan, steps);
+  }
+}
+
+TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
+  const std::vector<float> extremes = Extremes();
+  std::vector<float> master, gradient, exp_avg, exp_avg_sq;
+  for (float p : {0.5f, 0.0f, -0.0f, 0x1p-149f, -3e38f}) {
+    for (float g : extremes) {
+      for (float m : extremes) {
+        for (float v : extremes) {
+          master.push_back(p);
+          gradient.push_back(g);
+          exp_avg.push_back(m);
+          exp_avg_sq.push_back(v);
+        }
+      }
+    }
+  }
+  const auto count = static_cast<int64_t>(master.size());
+  std::vector<DeviceAdam> extents;
+  Steps steps;
+  for (AdamMode mode : kModes) {
+    for (float epsilon : {1e-8f, 0.0f, 1e-30f, 1.0f, 1e30f}) {
+      for (float correction : {1.0f, 0.1f, 1e-3f, 1e-9f, 3.0f}) {
+        for (int64_t columns : {int64_t{1}, count}) {
+          const OwnedState state = {master, Moments(MomentType::kFP32, exp_avg),
+                                    Moments(MomentType::kFP32, exp_avg_sq)};
+          extents.emplace_back(Encoding{Format::kFP32}, count / columns, columns, state, Offsets{});
+          extents.back().SetGradient(gradient);
+          steps.push_back(TypicalStep(mode));
+          steps.back()->epsilon = epsilon;
+          steps.back()->bias_correction1 = steps.back()->bias_correction2 = correction;
+          extents.back().ExpectStep(*steps.back());
+        }
+      }
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  StepAndCheck(extents, plan, steps);
+}
+
+TEST_F(FusedAdamPlanTest, BitsAreAnyBits) {
+  const uint64_t seed = FirstSeed(44);
+  SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
+  RandomFloats random(seed);
+  constexpr int64_t kRows = 512;
+  constexpr int64_t kColumns = 1024;
+  std::vector<DeviceAdam> extents;
+  Steps steps;
+  for (Format format : {Format::kFP32, Format::kBF16, Format::kMXFP8, Format::kFP8Block128x128}) {
+    const OwnedState state = {random.AnyBits(kRows * kColumns),
+                              Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns)),
+                              Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns))};
+    extents.emplace_back(Encoding{format}, kRows, kColumns, state, Offsets{});
+    extents.back().SetGradient(random.AnyBits(kRows * kColumns));
+    steps.push_back(AnyStep(random));
+    extents.back().ExpectStep(*steps.back());
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  StepAndCheck(extents, plan, steps);
+}
+
+// Rows that get no gradient: moments that decayed to zero or to subnormal values.
+TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
+  RandomFloats random(45);
+  constexpr int64_t kCount = 64 * 4096;
+  std::vector<DeviceAdam> extents;
+  Steps steps;
+  for (AdamMode mode : kModes) {
+    for (float scale : {0.0f, 0x1p-149f, 0x1p-140f, 0x1p-126f, 0x1p-100f, 0x1p-80f}) {
+      for (float master_scale : {0.0f, 1.0f}) {
+        OwnedState state = {random.Normal(kCount, master_scale),
+                            Moments(MomentType::kFP32, random.Normal(kCount, scale)),
+                            Moments(MomentType::kFP32, random.Normal(kCount, 2.0f * scale))};
+        for (int64_t i = 0; i < kCount; ++i) state.exp_avg_sq.Set(i, std::fabs(state.exp_avg_sq.Get(i)));
+        extents.emplace_back(Encoding{Format::kMXFP8}, 64, 4096, state, Offsets{});
+        extents.back().SetGradient(std::vector<float>(kCount, 0.0f));
+        steps.push_back(TypicalStep(mode));
+        if (master_scale == 0.0f) steps.back()->weight_decay = 0.0f;
+        extents.back().ExpectStep(*steps.back());
+      }
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  StepAndCheck(extents, plan, steps);
+}
+
+TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
+  RandomFloats random(46);
+  std::vector<DeviceAdam> extents;
+  for (const Encoding& encoding : AllEncodings()) {
+    for (bool aligned : {true, false}) {
+      extents.push_back(AnyExtent(encoding, MomentType::kFP32, MomentType::kFP32, aligned, random));
+      extents.back().ExpectEncoded();
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK(plan.Encode(stream()));
+  Synchronize();
+  for (const DeviceAdam& extent : extents) extent.Check();
+}
+
+TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
+  RandomFloats random(47);
+  for (const Encoding& encoding : AllEncodings()) {
+    const OwnedState state = RandomState(random, 64 * 40, MomentType::kFP32, MomentType::kFP32);
+    std::vector<DeviceAdam> extents;
+    extents.emplace_back(Encoding{Format::kFP32}, 64, 40, state, Offsets{});
+    AdamExtent view = extents[0].extent();
+    view.encoding = encoding;
+    view.row_wise = {};
+    view.column_wise = {};
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {view}));
+    const std::vector<float> gradient = random.Mixed(64 * 40);
+    extents[0].SetGradient(gradient);
+    OwnedState expected = state;
+    const AdamStep step = TypicalStep(AdamMode::kAdamW);
+    FusedAdam(step, gradient.data(), expected.View(), 64, 40, encoding, {}, {});
+    ASSERT_OK(plan.Step({step}, stream()));
+    Synchronize();
+    EXPECT_TRUE(SameBytes(AsBytes(expected.master), AsBytes(extents[0].DownloadMaster())));
+  }
+}
+
+TEST_F(FusedAdamPlanTest, FormatsOfLaterVersionsAreRefused) {
+  AdamExtent extent;
+  extent.encoding.format = Format::kNVFP4_2D;
+  extent.encoding.element = ElementType::kE2M1;
+  EXPECT_THAT(FusedAdamPlan::Create(kDevice, {extent}), StatusIs(absl::StatusCode::kUnimplemented, testing::_));
+}
+
+TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {}));
+  EXPECT_OK(plan.Step({}, stream()));
+  EXPECT_OK(plan.Encode(stream()));
+}
+
+// The state of a golden case, stored as the case says.
+OwnedState StateOf(const GoldenCase& golden) {
+  const auto moments = [&](const std::string& moment) {
+    if (golden.options().at(moment) != "bf16") return Moments(MomentType::kFP32, golden.Values<float>(moment));
+    std::vector<float> values;
+    for (uint16_t code : golden.Values<uint16_t>(moment + "_bf16")) values.push_back(DecodeBFloat16(code));
+    return Moments(MomentType::kBF16, values);
+  };
+  return {golden.Values<float>("param"), moments("exp_avg"), moments("exp_avg_sq")};
+}
+
+// The host passes the golden cases (golden_test), and every byte is compared with the host's.
+TEST_F(FusedAdamPlanTest, GoldenCasesStepAsOnTheHost) {
+  for (const char* kind : {"adam", "adam_and_quantize"}) {
+    for (const GoldenCase& golden : ComputableCases(kind)) {
+      SCOPED_TRACE(golden.name());
+      const std::vector<Encoding> encodings =
+          golden.kind() == "adam" ? AllEncodings() : std::vector<Encoding>{golden.encoding()};
+      for (const Encoding& encoding : encodings) {
+        std::vector<DeviceAdam> extents;
+        extents.emplace_back(encoding, golden.rows(), golden.cols(), StateOf(golden), Offsets{});
+        ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+        const std::vector<float> gradients = golden.Values<float>("grad");
+        const nlohmann::json& steps = golden.options().at("steps");
+        for (size_t t = 0; t < steps.size(); ++t) {
+          const auto first = gradients.begin() + t * extents[0].count();
+          extents[0].SetGradient({first, first + extents[0].count()});
+          const AdamStep step = StepOf(golden.options(), steps[t]);
+          extents[0].ExpectStep(step);
+          StepAndCheck(extents, plan, {step});
+        }
+      }
+    }
+  }
+}
+
+// Golden cases that quantize a matrix: FusedAdamPlan's other way to write planes.
+TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
+  for (const GoldenCase& golden : ComputableCases("quantize")) {
+    SCOPED_TRACE(golden.name());
+    const std::vector<float> zeros(golden.rows() * golden.cols());
+    const OwnedState state = {golden.Values<float>("input"), Moments(MomentType::kFP32, zeros),
+                              Moments(MomentType::kFP32, zeros)};
+    std::vector<DeviceAdam> extents;
+    extents.emplace_back(golden.encoding(), golden.rows(), golden.cols(), state, Offsets{});
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK(plan.Encode(stream()));
+    Synchronize();
+    EXPECT_TRUE(SameBytes(golden.Bytes("row_data"), extents[0].DownloadRowData()));
+    extents[0].ExpectEncoded();
+    extents[0].Check();
+  }
+}
+
+// The last elements of an extent of more than 2^32 elements, and the first.
+TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
+  constexpr int64_t kColumns = 65536;
+  constexpr int64_t kRows = 65536 + 32;
+  constexpr int64_t kCount = kRows * kColumns;
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+  constexpr int64_t kNeeded = kCount * (4 * 4 + 2) + (int64_t{1} << 30);
+  if (static_cast<int64_t>(free_bytes) < kNeeded) GTEST_SKIP() << "needs " << kNeeded << " bytes of device memory";
+  uint8_t* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, kNeeded), cudaSuccess);
+  uint8_t* next = memory;
+  const auto take = [&](int64_t bytes) { return std::exchange(next, next + bytes); };
+  AdamExtent extent;
+  float* const gradient = reinterpret_cast<float*>(take(kCount * 4));
+  extent.gradient = gradient;
+  extent.state = {reinterpret_cast<float*>(take(kCount * 4)), take(kCount * 4), MomentType::kFP32, take(kCount * 4),
+                  MomentType::kFP32};
+  extent.rows = kRows;
+  extent.columns = kColumns;
+  extent.encoding = {Format::kMXFP8};
+  extent.row_wise = {take(kCount), nullptr};
+  extent.column_wise = {take(kCount), nullptr};
+  extent.row_wise.scales = take(kCount / 32);
+  extent.column_wise.scales = take(kCount / 32);
+  const InitialValue normal = {Initializer::kNormal, 0.0f, 1.0f};
+  const InitialValue uniform = {Initializer::kUniform, 0.0f, 1.0f};
+  float* const exp_avg = static_cast<float*>(extent.state.exp_avg);
+  float* const exp_avg_sq = static_cast<float*>(extent.state.exp_avg_sq);
+  ASSERT_OK(FillInitialValues(normal, 1, 0, 0, kCount, gradient, stream()));
+  ASSERT_OK(FillInitialValues(normal, 1, 1, 0, kCount, extent.state.master, stream()));
+  ASSERT_OK(FillInitialValues(normal, 1, 2, 0, kCount, exp_avg, stream()));
+  ASSERT_OK(FillInitialValues(uniform, 1, 3, 0, kCount, exp_avg_sq, stream()));
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {extent}));
+  const AdamStep step = TypicalStep(AdamMode::kAdamW);
+  ASSERT_OK(plan.Step({step}, stream()));
+  Synchronize();
+  for (int64_t first_row : {int64_t{0}, kRows - 32}) {
+    constexpr int64_t kPart = 32 * kColumns;
+    const int64_t first = first_row * kColumns;
+    std::vector<float> host_gradient(kPart), master(kPart), first_moment(kPart), second_moment(kPart);
+    FillInitialValues(normal, 1, 0, first, kPart, host_gradient.data());
+    FillInitialValues(normal, 1, 1, first, kPart, master.data());
+    FillInitialValues(normal, 1, 2, first, kPart, first_moment.data());
+    FillInitialValues(uniform, 1, 3, first, kPart, second_moment.data());
+    OwnedState state = {master, Moments(MomentType::kFP32, first_moment), Moments(MomentType::kFP32, second_moment)};
+    OwnedPlanes planes(extent.encoding, 32, kColumns);
+    FusedAdam(step, host_gradient.data(), state.View(), 32, kColumns, extent.encoding, planes.row_wise.View(),
+              planes.column_wise.View());
+    const auto expect = [&](const std::vector<uint8_t>& expected, const void* actual, const char* what) {
+      std::vector<uint8_t> bytes(expected.size());
+      ASSERT_EQ(cudaMemcpy(bytes.data(), actual, bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+      EXPECT_TRUE(SameBytes(expected, bytes)) << what << " from row " << first_row;
+    };
+    expect(AsBytes(state.master), extent.state.master + first, "master");
+    expect(state.exp_avg.bytes(), exp_avg + first, "exp_avg");
+    expect(state.exp_avg_sq.bytes(), exp_avg_sq + first, "exp_avg_sq");
+    expect(planes.row_wise.data, extent.row_wise.data + first, "row-wise data");
+    expect(planes.row_wise.scales, extent.row_wise.scales + first / 32, "row-wise scales");
+    expect(planes.column_wise.data, extent.column_wise.data + first, "column-wise data");
+    expect(planes.column_wise.scales, extent.column_wise.scales + first / 32, "column-wise scales");
+  }
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace paramshard::gpu
