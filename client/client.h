@@ -350,7 +350,8 @@ class Client {
   ~Client();
 
   // Creates the model or joins it, attaches, and waits until every rank is attached. Memory is
-  // mapped on return.
+  // mapped on return. FAILED_PRECONDITION when the daemon serves the rank from a GPU that this process
+  // does not see (names it); UNIMPLEMENTED when that is so and this library was built without CUDA.
   absl::StatusOr<Model> OpenModel(const ModelSpec& spec);
 
   // Creates the model or joins it, without attaching: before an import.

@@ -35,7 +35,7 @@ absl::Status Session::AwaitGatherOn(const GatherTicket& ticket, GpuStream stream
   const bool lands = started_.client_lands_own_pieces();
   word_operations_.clear();
   if (lands && ticket.commit_number > 0) AwaitWordOn(page_.words().committed(), ticket.commit_number);
-  AwaitReadersOn(ticket.slot, stream);
+  if (!ReadsArena()) AwaitReadersOn(ticket.slot, stream);
   // As in AwaitGather.
   const bool lands_first = lands && !ReadsArena() && LandsFirst(ticket);
   if (lands_first) {
