@@ -1,0 +1,281 @@
+// The client library in memory of GPUs, against a real daemon.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cuda.h"
+#include "gmock/gmock.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
+#include "tests/client/cuda/trainers.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Ranks are threads of one process here: loading a kernel while another rank's stream waits would hold them all up.
+const bool kKernelsAreLoadedAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", 0) == 0;
+
+// Long enough for a daemon that does not wait to be seen.
+constexpr absl::Duration kMoment = absl::Milliseconds(50);
+
+int GpuCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
+  return count;
+}
+
+class CudaClientTest : public testing::Test {
+ protected:
+  void StartDaemon(absl::string_view kind, int devices) {
+    std::vector<std::string> flags;
+    for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=", kind, ":", i));
+    daemon_.reset();
+    directory_.emplace();
+    absl::StatusOr<test::DaemonProcess> daemon =
+        test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory_->path(), flags);
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  absl::StatusOr<Client> Connect(int rank) {
+    return Client::Connect({.rank = rank, .socket_dir = directory_->path(), .attach_timeout = absl::Seconds(30)});
+  }
+
+  // Opens the model on every rank at once and runs the trainer, a thread for each.
+  void RunTrainers(int ranks, const ModelSpec& spec,
+                   const std::function<absl::Status(int rank, Model& model)>& trainer) {
+    const auto run = [&](int rank) -> absl::Status {
+      ASSIGN_OR_RETURN(Client client, Connect(rank));
+      ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
+      return trainer(rank, model);
+    };
+    std::vector<std::thread> threads;
+    std::vector<absl::Status> statuses(ranks);
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { statuses[rank] = run(rank); });
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(statuses[rank]) << "rank " << rank;
+  }
+
+  // What every rank sees of a training by a fresh daemon.
+  std::vector<Seen> Train(absl::string_view kind, int ranks, Format format,
+                          const std::function<absl::StatusOr<Seen>(Model&)>& train) {
+    std::vector<Seen> seen(ranks);
+    StartDaemon(kind, ranks);
+    if (HasFatalFailure()) return seen;
+    RunTrainers(ranks, TwoUnits(format), [&](int rank, Model& model) -> absl::Status {
+      EXPECT_EQ(model.gpu() >= 0, kind == "cuda");
+      ASSIGN_OR_RETURN(seen[rank], train(model));
+      // Nobody leaves before everybody has seen everything.
+      ASSIGN_OR_RETURN(PendingCommit last, model.Commit({.learning_rate = 0.0f}));
+      return last.Wait().status();
+    });
+    return seen;
+  }
+
+  std::optional<test::TemporaryDirectory> directory_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+#define SKIP_WITHOUT_GPUS(count) \
+  if (GpuCount() < (count)) GTEST_SKIP() << (count) << " GPUs expected, got " << GpuCount()
+
+// --- Without a GPU
+
+TEST_F(CudaClientTest, WhereTheDaemonHasHostMemoryThereIsNoWorkForStreams) {
+  StartDaemon("cpu", 1);
+  RunTrainers(1, TwoUnits(Format::kMXFP8), [](int, Model& model) -> absl::Status {
+    const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("GPU expected"));
+    EXPECT_EQ(model.gpu(), -1);
+    EXPECT_THAT(cuda::Gradients(model, "a", nullptr), is_refused);
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+    EXPECT_THAT(cuda::WaitOn(unit, nullptr), is_refused);
+    RETURN_IF_ERROR(unit.Wait());
+    ASSIGN_OR_RETURN(const Matrix matrix, unit.Get("a.w"));
+    EXPECT_EQ(matrix.gpu, -1);
+    EXPECT_THAT(cuda::Decode(matrix, cuda::DecodedType::kFP32, nullptr, nullptr),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("host memory")));
+    EXPECT_THAT(cuda::Transpose(matrix, nullptr, nullptr), StatusIs(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(cuda::Release(unit, nullptr), is_refused);
+    EXPECT_THAT(cuda::Release(unit, nullptr),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has been released")));
+    EXPECT_THAT(cuda::WaitOn(unit, nullptr),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has been released")));
+    return absl::OkStatus();
+  });
+}
+
+// --- The same bits
+
+class SameBitsTest : public CudaClientTest, public testing::WithParamInterface<std::tuple<Format, int>> {};
+
+TEST_P(SameBitsTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
+  const auto [format, ranks] = GetParam();
+  SKIP_WITHOUT_GPUS(ranks);
+  const std::vector<Seen> expected = Train("cpu", ranks, format, TrainByHost);
+  const std::vector<Seen> by_host = Train("cuda", ranks, format, TrainByHost);
+  const std::vector<Seen> on_streams = Train("cuda", ranks, format, TrainOnStreams);
+  for (int rank = 0; rank < ranks; ++rank) {
+    ASSERT_FALSE(expected[rank].planes.empty());
+    EXPECT_TRUE(by_host[rank].planes == expected[rank].planes) << "by the host, rank " << rank;
+    EXPECT_TRUE(on_streams[rank].planes == expected[rank].planes) << "on streams, rank " << rank;
+    EXPECT_EQ(by_host[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
+    EXPECT_EQ(on_streams[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SameBitsTest,
+    testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16, Format::kFP32),
+                     testing::Values(1, 2, 4)),
+    [](const auto& info) { return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param)); });
+
+TEST_F(CudaClientTest, TransposedDataIsThatOfTheHost) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  RunTrainers(1, TwoUnits(Format::kMXFP8), [](int, Model& model) -> absl::Status {
+    ASSIGN_OR_RETURN(gpu::DeviceMemory out, DeviceFloats(model.gpu(), int64_t{480} * 352));
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+    RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+    ASSIGN_OR_RETURN(const Matrix matrix, unit.Get("a.w"));
+    ASSIGN_OR_RETURN(const Matrix bias, unit.Get("a.bias"));
+    EXPECT_THAT(cuda::Transpose(bias, out.data(), stream.get()), StatusIs(absl::StatusCode::kUnimplemented));
+    RETURN_IF_ERROR(cuda::Transpose(matrix, out.data(), stream.get()));
+    RETURN_IF_ERROR(unit.Wait());
+    std::vector<uint8_t> data(matrix.data.size()), transposed(matrix.data.size());
+    RETURN_IF_ERROR(gpu::ToStatus(cudaMemcpy(data.data(), matrix.data.data(), data.size(), cudaMemcpyDeviceToHost),
+                                  "read a plane"));
+    RETURN_IF_ERROR(
+        gpu::ToStatus(cudaMemcpy(transposed.data(), out.data(), data.size(), cudaMemcpyDeviceToHost), "read a plane"));
+    int64_t different = 0;
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      for (int64_t column = 0; column < matrix.columns; ++column) {
+        if (transposed[column * matrix.rows + row] != data[row * matrix.columns + column]) ++different;
+      }
+    }
+    EXPECT_EQ(different, 0);
+    return absl::OkStatus();
+  });
+}
+
+// --- Order between streams
+
+// Every rank's stream holds the only slot; the next unit may come only when all have let go.
+TEST_F(CudaClientTest, ASlotThatIsReleasedLateIsNotOverwritten) {
+  SKIP_WITHOUT_GPUS(1);
+  const int ranks = std::min(GpuCount(), 2);
+  StartDaemon("cuda", ranks);
+  ModelSpec spec = TwoUnits(Format::kMXFP8);
+  spec.gather_slots = 1;
+  RunTrainers(ranks, spec, [](int, Model& model) -> absl::Status {
+    std::vector<float> expected[2], seen[2];
+    ASSIGN_OR_RETURN(gpu::DeviceMemory decoded, DeviceFloats(model.gpu(), int64_t{2} * 480 * 352));
+    Gate gate;
+    ASSIGN_OR_RETURN(const gpu::Stream first, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(const gpu::Stream second, gpu::Stream::Create(model.gpu()));
+    for (int i : {0, 1}) {
+      const std::string name = i == 0 ? "a" : "b";
+      ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(name, Phase::kForward));
+      RETURN_IF_ERROR(unit.Wait());
+      ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(name + ".w"));
+      expected[i].resize(matrix.rows * matrix.columns);
+      RETURN_IF_ERROR(matrix.Decode(expected[i].data()));
+    }
+    const auto read = [&](int i, const gpu::Stream& stream, bool late) -> absl::Status {
+      const std::string name = i == 0 ? "a" : "b";
+      ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(name, Phase::kForward));
+      RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+      if (late) RETURN_IF_ERROR(gate.Await(stream.get()));
+      ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(name + ".w"));
+      RETURN_IF_ERROR(cuda::Decode(matrix, cuda::DecodedType::kFP32,
+                                   reinterpret_cast<float*>(decoded.data()) + i * int64_t{480} * 352, stream.get()));
+      return cuda::Release(unit, stream.get());
+    };
+    RETURN_IF_ERROR(read(0, first, true));
+    RETURN_IF_ERROR(read(1, second, false));
+    absl::SleepFor(kMoment);
+    EXPECT_EQ(cudaStreamQuery(second.get()), cudaErrorNotReady);
+    gate.Open();
+    RETURN_IF_ERROR(first.Synchronize());
+    RETURN_IF_ERROR(second.Synchronize());
+    for (int i : {0, 1}) {
+      seen[i].resize(expected[i].size());
+      RETURN_IF_ERROR(gpu::ToStatus(cudaMemcpy(seen[i].data(), decoded.data() + i * int64_t{480} * 352 * 4,
+                                               seen[i].size() * 4, cudaMemcpyDeviceToHost),
+                                    "read what was decoded"));
+      EXPECT_TRUE(seen[i] == expected[i]) << "unit " << i;
+    }
+    ASSIGN_OR_RETURN(PendingCommit last, model.Commit({.learning_rate = 0.0f}));
+    return last.Wait().status();
+  });
+}
+
+// --- The end
+
+TEST_F(CudaClientTest, AStreamThatWaitsForARankThatLeftGoesOn) {
+  SKIP_WITHOUT_GPUS(2);
+  StartDaemon("cuda", 2);
+  const ModelSpec spec = TwoUnits(Format::kMXFP8);
+  std::thread leaver([&] {
+    absl::StatusOr<Client> client = Connect(1);
+    ASSERT_OK(client.status());
+    absl::StatusOr<Model> model = client->OpenModel(spec);
+    ASSERT_OK(model.status());
+    absl::SleepFor(kMoment);
+    EXPECT_OK(model->Detach());
+  });
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
+  ASSERT_OK_AND_ASSIGN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+  ASSERT_OK_AND_ASSIGN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+  ASSERT_OK(cuda::WaitOn(unit, stream.get()));
+  EXPECT_OK(stream.Synchronize());
+  EXPECT_THAT(model.status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+  EXPECT_THAT(cuda::WaitOn(unit, stream.get()), StatusIs(absl::StatusCode::kAborted));
+  leaver.join();
+}
+
+TEST_F(CudaClientTest, AStreamThatWaitsForADeadDaemonGoesOnAndItsTrainerAttachesToAnother) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  const ModelSpec spec = TwoUnits(Format::kMXFP8);
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+    ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
+    Gate gate;
+    ASSERT_OK_AND_ASSIGN(const gpu::Stream late, gpu::Stream::Create(model.gpu()));
+    ASSERT_OK_AND_ASSIGN(const gpu::Stream waiting, gpu::Stream::Create(model.gpu()));
+    // Both slots are pushed, but never filled: the third waits for the first to drain.
+    ASSERT_OK(gate.Await(late.get()));
+    for (int i = 0; i < spec.gradient_slots; ++i) {
+      ASSERT_OK_AND_ASSIGN(UnitGradients gradients, cuda::Gradients(model, "a", late.get()));
+      ASSERT_OK(cuda::Push(gradients, late.get()));
+    }
+    ASSERT_OK_AND_ASSIGN(const UnitGradients gradients, cuda::Gradients(model, "a", waiting.get()));
+    absl::SleepFor(kMoment);
+    EXPECT_EQ(cudaStreamQuery(waiting.get()), cudaErrorNotReady);
+    daemon_->Signal(SIGKILL);
+    EXPECT_OK(waiting.Synchronize());
+    EXPECT_THAT(model.status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+    gate.Open();
+    EXPECT_OK(late.Synchronize());
+  }
+  StartDaemon("cuda", 1);
+  RunTrainers(1, spec, [](int, Model& model) { return TrainOnStreams(model).status(); });
+}
+
+}  // namespace
+}  // namespace paramshard
