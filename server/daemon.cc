@@ -113,9 +113,8 @@ absl::Status Daemon::Impl::Start() {
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size())));
-  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
-                                                            .step_timeout = config_.step_timeout,
-                                                            .memory_limit_bytes = config_.memory_limit_bytes});
+  store_ = std::make_unique<ModelStore>(ModelStore::Options{
+      .world = MakeWorld(), .step_timeout = config_.step_timeout, .memory_limit_bytes = config_.memory_limit_bytes});
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }

@@ -25,9 +25,9 @@ CUmemAllocationProp PropertiesOf(int device, bool shareable) {
 
 absl::StatusOr<int64_t> RoundUp(const Driver& driver, const CUmemAllocationProp& properties, int64_t size_bytes) {
   size_t granularity = 0;
-  RETURN_IF_ERROR(ToStatus(
-      driver.mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-      "ask for the granularity of device memory"));
+  RETURN_IF_ERROR(
+      ToStatus(driver.mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+               "ask for the granularity of device memory"));
   const auto step = static_cast<int64_t>(granularity);
   return (size_bytes + step - 1) / step * step;
 }

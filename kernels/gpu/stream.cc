@@ -23,8 +23,7 @@ absl::StatusOr<Stream> Stream::Create(int device) {
   return stream;
 }
 
-Stream::Stream(Stream&& other) noexcept
-    : stream_(std::exchange(other.stream_, nullptr)), device_(other.device_) {}
+Stream::Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)), device_(other.device_) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
   std::swap(stream_, other.stream_);

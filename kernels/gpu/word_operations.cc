@@ -41,9 +41,9 @@ absl::Status WordOperations::Enqueue(cudaStream_t stream) {
   absl::Status status;
   for (size_t first = 0; first < operations_.size() && status.ok(); first += kMostInOneCall) {
     const size_t count = std::min(kMostInOneCall, operations_.size() - first);
-    status = ToStatus(
-        driver->stream_batch_mem_op(stream, static_cast<unsigned int>(count), operations_.data() + first, 0),
-        "enqueue words");
+    status =
+        ToStatus(driver->stream_batch_mem_op(stream, static_cast<unsigned int>(count), operations_.data() + first, 0),
+                 "enqueue words");
   }
   operations_.clear();
   return status;

@@ -41,8 +41,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const ExtentTensors& extent = tensors_[i];
       if (!steps[i].has_value()) continue;
-      FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding,
-                extent.row_wise, extent.column_wise);
+      FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
+                extent.column_wise);
     }
     return absl::OkStatus();
   }

@@ -105,9 +105,9 @@ class CudaDevice final : public ComputeDevice {
     const std::vector<int> alone = {id().index};
     auto memory = gpu::DeviceMemory::Create(id().index, size_bytes, shared ? group_ : alone, shared);
     if (!memory.ok()) {
-      return absl::Status(memory.status().code(), absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, ",
-                                                               AvailableBytes(), " free on ", Name(), ": ",
-                                                               memory.status().message()));
+      return absl::Status(memory.status().code(),
+                          absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, ", AvailableBytes(),
+                                       " free on ", Name(), ": ", memory.status().message()));
     }
     wire::FileDescriptor fd;
     if (shared && size_bytes > 0) {
@@ -167,8 +167,8 @@ absl::Status CheckPeers(const std::vector<int>& group) {
     for (int peer : group) {
       int reachable = 1;
       if (device != peer) {
-        RETURN_IF_ERROR(gpu::ToStatus(cudaDeviceCanAccessPeer(&reachable, device, peer),
-                                      absl::StrCat("device cuda:", device)));
+        RETURN_IF_ERROR(
+            gpu::ToStatus(cudaDeviceCanAccessPeer(&reachable, device, peer), absl::StrCat("device cuda:", device)));
       }
       if (reachable == 0) {
         return absl::FailedPreconditionError(
@@ -188,8 +188,8 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> OpenCudaDevice(const Device& id, 
   RETURN_IF_ERROR(gpu::ToStatus(cudaInitDevice(id.index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid),
                                 absl::StrCat("open ", id.Name())));
   ASSIGN_OR_RETURN(gpu::Stream copies, gpu::Stream::Create(id.index));
-  return std::make_unique<CudaDevice>(
-      id, group, std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)), std::move(copies));
+  return std::make_unique<CudaDevice>(id, group, std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)),
+                                      std::move(copies));
 }
 
 }  // namespace

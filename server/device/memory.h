@@ -13,8 +13,8 @@ namespace paramshard::server {
 
 // How other processes may use memory.
 enum class Sharing : uint8_t {
-  kPrivate,    // not at all
-  kReadOnly,   // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
+  kPrivate,  // not at all
+  kReadOnly,  // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
   kReadWrite,  // mapped read-write
 };
 

@@ -124,7 +124,8 @@ absl::Status Epoch::AllocateSeats() {
 absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
   const wire::WordsCounts counts = CountsOf(*options_.layout);
   Seat seat;
-  ASSIGN_OR_RETURN(seat.slots, device.Allocate("paramshard-slots", options_.layout->slots_bytes(), Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(seat.slots,
+                   device.Allocate("paramshard-slots", options_.layout->slots_bytes(), Sharing::kReadWrite));
   ASSIGN_OR_RETURN(seat.words_memory,
                    Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
   ASSIGN_OR_RETURN(seat.open_words, device.OpenHostMemory(seat.words_memory));

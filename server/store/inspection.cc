@@ -251,7 +251,8 @@ absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
-  summary.set_state_hash(HashOf(HostView(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()))));
+  summary.set_state_hash(
+      HashOf(HostView(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()))));
   return summary;
 }
 

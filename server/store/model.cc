@@ -108,8 +108,7 @@ void Model::LogBudget() const {
 
 absl::Status Model::AllocateShards() {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto shard,
-                     Shard::Create(options_.spec, *layout_, GroupRank(rank), world().devices[rank]));
+    ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, GroupRank(rank), world().devices[rank]));
     shards_.push_back(std::move(shard));
   }
   return absl::OkStatus();

@@ -53,7 +53,7 @@ struct Weight {
   int64_t rows;
   int64_t columns;
 };
-constexpr Weight kWeights[] = {{"q", 4096, 4096},     {"k", 1024, 4096},  {"v", 1024, 4096},    {"o", 4096, 4096},
+constexpr Weight kWeights[] = {{"q", 4096, 4096},     {"k", 1024, 4096},   {"v", 1024, 4096},    {"o", 4096, 4096},
                                {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}};
 
 template <typename T>
@@ -78,8 +78,8 @@ class Blas {
     const auto create = reinterpret_cast<decltype(&cublasCreate_v2)>(dlsym(library, "cublasCreate_v2"));
     const auto set_stream = reinterpret_cast<decltype(&cublasSetStream_v2)>(dlsym(library, "cublasSetStream_v2"));
     multiply_ = reinterpret_cast<MultiplyFunction*>(dlsym(library, "cublasGemmEx"));
-    if (create == nullptr || set_stream == nullptr || multiply_ == nullptr || create(&handle_) != CUBLAS_STATUS_SUCCESS ||
-        set_stream(handle_, stream) != CUBLAS_STATUS_SUCCESS) {
+    if (create == nullptr || set_stream == nullptr || multiply_ == nullptr ||
+        create(&handle_) != CUBLAS_STATUS_SUCCESS || set_stream(handle_, stream) != CUBLAS_STATUS_SUCCESS) {
       OrDie(absl::InternalError("cublasCreate failed"), "load cuBLAS");
     }
   }
@@ -89,8 +89,8 @@ class Blas {
     const float one = 1;
     const float zero = 0;
     const cublasStatus_t status =
-        multiply_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), &one,
-                  a, CUDA_R_16BF, static_cast<int>(m), b, CUDA_R_16BF, static_cast<int>(k), &zero, c, CUDA_R_16BF,
+        multiply_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
+                  &one, a, CUDA_R_16BF, static_cast<int>(m), b, CUDA_R_16BF, static_cast<int>(k), &zero, c, CUDA_R_16BF,
                   static_cast<int>(m), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (status != CUBLAS_STATUS_SUCCESS) OrDie(absl::InternalError(absl::StrCat("status ", status)), "matrix product");
   }
@@ -290,7 +290,8 @@ int Main(int gpus, int blocks, int steps, int rounds) {
   for (int i = 0; i < gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
   const test::DaemonProcess daemon =
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
-  auto* const board = new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
+  auto* const board =
+      new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
   std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", gpus, blocks, kTokens);
   std::cout.flush();
   std::vector<pid_t> trainers;

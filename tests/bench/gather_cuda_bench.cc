@@ -96,8 +96,9 @@ std::vector<Size> Sizes() {
     const int64_t columns = kib < 4096 ? 256 : 4096;
     sizes.push_back({name, {{kib * 1024 / columns, columns}}});
   }
-  sizes.push_back({"Llama-3-8B block",
-                   {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}}});
+  sizes.push_back(
+      {"Llama-3-8B block",
+       {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}}});
   return sizes;
 }
 
@@ -148,7 +149,8 @@ class Flag {
   uint32_t value_ = 0;
 };
 
-void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStream_t stream, Flag& usable, Board& board) {
+void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStream_t stream, Flag& usable,
+             Board& board) {
   const int rank = model.rank();
   for (int i = -kWarmup; i < iterations; ++i) {
     board.Barrier(gpus);
@@ -183,8 +185,7 @@ double Quantile(const Board& board, int gpus, int iterations, double q) {
 }
 
 void Train(const std::string& socket_dir, int rank, int gpus, int iterations, Board& board) {
-  Client client =
-      OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
+  Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
   Model model = OrDie(client.OpenModel(Spec()), "open");
   cudaSetDevice(model.gpu());
   const gpu::Stream stream = OrDie(gpu::Stream::Create(model.gpu()), "stream");
@@ -210,7 +211,8 @@ int Main(int gpus, int iterations) {
   for (int i = 0; i < gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
   const test::DaemonProcess daemon =
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
-  auto* const board = new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
+  auto* const board =
+      new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
   std::cout << absl::StrFormat("%d GPUs\n%-18s %10s %10s %16s %12s\n", gpus, "gathered", "p50", "p99", "bus bandwidth",
                                "a gather");
   std::cout.flush();

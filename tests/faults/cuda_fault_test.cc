@@ -64,8 +64,8 @@ class CudaFaultTest : public testing::Test {
   }
 
   std::string StateHash(const std::string& model) const {
-    const auto output = OutputOf(
-        absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " -o json verify ", model));
+    const auto output =
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " -o json verify ", model));
     EXPECT_OK(output.status());
     if (!output.ok()) return "";
     const nlohmann::json verified = nlohmann::json::parse(*output);
@@ -121,7 +121,9 @@ absl::Status DieWhileKernelsWrite(Model& model, Board&) {
   return absl::OkStatus();
 }
 
-TEST_F(CudaFaultTest, KernelsThatWriteGradientsOutliveTheirTrainerAndHarmNobody) { ExpectNoTrace(DieWhileKernelsWrite); }
+TEST_F(CudaFaultTest, KernelsThatWriteGradientsOutliveTheirTrainerAndHarmNobody) {
+  ExpectNoTrace(DieWhileKernelsWrite);
+}
 
 TEST_F(CudaFaultTest, AForkedChildThatKeepsTheDevicesOpenChangesNothing) {
   ExpectNoTrace([](Model& model, Board& board) {

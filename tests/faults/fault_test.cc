@@ -38,7 +38,8 @@ enum BoardNumber { kStepReached = 0, kGrandchild = 1 };
 const std::string kDaemon = Program(PARAMSHARDD);
 
 nlohmann::json CtlOf(const std::string& socket_dir, const std::string& arguments) {
-  const auto output = OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", socket_dir, " -o json ", arguments));
+  const auto output =
+      OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", socket_dir, " -o json ", arguments));
   EXPECT_OK(output.status());
   return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
 }
@@ -321,7 +322,8 @@ class TwoDaemonsTest : public testing::TestWithParam<int> {
   void SetUp() override {
     if (TestDevices() == "cuda") {
       const auto gpus = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
-      if (!gpus.ok() || std::atoi(gpus->c_str()) < 4) GTEST_SKIP() << "four GPUs expected, got " << gpus.value_or("none");
+      if (!gpus.ok() || std::atoi(gpus->c_str()) < 4)
+        GTEST_SKIP() << "four GPUs expected, got " << gpus.value_or("none");
     }
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {

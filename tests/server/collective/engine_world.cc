@@ -122,8 +122,8 @@ absl::Status EngineWorld::AllocateBuffers() {
     RankBuffers& buffers = buffers_.emplace_back();
     ASSIGN_OR_RETURN(buffers.arena, device.Allocate("arena", layout_.arena_bytes(), Sharing::kReadOnly));
     ASSIGN_OR_RETURN(buffers.slots, device.Allocate("slots", layout_.slots_bytes(), Sharing::kReadWrite));
-    ASSIGN_OR_RETURN(buffers.words, Memory::Allocate("words", wire::Words::SizeBytes(CountsOf(layout_)),
-                                                     Sharing::kReadWrite));
+    ASSIGN_OR_RETURN(buffers.words,
+                     Memory::Allocate("words", wire::Words::SizeBytes(CountsOf(layout_)), Sharing::kReadWrite));
     ASSIGN_OR_RETURN(buffers.open_words, device.OpenHostMemory(buffers.words));
     Upload(rank);
   }
@@ -290,7 +290,8 @@ absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, b
   std::vector<float*> pointers;
   for (size_t i = 0; i < accumulators.size(); ++i) {
     const bool left_out = accumulators[i].empty() || absent.count(static_cast<int>(i)) > 0;
-    ASSIGN_OR_RETURN(memories[i], devices_[rank]->Allocate("accumulator", BytesOf(accumulators[i]).size(), Sharing::kPrivate));
+    ASSIGN_OR_RETURN(memories[i],
+                     devices_[rank]->Allocate("accumulator", BytesOf(accumulators[i]).size(), Sharing::kPrivate));
     RETURN_IF_ERROR(devices_[rank]->Write(memories[i].data(), BytesOf(accumulators[i])));
     pointers.push_back(left_out ? nullptr : reinterpret_cast<float*>(memories[i].data()));
   }

@@ -21,8 +21,8 @@ TEST(DeviceTest, NamesAndNumbersGoTogether) {
 }
 
 TEST(DeviceTest, WhatIsNoDeviceIsRefused) {
-  for (const char* name : {"", "cpu", "cpu:", "cpu:-1", "cpu:x", "cpu:1x", "cpu:99999999999", "gpu:0", "0",
-                           "cuda", "cuda:", "cuda:-1", "cuda:0x1"}) {
+  for (const char* name : {"", "cpu", "cpu:", "cpu:-1", "cpu:x", "cpu:1x", "cpu:99999999999", "gpu:0", "0", "cuda",
+                           "cuda:", "cuda:-1", "cuda:0x1"}) {
     EXPECT_THAT(ParseDevice(name), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cpu:I"))) << name;
   }
 }
