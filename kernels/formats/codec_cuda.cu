@@ -14,7 +14,6 @@ namespace paramshard::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 1 << 20;
 
 template <int kBytes>
 struct WordOf;
@@ -98,33 +97,46 @@ struct BFloat16Out {
   __device__ static Stored Store(float value) { return EncodeBFloat16(value); }
 };
 
+// Elements of a row that a block decodes.
+constexpr int kGroupsPerThread = 4;
+constexpr int64_t kMostRows = 1 << 15;
+
 // Every thread decodes groups of `kGroup` elements, which lie in one row.
 template <typename Out, int kGroup, typename SourcePlane>
-__global__ __launch_bounds__(kThreads) void DecodeKernel(SourcePlane plane, int64_t count, int64_t cols,
+__global__ __launch_bounds__(kThreads) void DecodeKernel(SourcePlane plane, int64_t rows, int64_t cols,
                                                          typename Out::Stored* out) {
   using Code = typename SourcePlane::Code;
   struct alignas(kGroup * sizeof(typename Out::Stored)) Group {
     typename Out::Stored values[kGroup];
   };
-  const int64_t stride = int64_t{gridDim.x} * kThreads * kGroup;
-  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kGroup; i < count; i += stride) {
-    const int64_t row = i / cols;
-    const int64_t col = i - row * cols;
-    Code codes[kGroup];
-    ReadCodes(plane.data + i * sizeof(Code), codes);
-    Group group;
+  const int64_t first_col = (int64_t{blockIdx.x} * kThreads * kGroupsPerThread + threadIdx.x) * kGroup;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const int64_t first = row * cols;
+    Code codes[kGroupsPerThread][kGroup];
 #pragma unroll
-    for (int j = 0; j < kGroup; ++j) group.values[j] = Out::Store(plane.Decode(codes[j], row, col + j));
-    *reinterpret_cast<Group*>(out + i) = group;
+    for (int i = 0; i < kGroupsPerThread; ++i) {
+      const int64_t col = first_col + i * kThreads * kGroup;
+      if (col < cols) ReadCodes(plane.data + (first + col) * sizeof(Code), codes[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroupsPerThread; ++i) {
+      const int64_t col = first_col + i * kThreads * kGroup;
+      if (col >= cols) break;
+      Group group;
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) group.values[j] = Out::Store(plane.Decode(codes[i][j], row, col + j));
+      *reinterpret_cast<Group*>(out + first + col) = group;
+    }
   }
 }
 
 template <typename Out, int kGroup, typename SourcePlane>
 void LaunchDecode(const SourcePlane& plane, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
-  const int64_t groups = rows * cols / kGroup;
-  const int64_t blocks = std::min(kMostBlocks, (groups + kThreads - 1) / kThreads);
-  DecodeKernel<Out, kGroup><<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-      plane, rows * cols, cols, static_cast<typename Out::Stored*>(out));
+  constexpr int64_t kBlockCols = kThreads * kGroupsPerThread * kGroup;
+  const dim3 blocks(static_cast<unsigned int>((cols + kBlockCols - 1) / kBlockCols),
+                    static_cast<unsigned int>(std::min(kMostRows, rows)));
+  DecodeKernel<Out, kGroup>
+      <<<blocks, kThreads, 0, stream>>>(plane, rows, cols, static_cast<typename Out::Stored*>(out));
 }
 
 bool IsAligned(const void* address, size_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }

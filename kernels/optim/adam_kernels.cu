@@ -71,6 +71,9 @@ struct QuadAccess {
   // Lanes that share a block of 32 columns.
   static constexpr int kBlockLanes = 32 / kQuad;
 
+  // Which of the four elements from `index` are among the first `count`.
+  __device__ static uint32_t Below(int64_t index, int64_t count) { return index < count ? (1u << kQuad) - 1 : 0u; }
+
   template <typename T>
   static constexpr int kRowBytes = kThreads* kQuad * sizeof(T);
 
@@ -116,6 +119,13 @@ struct QuadAccess {
 struct StridedAccess {
   static constexpr int kFirst = 1;
   static constexpr int kStep = kWarpSize;
+
+  __device__ static uint32_t Below(int64_t index, int64_t count) {
+    uint32_t below = 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) below |= index + j * kStep < count ? 1u << j : 0u;
+    return below;
+  }
 
   // Words of 4 bytes, also for types of 2 bytes: a copy has at least 4.
   template <typename T>
@@ -184,7 +194,7 @@ struct FloatMoment {
   using Stored = float;
   __device__ static float Load(Stored stored) { return stored; }
   __device__ static Quad<Stored> Store(const float (&values)[kQuad]) {
-    return {{CanonicalNan(values[0]), CanonicalNan(values[1]), CanonicalNan(values[2]), CanonicalNan(values[3])}};
+    return {{values[0], values[1], values[2], values[3]}};
   }
 };
 
@@ -226,10 +236,7 @@ struct Walk {
 
   template <typename Access>
   __device__ uint32_t Valid(int64_t index) const {
-    uint32_t valid = 0;
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) valid |= index + j * Access::kStep < count ? 1u << j : 0u;
-    return valid & columns;
+    return Access::Below(index, count) & columns;
   }
 };
 
@@ -237,10 +244,8 @@ struct Walk {
 template <typename Access>
 __device__ Walk MakeWalk(const DeviceExtent& extent, int64_t first_row, int64_t row_step, int64_t first_column) {
   const int64_t column = first_column + Lane() * Access::kFirst;
-  Walk walk = {first_row * extent.columns + column, row_step * extent.columns, extent.rows * extent.columns, 0};
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) walk.columns |= column + j * Access::kStep < extent.columns ? 1u << j : 0u;
-  return walk;
+  return {first_row * extent.columns + column, row_step * extent.columns, extent.rows * extent.columns,
+          Access::Below(column, extent.columns)};
 }
 
 // The block's shared memory: all rows of the master, then slots in which rows of the other arrays come and go.
@@ -431,34 +436,43 @@ class StepRows {
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
-    // Rows on their way at a time.
-    constexpr int kSlots = std::min(
-        TileType::kRows, (kSharedBytes - TileType::kRows * kFloatRowBytes - TileType::kExtraBytes) / kSlotBytes);
+    // Batches on their way at a time.
+    constexpr int kSlots = std::min(TileType::kRows * kRowSlotBytes,
+                                    kSharedBytes - TileType::kRows * kFloatRowBytes - TileType::kExtraBytes) /
+                           kSlotBytes;
+    constexpr int kBatches = TileType::kRows / kBatch;
     const Walk& walk = tile.walk();
     uint8_t* const slots = MasterRow(TileType::kRows) + TileType::kExtraBytes;
     int64_t fetched = walk.first;
 #pragma unroll
-    for (int row = 0; row < kSlots; ++row) {
-      Fetch(walk, fetched, MasterRow(row), slots + row * kSlotBytes);
-      fetched += walk.stride;
+    for (int batch = 0; batch < kSlots; ++batch) {
+      Fetch(walk, fetched, MasterRow(batch * kBatch), slots + batch * kSlotBytes);
     }
     int64_t index = walk.first;
     int slot = 0;
 #pragma unroll 1
-    for (int row = 0; row < TileType::kRows; ++row) {
+    for (int batch = 0; batch < kBatches; ++batch) {
       AwaitCopies<kSlots - 1>();
+      uint8_t* const masters = MasterRow(batch * kBatch);
       uint8_t* const others = slots + slot * kSlotBytes;
-      const uint32_t valid = walk.Valid<Access>(index);
-      Elements elements = Read(index, MasterRow(row), others);
-      if (kSlots < TileType::kRows && row + kSlots < TileType::kRows) {
-        Fetch(walk, fetched, MasterRow(row + kSlots), others);
-        fetched += walk.stride;
+      Elements elements[kBatch];
+#pragma unroll
+      for (int row = 0; row < kBatch; ++row) {
+        elements[row] = Read(index + row * walk.stride, masters + row * kFloatRowBytes, others + row * kRowSlotBytes);
+      }
+      if (kSlots < kBatches && batch + kSlots < kBatches) {
+        Fetch(walk, fetched, MasterRow((batch + kSlots) * kBatch), others);
       } else {
         CommitCopies();
       }
-      Update(elements, index, valid, MasterRow(row));
-      tile.Visit(row, index, valid, elements.master);
-      index += walk.stride;
+      Update(elements);
+#pragma unroll
+      for (int row = 0; row < kBatch; ++row) {
+        const uint32_t valid = walk.Valid<Access>(index);
+        Store(elements[row], index, valid, masters + row * kFloatRowBytes);
+        tile.Visit(batch * kBatch + row, index, valid, elements[row].master.values);
+        index += walk.stride;
+      }
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
     tile.Finish();
@@ -468,62 +482,76 @@ class StepRows {
   using First = typename ExpAvg::Stored;
   using Second = typename ExpAvgSq::Stored;
 
+  // Rows that are updated together, so that their latencies overlap.
+  static constexpr int kBatch = 2;
   static constexpr int kGradientBytes = Access::template kRowBytes<float>;
   static constexpr int kFirstBytes = Access::template kRowBytes<First>;
-  static constexpr int kSlotBytes = kGradientBytes + kFirstBytes + Access::template kRowBytes<Second>;
+  static constexpr int kRowSlotBytes = kGradientBytes + kFirstBytes + Access::template kRowBytes<Second>;
+  static constexpr int kSlotBytes = kBatch * kRowSlotBytes;
 
   struct Elements {
-    float master[kQuad];
+    Quad<float> master;
     Quad<float> gradient;
     Quad<First> exp_avg;
     Quad<Second> exp_avg_sq;
   };
 
-  __device__ const First* exp_avg() const { return static_cast<const First*>(extent_.exp_avg); }
-  __device__ const Second* exp_avg_sq() const { return static_cast<const Second*>(extent_.exp_avg_sq); }
+  __device__ First* exp_avg() const { return static_cast<First*>(extent_.exp_avg); }
+  __device__ Second* exp_avg_sq() const { return static_cast<Second*>(extent_.exp_avg_sq); }
 
-  __device__ void Fetch(const Walk& walk, int64_t index, uint8_t* master, uint8_t* others) {
-    const uint32_t valid = walk.Valid<Access>(index);
-    Access::Fetch(extent_.master, index, valid, master);
-    Access::Fetch(extent_.gradient, index, valid, others);
-    Access::Fetch(exp_avg(), index, valid, others + kGradientBytes);
-    Access::Fetch(exp_avg_sq(), index, valid, others + kGradientBytes + kFirstBytes);
+  // Starts the copies of a batch's rows, and goes to the next batch.
+  __device__ void Fetch(const Walk& walk, int64_t& index, uint8_t* master, uint8_t* others) {
+#pragma unroll
+    for (int row = 0; row < kBatch; ++row) {
+      const uint32_t valid = walk.Valid<Access>(index);
+      uint8_t* const slot = others + row * kRowSlotBytes;
+      Access::Fetch(extent_.master, index, valid, master + row * kFloatRowBytes);
+      Access::Fetch(extent_.gradient, index, valid, slot);
+      Access::Fetch(exp_avg(), index, valid, slot + kGradientBytes);
+      Access::Fetch(exp_avg_sq(), index, valid, slot + kGradientBytes + kFirstBytes);
+      index += walk.stride;
+    }
     CommitCopies();
   }
 
-  __device__ Elements Read(int64_t index, const uint8_t* master, const uint8_t* others) const {
-    Elements elements;
-    const Quad<float> old = Access::Read(extent_.master, index, master);
-    memcpy(elements.master, old.values, sizeof(old.values));
-    elements.gradient = Access::Read(extent_.gradient, index, others);
-    elements.exp_avg = Access::Read(exp_avg(), index, others + kGradientBytes);
-    elements.exp_avg_sq = Access::Read(exp_avg_sq(), index, others + kGradientBytes + kFirstBytes);
-    return elements;
+  __device__ Elements Read(int64_t index, const uint8_t* master, const uint8_t* slot) const {
+    return {Access::Read(extent_.master, index, master), Access::Read(extent_.gradient, index, slot),
+            Access::Read(exp_avg(), index, slot + kGradientBytes),
+            Access::Read(exp_avg_sq(), index, slot + kGradientBytes + kFirstBytes)};
   }
 
-  // Leaves the new master in `elements`, and in its row of shared memory.
-  __device__ void Update(Elements& elements, int64_t index, uint32_t valid, uint8_t* master_row) {
-    AdamElement updated[kQuad];
+  __device__ void Update(Elements (&elements)[kBatch]) const {
+    float gradients[kBatch * kQuad];
+    AdamElement updated[kBatch * kQuad];
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      updated[j] = {elements.master[j], ExpAvg::Load(elements.exp_avg.values[j]),
-                    ExpAvgSq::Load(elements.exp_avg_sq.values[j])};
+    for (int i = 0; i < kBatch * kQuad; ++i) {
+      const Elements& row = elements[i / kQuad];
+      gradients[i] = row.gradient.values[i % kQuad];
+      updated[i] = {row.master.values[i % kQuad], ExpAvg::Load(row.exp_avg.values[i % kQuad]),
+                    ExpAvgSq::Load(row.exp_avg_sq.values[i % kQuad])};
     }
-    UpdateAdamQuad(constants_, elements.gradient.values, updated);
-    Quad<float> master;
-    float exp_avg[kQuad];
-    float exp_avg_sq[kQuad];
+    UpdateAdamElements(constants_, gradients, updated);
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      master.values[j] = CanonicalNan(updated[j].master);
-      elements.master[j] = master.values[j];
-      exp_avg[j] = updated[j].exp_avg;
-      exp_avg_sq[j] = updated[j].exp_avg_sq;
+    for (int row = 0; row < kBatch; ++row) {
+      float first[kQuad];
+      float second[kQuad];
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+        const AdamElement& element = updated[row * kQuad + j];
+        elements[row].master.values[j] = element.master;
+        first[j] = element.exp_avg;
+        second[j] = element.exp_avg_sq;
+      }
+      elements[row].exp_avg = ExpAvg::Store(first);
+      elements[row].exp_avg_sq = ExpAvgSq::Store(second);
     }
-    Access::Keep(master, master_row);
-    Access::Store(master, index, valid, extent_.master);
-    Access::Store(ExpAvg::Store(exp_avg), index, valid, static_cast<First*>(extent_.exp_avg));
-    Access::Store(ExpAvgSq::Store(exp_avg_sq), index, valid, static_cast<Second*>(extent_.exp_avg_sq));
+  }
+
+  __device__ void Store(const Elements& elements, int64_t index, uint32_t valid, uint8_t* master_row) {
+    Access::Keep(elements.master, master_row);
+    Access::Store(elements.master, index, valid, extent_.master);
+    Access::Store(elements.exp_avg, index, valid, exp_avg());
+    Access::Store(elements.exp_avg_sq, index, valid, exp_avg_sq());
   }
 
   const DeviceExtent& extent_;
@@ -589,15 +617,17 @@ __device__ void RunFormat(const DeviceExtent& extent, const AdamTile& tile, Rows
 
 template <typename Access, typename ExpAvg, typename ExpAvgSq>
 __global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamStepKernel(AdamLaunch launch) {
+  // Copies, which need not be read again after every store.
   const AdamTile tile = launch.tiles[blockIdx.x];
-  const DeviceExtent& extent = launch.extents[tile.extent];
-  RunFormat<Access>(extent, tile, StepRows<Access, ExpAvg, ExpAvgSq>(extent, launch.constants[tile.extent]));
+  const DeviceExtent extent = launch.extents[tile.extent];
+  const AdamConstants constants = launch.constants[tile.extent];
+  RunFormat<Access>(extent, tile, StepRows<Access, ExpAvg, ExpAvgSq>(extent, constants));
 }
 
 template <typename Access>
 __global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamEncodeKernel(AdamLaunch launch) {
   const AdamTile tile = launch.tiles[blockIdx.x];
-  const DeviceExtent& extent = launch.extents[tile.extent];
+  const DeviceExtent extent = launch.extents[tile.extent];
   RunFormat<Access>(extent, tile, EncodeRows<Access>(extent));
 }
 

@@ -1,18 +1,18 @@
-// UpdateAdamElement() (adam_math.h) for four elements at a time, without the branches of IEEE division and square root.
+// UpdateAdamElement() (adam_math.h) for several elements at a time, without the branches of IEEE division and square root.
 //
 // Internal to kernels/, for CUDA sources.
 //
 // Compiled as they are written, the two divisions and the root each test their operands and call a subroutine for zeros,
 // subnormals and the ends of the range. Moments that are zero or subnormal (a row that gets no gradient keeps them) make the
-// step twice as slow or worse. Here one test per four elements picks one of three ways, which give the same bytes:
+// step twice as slow or worse. Here one test for all of them picks one of three ways, which give the same bytes:
 //
 //  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An approximate
 //     reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused multiply-add gives
 //     exactly; for the root one such correction. For the divisions by bias corrections the host gives the reciprocal.
 //  2. Small moments down to zero, too. Bias corrections divide as a product in double: with c <= 1 the quotient of two
 //     float32 is never a tie and is at least 2^-48 of itself away from one, and the product is off by 2^-52. Root and
-//     quotient are taken of operands scaled by a power of two. A quotient that is subnormal after scaling back is rounded to
-//     odd before, so that it is rounded to nearest once.
+//     quotient are taken of operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second time,
+//     which is made good where it matters.
 //  3. Anything else, infinities and NaN among it: the formula, element by element.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
@@ -115,13 +115,16 @@ __device__ __forceinline__ float OrdinaryQuotient(const AdamConstants& constants
 constexpr float kUp = 0x1p64f;
 constexpr float kDown = 0x1p-64f;
 
-// Rounds dividend / divisor to odd, where `quotient` is that rounded to nearest: toward zero, then the last bit set if
-// anything was lost.
-__device__ __forceinline__ float RoundQuotientToOdd(float dividend, float divisor, float quotient) {
+// `quotient` is dividend / divisor rounded to nearest, and about to be multiplied by kDown to a subnormal, which rounds again.
+// That goes wrong where the first rounding ended halfway between two subnormals: there, takes the neighbor of `quotient`
+// that lies on the side of the exact value.
+__device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, float quotient) {
+  const float subnormal = quotient * kDown;
+  const bool tie = fabsf(quotient - subnormal * kUp) == 0x1p-150f * kUp;
   const float excess = fmaf(divisor, quotient, -dividend);
-  const uint32_t bits = FloatBits(quotient);
-  const bool beyond = ((FloatBits(excess) ^ bits) & kFloatSignBit) == 0;
-  return excess == 0.0f ? quotient : FloatFromBits((beyond ? bits - 1 : bits) | 1u);
+  if (!tie || excess == 0.0f) return quotient;
+  const bool too_large = ((FloatBits(excess) ^ FloatBits(quotient)) & kFloatSignBit) == 0;
+  return FloatFromBits(too_large ? FloatBits(quotient) - 1 : FloatBits(quotient) + 1);
 }
 
 // The second way.
@@ -138,71 +141,83 @@ __device__ __forceinline__ float SmallQuotient(const AdamConstants& constants, f
   const float dividend = tiny_mean ? mean * kUp : mean;
   const float quotient = Divide(dividend, divisor);
   const bool subnormal = tiny_mean && fabsf(quotient) < 0x1p-126f * kUp;
-  const float rounded = subnormal ? RoundQuotientToOdd(dividend, divisor, quotient) : quotient;
+  const float rounded = subnormal ? LeaveFalseTie(dividend, divisor, quotient) : quotient;
   return tiny_mean ? rounded * kDown : rounded;
 }
 
-// Puts the element's exponents into words that grow with them; the sign of exp_avg_sq counts as very large.
-struct MomentRange {
-  // Zero is the smallest ordinary moment; what is below wraps around to large numbers.
-  uint32_t exp_avg_from_ordinary = 0;
-  uint32_t exp_avg_sq_from_ordinary = 0;
-  uint32_t exp_avg = 0;
-  uint32_t exp_avg_sq = 0;
-
-  __device__ __forceinline__ void Include(float first, float second) {
-    const uint32_t magnitude = FloatBits(first) << 1;
-    exp_avg = max(exp_avg, magnitude);
-    exp_avg_from_ordinary = max(exp_avg_from_ordinary, magnitude - (kMinExpAvgExponent << 24));
-    exp_avg_sq = max(exp_avg_sq, FloatBits(second));
-    exp_avg_sq_from_ordinary = max(exp_avg_sq_from_ordinary, FloatBits(second) - (kMinExpAvgSqExponent << 23));
-  }
-
-  __device__ __forceinline__ bool IsOrdinary() const {
-    return exp_avg_from_ordinary < (kEndExpAvgExponent - kMinExpAvgExponent) << 24 &&
-           exp_avg_sq_from_ordinary < (kEndExpAvgSqExponent - kMinExpAvgSqExponent) << 23;
-  }
-  __device__ __forceinline__ bool IsSmall() const {
-    return exp_avg < kEndExpAvgExponent << 24 && exp_avg_sq < kEndSmallExpAvgSqExponent << 23;
-  }
-};
-
-__device__ __forceinline__ AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
-  if (step.mode == AdamMode::kL2) return paramshard::UpdateAdamElement<AdamMode::kL2>(step, gradient, old);
-  return paramshard::UpdateAdamElement<AdamMode::kAdamW>(step, gradient, old);
+// Words that grow with an element's moments: the largest of them tells whether all moments are in a range.
+//
+// In the first two, the smallest ordinary moment is zero, and what is below wraps around to large numbers. The sign of
+// exp_avg_sq counts as very large.
+__device__ __forceinline__ uint32_t ExpAvgFromOrdinary(float exp_avg) {
+  return (FloatBits(exp_avg) << 1) - (kMinExpAvgExponent << 24);
+}
+__device__ __forceinline__ uint32_t ExpAvgSqFromOrdinary(float exp_avg_sq) {
+  return FloatBits(exp_avg_sq) - (kMinExpAvgSqExponent << 23);
 }
 
-// The four elements after the step, the same bits as UpdateAdamElement() gives but for NaN.
-__device__ __forceinline__ void UpdateAdamQuad(const AdamConstants& constants, const float (&gradients)[4],
-                                               AdamElement (&elements)[4]) {
+template <int kCount>
+__device__ __forceinline__ bool AreOrdinary(const AdamElement (&elements)[kCount]) {
+  uint32_t exp_avg = 0;
+  uint32_t exp_avg_sq = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    exp_avg = max(exp_avg, ExpAvgFromOrdinary(elements[i].exp_avg));
+    exp_avg_sq = max(exp_avg_sq, ExpAvgSqFromOrdinary(elements[i].exp_avg_sq));
+  }
+  return exp_avg < (kEndExpAvgExponent - kMinExpAvgExponent) << 24 &&
+         exp_avg_sq < (kEndExpAvgSqExponent - kMinExpAvgSqExponent) << 23;
+}
+
+template <int kCount>
+__device__ __forceinline__ bool AreSmall(const AdamElement (&elements)[kCount]) {
+  uint32_t exp_avg = 0;
+  uint32_t exp_avg_sq = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    exp_avg = max(exp_avg, FloatBits(elements[i].exp_avg) << 1);
+    exp_avg_sq = max(exp_avg_sq, FloatBits(elements[i].exp_avg_sq));
+  }
+  return exp_avg < kEndExpAvgExponent << 24 && exp_avg_sq < kEndSmallExpAvgSqExponent << 23;
+}
+
+// The third way.
+__device__ __forceinline__ AdamElement UpdateByFormula(const AdamStep& step, float gradient, AdamElement old) {
+  const AdamElement fresh = step.mode == AdamMode::kL2 ? UpdateAdamElement<AdamMode::kL2>(step, gradient, old)
+                                                       : UpdateAdamElement<AdamMode::kAdamW>(step, gradient, old);
+  return {CanonicalNan(fresh.master), CanonicalNan(fresh.exp_avg), CanonicalNan(fresh.exp_avg_sq)};
+}
+
+// The elements after the step: the bits of UpdateAdamElement(), every NaN as 0x7fc00000.
+template <int kCount>
+__device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constants, const float (&gradients)[kCount],
+                                                   AdamElement (&elements)[kCount]) {
   const AdamStep& step = constants.step;
   const bool l2 = step.mode == AdamMode::kL2;
-  AdamElement fresh[4];
-  MomentRange range;
+  AdamElement fresh[kCount];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     float g = gradients[i] * step.gradient_scale;
     if (l2) g = g + step.weight_decay * elements[i].master;
     fresh[i].exp_avg = step.beta1 * elements[i].exp_avg + constants.one_minus_beta1 * g;
     fresh[i].exp_avg_sq = step.beta2 * elements[i].exp_avg_sq + (constants.one_minus_beta2 * g) * g;
-    range.Include(fresh[i].exp_avg, fresh[i].exp_avg_sq);
   }
-  float quotients[4];
-  if (constants.in_range && range.IsOrdinary()) {
+  float quotients[kCount];
+  if (constants.in_range && AreOrdinary(fresh)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) quotients[i] = OrdinaryQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
-  } else if (constants.in_range && range.IsSmall()) {
+    for (int i = 0; i < kCount; ++i) quotients[i] = OrdinaryQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
+  } else if (constants.in_range && AreSmall(fresh)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) quotients[i] = SmallQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
+    for (int i = 0; i < kCount; ++i) quotients[i] = SmallQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) elements[i] = UpdateAdamElement(step, gradients[i], elements[i]);
+    for (int i = 0; i < kCount; ++i) elements[i] = UpdateByFormula(step, gradients[i], elements[i]);
     return;
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const float change = l2 ? quotients[i] : quotients[i] + step.weight_decay * elements[i].master;
-    fresh[i].master = elements[i].master - step.learning_rate * change;
+    fresh[i].master = CanonicalNan(elements[i].master - step.learning_rate * change);
     elements[i] = fresh[i];
   }
 }

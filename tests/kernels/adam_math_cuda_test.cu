@@ -59,7 +59,7 @@ __device__ float RandomGradient(Moments moments, uint64_t index) {
                                        : RandomFloat(words.word[0], words.word[2], 0, 110);
 }
 
-__device__ bool SameBits(float a, float b) { return FloatBits(CanonicalNan(a)) == FloatBits(CanonicalNan(b)); }
+__device__ bool SameBits(float a, float b) { return FloatBits(a) == FloatBits(b); }
 
 __global__ void CountWrongUpdates(AdamConstants constants, Moments moments, uint64_t quads, unsigned long long* wrong) {
   for (uint64_t q = uint64_t{blockIdx.x} * kThreads + threadIdx.x; q < quads; q += uint64_t{gridDim.x} * kThreads) {
@@ -69,9 +69,9 @@ __global__ void CountWrongUpdates(AdamConstants constants, Moments moments, uint
     for (int i = 0; i < 4; ++i) {
       gradients[i] = RandomGradient(moments, q * 4 + i);
       elements[i] = RandomElement(moments, q * 4 + i);
-      expected[i] = UpdateAdamElement(constants.step, gradients[i], elements[i]);
+      expected[i] = UpdateByFormula(constants.step, gradients[i], elements[i]);
     }
-    UpdateAdamQuad(constants, gradients, elements);
+    UpdateAdamElements(constants, gradients, elements);
     for (int i = 0; i < 4; ++i) {
       const bool same = SameBits(elements[i].master, expected[i].master) &&
                         SameBits(elements[i].exp_avg, expected[i].exp_avg) &&
