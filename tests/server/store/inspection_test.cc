@@ -84,7 +84,7 @@ TEST_F(InspectionTest, SummaryOfANewModel) {
 TEST_F(InspectionTest, SummaryAfterAnEpoch) {
   Step();
   // The trainers have left; the epoch's end is a moment later.
-  ASSERT_OK(model_->Change(1, 1, [] {}));
+  ASSERT_OK(model_->Change(1, 1, [] { return absl::OkStatus(); }));
   const v1::ModelSummary summary = Summarize(*model_);
   EXPECT_EQ(summary.version(), 1);
   EXPECT_EQ(summary.commit_number(), 1);
@@ -217,14 +217,14 @@ TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     Shard& shard = *model_->shards()[2];
     const ShardExtent& extent = *shard.Find(1, 0);
-    const std::vector<float> values = shard.Read(extent, tensor);
+    const std::vector<float> values = *shard.Read(extent, tensor);
     std::vector<float> changed = values;
     changed.back() = std::nextafter(changed.back(), 10.0f);
-    shard.Write(extent, tensor, changed);
+    ASSERT_OK(shard.Write(extent, tensor, changed));
     v1::VerifySummary after;
     Verify(&after);
     EXPECT_NE(after.state_hash(), before.state_hash());
-    shard.Write(extent, tensor, values);
+    ASSERT_OK(shard.Write(extent, tensor, values));
   }
   v1::VerifySummary after;
   Verify(&after);

@@ -108,7 +108,7 @@ class ModelTest : public testing::Test {
       const ShardExtent* extent = shard->Find(unit, 0);
       if (extent == nullptr) continue;
       absl::ReaderMutexLock lock(&shard->mutex());
-      const std::vector<float> rows = shard->Read(*extent, tensor);
+      const std::vector<float> rows = *shard->Read(*extent, tensor);
       values.insert(values.end(), rows.begin(), rows.end());
     }
     return values;
@@ -863,10 +863,12 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   const auto change = [this](int* calls) {
     return model_->Change(12, 10, [&, calls] {
       ++*calls;
+      absl::Status status;
       for (const auto& shard : model_->shards()) {
         const ShardExtent& extent = *shard->Find(kW, 0);
-        shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 3.0f));
+        status.Update(shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 3.0f)));
       }
+      return status;
     });
   };
   int calls = 0;
