@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/internal/gpu_memory.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/copy/range_copies_cuda.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
@@ -54,44 +55,6 @@ absl::StatusOr<int> FindGpu(absl::string_view uuid) {
     if (uuids.back() == uuid) return device;
   }
   return NotSeen(uuid, SeenGpus(uuids));
-}
-
-// --- Copies
-
-// The batch call takes every stream but the default one.
-bool IsDefaultStream(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
-
-// Lists as the call takes them; kept for their memory.
-struct CopyBatch {
-  std::vector<void*> targets;
-  std::vector<const void*> sources;
-  std::vector<size_t> sizes;
-
-  absl::Status Enqueue(absl::Span<const ByteCopy> copies, cudaStream_t stream) {
-    targets.clear();
-    sources.clear();
-    sizes.clear();
-    for (const ByteCopy& copy : copies) {
-      targets.push_back(copy.target);
-      sources.push_back(copy.source);
-      sizes.push_back(copy.bytes);
-    }
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    size_t first = 0;
-    return gpu::ToStatus(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), copies.size(), &attributes,
-                                              &first, 1, stream),
-                         "enqueue copies of pieces");
-  }
-};
-
-absl::Status EnqueueOneByOne(absl::Span<const ByteCopy> copies, cudaStream_t stream) {
-  for (const ByteCopy& copy : copies) {
-    RETURN_IF_ERROR(
-        gpu::ToStatus(cudaMemcpyAsync(copy.target, copy.source, copy.bytes, cudaMemcpyDeviceToDevice, stream),
-                      "enqueue the copy of a piece"));
-  }
-  return absl::OkStatus();
 }
 
 // --- Memory
@@ -156,7 +119,7 @@ class CudaTensorMemory : public TensorMemory {
   const gpu::DeviceMemory scratch_;
   const Marks marks_;
   const gpu::Stream stream_;
-  CopyBatch batch_;
+  std::vector<gpu::RangeCopy> copies_;
   gpu::WordOperations word_operations_;
 };
 
@@ -164,6 +127,7 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
   const gpu::DeviceScope scope(device);
   const SessionMemory& memory = *parts.memory;
   ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
+  RETURN_IF_ERROR(gpu::LoadCopyRanges());
   ASSIGN_OR_RETURN(Marks marks, Marks::Create(parts.marks));
   ASSIGN_OR_RETURN(gpu::DeviceMemory planes, gpu::DeviceMemory::Import(device, memory.planes.get(),
                                                                        memory.sizes.planes_bytes, /*read_only=*/true));
@@ -185,9 +149,10 @@ CudaTensorMemory::~CudaTensorMemory() {
 }
 
 absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream) {
-  if (copies.empty()) return absl::OkStatus();
   const gpu::DeviceScope scope(gpu());
-  return IsDefaultStream(stream) ? EnqueueOneByOne(copies, stream) : batch_.Enqueue(copies, stream);
+  copies_.clear();
+  for (const ByteCopy& copy : copies) copies_.push_back({copy.target, copy.source, copy.bytes});
+  return gpu::CopyRanges(copies_, stream);
 }
 
 absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stream) {

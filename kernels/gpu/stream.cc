@@ -1,5 +1,6 @@
 #include "kernels/gpu/stream.h"
 
+#include <ctime>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -33,6 +34,16 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 
 Stream::~Stream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+absl::Status Stream::Poll() const {
+  constexpr timespec kNap = {.tv_sec = 0, .tv_nsec = 5000};
+  cudaError_t state = cudaStreamQuery(stream_);
+  while (state == cudaErrorNotReady) {
+    nanosleep(&kNap, nullptr);
+    state = cudaStreamQuery(stream_);
+  }
+  return ToStatus(state, "wait for a stream");
 }
 
 absl::Status Stream::Synchronize() const { return ToStatus(cudaStreamSynchronize(stream_), "wait for a stream"); }

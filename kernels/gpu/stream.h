@@ -35,6 +35,8 @@ class Stream {
   int device() const { return device_; }
   // Waits until everything enqueued so far is done. Errors of that work.
   absl::Status Synchronize() const;
+  // The same, looking every few microseconds instead of being woken: sooner, for work that does not take long.
+  absl::Status Poll() const;
 
  private:
   cudaStream_t stream_ = nullptr;

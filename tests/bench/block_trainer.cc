@@ -149,6 +149,7 @@ class Trainer {
         compute_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
         prefetch_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
         blas_(compute_.get()) {
+    OrDie(gpu::ToStatus(cudaSetDevice(model_.gpu()), "choose a GPU"), "choose a GPU");
     const int accessors[] = {model_.gpu()};
     const auto allocate = [&](int64_t elements) {
       return OrDie(gpu::DeviceMemory::Create(model_.gpu(), elements * 2, accessors, false), "allocate");

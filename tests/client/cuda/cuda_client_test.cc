@@ -60,6 +60,8 @@ class CudaClientTest : public testing::Test {
     const auto run = [&](int rank) -> absl::Status {
       ASSIGN_OR_RETURN(Client client, Connect(rank));
       ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
+      // A trainer's own calls go to its GPU.
+      if (model.gpu() >= 0) cudaSetDevice(model.gpu());
       return trainer(rank, model);
     };
     std::vector<std::thread> threads;
