@@ -19,27 +19,32 @@ __device__ __forceinline__ uint32_t EncodeBFloat16Pair(float first, float second
   return codes;
 }
 
-template <typename Element>
-__device__ __forceinline__ uint16_t EncodeFloat8Pair(float first, float second);
-
-template <>
-__device__ __forceinline__ uint16_t EncodeFloat8Pair<E4M3>(float first, float second) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-  return codes;
-}
-
-template <>
-__device__ __forceinline__ uint16_t EncodeFloat8Pair<E5M2>(float first, float second) {
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-  return codes;
-}
-
 // The codes of four values, the first one in the low byte.
 template <typename Element>
-__device__ __forceinline__ uint32_t EncodeFloat8Quad(float a, float b, float c, float d) {
-  return uint32_t{EncodeFloat8Pair<Element>(c, d)} << 16 | EncodeFloat8Pair<Element>(a, b);
+__device__ __forceinline__ uint32_t EncodeFloat8Quad(float a, float b, float c, float d);
+
+template <>
+__device__ __forceinline__ uint32_t EncodeFloat8Quad<E4M3>(float a, float b, float c, float d) {
+  uint32_t codes;
+  asm("{.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};}"
+      : "=r"(codes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return codes;
+}
+
+template <>
+__device__ __forceinline__ uint32_t EncodeFloat8Quad<E5M2>(float a, float b, float c, float d) {
+  uint32_t codes;
+  asm("{.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};}"
+      : "=r"(codes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return codes;
 }
 
 }  // namespace paramshard::gpu

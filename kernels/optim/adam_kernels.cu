@@ -55,6 +55,38 @@ __device__ __forceinline__ void AwaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Stores an object of 1, 2, 4, 8 or 16 bytes to global memory, at once. Written as an assignment, four floats become four
+// stores to an address of a space that the compiler does not know.
+template <typename T>
+__device__ __forceinline__ void StoreGlobal(const T& value, void* address) {
+  if constexpr (sizeof(T) == 16) {
+    uint4 words;
+    memcpy(&words, &value, sizeof(words));
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+                 "r"(words.w));
+  } else if constexpr (sizeof(T) == 8) {
+    uint2 words;
+    memcpy(&words, &value, sizeof(words));
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words.x), "r"(words.y));
+  } else {
+    uint32_t word = 0;
+    memcpy(&word, &value, sizeof(value));
+    if constexpr (sizeof(T) == 4) asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(word));
+    if constexpr (sizeof(T) == 2)
+      asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16_t>(word)));
+    if constexpr (sizeof(T) == 1) asm volatile("st.global.b8 [%0], %1;" ::"l"(address), "r"(word));
+  }
+}
+
+// Stores an object anywhere.
+template <typename T>
+__device__ __forceinline__ void StoreBytes(const T& value, uint8_t* address) {
+  uint8_t bytes[sizeof(T)];
+  memcpy(bytes, &value, sizeof(T));
+#pragma unroll
+  for (size_t i = 0; i < sizeof(T); ++i) StoreGlobal(bytes[i], address + i);
+}
+
 template <typename T>
 struct alignas(kQuad * sizeof(T)) Quad {
   T values[kQuad];
@@ -94,7 +126,12 @@ struct QuadAccess {
 
   template <typename T>
   __device__ static void Store(const Quad<T>& quad, int64_t index, uint32_t valid, T* target) {
-    if (valid != 0) *reinterpret_cast<Quad<T>*>(target + index) = quad;
+    if (valid != 0) StoreGlobal(quad, target + index);
+  }
+
+  // Stores four bytes, the first in the low byte.
+  __device__ static void StoreCodes(uint32_t codes, int64_t index, uint32_t valid, uint8_t* target) {
+    if (valid != 0) StoreGlobal(codes, target + index);
   }
 
   // The largest magnitude in each element's block of 32 columns.
@@ -111,8 +148,9 @@ struct QuadAccess {
   }
 
   // Stores the scales of a row's blocks; `scales` is that of the warp's first one.
-  __device__ static void StoreBlockScales(const uint8_t (&values)[kQuad], uint32_t valid, uint8_t* scales) {
-    if (valid != 0 && Lane() % kBlockLanes == 0) scales[Lane() / kBlockLanes] = values[0];
+  __device__ static void StoreBlockScales(uint32_t values, uint32_t valid, uint8_t* scales) {
+    if (valid != 0 && Lane() % kBlockLanes == 0)
+      StoreGlobal(static_cast<uint8_t>(values), scales + Lane() / kBlockLanes);
   }
 };
 
@@ -168,10 +206,17 @@ struct StridedAccess {
       T* const address = target + index + j * kStep;
       if ((valid >> j & 1) == 0) continue;
       if (aligned) {
-        *address = quad.values[j];
+        StoreGlobal(quad.values[j], address);
       } else {
-        memcpy(reinterpret_cast<uint8_t*>(address), &quad.values[j], sizeof(T));
+        StoreBytes(quad.values[j], reinterpret_cast<uint8_t*>(address));
       }
+    }
+  }
+
+  __device__ static void StoreCodes(uint32_t codes, int64_t index, uint32_t valid, uint8_t* target) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if ((valid >> j & 1) != 0) StoreGlobal(static_cast<uint8_t>(codes >> (8 * j)), target + index + j * kStep);
     }
   }
 
@@ -180,11 +225,11 @@ struct StridedAccess {
     for (int j = 0; j < kQuad; ++j) amax[j] = FloatFromBits(__reduce_max_sync(~0u, AmaxBits(values[j])));
   }
 
-  __device__ static void StoreBlockScales(const uint8_t (&values)[kQuad], uint32_t valid, uint8_t* scales) {
+  __device__ static void StoreBlockScales(uint32_t values, uint32_t valid, uint8_t* scales) {
     if (Lane() != 0) return;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) scales[j] = values[j];
+      if ((valid >> j & 1) != 0) StoreGlobal(static_cast<uint8_t>(values >> (8 * j)), scales + j);
     }
   }
 };
@@ -211,13 +256,11 @@ struct BFloat16Moment {
   __device__ static Quad<Stored> Store(const float (&values)[kQuad]) { return EncodeBFloat16Quad(values); }
 };
 
+// Four codes, the first in the low byte.
 template <typename Element>
-__device__ __forceinline__ Quad<uint8_t> EncodeFloat8(const float (&values)[kQuad], const float (&multipliers)[kQuad]) {
-  const uint32_t codes = EncodeFloat8Quad<Element>(values[0] * multipliers[0], values[1] * multipliers[1],
-                                                   values[2] * multipliers[2], values[3] * multipliers[3]);
-  Quad<uint8_t> quad;
-  memcpy(quad.values, &codes, sizeof(codes));
-  return quad;
+__device__ __forceinline__ uint32_t EncodeFloat8(const float (&values)[kQuad], const float (&multipliers)[kQuad]) {
+  return EncodeFloat8Quad<Element>(values[0] * multipliers[0], values[1] * multipliers[1], values[2] * multipliers[2],
+                                   values[3] * multipliers[3]);
 }
 
 __device__ __forceinline__ void RaiseAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
@@ -268,7 +311,7 @@ class FlatTile {
 
   __device__ const Walk& walk() const { return walk_; }
 
-  __device__ void Visit(int, int64_t index, uint32_t valid, const float (&master)[kQuad]) {
+  __device__ void Visit(int64_t index, uint32_t valid, const float (&master)[kQuad]) {
     uint8_t* const data = extent_.row_wise.data;
     if (data == nullptr) return;
     if (extent_.encoding.format == Format::kFP32) {
@@ -299,46 +342,38 @@ class Mxfp8Tile {
 
   __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
     walk_ = MakeWalk<Access>(extent, FirstRow(), 1, FirstColumn());
+    row_scales_ = extent.row_wise.scales + FirstRow() * BlocksAcross() + FirstColumn() / 32;
   }
 
   __device__ const Walk& walk() const { return walk_; }
 
-  __device__ void Visit(int row, int64_t index, uint32_t valid, const float (&master)[kQuad]) {
+  __device__ void Visit(int64_t index, uint32_t valid, const float (&master)[kQuad]) {
     RaiseAmax(master, column_amax_);
     if (extent_.row_wise.data == nullptr) return;
     float amax[kQuad];
-    uint8_t scales[kQuad];
     float multipliers[kQuad];
     Access::BlockAmax(master, amax);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) scales[j] = ComputeE8M0Scale(amax[j], Element::kMax);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) multipliers[j] = E8M0EncodeMultiplier(scales[j]);
-    Access::Store(EncodeFloat8<Element>(master, multipliers), index, valid, extent_.row_wise.data);
-    const int64_t blocks_across = (extent_.columns + 31) / 32;
-    Access::StoreBlockScales(scales, valid,
-                             extent_.row_wise.scales + (FirstRow() + row) * blocks_across + FirstColumn() / 32);
+    const uint32_t scales = EncodeScales(amax, multipliers);
+    Access::StoreCodes(EncodeFloat8<Element>(master, multipliers), index, valid, extent_.row_wise.data);
+    Access::StoreBlockScales(scales, valid, row_scales_);
+    row_scales_ += BlocksAcross();
   }
 
   __device__ void Finish() {
     if (extent_.column_wise.data == nullptr) return;
     ShareAmax();
     float multipliers[kQuad];
-    Quad<uint8_t> scales;
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) scales.values[j] = ComputeE8M0Scale(column_amax_[j], Element::kMax);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) multipliers[j] = E8M0EncodeMultiplier(scales.values[j]);
+    const uint32_t scales = EncodeScales(column_amax_, multipliers);
     if (Group() == 0) {
       const int64_t column = FirstColumn() + Lane() * Access::kFirst;
-      Access::Store(scales, tile_.row * extent_.columns + column, walk_.columns, extent_.column_wise.scales);
+      Access::StoreCodes(scales, tile_.row * extent_.columns + column, walk_.columns, extent_.column_wise.scales);
     }
     int64_t index = walk_.first;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
-      Access::Store(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
-                    extent_.column_wise.data);
+      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
+                         extent_.column_wise.data);
       index += walk_.stride;
     }
   }
@@ -348,6 +383,20 @@ class Mxfp8Tile {
   __device__ int64_t FirstRow() const { return tile_.row * int64_t{32} + Group() * kRows; }
   __device__ int64_t FirstColumn() const {
     return tile_.column * int64_t{kColumns} + Warp() % kWarpsAcross * kWarpColumns;
+  }
+
+  __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
+
+  // The scales of four blocks, as bytes, and what their elements are multiplied by.
+  __device__ static uint32_t EncodeScales(const float (&amax)[kQuad], float (&multipliers)[kQuad]) {
+    uint32_t scales = 0;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const uint8_t scale = ComputeE8M0Scale(amax[j], Element::kMax);
+      multipliers[j] = E8M0EncodeMultiplier(scale);
+      scales |= uint32_t{scale} << (8 * j);
+    }
+    return scales;
   }
 
   // Raises every thread's amaxes to those of whole columns.
@@ -370,6 +419,8 @@ class Mxfp8Tile {
   const AdamTile& tile_;
   Walk walk_;
   float column_amax_[kQuad] = {};
+  // Of the warp's first block in the next row.
+  uint8_t* row_scales_;
 };
 
 // Warp w has rows w, w + 8, w + 16, ... of the block. All is encoded when the block's amax is known.
@@ -385,7 +436,7 @@ class Fp8BlockTile {
 
   __device__ const Walk& walk() const { return walk_; }
 
-  __device__ void Visit(int, int64_t, uint32_t, const float (&master)[kQuad]) { RaiseAmax(master, amax_); }
+  __device__ void Visit(int64_t, uint32_t, const float (&master)[kQuad]) { RaiseAmax(master, amax_); }
 
   __device__ void Finish() {
     if (extent_.row_wise.data == nullptr) return;
@@ -396,8 +447,8 @@ class Fp8BlockTile {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
-      Access::Store(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
-                    extent_.row_wise.data);
+      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
+                         extent_.row_wise.data);
       index += walk_.stride;
     }
   }
@@ -417,8 +468,7 @@ class Fp8BlockTile {
 
   __device__ void StoreScale(float scale_inv) const {
     const int64_t blocks_across = (extent_.columns + 127) / 128;
-    memcpy(extent_.row_wise.scales + (tile_.row * blocks_across + tile_.column) * sizeof(float), &scale_inv,
-           sizeof(scale_inv));
+    StoreBytes(scale_inv, extent_.row_wise.scales + (tile_.row * blocks_across + tile_.column) * sizeof(float));
   }
 
   const DeviceExtent& extent_;
@@ -470,7 +520,7 @@ class StepRows {
       for (int row = 0; row < kBatch; ++row) {
         const uint32_t valid = walk.Valid<Access>(index);
         Store(elements[row], index, valid, masters + row * kFloatRowBytes);
-        tile.Visit(batch * kBatch + row, index, valid, elements[row].master.values);
+        tile.Visit(index, valid, elements[row].master.values);
         index += walk.stride;
       }
       slot = slot + 1 == kSlots ? 0 : slot + 1;
@@ -577,7 +627,7 @@ class EncodeRows {
       const int64_t index = walk.first + row * walk.stride;
       Quad<float> master = Access::Read(extent_.master, index, MasterRow(row));
       for (int j = 0; j < kQuad; ++j) master.values[j] = CanonicalNan(master.values[j]);
-      tile.Visit(row, index, walk.Valid<Access>(index), master.values);
+      tile.Visit(index, walk.Valid<Access>(index), master.values);
     }
     tile.Finish();
   }

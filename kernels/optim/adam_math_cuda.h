@@ -120,7 +120,8 @@ constexpr float kDown = 0x1p-64f;
 // that lies on the side of the exact value.
 __device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, float quotient) {
   const float subnormal = quotient * kDown;
-  const bool tie = fabsf(quotient - subnormal * kUp) == 0x1p-150f * kUp;
+  // Half of the smallest subnormal, scaled up.
+  const bool tie = fabsf(quotient - subnormal * kUp) == 0x1p-86f;
   const float excess = fmaf(divisor, quotient, -dividend);
   if (!tie || excess == 0.0f) return quotient;
   const bool too_large = ((FloatBits(excess) ^ FloatBits(quotient)) & kFloatSignBit) == 0;

@@ -460,7 +460,8 @@ int main(int argc, char** argv) {
   std::string json;
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
-    (absl::ConsumePrefix(&argument, "--json=") ? json : filter) = std::string(argument);
+    std::string& target = absl::ConsumePrefix(&argument, "--json=") ? json : filter;
+    target = std::string(argument);
   }
   paramshard::gpu::Main(filter, json);
   return 0;
