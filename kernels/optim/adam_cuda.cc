@@ -48,6 +48,21 @@ MatrixShape TilesOf(const DeviceExtent& extent) {
   return {(extent.rows + tile.rows - 1) / tile.rows, (extent.columns + tile.cols - 1) / tile.cols};
 }
 
+// Whether formats without scales are in better company with 128 x 128 blocks than with MXFP8.
+bool IsMostlyLarge(absl::Span<const AdamExtent> extents) {
+  const auto count = [&](Format format) {
+    return std::count_if(extents.begin(), extents.end(),
+                         [&](const AdamExtent& extent) { return extent.encoding.format == format; });
+  };
+  return count(Format::kFP8Block128x128) > count(Format::kMXFP8);
+}
+
+bool AreSame(const AdamStep& a, const AdamStep& b) {
+  return a.learning_rate == b.learning_rate && a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.epsilon == b.epsilon &&
+         a.weight_decay == b.weight_decay && a.mode == b.mode && a.bias_correction1 == b.bias_correction1 &&
+         a.bias_correction2 == b.bias_correction2 && a.gradient_scale == b.gradient_scale;
+}
+
 // The extents that one launch takes, and their active tiles' place in the table.
 struct KindTiles {
   AdamKind kind;
@@ -71,6 +86,7 @@ class FusedAdamPlan::Impl {
   absl::Status Activate(std::vector<bool> active, cudaStream_t stream);
   void ListTiles(const std::vector<bool>& active);
   void ListTilesOf(uint32_t extent);
+  absl::Status UploadConstants(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
   AdamLaunch LaunchOf(const KindTiles& kind) const;
 
   // Constant after Create().
@@ -80,6 +96,8 @@ class FusedAdamPlan::Impl {
   DeviceMemory device_constants_;
   DeviceMemory device_tiles_;
   PinnedArray<AdamConstants> constants_;
+  DeviceMemory device_constants_of_;
+  PinnedArray<uint32_t> constants_of_;
   PinnedArray<AdamTile> tiles_;
 
   // The extents whose tiles the table holds, kind by kind.
@@ -90,12 +108,15 @@ class FusedAdamPlan::Impl {
 
 absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents) {
   int64_t most_tiles = 0;
+  const bool mostly_large = IsMostlyLarge(extents);
   for (const AdamExtent& extent : extents) {
     RETURN_IF_ERROR(CheckEncodable(extent.encoding));
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
     const AdamState& state = extent.state;
-    AddToKind({state.exp_avg_type, state.exp_avg_sq_type, HasQuads(added, state.exp_avg_type, state.exp_avg_sq_type)},
-              static_cast<uint32_t>(extents_.size() - 1));
+    const bool quads = HasQuads(added, state.exp_avg_type, state.exp_avg_sq_type);
+    const bool large = extent.encoding.format == Format::kFP8Block128x128 ||
+                       (extent.encoding.format != Format::kMXFP8 && mostly_large);
+    AddToKind({state.exp_avg_type, state.exp_avg_sq_type, quads, large}, static_cast<uint32_t>(extents_.size() - 1));
     const MatrixShape tiles = TilesOf(added);
     most_tiles += tiles.rows * tiles.cols;
   }
@@ -105,9 +126,12 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
                    DeviceMemory::Create(device_, count * sizeof(DeviceExtent), accessors, /*shareable=*/false));
   ASSIGN_OR_RETURN(device_constants_,
                    DeviceMemory::Create(device_, count * sizeof(AdamConstants), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(device_constants_of_,
+                   DeviceMemory::Create(device_, count * sizeof(uint32_t), accessors, /*shareable=*/false));
   ASSIGN_OR_RETURN(device_tiles_,
                    DeviceMemory::Create(device_, most_tiles * sizeof(AdamTile), accessors, /*shareable=*/false));
   ASSIGN_OR_RETURN(constants_, PinnedArray<AdamConstants>::Create(count));
+  ASSIGN_OR_RETURN(constants_of_, PinnedArray<uint32_t>::Create(count));
   ASSIGN_OR_RETURN(tiles_, PinnedArray<AdamTile>::Create(most_tiles));
   const DeviceScope scope(device_);
   return ToStatus(
@@ -156,22 +180,35 @@ void FusedAdamPlan::Impl::ListTilesOf(uint32_t extent) {
 AdamLaunch FusedAdamPlan::Impl::LaunchOf(const KindTiles& kind) const {
   return {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
           reinterpret_cast<const AdamConstants*>(device_constants_.data()),
+          reinterpret_cast<const uint32_t*>(device_constants_of_.data()),
           reinterpret_cast<const AdamTile*>(device_tiles_.data()) + kind.first_tile, kind.tile_count};
+}
+
+absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional<AdamStep>> steps,
+                                                  cudaStream_t stream) {
+  uint32_t count = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].has_value()) continue;
+    if (count == 0 || !AreSame(constants_[count - 1].step, *steps[i]))
+      constants_[count++] = MakeAdamConstants(*steps[i]);
+    constants_of_[i] = count - 1;
+  }
+  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_constants_.data(), constants_.data(), count * sizeof(AdamConstants),
+                                           cudaMemcpyHostToDevice, stream),
+                           "upload the constants of a fused step"));
+  return ToStatus(cudaMemcpyAsync(device_constants_of_.data(), constants_of_.data(), steps.size() * sizeof(uint32_t),
+                                  cudaMemcpyHostToDevice, stream),
+                  "upload the constants of a fused step");
 }
 
 absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
   const DeviceScope scope(device_);
   std::vector<bool> active(steps.size());
-  for (size_t i = 0; i < steps.size(); ++i) {
-    active[i] = steps[i].has_value();
-    if (steps[i].has_value()) constants_[i] = MakeAdamConstants(*steps[i]);
-  }
+  for (size_t i = 0; i < steps.size(); ++i) active[i] = steps[i].has_value();
   RETURN_IF_ERROR(Activate(std::move(active), stream));
   if (tile_count_ == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_constants_.data(), constants_.data(),
-                                           steps.size() * sizeof(AdamConstants), cudaMemcpyHostToDevice, stream),
-                           "upload the constants of a fused step"));
+  RETURN_IF_ERROR(UploadConstants(steps, stream));
   for (const KindTiles& kind : kinds_) {
     if (kind.tile_count == 0) continue;
     RETURN_IF_ERROR(ToStatus(LaunchAdamStep(kind.kind, LaunchOf(kind), stream), "launch a fused step"));
@@ -184,7 +221,7 @@ absl::Status FusedAdamPlan::Impl::Encode(cudaStream_t stream) {
   RETURN_IF_ERROR(Activate(std::vector<bool>(extents_.size(), true), stream));
   for (const KindTiles& kind : kinds_) {
     if (kind.tile_count == 0) continue;
-    RETURN_IF_ERROR(ToStatus(LaunchAdamEncode(kind.kind.quads, LaunchOf(kind), stream), "launch an encoding"));
+    RETURN_IF_ERROR(ToStatus(LaunchAdamEncode(kind.kind, LaunchOf(kind), stream), "launch an encoding"));
   }
   return absl::OkStatus();
 }

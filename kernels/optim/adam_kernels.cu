@@ -1,12 +1,13 @@
 // One block of 256 threads works on one tile. A thread owns four elements of each of 8 or 16 rows, and is alone with them: it
 // copies them into shared memory some rows ahead (cp.async, which takes no registers), updates them, stores the new state and
 // keeps the new master in shared memory. What crosses threads are the amaxes: within a warp while rows pass, and once per
-// tile between warps, before what waits for them is encoded. Two blocks fit a multiprocessor; while one starts or ends, the
-// other keeps memory busy.
+// tile between warps, before what waits for them is encoded. Two or three blocks fit a multiprocessor; while one starts or
+// ends, the others keep memory busy.
 
 #include "kernels/optim/adam_kernels.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/bfloat16.h"
@@ -18,7 +19,6 @@ namespace paramshard::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kWarpSize = 32;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kQuad = 4;
@@ -26,8 +26,6 @@ constexpr int kQuad = 4;
 constexpr int kWarpColumns = kWarpSize * kQuad;
 // Bytes of one row of all threads' float32 elements.
 constexpr int kFloatRowBytes = kThreads * kQuad * 4;
-// What a block may have when two of them share a multiprocessor, less a little for static arrays.
-constexpr int kSharedBytes = 112 * 1024;
 
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
@@ -129,28 +127,37 @@ struct QuadAccess {
     if (valid != 0) StoreGlobal(quad, target + index);
   }
 
+  // The same to a plane, which is aligned like the rest here, and may begin anywhere for StridedAccess.
+  template <typename T>
+  __device__ static void StoreAnywhere(const Quad<T>& quad, int64_t index, uint32_t valid, uint8_t* target) {
+    Store(quad, index, valid, reinterpret_cast<T*>(target));
+  }
+
   // Stores four bytes, the first in the low byte.
   __device__ static void StoreCodes(uint32_t codes, int64_t index, uint32_t valid, uint8_t* target) {
     if (valid != 0) StoreGlobal(codes, target + index);
   }
 
-  // The largest magnitude in each element's block of 32 columns.
-  __device__ static void BlockAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
-    float largest = 0.0f;
+  // For the blocks of 32 columns that the row of a warp has: what each element is multiplied by, and the scale that this lane
+  // stores.
+  template <typename Element>
+  __device__ static uint8_t ScaleBlocks(const float (&values)[kQuad], float (&multipliers)[kQuad]) {
+    float amax = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) largest = fmaxf(largest, fabsf(values[j]));
+    for (int j = 0; j < kQuad; ++j) amax = fmaxf(amax, fabsf(values[j]));
 #pragma unroll
     for (int distance = 1; distance < kBlockLanes; distance *= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+      amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
     }
+    const uint8_t scale = ComputeE8M0Scale(amax, Element::kMax);
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) amax[j] = largest;
+    for (int j = 0; j < kQuad; ++j) multipliers[j] = E8M0EncodeMultiplier(scale);
+    return scale;
   }
 
-  // Stores the scales of a row's blocks; `scales` is that of the warp's first one.
-  __device__ static void StoreBlockScales(uint32_t values, uint32_t valid, uint8_t* scales) {
-    if (valid != 0 && Lane() % kBlockLanes == 0)
-      StoreGlobal(static_cast<uint8_t>(values), scales + Lane() / kBlockLanes);
+  // Stores the lanes' scales; `scales` is that of the warp's first block.
+  __device__ static void StoreScale(uint8_t scale, uint32_t valid, uint8_t* scales) {
+    if (valid != 0 && Lane() % kBlockLanes == 0) StoreGlobal(scale, scales + Lane() / kBlockLanes);
   }
 };
 
@@ -171,11 +178,12 @@ struct StridedAccess {
 
   template <typename T>
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
+    const auto* first = reinterpret_cast<const uint8_t*>(source + index);
+    // The word that holds an element of two bytes, and is in the same page.
+    if (sizeof(T) < 4) first -= reinterpret_cast<uintptr_t>(first) & 3;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      const auto address = reinterpret_cast<uintptr_t>(source + index + j * kStep);
-      CopyAsync<4>(row + (j * kThreads + threadIdx.x) * 4, reinterpret_cast<const void*>(address & ~uintptr_t{3}),
-                   (valid >> j & 1) != 0);
+      CopyAsync<4>(row + (j * kThreads + threadIdx.x) * 4, first + j * kStep * sizeof(T), (valid >> j & 1) != 0);
     }
   }
 
@@ -197,19 +205,19 @@ struct StridedAccess {
     for (int j = 0; j < kQuad; ++j) reinterpret_cast<float*>(row)[j * kThreads + threadIdx.x] = quad.values[j];
   }
 
-  // A plane may begin anywhere, so its elements are stored byte by byte if need be.
   template <typename T>
   __device__ static void Store(const Quad<T>& quad, int64_t index, uint32_t valid, T* target) {
-    const bool aligned = reinterpret_cast<uintptr_t>(target) % sizeof(T) == 0;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      T* const address = target + index + j * kStep;
-      if ((valid >> j & 1) == 0) continue;
-      if (aligned) {
-        StoreGlobal(quad.values[j], address);
-      } else {
-        StoreBytes(quad.values[j], reinterpret_cast<uint8_t*>(address));
-      }
+      if ((valid >> j & 1) != 0) StoreGlobal(quad.values[j], target + index + j * kStep);
+    }
+  }
+
+  template <typename T>
+  __device__ static void StoreAnywhere(const Quad<T>& quad, int64_t index, uint32_t valid, uint8_t* target) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if ((valid >> j & 1) != 0) StoreBytes(quad.values[j], target + (index + j * kStep) * sizeof(T));
     }
   }
 
@@ -220,17 +228,26 @@ struct StridedAccess {
     }
   }
 
-  __device__ static void BlockAmax(const float (&values)[kQuad], float (&amax)[kQuad]) {
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) amax[j] = FloatFromBits(__reduce_max_sync(~0u, AmaxBits(values[j])));
-  }
-
-  __device__ static void StoreBlockScales(uint32_t values, uint32_t valid, uint8_t* scales) {
-    if (Lane() != 0) return;
+  // A warp has four blocks, one for each of a lane's elements. Lane l computes the scale of block l modulo 4.
+  template <typename Element>
+  __device__ static uint8_t ScaleBlocks(const float (&values)[kQuad], float (&multipliers)[kQuad]) {
+    uint32_t own = 0;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) StoreGlobal(static_cast<uint8_t>(values >> (8 * j)), scales + j);
+      const uint32_t amax = __reduce_max_sync(~0u, FloatBits(fmaxf(0.0f, fabsf(values[j]))));
+      if (Lane() % kQuad == j) own = amax;
     }
+    const uint8_t scale = ComputeE8M0Scale(FloatFromBits(own), Element::kMax);
+    const float multiplier = E8M0EncodeMultiplier(scale);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) multipliers[j] = __shfl_sync(~0u, multiplier, j);
+    return scale;
+  }
+
+  // A block exists when its first column does, which is lane 0's.
+  __device__ static void StoreScale(uint8_t scale, uint32_t valid, uint8_t* scales) {
+    const uint32_t blocks = __shfl_sync(~0u, valid, 0);
+    if (Lane() < kQuad && (blocks >> Lane() & 1) != 0) StoreGlobal(scale, scales + Lane());
   }
 };
 
@@ -272,23 +289,12 @@ __device__ __forceinline__ void RaiseAmax(const float (&values)[kQuad], float (&
 struct Walk {
   int64_t first;
   int64_t stride;
-  // Elements of the extent.
-  int64_t count;
-  // The columns that exist, a bit for each of the thread's four.
-  uint32_t columns;
-
-  template <typename Access>
-  __device__ uint32_t Valid(int64_t index) const {
-    return Access::Below(index, count) & columns;
-  }
+  // Rows that exist; the same for all lanes of a warp, 0 when none of the warp's columns does.
+  int rows;
 };
 
-// `first_column` is the warp's.
-template <typename Access>
-__device__ Walk MakeWalk(const DeviceExtent& extent, int64_t first_row, int64_t row_step, int64_t first_column) {
-  const int64_t column = first_column + Lane() * Access::kFirst;
-  return {first_row * extent.columns + column, row_step * extent.columns, extent.rows * extent.columns,
-          Access::Below(column, extent.columns)};
+__device__ __forceinline__ int RowsUpTo(int64_t most, int64_t remaining, int64_t step) {
+  return static_cast<int>(max(int64_t{0}, min(most, (remaining + step - 1) / step)));
 }
 
 // The block's shared memory: all rows of the master, then slots in which rows of the other arrays come and go.
@@ -305,20 +311,23 @@ class FlatTile {
 
   __device__ FlatTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent) {
     constexpr int64_t kTileColumns = GpuTileShape(Format::kFP32).cols;
-    const int64_t column = tile.column * kTileColumns + Warp() * kWarpColumns + Lane() * Access::kFirst;
-    walk_ = {column, kThreads * kQuad, extent.columns, (1u << kQuad) - 1};
+    constexpr int64_t kRowColumns = kThreads * kQuad;
+    const int64_t column = tile.column * kTileColumns + Warp() * kWarpColumns;
+    walk_ = {column + Lane() * Access::kFirst, kRowColumns, RowsUpTo(kRows, extent.columns - column, kRowColumns)};
   }
 
   __device__ const Walk& walk() const { return walk_; }
+  // Which of the elements from `index`, of a row that exists, exist.
+  __device__ uint32_t Valid(int64_t index) const { return Access::Below(index, extent_.columns); }
 
   __device__ void Visit(int64_t index, uint32_t valid, const float (&master)[kQuad]) {
     uint8_t* const data = extent_.row_wise.data;
     if (data == nullptr) return;
     if (extent_.encoding.format == Format::kFP32) {
       const Quad<float> quad = {{master[0], master[1], master[2], master[3]}};
-      Access::Store(quad, index, valid, reinterpret_cast<float*>(data));
+      Access::StoreAnywhere(quad, index, valid, data);
     } else {
-      Access::Store(EncodeBFloat16Quad(master), index, valid, reinterpret_cast<uint16_t*>(data));
+      Access::StoreAnywhere(EncodeBFloat16Quad(master), index, valid, data);
     }
   }
 
@@ -341,21 +350,22 @@ class Mxfp8Tile {
   static constexpr int kExtraBytes = kGroups * kColumns * 4;
 
   __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
-    walk_ = MakeWalk<Access>(extent, FirstRow(), 1, FirstColumn());
+    columns_ = Access::Below(Column(), extent.columns);
+    const int64_t rows = FirstColumn() < extent.columns ? extent.rows - FirstRow() : 0;
+    walk_ = {FirstRow() * extent.columns + Column(), extent.columns, RowsUpTo(kRows, rows, 1)};
     row_scales_ = extent.row_wise.scales + FirstRow() * BlocksAcross() + FirstColumn() / 32;
   }
 
   __device__ const Walk& walk() const { return walk_; }
+  __device__ uint32_t Valid(int64_t) const { return columns_; }
 
   __device__ void Visit(int64_t index, uint32_t valid, const float (&master)[kQuad]) {
     RaiseAmax(master, column_amax_);
     if (extent_.row_wise.data == nullptr) return;
-    float amax[kQuad];
     float multipliers[kQuad];
-    Access::BlockAmax(master, amax);
-    const uint32_t scales = EncodeScales(amax, multipliers);
+    const uint8_t scale = Access::template ScaleBlocks<Element>(master, multipliers);
     Access::StoreCodes(EncodeFloat8<Element>(master, multipliers), index, valid, extent_.row_wise.data);
-    Access::StoreBlockScales(scales, valid, row_scales_);
+    Access::StoreScale(scale, valid, row_scales_);
     row_scales_ += BlocksAcross();
   }
 
@@ -365,15 +375,13 @@ class Mxfp8Tile {
     float multipliers[kQuad];
     const uint32_t scales = EncodeScales(column_amax_, multipliers);
     if (Group() == 0) {
-      const int64_t column = FirstColumn() + Lane() * Access::kFirst;
-      Access::StoreCodes(scales, tile_.row * extent_.columns + column, walk_.columns, extent_.column_wise.scales);
+      Access::StoreCodes(scales, tile_.row * extent_.columns + Column(), columns_, extent_.column_wise.scales);
     }
     int64_t index = walk_.first;
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+#pragma unroll 4
+    for (int row = 0; row < walk_.rows; ++row) {
       const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
-      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
-                         extent_.column_wise.data);
+      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, columns_, extent_.column_wise.data);
       index += walk_.stride;
     }
   }
@@ -385,6 +393,8 @@ class Mxfp8Tile {
     return tile_.column * int64_t{kColumns} + Warp() % kWarpsAcross * kWarpColumns;
   }
 
+  // This thread's first one.
+  __device__ int64_t Column() const { return FirstColumn() + Lane() * Access::kFirst; }
   __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
 
   // The scales of four blocks, as bytes, and what their elements are multiplied by.
@@ -418,6 +428,8 @@ class Mxfp8Tile {
   const DeviceExtent& extent_;
   const AdamTile& tile_;
   Walk walk_;
+  // Which of this thread's columns exist.
+  uint32_t columns_;
   float column_amax_[kQuad] = {};
   // Of the warp's first block in the next row.
   uint8_t* row_scales_;
@@ -431,10 +443,15 @@ class Fp8BlockTile {
   static constexpr int kExtraBytes = 0;
 
   __device__ Fp8BlockTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
-    walk_ = MakeWalk<Access>(extent, tile.row * int64_t{128} + Warp(), kWarps, tile.column * int64_t{kWarpColumns});
+    const int64_t first_row = tile.row * int64_t{128} + Warp();
+    const int64_t column = tile.column * int64_t{kWarpColumns} + Lane() * Access::kFirst;
+    columns_ = Access::Below(column, extent.columns);
+    walk_ = {first_row * extent.columns + column, kWarps * extent.columns,
+             RowsUpTo(kRows, extent.rows - first_row, kWarps)};
   }
 
   __device__ const Walk& walk() const { return walk_; }
+  __device__ uint32_t Valid(int64_t) const { return columns_; }
 
   __device__ void Visit(int64_t, uint32_t, const float (&master)[kQuad]) { RaiseAmax(master, amax_); }
 
@@ -444,11 +461,10 @@ class Fp8BlockTile {
     if (threadIdx.x == 0) StoreScale(1.0f / scale);
     const float multipliers[kQuad] = {scale, scale, scale, scale};
     int64_t index = walk_.first;
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+#pragma unroll 4
+    for (int row = 0; row < walk_.rows; ++row) {
       const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
-      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, walk_.Valid<Access>(index),
-                         extent_.row_wise.data);
+      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, columns_, extent_.row_wise.data);
       index += walk_.stride;
     }
   }
@@ -474,11 +490,12 @@ class Fp8BlockTile {
   const DeviceExtent& extent_;
   const AdamTile& tile_;
   Walk walk_;
+  uint32_t columns_;
   float amax_[kQuad] = {};
 };
 
 // Moves the rows of one tile through shared memory and updates them.
-template <typename Access, typename ExpAvg, typename ExpAvgSq>
+template <typename Access, typename ExpAvg, typename ExpAvgSq, int kSharedBytes>
 class StepRows {
  public:
   __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
@@ -486,43 +503,33 @@ class StepRows {
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
-    // Batches on their way at a time.
-    constexpr int kSlots = std::min(TileType::kRows * kRowSlotBytes,
-                                    kSharedBytes - TileType::kRows * kFloatRowBytes - TileType::kExtraBytes) /
-                           kSlotBytes;
-    constexpr int kBatches = TileType::kRows / kBatch;
+    // Rows on their way at a time.
+    constexpr int kSlots = std::min(
+        TileType::kRows, (kSharedBytes - TileType::kRows * kFloatRowBytes - TileType::kExtraBytes) / kSlotBytes);
     const Walk& walk = tile.walk();
     uint8_t* const slots = MasterRow(TileType::kRows) + TileType::kExtraBytes;
     int64_t fetched = walk.first;
 #pragma unroll
-    for (int batch = 0; batch < kSlots; ++batch) {
-      Fetch(walk, fetched, MasterRow(batch * kBatch), slots + batch * kSlotBytes);
+    for (int row = 0; row < kSlots; ++row) {
+      if (row < walk.rows) Fetch(tile, fetched, MasterRow(row), slots + row * kSlotBytes);
+      CommitCopies();
+      fetched += walk.stride;
     }
     int64_t index = walk.first;
     int slot = 0;
 #pragma unroll 1
-    for (int batch = 0; batch < kBatches; ++batch) {
+    for (int row = 0; row < walk.rows; ++row) {
       AwaitCopies<kSlots - 1>();
-      uint8_t* const masters = MasterRow(batch * kBatch);
       uint8_t* const others = slots + slot * kSlotBytes;
-      Elements elements[kBatch];
-#pragma unroll
-      for (int row = 0; row < kBatch; ++row) {
-        elements[row] = Read(index + row * walk.stride, masters + row * kFloatRowBytes, others + row * kRowSlotBytes);
-      }
-      if (kSlots < kBatches && batch + kSlots < kBatches) {
-        Fetch(walk, fetched, MasterRow((batch + kSlots) * kBatch), others);
-      } else {
-        CommitCopies();
-      }
+      Elements elements = Read(index, MasterRow(row), others);
+      if (row + kSlots < walk.rows) Fetch(tile, fetched, MasterRow(row + kSlots), others);
+      CommitCopies();
+      fetched += walk.stride;
       Update(elements);
-#pragma unroll
-      for (int row = 0; row < kBatch; ++row) {
-        const uint32_t valid = walk.Valid<Access>(index);
-        Store(elements[row], index, valid, masters + row * kFloatRowBytes);
-        tile.Visit(index, valid, elements[row].master.values);
-        index += walk.stride;
-      }
+      const uint32_t valid = tile.Valid(index);
+      Store(elements, index, valid, MasterRow(row));
+      tile.Visit(index, valid, elements.master.values);
+      index += walk.stride;
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
     tile.Finish();
@@ -532,12 +539,9 @@ class StepRows {
   using First = typename ExpAvg::Stored;
   using Second = typename ExpAvgSq::Stored;
 
-  // Rows that are updated together, so that their latencies overlap.
-  static constexpr int kBatch = 2;
   static constexpr int kGradientBytes = Access::template kRowBytes<float>;
   static constexpr int kFirstBytes = Access::template kRowBytes<First>;
-  static constexpr int kRowSlotBytes = kGradientBytes + kFirstBytes + Access::template kRowBytes<Second>;
-  static constexpr int kSlotBytes = kBatch * kRowSlotBytes;
+  static constexpr int kSlotBytes = kGradientBytes + kFirstBytes + Access::template kRowBytes<Second>;
 
   struct Elements {
     Quad<float> master;
@@ -549,19 +553,13 @@ class StepRows {
   __device__ First* exp_avg() const { return static_cast<First*>(extent_.exp_avg); }
   __device__ Second* exp_avg_sq() const { return static_cast<Second*>(extent_.exp_avg_sq); }
 
-  // Starts the copies of a batch's rows, and goes to the next batch.
-  __device__ void Fetch(const Walk& walk, int64_t& index, uint8_t* master, uint8_t* others) {
-#pragma unroll
-    for (int row = 0; row < kBatch; ++row) {
-      const uint32_t valid = walk.Valid<Access>(index);
-      uint8_t* const slot = others + row * kRowSlotBytes;
-      Access::Fetch(extent_.master, index, valid, master + row * kFloatRowBytes);
-      Access::Fetch(extent_.gradient, index, valid, slot);
-      Access::Fetch(exp_avg(), index, valid, slot + kGradientBytes);
-      Access::Fetch(exp_avg_sq(), index, valid, slot + kGradientBytes + kFirstBytes);
-      index += walk.stride;
-    }
-    CommitCopies();
+  template <typename TileType>
+  __device__ void Fetch(const TileType& tile, int64_t index, uint8_t* master, uint8_t* slot) const {
+    const uint32_t valid = tile.Valid(index);
+    Access::Fetch(extent_.master, index, valid, master);
+    Access::Fetch(extent_.gradient, index, valid, slot);
+    Access::Fetch(exp_avg(), index, valid, slot + kGradientBytes);
+    Access::Fetch(exp_avg_sq(), index, valid, slot + kGradientBytes + kFirstBytes);
   }
 
   __device__ Elements Read(int64_t index, const uint8_t* master, const uint8_t* slot) const {
@@ -570,34 +568,27 @@ class StepRows {
             Access::Read(exp_avg_sq(), index, slot + kGradientBytes + kFirstBytes)};
   }
 
-  __device__ void Update(Elements (&elements)[kBatch]) const {
-    float gradients[kBatch * kQuad];
-    AdamElement updated[kBatch * kQuad];
+  __device__ void Update(Elements& elements) const {
+    AdamElement updated[kQuad];
 #pragma unroll
-    for (int i = 0; i < kBatch * kQuad; ++i) {
-      const Elements& row = elements[i / kQuad];
-      gradients[i] = row.gradient.values[i % kQuad];
-      updated[i] = {row.master.values[i % kQuad], ExpAvg::Load(row.exp_avg.values[i % kQuad]),
-                    ExpAvgSq::Load(row.exp_avg_sq.values[i % kQuad])};
+    for (int j = 0; j < kQuad; ++j) {
+      updated[j] = {elements.master.values[j], ExpAvg::Load(elements.exp_avg.values[j]),
+                    ExpAvgSq::Load(elements.exp_avg_sq.values[j])};
     }
-    UpdateAdamElements(constants_, gradients, updated);
+    UpdateAdamElements(constants_, elements.gradient.values, updated);
+    float first[kQuad];
+    float second[kQuad];
 #pragma unroll
-    for (int row = 0; row < kBatch; ++row) {
-      float first[kQuad];
-      float second[kQuad];
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j) {
-        const AdamElement& element = updated[row * kQuad + j];
-        elements[row].master.values[j] = element.master;
-        first[j] = element.exp_avg;
-        second[j] = element.exp_avg_sq;
-      }
-      elements[row].exp_avg = ExpAvg::Store(first);
-      elements[row].exp_avg_sq = ExpAvgSq::Store(second);
+    for (int j = 0; j < kQuad; ++j) {
+      elements.master.values[j] = updated[j].master;
+      first[j] = updated[j].exp_avg;
+      second[j] = updated[j].exp_avg_sq;
     }
+    elements.exp_avg = ExpAvg::Store(first);
+    elements.exp_avg_sq = ExpAvgSq::Store(second);
   }
 
-  __device__ void Store(const Elements& elements, int64_t index, uint32_t valid, uint8_t* master_row) {
+  __device__ void Store(const Elements& elements, int64_t index, uint32_t valid, uint8_t* master_row) const {
     Access::Keep(elements.master, master_row);
     Access::Store(elements.master, index, valid, extent_.master);
     Access::Store(elements.exp_avg, index, valid, exp_avg());
@@ -617,17 +608,18 @@ class EncodeRows {
   template <typename TileType>
   __device__ void Run(TileType& tile) {
     const Walk& walk = tile.walk();
-    for (int row = 0; row < TileType::kRows; ++row) {
+    for (int row = 0; row < walk.rows; ++row) {
       const int64_t index = walk.first + row * walk.stride;
-      Access::Fetch(extent_.master, index, walk.Valid<Access>(index), MasterRow(row));
+      Access::Fetch(extent_.master, index, tile.Valid(index), MasterRow(row));
     }
     CommitCopies();
     AwaitCopies<0>();
-    for (int row = 0; row < TileType::kRows; ++row) {
+    for (int row = 0; row < walk.rows; ++row) {
       const int64_t index = walk.first + row * walk.stride;
       Quad<float> master = Access::Read(extent_.master, index, MasterRow(row));
       for (int j = 0; j < kQuad; ++j) master.values[j] = CanonicalNan(master.values[j]);
-      tile.Visit(index, walk.Valid<Access>(index), master.values);
+      Access::Keep(master, MasterRow(row));
+      tile.Visit(index, tile.Valid(index), master.values);
     }
     tile.Finish();
   }
@@ -642,74 +634,91 @@ __device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, Rows& 
   rows.Run(walked);
 }
 
-template <typename Access, typename Rows>
+// kLarge: extents of 128 x 128 blocks, or else of MXFP8. Those without scales are in both kinds.
+template <typename Access, bool kLarge, typename Rows>
 __device__ void RunFormat(const DeviceExtent& extent, const AdamTile& tile, Rows rows) {
   const bool e4m3 = extent.encoding.element == ElementType::kE4M3;
-  switch (extent.encoding.format) {
-    case Format::kMXFP8:
-      if (e4m3) {
-        RunTile<Mxfp8Tile<Access, E4M3>>(extent, tile, rows);
-      } else {
-        RunTile<Mxfp8Tile<Access, E5M2>>(extent, tile, rows);
-      }
-      return;
-    case Format::kFP8Block128x128:
-      if (e4m3) {
-        RunTile<Fp8BlockTile<Access, E4M3>>(extent, tile, rows);
-      } else {
-        RunTile<Fp8BlockTile<Access, E5M2>>(extent, tile, rows);
-      }
-      return;
-    default:
-      RunTile<FlatTile<Access>>(extent, tile, rows);
+  if (GpuTileShape(extent.encoding.format).rows == 1) {
+    RunTile<FlatTile<Access>>(extent, tile, rows);
+  } else if constexpr (kLarge) {
+    if (e4m3) return RunTile<Fp8BlockTile<Access, E4M3>>(extent, tile, rows);
+    RunTile<Fp8BlockTile<Access, E5M2>>(extent, tile, rows);
+  } else {
+    if (e4m3) return RunTile<Mxfp8Tile<Access, E4M3>>(extent, tile, rows);
+    RunTile<Mxfp8Tile<Access, E5M2>>(extent, tile, rows);
   }
 }
 
-template <typename Access, typename ExpAvg, typename ExpAvgSq>
-__global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamStepKernel(AdamLaunch launch) {
+// How many blocks share a multiprocessor, and what of its shared memory each has, less a little for static arrays.
+template <typename Access, bool kLarge>
+constexpr int kResidentBlocks = kLarge || std::is_same_v<Access, StridedAccess> ? 2 : 3;
+template <typename Access, bool kLarge>
+constexpr int kSharedBytes = (kResidentBlocks<Access, kLarge> == 2 ? 112 : 74) * 1024;
+
+template <typename Access, bool kLarge, typename ExpAvg, typename ExpAvgSq>
+__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kLarge>) void AdamStepKernel(AdamLaunch launch) {
   // Copies, which need not be read again after every store.
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
-  const AdamConstants constants = launch.constants[tile.extent];
-  RunFormat<Access>(extent, tile, StepRows<Access, ExpAvg, ExpAvgSq>(extent, constants));
+  const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
+  using Rows = StepRows<Access, ExpAvg, ExpAvgSq, kSharedBytes<Access, kLarge>>;
+  RunFormat<Access, kLarge>(extent, tile, Rows(extent, constants));
 }
 
-template <typename Access>
-__global__ __launch_bounds__(kThreads, kBlocksPerMultiprocessor) void AdamEncodeKernel(AdamLaunch launch) {
+template <typename Access, bool kLarge>
+__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kLarge>) void AdamEncodeKernel(AdamLaunch launch) {
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
-  RunFormat<Access>(extent, tile, EncodeRows<Access>(extent));
+  RunFormat<Access, kLarge>(extent, tile, EncodeRows<Access>(extent));
 }
 
-cudaError_t Launch(void (*kernel)(AdamLaunch), const AdamLaunch& launch, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned int>(launch.tile_count), kThreads, kSharedBytes, stream>>>(launch);
-  return cudaGetLastError();
-}
+// A kernel and the dynamic shared memory that it needs.
+struct Kernel {
+  void (*function)(AdamLaunch);
+  int shared_bytes;
+};
 
-using Kernel = void (*)(AdamLaunch);
-
-template <typename Access, typename ExpAvg>
+template <typename Access, bool kLarge, typename ExpAvg>
 Kernel StepKernelOf(MomentType exp_avg_sq) {
-  if (exp_avg_sq == MomentType::kFP32) return AdamStepKernel<Access, ExpAvg, FloatMoment>;
-  return AdamStepKernel<Access, ExpAvg, BFloat16Moment>;
+  constexpr int kShared = kSharedBytes<Access, kLarge>;
+  if (exp_avg_sq == MomentType::kFP32) return {AdamStepKernel<Access, kLarge, ExpAvg, FloatMoment>, kShared};
+  return {AdamStepKernel<Access, kLarge, ExpAvg, BFloat16Moment>, kShared};
+}
+
+template <typename Access, bool kLarge>
+Kernel StepKernelOf(const AdamKind& kind) {
+  if (kind.exp_avg == MomentType::kFP32) return StepKernelOf<Access, kLarge, FloatMoment>(kind.exp_avg_sq);
+  return StepKernelOf<Access, kLarge, BFloat16Moment>(kind.exp_avg_sq);
+}
+
+Kernel StepKernelOf(const AdamKind& kind) {
+  if (kind.quads) return kind.large ? StepKernelOf<QuadAccess, true>(kind) : StepKernelOf<QuadAccess, false>(kind);
+  return kind.large ? StepKernelOf<StridedAccess, true>(kind) : StepKernelOf<StridedAccess, false>(kind);
 }
 
 template <typename Access>
-Kernel StepKernelOf(const AdamKind& kind) {
-  if (kind.exp_avg == MomentType::kFP32) return StepKernelOf<Access, FloatMoment>(kind.exp_avg_sq);
-  return StepKernelOf<Access, BFloat16Moment>(kind.exp_avg_sq);
+Kernel EncodeKernelOf(bool large) {
+  if (large) return {AdamEncodeKernel<Access, true>, kSharedBytes<Access, true>};
+  return {AdamEncodeKernel<Access, false>, kSharedBytes<Access, false>};
+}
+
+cudaError_t Launch(const Kernel& kernel, const AdamLaunch& launch, cudaStream_t stream) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+  if (error != cudaSuccess) return error;
+  kernel.function<<<static_cast<unsigned int>(launch.tile_count), kThreads, kernel.shared_bytes, stream>>>(launch);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream) {
-  return Launch(kind.quads ? StepKernelOf<QuadAccess>(kind) : StepKernelOf<StridedAccess>(kind), launch, stream);
+  return Launch(StepKernelOf(kind), launch, stream);
 }
 
-cudaError_t LaunchAdamEncode(bool quads, const AdamLaunch& launch, cudaStream_t stream) {
-  return Launch(quads ? AdamEncodeKernel<QuadAccess> : AdamEncodeKernel<StridedAccess>, launch, stream);
+cudaError_t LaunchAdamEncode(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream) {
+  return Launch(kind.quads ? EncodeKernelOf<QuadAccess>(kind.large) : EncodeKernelOf<StridedAccess>(kind.large), launch,
+                stream);
 }
 
 }  // namespace paramshard::gpu

@@ -54,23 +54,26 @@ struct AdamKind {
   MomentType exp_avg_sq;
   // Four consecutive elements of a row can be accessed at once in every array.
   bool quads;
+  // FP8_BLOCK_128X128, whose tiles are large, or else MXFP8. Formats without scales are in either.
+  bool large;
 
   friend bool operator==(const AdamKind& a, const AdamKind& b) {
-    return a.exp_avg == b.exp_avg && a.exp_avg_sq == b.exp_avg_sq && a.quads == b.quads;
+    return a.exp_avg == b.exp_avg && a.exp_avg_sq == b.exp_avg_sq && a.quads == b.quads && a.large == b.large;
   }
 };
 
-// Pointers to device memory. `constants` has one entry per extent.
+// Pointers to device memory. An extent's constants are constants[constants_of[extent]]: most extents share theirs.
 struct AdamLaunch {
   const DeviceExtent* extents;
   const AdamConstants* constants;
+  const uint32_t* constants_of;
   const AdamTile* tiles;
   int64_t tile_count;
 };
 
 // Steps the tiles, or only encodes their masters, which reads no moments and no constants. On the current device.
 cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream);
-cudaError_t LaunchAdamEncode(bool quads, const AdamLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchAdamEncode(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream);
 
 }  // namespace paramshard::gpu
 
