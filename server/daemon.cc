@@ -152,7 +152,8 @@ World Daemon::Impl::MakeWorld() const {
   return {.cluster = cluster_,
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
-          .world_size = std::accumulate(counts.begin(), counts.end(), 0)};
+          .world_size = std::accumulate(counts.begin(), counts.end(), 0),
+          .nccl_library = config_.nccl_library};
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {

@@ -36,16 +36,25 @@ Stream::~Stream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-absl::Status Stream::Poll() const {
-  constexpr timespec kNap = {.tv_sec = 0, .tv_nsec = 5000};
-  cudaError_t state = cudaStreamQuery(stream_);
-  while (state == cudaErrorNotReady) {
-    nanosleep(&kNap, nullptr);
-    state = cudaStreamQuery(stream_);
+absl::Status Stream::Synchronize() const { return ToStatus(cudaStreamSynchronize(stream_), "wait for a stream"); }
+
+absl::StatusOr<bool> Stream::IsIdle() const {
+  const cudaError_t state = cudaStreamQuery(stream_);
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // it counts as one
+    return false;
   }
-  return ToStatus(state, "wait for a stream");
+  RETURN_IF_ERROR(ToStatus(state, "look at a stream"));
+  return true;
 }
 
-absl::Status Stream::Synchronize() const { return ToStatus(cudaStreamSynchronize(stream_), "wait for a stream"); }
+absl::Status Stream::Poll() const {
+  constexpr timespec kNap = {.tv_sec = 0, .tv_nsec = 5000};
+  while (true) {
+    ASSIGN_OR_RETURN(const bool idle, IsIdle());
+    if (idle) return absl::OkStatus();
+    nanosleep(&kNap, nullptr);
+  }
+}
 
 }  // namespace paramshard::gpu

@@ -35,7 +35,9 @@ class Stream {
   int device() const { return device_; }
   // Waits until everything enqueued so far is done. Errors of that work.
   absl::Status Synchronize() const;
-  // The same, looking every few microseconds instead of being woken: sooner, for work that does not take long.
+  // Whether it is done by now. Errors likewise.
+  absl::StatusOr<bool> IsIdle() const;
+  // Synchronize, looking every few microseconds instead of being woken: sooner, for work that does not take long.
   absl::Status Poll() const;
 
  private:

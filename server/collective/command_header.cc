@@ -30,7 +30,7 @@ std::string UseText(int64_t use) {
   return absl::StrCat("use ", use);
 }
 
-absl::Status MismatchError(const TcpMesh& mesh, const CommandHeader& own, int peer, const CommandHeader& header,
+absl::Status MismatchError(const Mesh& mesh, const CommandHeader& own, int peer, const CommandHeader& header,
                            const ModelSpec& model) {
   return absl::FailedPreconditionError(absl::StrCat("ranks disagree: ", MemberName(mesh.member(mesh.self())), " is at ",
                                                     HeaderText(own, model), ", ", MemberName(mesh.member(peer)), " at ",
@@ -56,7 +56,7 @@ std::string HeaderText(const CommandHeader& header, const ModelSpec& model) {
                       ")");
 }
 
-absl::Status AgreeOnCommand(TcpMesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline) {
+absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline) {
   CommandHeader own = header;
   std::vector<CommandHeader> headers(mesh.size(), header);
   std::vector<PeerTransfer> transfers;
@@ -64,7 +64,7 @@ absl::Status AgreeOnCommand(TcpMesh& mesh, const CommandHeader& header, const Mo
     if (peer == mesh.self()) continue;
     transfers.push_back({peer, {{&own, sizeof(own)}}, {{&headers[peer], sizeof(CommandHeader)}}});
   }
-  RETURN_IF_ERROR(mesh.Exchange(transfers, deadline, [](int) {}));
+  RETURN_IF_ERROR(mesh.host_mesh().Exchange(transfers, deadline, [](int) {}));
   for (int peer = 0; peer < mesh.size(); ++peer) {
     if (!(headers[peer] == header)) return MismatchError(mesh, header, peer, headers[peer], model);
   }

@@ -1,5 +1,6 @@
 #include "server/collective/engines.h"
 
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -7,10 +8,11 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/collective/cuda_engines.h"
-#include "server/collective/gloo_collectives.h"
 #include "server/collective/local_group.h"
 #include "server/collective/memcpy_collectives.h"
+#include "server/collective/mesh_collectives.h"
 #include "server/collective/mesh_connector.h"
+#include "server/collective/nccl_connector.h"
 #include "server/collective/replicated_collectives.h"
 
 namespace paramshard::server {
@@ -63,9 +65,29 @@ MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   return plan;
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> Connect(const EngineSpec& spec, std::vector<MeshPlan> plans) {
+bool OnGpus(const EngineSpec& spec) { return spec.memory.front().device->id().kind == DeviceKind::kCuda; }
+
+int LocalRanks(const EngineSpec& spec) { return static_cast<int>(spec.memory.size()); }
+
+using Meshes = std::vector<std::unique_ptr<Mesh>>;
+
+// `connection` has the same number of plans for every rank, one rank after the other.
+absl::StatusOr<Meshes> ConnectOverNccl(const EngineSpec& spec, const MeshConnection& connection) {
+  std::vector<int> devices;
+  const size_t plans_per_rank = connection.plans.size() / spec.memory.size();
+  for (const RankMemory& memory : spec.memory) devices.insert(devices.end(), plans_per_rank, memory.device->id().index);
+  return ConnectNcclMeshes({connection, std::move(devices), spec.nccl_library});
+}
+
+absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
+  ASSIGN_OR_RETURN(auto meshes, ConnectMeshes(connection));
+  return Meshes(std::make_move_iterator(meshes.begin()), std::make_move_iterator(meshes.end()));
+}
+
+absl::StatusOr<Meshes> Connect(const EngineSpec& spec, std::vector<MeshPlan> plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  auto meshes = ConnectMeshes({spec.node, std::move(plans), spec.rendezvous, spec.timeout, spec.listen_address});
+  const MeshConnection connection{spec.node, std::move(plans), spec.rendezvous, spec.timeout, spec.listen_address};
+  auto meshes = OnGpus(spec) ? ConnectOverNccl(spec, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;
   return absl::Status(meshes.status().code(),
                       absl::StrCat("connect engines of ", spec.model->name, ": ", meshes.status().message()));
@@ -73,9 +95,8 @@ absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> Connect(const EngineSpec& 
 
 LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory}; }
 
-int LocalRanks(const EngineSpec& spec) { return static_cast<int>(spec.memory.size()); }
-
-Engines MakeMemcpyEngines(const EngineSpec& spec) {
+absl::StatusOr<Engines> MakeLocalEngines(const EngineSpec& spec) {
+  if (OnGpus(spec)) return MakeCopyEngines(GroupOf(spec));
   Engines engines(LocalRanks(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     engines[rank] = std::make_unique<MemcpyCollectives>(GroupOf(spec), rank);
@@ -86,27 +107,28 @@ Engines MakeMemcpyEngines(const EngineSpec& spec) {
 absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
   std::vector<MeshPlan> plans(LocalRanks(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) plans[rank] = PlanOverReplicas(spec, rank);
-  ASSIGN_OR_RETURN(auto meshes, Connect(spec, std::move(plans)));
-  Engines engines;
+  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, std::move(plans)));
+  ASSIGN_OR_RETURN(Engines engines, MakeLocalEngines(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    engines.push_back(
-        std::make_unique<ReplicatedCollectives>(GroupOf(spec), rank, std::move(meshes[rank]), spec.timeout));
+    const ReplicatedCollectives::Options options{spec.model, spec.layout, rank, spec.memory[rank].device, spec.timeout};
+    ASSIGN_OR_RETURN(engines[rank],
+                     ReplicatedCollectives::Create(options, std::move(engines[rank]), std::move(meshes[rank])));
   }
   return engines;
 }
 
-absl::StatusOr<Engines> ConnectGlooEngines(const EngineSpec& spec) {
+absl::StatusOr<Engines> ConnectEnginesAcrossDaemons(const EngineSpec& spec) {
   std::vector<MeshPlan> plans;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     for (int queue = 0; queue < kMeshesPerRank; ++queue) plans.push_back(PlanOverWorld(spec, rank, queue));
   }
-  ASSIGN_OR_RETURN(auto meshes, Connect(spec, std::move(plans)));
+  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, std::move(plans)));
   Engines engines;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    const GlooCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout};
+    const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout};
     const int first = rank * kMeshesPerRank;
-    engines.push_back(
-        std::make_unique<GlooCollectives>(options, std::move(meshes[first]), std::move(meshes[first + 1])));
+    ASSIGN_OR_RETURN(engines.emplace_back(), MeshCollectives::Create(options, std::move(meshes[first]),
+                                                                     std::move(meshes[first + 1])));
   }
   return engines;
 }
@@ -116,21 +138,15 @@ absl::StatusOr<Engines> ConnectGlooEngines(const EngineSpec& spec) {
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
   PARAMSHARD_CHECK(LocalRanks(spec) == spec.device_counts[spec.node]);
   ASSIGN_OR_RETURN(const Topology topology, ChooseTopology(spec));
-  if (spec.memory.front().device->id().kind == DeviceKind::kCuda) {
-    if (topology == Topology::kInsideDaemon) return MakeCopyEngines(GroupOf(spec));
-    return absl::UnimplementedError(absl::StrCat("connect engines of ", spec.model->name,
-                                                 ": GPUs of several daemons are not served yet; start one daemon with "
-                                                 "all GPUs of the node"));
-  }
   switch (topology) {
     case Topology::kInsideDaemon:
-      return MakeMemcpyEngines(spec);
+      return MakeLocalEngines(spec);
     case Topology::kReplicated:
       return ConnectReplicatedEngines(spec);
     case Topology::kAcrossDaemons:
       break;
   }
-  return ConnectGlooEngines(spec);
+  return ConnectEnginesAcrossDaemons(spec);
 }
 
 }  // namespace paramshard::server

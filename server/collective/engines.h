@@ -24,14 +24,15 @@ struct EngineSpec {
   Rendezvous* rendezvous = nullptr;          // null in a world of one daemon
   absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
+  std::string nccl_library;                  // path; empty: where the dynamic linker finds it. For GPUs of several daemons
 };
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in the
-// daemon, with Gloo over the replicas when there are several daemons; Gloo where the group spans
+// daemon, with Gloo (NCCL) over the replicas when there are several daemons; Gloo (NCCL) where the group spans
 // daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
 // replicas are asked of daemons with different device counts, or a shard size that is neither one
-// daemon's devices nor the world; ABORTED the epoch is over. Does not return before its threads
-// have ended.
+// daemon's devices nor the world; FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory for
+// an engine; ABORTED the epoch is over. Does not return before its threads have ended.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);
 
 }  // namespace paramshard::server

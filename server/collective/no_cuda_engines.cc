@@ -1,10 +1,15 @@
-// In place of cuda_engines.cc where the build has no CUDA.
+// In place of cuda_engines.cc and nccl_connector.cc where the build has no CUDA.
 #include "server/collective/cuda_engines.h"
+#include "server/collective/nccl_connector.h"
 
 namespace paramshard::server {
 
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const LocalGroup&) {
   return absl::UnimplementedError("copy engines: this build was made without CUDA");
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection&) {
+  return absl::UnimplementedError("NCCL: this build was made without CUDA");
 }
 
 }  // namespace paramshard::server

@@ -3,65 +3,94 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 
-ReplicatedCollectives::ReplicatedCollectives(LocalGroup group, int rank, std::unique_ptr<TcpMesh> replicas,
-                                             absl::Duration timeout)
-    : group_(std::move(group)), rank_(rank), timeout_(timeout), local_(group_, rank), replicas_(std::move(replicas)) {
+absl::StatusOr<std::unique_ptr<Collectives>> ReplicatedCollectives::Create(const Options& options,
+                                                                           std::unique_ptr<Collectives> local,
+                                                                           std::unique_ptr<Mesh> replicas) {
+  std::unique_ptr<ReplicatedCollectives> engine(
+      new ReplicatedCollectives(options, std::move(local), std::move(replicas)));
+  RETURN_IF_ERROR(engine->Allocate());
+  return std::unique_ptr<Collectives>(std::move(engine));
+}
+
+ReplicatedCollectives::ReplicatedCollectives(const Options& options, std::unique_ptr<Collectives> local,
+                                             std::unique_ptr<Mesh> replicas)
+    : options_(options),
+      name_(absl::StrCat(local->name(), "+", replicas->name())),
+      local_(std::move(local)),
+      replicas_(std::move(replicas)) {}
+
+absl::Status ReplicatedCollectives::Allocate() {
   int64_t largest = 0;
-  for (size_t unit = 0; unit < group_.model->units.size(); ++unit) {
+  for (size_t unit = 0; unit < options_.model->units.size(); ++unit) {
     largest = std::max(largest, ExtentElements(static_cast<int>(unit)));
   }
-  partials_.resize(largest * replicas_->size());
+  const int64_t bytes = largest * replicas_->size() * static_cast<int64_t>(sizeof(float));
+  ASSIGN_OR_RETURN(partials_, options_.device->Allocate("partial sums", bytes, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(queue_, options_.device->MakeQueue());
+  return absl::OkStatus();
 }
 
 absl::Status ReplicatedCollectives::Gather(const GatherCall& call,
                                            absl::FunctionRef<void(int rank, int source)> delivered) {
-  return local_.Gather(call, delivered);
+  return local_->Gather(call, delivered);
 }
 
 void ReplicatedCollectives::Abort(const absl::Status& status) {
   end_.Set(status);
-  local_.Abort(status);
+  local_->Abort(status);
   replicas_->Abort(status);
 }
 
 absl::Status ReplicatedCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
-  absl::Status status = TryReduce(call, absl::Now() + timeout_);
+  absl::Status status = TryReduce(call, absl::Now() + options_.timeout);
   if (status.ok()) return status;
-  end_.Set(InCommand(status, CommandHeader::Of(call), *group_.model));
+  end_.Set(InCommand(status, CommandHeader::Of(call), *options_.model));
   return end_.status();
 }
 
 absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, absl::Time deadline) {
-  SumGroup(call);
-  RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *group_.model, deadline));
+  RETURN_IF_ERROR(SumGroup(call));
+  RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(replicas_->Exchange(Transfers(call.unit), deadline, [](int) {}));
-  SumReplicas(call);
-  return absl::OkStatus();
+  return SumReplicas(call);
 }
 
 int64_t ReplicatedCollectives::ExtentElements(int unit) const {
   int64_t elements = 0;
-  for (const GradientSlice& slice : group_.layout->Slices(unit, rank_)) elements += slice.elements;
+  for (const GradientSlice& slice : options_.layout->Slices(unit, options_.rank)) elements += slice.elements;
   return elements;
 }
 
-void ReplicatedCollectives::SumGroup(const ReduceCall& call) {
+float* ReplicatedCollectives::Partial(int node, int unit) const {
+  return reinterpret_cast<float*>(partials_.data()) + node * ExtentElements(unit);
+}
+
+absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
+  const size_t parameters = call.accumulators.size();
+  std::vector<float*> partials(parameters, nullptr);
   float* partial = Partial(replicas_->self(), call.unit);
-  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
+  for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
     const bool present = call.accumulators[slice.parameter] != nullptr;
-    if (present) group_.SumSlice(call, slice, /*overwrite=*/true, partial);
+    if (present) partials[slice.parameter] = partial;
     partial += slice.elements;
   }
+  const std::unique_ptr<bool[]> overwrite(new bool[parameters]);
+  std::fill_n(overwrite.get(), parameters, true);
+  ReduceCall in_group = call;
+  in_group.accumulators = partials;
+  in_group.overwrite = absl::MakeConstSpan(overwrite.get(), parameters);
+  return local_->Reduce(in_group);
 }
 
 // Parts of absent parameters travel too: sizes then never depend on anything but the layout.
-std::vector<PeerTransfer> ReplicatedCollectives::Transfers(int unit) {
+std::vector<PeerTransfer> ReplicatedCollectives::Transfers(int unit) const {
   const int64_t bytes = ExtentElements(unit) * static_cast<int64_t>(sizeof(float));
   std::vector<PeerTransfer> transfers;
   if (bytes == 0) return transfers;
@@ -72,18 +101,21 @@ std::vector<PeerTransfer> ReplicatedCollectives::Transfers(int unit) {
   return transfers;
 }
 
-void ReplicatedCollectives::SumReplicas(const ReduceCall& call) {
+absl::Status ReplicatedCollectives::SumReplicas(const ReduceCall& call) {
+  std::vector<DeviceQueue::SumTask> sums;
   int64_t offset = 0;
-  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
+  for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
     if (float* const accumulator = call.accumulators[slice.parameter]; accumulator != nullptr) {
       std::vector<const void*> sources(replicas_->size());
       for (int node = 0; node < replicas_->size(); ++node) {
         sources[node] = Partial(node, call.unit) + offset;
       }
-      SumGradients(sources, GradientType::kFP32, slice.elements, call.overwrite[slice.parameter], accumulator);
+      sums.push_back(
+          {std::move(sources), GradientType::kFP32, slice.elements, call.overwrite[slice.parameter], accumulator});
     }
     offset += slice.elements;
   }
+  return queue_->Sum(sums);
 }
 
 }  // namespace paramshard::server

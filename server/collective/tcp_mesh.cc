@@ -88,10 +88,6 @@ absl::Status PeerError(const MeshMember& member, absl::Time deadline, const absl
 
 }  // namespace
 
-std::string MemberName(const MeshMember& member) {
-  return absl::StrCat("rank ", member.rank, " (node ", member.node, ")");
-}
-
 absl::StatusOr<std::shared_ptr<gloo::transport::Device>> MakeTcpDevice(const std::string& listen_address) {
   RETURN_IF_ERROR(CheckListenAddress(listen_address));
   IgnoreBrokenPipes();
@@ -164,7 +160,7 @@ absl::StatusOr<std::unique_ptr<TcpMesh>> TcpMesh::Create(std::shared_ptr<gloo::t
 }
 
 TcpMesh::TcpMesh(std::shared_ptr<gloo::transport::Context> context, std::vector<MeshMember> members, int self)
-    : context_(std::move(context)), members_(std::move(members)), self_(self) {}
+    : Mesh(std::move(members), self), context_(std::move(context)) {}
 
 TcpMesh::~TcpMesh() = default;
 
@@ -178,7 +174,7 @@ absl::Status TcpMesh::Connect(int peer, absl::string_view address) {
       CatchGloo([&] { context_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end())); });
   if (status.ok()) return status;
   return absl::UnavailableError(
-      absl::StrCat(MemberName(members_[peer]), ": a connection expected, got: ", status.message()));
+      absl::StrCat(MemberName(member(peer)), ": a connection expected, got: ", status.message()));
 }
 
 absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
@@ -199,9 +195,9 @@ absl::Status TcpMesh::TryExchange(absl::Span<const PeerTransfer> transfers, absl
   const std::unique_ptr<Transfer, decltype(unregister)> registered(&transfer, unregister);
   RETURN_IF_ERROR(Register(&transfer));
 
-  int posting = self_;
+  int posting = self();
   const absl::Status posted = CatchGloo([&] { transfer.Post(posting); });
-  if (!posted.ok()) return PeerError(members_[posting], deadline, posted);
+  if (!posted.ok()) return PeerError(member(posting), deadline, posted);
   for (const PeerTransfer& peer : transfers) {
     RETURN_IF_ERROR(Await(peer.peer, peer.receives.size(), deadline, [&] { return transfer.WaitReceive(deadline); }));
     received(peer.peer);
@@ -218,7 +214,7 @@ absl::Status TcpMesh::Await(int peer, size_t count, absl::Time deadline, absl::F
     for (size_t i = 0; i < count && !aborted; ++i) aborted = !wait();
   });
   if (aborted) return end_.status();
-  return status.ok() ? status : PeerError(members_[peer], deadline, status);
+  return status.ok() ? status : PeerError(member(peer), deadline, status);
 }
 
 absl::Status TcpMesh::Register(Transfer* transfer) {

@@ -127,6 +127,12 @@ constexpr Setting kSettings[] = {
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
+    {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
+     [](absl::string_view text, DaemonConfig& config) {
+       config.nccl_library = std::string(text);
+       return absl::OkStatus();
+     },
+     Print<&DaemonConfig::nccl_library>},
     {"log-format", "text|json", "how lines of the log are written", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"text", "json"}, config.log_format);

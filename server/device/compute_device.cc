@@ -51,6 +51,21 @@ class CpuShardArithmetic final : public ShardArithmetic {
   const std::vector<ExtentTensors> tensors_;
 };
 
+class CpuQueue final : public DeviceQueue {
+ public:
+  absl::Status Copy(absl::Span<const CopyTask> tasks) override {
+    for (const CopyTask& task : tasks) std::memcpy(task.target, task.source, task.size_bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Sum(absl::Span<const SumTask> tasks) override {
+    for (const SumTask& task : tasks) {
+      SumGradients(task.sources, task.type, task.count, task.overwrite, task.accumulator);
+    }
+    return absl::OkStatus();
+  }
+};
+
 class CpuDevice final : public ComputeDevice {
  public:
   explicit CpuDevice(int index) : ComputeDevice({.kind = DeviceKind::kCpu, .index = index}) {}
@@ -72,6 +87,8 @@ class CpuDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
     return std::make_unique<CpuShardArithmetic>(std::move(tensors));
   }
+
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return std::make_unique<CpuQueue>(); }
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
 #include "kernels/random/initial_values.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
 #include "server/device/device.h"
 #include "server/device/host_view.h"
@@ -60,6 +61,31 @@ class ShardArithmetic {
   virtual absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) = 0;
 };
 
+// Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a time.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+
+  struct CopyTask {
+    void* target = nullptr;
+    const void* source = nullptr;
+    int64_t size_bytes = 0;
+  };
+  // In any order.
+  virtual absl::Status Copy(absl::Span<const CopyTask> tasks) = 0;
+
+  // One call of SumGradients (kernels/reduce/gradient_sum.h).
+  struct SumTask {
+    std::vector<const void*> sources;
+    GradientType type = GradientType::kFP32;
+    int64_t count = 0;
+    bool overwrite = false;
+    float* accumulator = nullptr;
+  };
+  // In any order; accumulators do not overlap. INVALID_ARGUMENT for more than 16 sources on a GPU.
+  virtual absl::Status Sum(absl::Span<const SumTask> tasks) = 0;
+};
+
 // Thread-safe.
 class ComputeDevice {
  public:
@@ -84,6 +110,8 @@ class ComputeDevice {
 
   // `tensors` stay where they are for the object's life.
   virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() = 0;
 
  protected:
   explicit ComputeDevice(const Device& id) : id_(id) {}

@@ -8,11 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/memory.h"
+#include "kernels/gpu/nccl.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
+#include "kernels/reduce/gradient_sum_cuda.h"
 #include "kernels/reduce/sum_of_squares_cuda.h"
 
 namespace paramshard::server {
@@ -92,6 +95,42 @@ class CudaShardArithmetic final : public ShardArithmetic {
   gpu::SquareSumPlan squares_;
 };
 
+class CudaQueue final : public DeviceQueue {
+ public:
+  explicit CudaQueue(gpu::Stream stream) : stream_(std::move(stream)) {}
+
+  absl::Status Copy(absl::Span<const CopyTask> tasks) override {
+    gpu::BatchCopy copies;
+    for (const CopyTask& task : tasks) copies.Add(task.target, task.source, task.size_bytes);
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(copies.Enqueue(stream_.get()));
+    return stream_.Synchronize();
+  }
+
+  absl::Status Sum(absl::Span<const SumTask> tasks) override {
+    std::vector<gpu::GradientSumTask> sums;
+    for (const SumTask& task : tasks) {
+      if (task.sources.size() > gpu::kMaxGradientSources) {
+        return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,
+                                                       " sources expected, got ", task.sources.size()));
+      }
+      gpu::GradientSumTask& sum = sums.emplace_back();
+      std::copy(task.sources.begin(), task.sources.end(), sum.sources);
+      sum.source_count = static_cast<int>(task.sources.size());
+      sum.type = task.type;
+      sum.count = task.count;
+      sum.overwrite = task.overwrite;
+      sum.accumulator = task.accumulator;
+    }
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(gpu::SumGradients(sums, stream_.get()));
+    return stream_.Synchronize();
+  }
+
+ private:
+  const gpu::Stream stream_;
+};
+
 class CudaDevice final : public ComputeDevice {
  public:
   // `group` are the indices of all devices of the daemon.
@@ -146,6 +185,11 @@ class CudaDevice final : public ComputeDevice {
     return CudaShardArithmetic::Create(id().index, std::move(tensors));
   }
 
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {
+    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(id().index));
+    return std::make_unique<CudaQueue>(std::move(stream));
+  }
+
  private:
   absl::Status Copy(void* target, const void* source, int64_t size_bytes) const {
     if (size_bytes == 0) return absl::OkStatus();
@@ -195,6 +239,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> OpenCudaDevice(const Device& id, 
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenCudaDevices(absl::Span<const Device> devices) {
+  gpu::SetNcclEnvironment();
   int count = 0;
   RETURN_IF_ERROR(gpu::ToStatus(cudaGetDeviceCount(&count), absl::StrCat("device ", devices.front().Name())));
   std::vector<int> group;

@@ -154,7 +154,8 @@ absl::Status Epoch::Connect() {
                                                  .device_counts = options_.cluster->device_counts(),
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
-                                                 .timeout = options_.step_timeout}));
+                                                 .timeout = options_.step_timeout,
+                                                 .nccl_library = options_.nccl_library}));
   absl::MutexLock lock(&mu_);
   engines_ = std::move(engines);
   return ended_ ? why_ : absl::OkStatus();

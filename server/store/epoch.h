@@ -44,6 +44,7 @@ class Epoch : private TrainerWords {
     int first_rank = 0;
     int world_size = 1;
     absl::Duration step_timeout;
+    std::string nccl_library;  // see EngineSpec
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
     const v1::EpochStarted* greeting = nullptr;
   };

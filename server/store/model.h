@@ -32,6 +32,7 @@ struct World {
   std::vector<ComputeDevice*> devices;  // of this daemon; they outlive whoever knows this world
   int first_rank = 0;
   int world_size = 1;
+  std::string nccl_library;  // see EngineSpec
 
   int rank_count() const { return static_cast<int>(devices.size()); }
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }

@@ -21,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -41,14 +42,17 @@ int SlotOf(const EngineWorld& world, int unit) {
 
 int GradientSlotOf(const EngineWorld& world) { return world.model().gradient_slots - 1; }
 
+// Skipped on GPUs when there are too few, or no NCCL.
+#define CONNECT_OR_SKIP(world)                                                                                    \
+  do {                                                                                                            \
+    const absl::Status connected = (world).Connect();                                                             \
+    if (absl::IsFailedPrecondition(connected) || absl::IsUnimplemented(connected)) GTEST_SKIP() << connected; \
+    ASSERT_THAT(connected, IsOk());                                                                               \
+  } while (false)
+
 class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
  protected:
-  void SetUp() override {
-    const absl::Status connected = world_.Connect();
-    // On GPUs: there are too few, or no engine for this world.
-    if (absl::IsFailedPrecondition(connected) || absl::IsUnimplemented(connected)) GTEST_SKIP() << connected;
-    ASSERT_THAT(connected, IsOk());
-  }
+  void SetUp() override { CONNECT_OR_SKIP(world_); }
 
   EngineWorld world_{GetParam()};
 };
@@ -183,9 +187,9 @@ std::string ShapeName(const ::testing::TestParamInfo<WorldShape>& info) { return
 
 INSTANTIATE_TEST_SUITE_P(Engines, CollectivesTest,
                          ::testing::Values(WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
-                                           WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"GlooTwoByTwo", {2, 2}, 4},
-                                           WorldShape{"GlooTwoAndOne", {2, 1}, 3},
-                                           WorldShape{"GlooOneEach", {1, 1, 1}, 3},
+                                           WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
+                                           WorldShape{"AcrossTwoAndOne", {2, 1}, 3},
+                                           WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
                                            WorldShape{"ReplicasTwoByTwo", {2, 2}, 2},
                                            WorldShape{"ReplicasOneEach", {1, 1, 1}, 1}),
                          ShapeName);
@@ -230,15 +234,16 @@ TEST_P(CollectivesBetweenDaemonsTest, ARankThatGoesAwayEndsTheCallNamingIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, CollectivesBetweenDaemonsTest,
-                         ::testing::Values(WorldShape{"GlooTwoByTwo", {2, 2}, 4},
-                                           WorldShape{"GlooTwoAndOne", {2, 1}, 3},
+                         ::testing::Values(WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
+                                           WorldShape{"AcrossTwoAndOne", {2, 1}, 3},
                                            WorldShape{"ReplicasTwoByTwo", {2, 2}, 2},
                                            WorldShape{"ReplicasOneEach", {1, 1}, 1}),
                          ShapeName);
 
-const WorldShape kAcross{"Across", {2, 1}, 3, "cpu"};
+// One shard group over all daemons.
+const WorldShape kAcross{"Across", {2, 1}, 3};
 
-TEST(GlooCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
+TEST(MeshCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
   const GatherCall calls[] = {{3, kMixed, Use::kForward, 1},
                               {4, kMixed, Use::kForward, 1},
                               {3, kPlain, Use::kForward, 1},
@@ -246,7 +251,7 @@ TEST(GlooCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
                               {3, kMixed, Use::kForward, 2}};
   for (int i = 1; i < 5; ++i) {
     EngineWorld world(kAcross);
-    ASSERT_THAT(world.Connect(), IsOk());
+    CONNECT_OR_SKIP(world);
     const std::vector<uint8_t> untouched = world.slots(0);
     int delivered = 0;
     const auto statuses = world.OnAllRanks(
@@ -259,9 +264,9 @@ TEST(GlooCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
   }
 }
 
-TEST(GlooCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
+TEST(MeshCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
   EngineWorld world(kAcross);
-  ASSERT_THAT(world.Connect(), IsOk());
+  CONNECT_OR_SKIP(world);
   const absl::Status why = absl::AbortedError("the epoch ended");
   std::promise<void> agreed, aborted;
   const GatherCall call{1, kMixed, Use::kForward, SlotOf(world, kMixed)};
@@ -289,9 +294,9 @@ TEST(GlooCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
   EXPECT_FALSE(results[2].get().ok());
 }
 
-TEST(GlooCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EngineWorld world(kAcross, absl::Milliseconds(300));
-  ASSERT_THAT(world.Connect(), IsOk());
+  CONNECT_OR_SKIP(world);
   std::vector<absl::Status> statuses = world.OnAllRanks([&](int rank) {
     return rank == 1 ? absl::OkStatus() : world.engine(rank).Gather({9, kMixed, Use::kForward, 0}, Ignore);
   });
@@ -303,9 +308,32 @@ TEST(GlooCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
       << statuses[0] << statuses[2];
 }
 
-TEST(GlooCollectivesTest, TheFirstErrorStays) {
+TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
+  EngineWorld world(kAcross, absl::Milliseconds(300));
+  CONNECT_OR_SKIP(world);
+  const GatherCall call{1, kMixed, Use::kForward, SlotOf(world, kMixed)};
+  std::promise<void> others_returned;
+  const std::shared_future<void> until_others_returned = others_returned.get_future().share();
+  std::vector<std::future<absl::Status>> results;
+  for (int rank = 0; rank < world.ranks(); ++rank) {
+    results.push_back(std::async(std::launch::async, [&, rank] {
+      return world.engine(rank).Gather(call, [&, rank](int, int source) {
+        if (rank == 2 && source == 2) until_others_returned.wait();
+      });
+    }));
+  }
+  const absl::Status statuses[] = {results[0].get(), results[1].get()};
+  others_returned.set_value();
+  EXPECT_FALSE(results[2].get().ok());
+  EXPECT_THAT(statuses, Each(StatusIs(AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable),
+                                      HasSubstr("command 1 gather(mixed, forward, slot"))));
+  // The first to give up names the rank; the other may see that one's connection close.
+  EXPECT_THAT(statuses, Contains(StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 (node 1)"))));
+}
+
+TEST(MeshCollectivesTest, TheFirstErrorStays) {
   EngineWorld world(kAcross, absl::Milliseconds(200));
-  ASSERT_THAT(world.Connect(), IsOk());
+  CONNECT_OR_SKIP(world);
   const absl::Status first = world.engine(0).Gather({1, kMixed, Use::kForward, 0}, Ignore);
   EXPECT_THAT(first, StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_EQ(world.engine(0).Gather({2, kMixed, Use::kForward, 1}, Ignore), first);

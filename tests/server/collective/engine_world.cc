@@ -159,6 +159,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   }
   spec.rendezvous = shape_.nodes() > 1 ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
+  spec.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
   return ConnectEngines(spec);
 }
 

@@ -1,7 +1,6 @@
-#include "server/collective/gloo_collectives.h"
+#include "server/collective/mesh_collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -16,23 +15,36 @@ int64_t Padded(int64_t bytes) { return (bytes + kSliceAlignment - 1) / kSliceAli
 
 }  // namespace
 
-GlooCollectives::GlooCollectives(const Options& options, std::unique_ptr<TcpMesh> gather,
-                                 std::unique_ptr<TcpMesh> reduce)
-    : options_(options), gather_(std::move(gather)), reduce_(std::move(reduce)) {
+absl::StatusOr<std::unique_ptr<Collectives>> MeshCollectives::Create(const Options& options,
+                                                                     std::unique_ptr<Mesh> gather,
+                                                                     std::unique_ptr<Mesh> reduce) {
+  std::unique_ptr<MeshCollectives> engine(new MeshCollectives(options, std::move(gather), std::move(reduce)));
+  RETURN_IF_ERROR(engine->Allocate());
+  return std::unique_ptr<Collectives>(std::move(engine));
+}
+
+MeshCollectives::MeshCollectives(const Options& options, std::unique_ptr<Mesh> gather, std::unique_ptr<Mesh> reduce)
+    : options_(options), gather_(std::move(gather)), reduce_(std::move(reduce)) {}
+
+absl::Status MeshCollectives::Allocate() {
   int64_t largest = 0;
   for (size_t unit = 0; unit < options_.model->units.size(); ++unit) {
     largest = std::max(largest, ReceiveBytes(static_cast<int>(unit)));
   }
-  received_.resize(largest * (ranks() - 1));
+  ComputeDevice& device = *options_.memory.device;
+  ASSIGN_OR_RETURN(received_, device.Allocate("received gradients", largest * (ranks() - 1), Sharing::kPrivate));
+  ASSIGN_OR_RETURN(gather_queue_, device.MakeQueue());
+  ASSIGN_OR_RETURN(reduce_queue_, device.MakeQueue());
+  return absl::OkStatus();
 }
 
-void GlooCollectives::Abort(const absl::Status& status) {
+void MeshCollectives::Abort(const absl::Status& status) {
   end_.Set(status);
   gather_->Abort(status);
   reduce_->Abort(status);
 }
 
-absl::Status GlooCollectives::Settle(const absl::Status& status, const CommandHeader& header) {
+absl::Status MeshCollectives::Settle(const absl::Status& status, const CommandHeader& header) {
   if (status.ok()) return status;
   end_.Set(InCommand(status, header, *options_.model));
   return end_.status();
@@ -40,29 +52,31 @@ absl::Status GlooCollectives::Settle(const absl::Status& status, const CommandHe
 
 // Gather.
 
-absl::Status GlooCollectives::Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status MeshCollectives::Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) {
   RETURN_IF_ERROR(end_.status());
   return Settle(TryGather(call, absl::Now() + options_.timeout, delivered), CommandHeader::Of(call));
 }
 
-absl::Status GlooCollectives::TryGather(const GatherCall& call, absl::Time deadline,
+absl::Status MeshCollectives::TryGather(const GatherCall& call, absl::Time deadline,
                                         absl::FunctionRef<void(int rank, int source)> delivered) {
   RETURN_IF_ERROR(AgreeOnCommand(*gather_, CommandHeader::Of(call), *options_.model, deadline));
-  LandOwnPieces(call);
+  RETURN_IF_ERROR(LandOwnPieces(call));
   delivered(rank(), rank());
   return gather_->Exchange(GatherTransfers(call), deadline, [&](int source) { delivered(rank(), source); });
 }
 
-void GlooCollectives::LandOwnPieces(const GatherCall& call) {
+absl::Status MeshCollectives::LandOwnPieces(const GatherCall& call) {
   uint8_t* const slot = options_.memory.slots + options_.layout->slot_offsets()[call.slot];
+  std::vector<DeviceQueue::CopyTask> copies;
   for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.use, rank())) {
-    std::memcpy(slot + piece.target, options_.memory.arena + piece.source, piece.bytes);
+    copies.push_back({slot + piece.target, options_.memory.arena + piece.source, piece.bytes});
   }
+  return gather_queue_->Copy(copies);
 }
 
-std::vector<PeerTransfer> GlooCollectives::GatherTransfers(const GatherCall& call) {
+std::vector<PeerTransfer> MeshCollectives::GatherTransfers(const GatherCall& call) {
   uint8_t* const slot = options_.memory.slots + options_.layout->slot_offsets()[call.slot];
-  // Gloo only reads what it sends.
+  // A mesh only reads what it sends.
   uint8_t* const arena = const_cast<uint8_t*>(options_.memory.arena);
   std::vector<Bytes> own;
   for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.use, rank())) {
@@ -81,19 +95,18 @@ std::vector<PeerTransfer> GlooCollectives::GatherTransfers(const GatherCall& cal
 
 // Reduce.
 
-absl::Status GlooCollectives::Reduce(const ReduceCall& call) {
+absl::Status MeshCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
   return Settle(TryReduce(call, absl::Now() + options_.timeout), CommandHeader::Of(call));
 }
 
-absl::Status GlooCollectives::TryReduce(const ReduceCall& call, absl::Time deadline) {
+absl::Status MeshCollectives::TryReduce(const ReduceCall& call, absl::Time deadline) {
   RETURN_IF_ERROR(AgreeOnCommand(*reduce_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(reduce_->Exchange(ReduceTransfers(call), deadline, [](int) {}));
-  Sum(call);
-  return absl::OkStatus();
+  return Sum(call);
 }
 
-std::vector<PeerTransfer> GlooCollectives::ReduceTransfers(const ReduceCall& call) {
+std::vector<PeerTransfer> MeshCollectives::ReduceTransfers(const ReduceCall& call) {
   uint8_t* const slot = GradientSlot(call.slot);
   const std::vector<GradientSlice> own = options_.layout->Slices(call.unit, rank());
   std::vector<PeerTransfer> transfers;
@@ -113,7 +126,8 @@ std::vector<PeerTransfer> GlooCollectives::ReduceTransfers(const ReduceCall& cal
   return transfers;
 }
 
-void GlooCollectives::Sum(const ReduceCall& call) const {
+absl::Status MeshCollectives::Sum(const ReduceCall& call) {
+  std::vector<DeviceQueue::SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, rank())) {
     float* const accumulator = call.accumulators[slice.parameter];
@@ -123,18 +137,19 @@ void GlooCollectives::Sum(const ReduceCall& call) const {
         sources[source] =
             source == rank() ? GradientSlot(call.slot) + slice.slot_offset : ReceivedFrom(source, call.unit) + offset;
       }
-      SumGradients(sources, options_.model->units[call.unit].parameters[slice.parameter].gradient_type, slice.elements,
-                   call.overwrite[slice.parameter], accumulator);
+      sums.push_back({std::move(sources), options_.model->units[call.unit].parameters[slice.parameter].gradient_type,
+                      slice.elements, call.overwrite[slice.parameter], accumulator});
     }
     offset += Padded(GradientSliceBytes(call.unit, slice));
   }
+  return reduce_queue_->Sum(sums);
 }
 
-int64_t GlooCollectives::GradientSliceBytes(int unit, const GradientSlice& slice) const {
+int64_t MeshCollectives::GradientSliceBytes(int unit, const GradientSlice& slice) const {
   return slice.elements * GradientBytes(options_.model->units[unit].parameters[slice.parameter].gradient_type);
 }
 
-int64_t GlooCollectives::ReceiveBytes(int unit) const {
+int64_t MeshCollectives::ReceiveBytes(int unit) const {
   int64_t bytes = 0;
   for (const GradientSlice& slice : options_.layout->Slices(unit, rank())) {
     bytes += Padded(GradientSliceBytes(unit, slice));
@@ -142,15 +157,11 @@ int64_t GlooCollectives::ReceiveBytes(int unit) const {
   return bytes;
 }
 
-uint8_t* GlooCollectives::ReceivedFrom(int peer, int unit) {
+uint8_t* MeshCollectives::ReceivedFrom(int peer, int unit) const {
   return received_.data() + ReceiveBytes(unit) * (peer < rank() ? peer : peer - 1);
 }
 
-const uint8_t* GlooCollectives::ReceivedFrom(int peer, int unit) const {
-  return const_cast<GlooCollectives*>(this)->ReceivedFrom(peer, unit);
-}
-
-uint8_t* GlooCollectives::GradientSlot(int slot) const {
+uint8_t* MeshCollectives::GradientSlot(int slot) const {
   return options_.memory.slots + options_.layout->gradient_slot_offsets()[slot];
 }
 

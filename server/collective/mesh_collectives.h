@@ -1,26 +1,30 @@
-// The engine of `cpu` devices when one shard group spans all daemons: Gloo over TCP.
-#ifndef PARAMSHARD_SERVER_COLLECTIVE_GLOO_COLLECTIVES_H_
-#define PARAMSHARD_SERVER_COLLECTIVE_GLOO_COLLECTIVES_H_
+// The engine of shard groups that span daemons, over any mesh: Gloo between `cpu` devices, NCCL
+// between GPUs.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/command_header.h"
-#include "server/collective/tcp_mesh.h"
+#include "server/collective/mesh.h"
+#include "server/device/compute_device.h"
+#include "server/device/memory.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 
 // Gather pulls: pieces of all ranks, its own too, land in this rank's slot straight from the
-// connections, after all ranks have said that they are at the same command. Reduce receives the
+// mesh, after all ranks have said that they are at the same command. Reduce receives the
 // peers' slices of this rank's extents into memory of the engine and sums them in rank order with
 // its own.
-class GlooCollectives final : public Collectives {
+class MeshCollectives final : public Collectives {
  public:
   struct Options {
     const ModelSpec* model = nullptr;  // outlives the engine
@@ -29,35 +33,39 @@ class GlooCollectives final : public Collectives {
     absl::Duration timeout;
   };
 
-  // `gather` and `reduce` connect all ranks of the world, in order.
-  GlooCollectives(const Options& options, std::unique_ptr<TcpMesh> gather, std::unique_ptr<TcpMesh> reduce);
+  // `gather` and `reduce` connect all ranks of the world, in order. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<Collectives>> Create(const Options& options, std::unique_ptr<Mesh> gather,
+                                                             std::unique_ptr<Mesh> reduce);
 
   absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return true; }
-  int64_t scratch_bytes() const override { return static_cast<int64_t>(received_.size()); }
-  absl::string_view name() const override { return "gloo"; }
+  int64_t scratch_bytes() const override { return received_.size_bytes(); }
+  absl::string_view name() const override { return gather_->name(); }
 
  private:
+  MeshCollectives(const Options& options, std::unique_ptr<Mesh> gather, std::unique_ptr<Mesh> reduce);
+
+  absl::Status Allocate();
+
   int rank() const { return gather_->self(); }
   int ranks() const { return gather_->size(); }
 
   absl::Status TryGather(const GatherCall& call, absl::Time deadline,
                          absl::FunctionRef<void(int rank, int source)> delivered);
-  void LandOwnPieces(const GatherCall& call);
+  absl::Status LandOwnPieces(const GatherCall& call);
   std::vector<PeerTransfer> GatherTransfers(const GatherCall& call);
 
   absl::Status TryReduce(const ReduceCall& call, absl::Time deadline);
   std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call);
-  void Sum(const ReduceCall& call) const;
+  absl::Status Sum(const ReduceCall& call);
 
   int64_t GradientSliceBytes(int unit, const GradientSlice& slice) const;
   // Of this rank's slices of a unit, each padded so that the next is aligned.
   int64_t ReceiveBytes(int unit) const;
   // Where the slices of `peer` are received.
-  uint8_t* ReceivedFrom(int peer, int unit);
-  const uint8_t* ReceivedFrom(int peer, int unit) const;
+  uint8_t* ReceivedFrom(int peer, int unit) const;
   uint8_t* GradientSlot(int slot) const;
 
   // The first error stays.
@@ -65,13 +73,16 @@ class GlooCollectives final : public Collectives {
 
   // Constant after construction.
   const Options options_;
-  const std::unique_ptr<TcpMesh> gather_;
-  const std::unique_ptr<TcpMesh> reduce_;
+  Memory received_;  // used by Reduce
+  std::unique_ptr<DeviceQueue> gather_queue_, reduce_queue_;
 
-  std::vector<uint8_t> received_;  // used by Reduce
+  // Ended before the memory that they use.
+  const std::unique_ptr<Mesh> gather_;
+  const std::unique_ptr<Mesh> reduce_;
+
   AbortState end_;
 };
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_COLLECTIVE_GLOO_COLLECTIVES_H_
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_

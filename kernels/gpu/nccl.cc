@@ -1,0 +1,179 @@
+#include "kernels/gpu/nccl.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/stream.h"
+
+namespace paramshard::gpu {
+namespace {
+
+constexpr absl::string_view kDefaultLibrary = "libnccl.so.2";
+// Before it, GPUs of one process wrote straight into each other's buffers, which here only their own GPU reaches.
+constexpr int kMinimumVersion = NCCL_VERSION(2, 24, 0);
+
+// A kernel waits for those of the other members, so the kernels of all communicators of a GPU must find room at once: this
+// many thread blocks each, of one block on each of a hundred and more multiprocessors.
+constexpr int kMaxThreadBlocks = 16;
+
+std::string VersionText(int version) {
+  const int thousands = version < 10000 ? 1000 : 10000;  // until 2.8 the minor version had one digit
+  return absl::StrCat(version / thousands, ".", version % thousands / 100, ".", version % 100);
+}
+
+template <typename Function>
+absl::Status LookUp(void* library, const std::string& name, const char* symbol, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, symbol));
+  if (function != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name,
+                                                    " has no function ", symbol));
+}
+
+absl::Status CheckVersion(void* library, const std::string& name) {
+  decltype(&ncclGetVersion) get_version = nullptr;
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGetVersion", get_version));
+  int version = 0;
+  get_version(&version);
+  if (version >= kMinimumVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name,
+                                                    " is ", VersionText(version)));
+}
+
+absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
+  void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion),
+                                                      " or newer expected, it cannot be loaded: ", dlerror()));
+  }
+  RETURN_IF_ERROR(CheckVersion(library, name));
+  Nccl nccl;
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGetErrorString", nccl.get_error_string));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGetLastError", nccl.get_last_error));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGetUniqueId", nccl.get_unique_id));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclCommInitRankConfig", nccl.comm_init_rank_config));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclCommGetAsyncError", nccl.comm_get_async_error));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclCommAbort", nccl.comm_abort));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGroupStart", nccl.group_start));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclGroupEnd", nccl.group_end));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclSend", nccl.send));
+  RETURN_IF_ERROR(LookUp(library, name, "ncclRecv", nccl.receive));
+  return nccl;
+}
+
+absl::StatusCode CodeOf(ncclResult_t result) {
+  switch (result) {
+    case ncclSystemError:
+    case ncclRemoteError:
+      return absl::StatusCode::kUnavailable;
+    case ncclInvalidUsage:
+      return absl::StatusCode::kFailedPrecondition;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+}  // namespace
+
+void SetNcclEnvironment() {
+  // Sends and receives have no use for NVLink multicast, whose faults are those of the whole node.
+  setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
+  // As everything between daemons: on loopback.
+  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  // Streams that share one of the GPU's queues wait for each other, and so would kernels of two communicators, in another
+  // order on another GPU. There are 8 queues unless more are asked for.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
+
+absl::StatusOr<const Nccl*> Nccl::Load(const std::string& path) {
+  static std::mutex& mu = *new std::mutex;
+  static std::map<std::string, Nccl>& loaded = *new std::map<std::string, Nccl>;
+  const std::string name = path.empty() ? std::string(kDefaultLibrary) : path;
+  std::lock_guard<std::mutex> lock(mu);
+  if (const auto found = loaded.find(name); found != loaded.end()) return &found->second;
+  SetNcclEnvironment();
+  ASSIGN_OR_RETURN(const Nccl nccl, LoadLibrary(name));
+  return &loaded.emplace(name, nccl).first->second;
+}
+
+absl::Status Nccl::ToStatus(ncclResult_t result, absl::string_view operation) const {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  const absl::string_view details = get_last_error(nullptr);
+  return absl::Status(CodeOf(result), absl::StrCat("NCCL: ", operation, ": ", get_error_string(result),
+                                                   details.empty() ? "" : ": ", details));
+}
+
+absl::StatusOr<std::string> NcclCommunicator::MakeId(const Nccl& nccl) {
+  ncclUniqueId id;
+  RETURN_IF_ERROR(nccl.ToStatus(nccl.get_unique_id(&id), "make an id"));
+  return std::string(id.internal, sizeof(id.internal));
+}
+
+absl::StatusOr<NcclCommunicator> NcclCommunicator::Join(const Nccl& nccl, int device, absl::string_view id, int rank,
+                                                        int size) {
+  ncclUniqueId unique_id;
+  if (id.size() != sizeof(unique_id.internal)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("NCCL: an id of ", sizeof(unique_id.internal), " bytes expected, got ", id.size()));
+  }
+  std::memcpy(unique_id.internal, id.data(), id.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.maxCTAs = kMaxThreadBlocks;
+  NcclCommunicator communicator;
+  communicator.nccl_ = &nccl;
+  communicator.device_ = device;
+  const DeviceScope scope(device);
+  RETURN_IF_ERROR(
+      nccl.ToStatus(nccl.comm_init_rank_config(&communicator.communicator_, size, unique_id, rank, &config), "join"));
+  return communicator;
+}
+
+NcclCommunicator& NcclCommunicator::operator=(NcclCommunicator&& other) noexcept {
+  std::swap(nccl_, other.nccl_);
+  std::swap(communicator_, other.communicator_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+absl::StatusOr<bool> NcclCommunicator::Ready() const {
+  PARAMSHARD_CHECK(communicator_ != nullptr);
+  ncclResult_t state = ncclSuccess;
+  RETURN_IF_ERROR(nccl_->ToStatus(nccl_->comm_get_async_error(communicator_, &state), "ask for errors"));
+  RETURN_IF_ERROR(nccl_->ToStatus(state, "communicator"));
+  return state == ncclSuccess;
+}
+
+absl::Status NcclCommunicator::Enqueue(absl::Span<const Operation> operations, cudaStream_t stream) {
+  PARAMSHARD_CHECK(communicator_ != nullptr);
+  const DeviceScope scope(device_);
+  absl::Status status = nccl_->ToStatus(nccl_->group_start(), "begin a group");
+  if (!status.ok()) return status;
+  for (const Operation& operation : operations) {
+    const size_t size = static_cast<size_t>(operation.size_bytes);
+    const bool sends = operation.kind == Operation::Kind::kSend;
+    status.Update(nccl_->ToStatus(
+        sends ? nccl_->send(operation.data, size, ncclUint8, operation.peer, communicator_, stream)
+              : nccl_->receive(operation.data, size, ncclUint8, operation.peer, communicator_, stream),
+        sends ? "send" : "receive"));
+    if (!status.ok()) break;
+  }
+  // The group ends in any case: it is the thread's.
+  status.Update(nccl_->ToStatus(nccl_->group_end(), "end a group"));
+  return status;
+}
+
+void NcclCommunicator::Abort() {
+  if (communicator_ == nullptr) return;
+  const DeviceScope scope(device_);
+  // Not ncclCommDestroy: that waits for the other members.
+  nccl_->comm_abort(std::exchange(communicator_, nullptr));
+}
+
+}  // namespace paramshard::gpu

@@ -1,0 +1,122 @@
+#include "server/collective/nccl_connector.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/nccl.h"
+#include "kernels/reduce/gradient_sum_cuda.h"
+#include "server/collective/abort_state.h"
+#include "server/collective/nccl_mesh.h"
+
+namespace paramshard::server {
+namespace {
+
+using NcclMeshes = std::vector<std::unique_ptr<NcclMesh>>;
+
+// NCCL takes seconds to look at the machine and to connect: this long at least, though a step may wait less for a rank.
+constexpr absl::Duration kShortestTimeout = absl::Seconds(30);
+
+absl::StatusOr<const gpu::Nccl*> LoadNccl(const std::string& path) {
+  absl::StatusOr<const gpu::Nccl*> nccl = gpu::Nccl::Load(path);
+  if (nccl.ok()) return nccl;
+  return absl::Status(nccl.status().code(),
+                      absl::StrCat(nccl.status().message(),
+                                   "; say with --nccl-library where NCCL is (PyTorch's copy serves: "
+                                   "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
+}
+
+absl::Status CheckSizes(const std::vector<MeshPlan>& plans) {
+  for (const MeshPlan& plan : plans) {
+    if (plan.members.size() <= gpu::kMaxGradientSources) continue;
+    return absl::InvalidArgumentError(absl::StrCat("NCCL: at most ", gpu::kMaxGradientSources,
+                                                   " GPUs that sum gradients expected, got ", plan.members.size()));
+  }
+  return absl::OkStatus();
+}
+
+// The first member makes the communicator's id. A mesh is named by it.
+std::string IdKey(const MeshPlan& plan) {
+  return absl::StrCat("nccl/", plan.members[0].member.node, "/", plan.members[0].mesh);
+}
+
+absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
+  for (const MeshPlan& plan : connection.plans) {
+    if (plan.self != 0) continue;
+    ASSIGN_OR_RETURN(const std::string id, gpu::NcclCommunicator::MakeId(nccl));
+    RETURN_IF_ERROR(connection.rendezvous->Put(IdKey(plan), absl::BytesToHexString(id)));
+  }
+  return absl::OkStatus();
+}
+
+// By plan.
+absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, absl::Time deadline) {
+  std::vector<std::string> ids;
+  for (const MeshPlan& plan : connection.plans) {
+    const absl::StatusOr<std::string> id = connection.rendezvous->Get(IdKey(plan), deadline - absl::Now());
+    if (absl::IsDeadlineExceeded(id.status())) {
+      return absl::UnavailableError(absl::StrCat(MemberName(plan.members[0].member), ": NCCL's id expected of it"));
+    }
+    RETURN_IF_ERROR(id.status());
+    ids.push_back(absl::HexStringToBytes(*id));
+  }
+  return ids;
+}
+
+// Meshes to connect at the same time, as indices: the n-th of every GPU. What NCCL allocates for one communicator may wait
+// for kernels of another on the same GPU, which may wait for a GPU that is no further: so they come one after the other, in
+// the same order everywhere.
+std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
+  std::vector<std::vector<int>> rounds;
+  std::map<int, size_t> meshes_of_device;
+  for (size_t mesh = 0; mesh < devices.size(); ++mesh) {
+    const size_t round = meshes_of_device[devices[mesh]]++;
+    if (round == rounds.size()) rounds.emplace_back();
+    rounds[round].push_back(static_cast<int>(mesh));
+  }
+  return rounds;
+}
+
+// On a thread each: they wait for each other too. The first error ends all.
+absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshes, const std::vector<std::string>& ids,
+                          absl::Time deadline) {
+  AbortState failed;
+  std::vector<std::thread> threads;
+  for (const int mesh : round) {
+    threads.emplace_back([&, mesh] {
+      const absl::Status status = meshes[mesh]->Connect(ids[mesh], deadline);
+      if (status.ok() || !failed.Set(status)) return;
+      for (const int other : round) meshes[other]->Abort(status);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failed.status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection& connection) {
+  RETURN_IF_ERROR(CheckSizes(connection.hosts.plans));
+  ASSIGN_OR_RETURN(const gpu::Nccl* const nccl, LoadNccl(connection.library));
+  ASSIGN_OR_RETURN(auto hosts, ConnectMeshes(connection.hosts));
+  NcclMeshes meshes;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    ASSIGN_OR_RETURN(meshes.emplace_back(), NcclMesh::Create(*nccl, connection.devices[i], std::move(hosts[i])));
+  }
+  const absl::Time deadline = absl::Now() + std::max(connection.hosts.timeout, kShortestTimeout);
+  RETURN_IF_ERROR(PutIds(*nccl, connection.hosts));
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids, GetIds(connection.hosts, deadline));
+  for (const std::vector<int>& round : Rounds(connection.devices)) {
+    RETURN_IF_ERROR(ConnectRound(round, meshes, ids, deadline));
+  }
+  return std::vector<std::unique_ptr<Mesh>>(std::make_move_iterator(meshes.begin()),
+                                            std::make_move_iterator(meshes.end()));
+}
+
+}  // namespace paramshard::server

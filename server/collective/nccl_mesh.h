@@ -1,0 +1,68 @@
+// A mesh for memory of GPUs, over NCCL.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_NCCL_MESH_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_NCCL_MESH_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/gpu/nccl.h"
+#include "kernels/gpu/stream.h"
+#include "server/collective/abort_state.h"
+#include "server/collective/mesh.h"
+#include "server/collective/tcp_mesh.h"
+
+namespace paramshard::server {
+
+// NCCL's ordinary kernels on a stream of the mesh's own: those that can be aborted. They wait on the GPU for the other
+// members, and cannot say for whom: callers let the members meet on the host mesh first.
+class NcclMesh final : public Mesh {
+ public:
+  // `host_mesh` connects the same members, each with a GPU of its own.
+  static absl::StatusOr<std::unique_ptr<NcclMesh>> Create(const gpu::Nccl& nccl, int device,
+                                                          std::unique_ptr<TcpMesh> host_mesh);
+
+  // Joins the communicator of `id`, and lets the first bytes flow between all members, for which NCCL allocates on every
+  // GPU. All members must call it; it waits for them. Errors are those of Exchange.
+  absl::Status Connect(absl::string_view id, absl::Time deadline);
+
+  absl::Status Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+                        absl::FunctionRef<void(int peer)> received) override;
+  void Abort(const absl::Status& status) override;
+  Mesh& host_mesh() override { return *host_mesh_; }
+  absl::string_view name() const override { return "nccl"; }
+
+ private:
+  NcclMesh(const gpu::Nccl& nccl, gpu::Stream stream, std::unique_ptr<TcpMesh> host_mesh);
+
+  absl::Status TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, absl::Time deadline);
+  absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline);
+  absl::Status AwaitReady(const std::string& peers, absl::Time deadline) const;
+  // Looks at `is_done` until it is; `peers` are who else may be waited for.
+  absl::Status Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, const std::string& peers,
+                     absl::Time deadline) const;
+  // Ends the mesh: when it returns no kernel of it runs any more. The first error stays.
+  absl::Status End(const absl::Status& status);
+  // "rank 2 (node 1), rank 3 (node 1)"
+  std::string PeerNames(absl::Span<const PeerTransfer> transfers) const;
+
+  // Constant after construction.
+  const gpu::Nccl& nccl_;
+  const std::unique_ptr<TcpMesh> host_mesh_;
+  const gpu::Stream stream_;
+
+  // Used by Connect and Exchange. Before the stream that it uses goes.
+  gpu::NcclCommunicator communicator_;
+
+  AbortState end_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_NCCL_MESH_H_

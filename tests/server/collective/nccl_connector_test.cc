@@ -1,0 +1,55 @@
+// What needs no GPU: an NCCL that is not there, or the wrong one.
+#include "server/collective/nccl_connector.h"
+
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/gpu/nccl.h"
+#include "kernels/reduce/gradient_sum_cuda.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::Status ConnectWith(const std::string& library) { return ConnectNcclMeshes({{}, {}, library}).status(); }
+
+TEST(ConnectNcclMeshesTest, ALibraryThatIsNotThereIsNamedWithWhatToDo) {
+  EXPECT_THAT(ConnectWith("/nowhere/libnccl.so.2"),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("NCCL: 2.24.0 or newer expected"), HasSubstr("/nowhere/libnccl.so.2"),
+                             HasSubstr("--nccl-library"))));
+}
+
+TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {
+  EXPECT_THAT(ConnectWith("libm.so.6"), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                 HasSubstr("libm.so.6 has no function ncclGetVersion")));
+}
+
+TEST(ConnectNcclMeshesTest, AnOldVersionIsRefusedNamingIt) {
+  EXPECT_THAT(ConnectWith(PARAMSHARD_OLD_NCCL),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("2.24.0 or newer expected"), HasSubstr("is 2.18.5"))));
+}
+
+TEST(ConnectNcclMeshesTest, MoreGpusThanASumTakesAreRefused) {
+  NcclConnection connection;
+  connection.hosts.plans.resize(1);
+  connection.hosts.plans[0].members.resize(gpu::kMaxGradientSources + 1);
+  EXPECT_THAT(ConnectNcclMeshes(connection), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got 17")));
+}
+
+TEST(SetNcclEnvironmentTest, LeavesAloneWhatIsSet) {
+  setenv("NCCL_SOCKET_IFNAME", "eth7", 1);
+  unsetenv("NCCL_NVLS_ENABLE");
+  gpu::SetNcclEnvironment();
+  EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "eth7");
+  EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
+}
+
+}  // namespace
+}  // namespace paramshard::server
