@@ -32,8 +32,8 @@ template <typename Function>
 absl::Status LookUp(void* library, const std::string& name, const char* symbol, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, symbol));
   if (function != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name,
-                                                    " has no function ", symbol));
+  return absl::FailedPreconditionError(
+      absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " has no function ", symbol));
 }
 
 absl::Status CheckVersion(void* library, const std::string& name) {
@@ -42,15 +42,15 @@ absl::Status CheckVersion(void* library, const std::string& name) {
   int version = 0;
   get_version(&version);
   if (version >= kMinimumVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name,
-                                                    " is ", VersionText(version)));
+  return absl::FailedPreconditionError(
+      absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " is ", VersionText(version)));
 }
 
 absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
   void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("NCCL: ", VersionText(kMinimumVersion),
-                                                      " or newer expected, it cannot be loaded: ", dlerror()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, it cannot be loaded: ", dlerror()));
   }
   RETURN_IF_ERROR(CheckVersion(library, name));
   Nccl nccl;
@@ -158,10 +158,10 @@ absl::Status NcclCommunicator::Enqueue(absl::Span<const Operation> operations, c
   for (const Operation& operation : operations) {
     const size_t size = static_cast<size_t>(operation.size_bytes);
     const bool sends = operation.kind == Operation::Kind::kSend;
-    status.Update(nccl_->ToStatus(
-        sends ? nccl_->send(operation.data, size, ncclUint8, operation.peer, communicator_, stream)
-              : nccl_->receive(operation.data, size, ncclUint8, operation.peer, communicator_, stream),
-        sends ? "send" : "receive"));
+    status.Update(
+        nccl_->ToStatus(sends ? nccl_->send(operation.data, size, ncclUint8, operation.peer, communicator_, stream)
+                              : nccl_->receive(operation.data, size, ncclUint8, operation.peer, communicator_, stream),
+                        sends ? "send" : "receive"));
     if (!status.ok()) break;
   }
   // The group ends in any case: it is the thread's.

@@ -127,8 +127,8 @@ absl::StatusOr<Engines> ConnectEnginesAcrossDaemons(const EngineSpec& spec) {
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout};
     const int first = rank * kMeshesPerRank;
-    ASSIGN_OR_RETURN(engines.emplace_back(), MeshCollectives::Create(options, std::move(meshes[first]),
-                                                                     std::move(meshes[first + 1])));
+    ASSIGN_OR_RETURN(engines.emplace_back(),
+                     MeshCollectives::Create(options, std::move(meshes[first]), std::move(meshes[first + 1])));
   }
   return engines;
 }

@@ -24,7 +24,7 @@ struct EngineSpec {
   Rendezvous* rendezvous = nullptr;          // null in a world of one daemon
   absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
-  std::string nccl_library;                  // path; empty: where the dynamic linker finds it. For GPUs of several daemons
+  std::string nccl_library;  // path; empty: where the dynamic linker finds it. For GPUs of several daemons
 };
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in the

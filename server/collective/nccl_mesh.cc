@@ -58,8 +58,7 @@ absl::Status NcclMesh::Connect(absl::string_view id, absl::Time deadline) {
   return status.ok() ? status : End(status);
 }
 
-absl::Status NcclMesh::TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings,
-                                  absl::Time deadline) {
+absl::Status NcclMesh::TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, absl::Time deadline) {
   RETURN_IF_ERROR(end_.status());
   ASSIGN_OR_RETURN(communicator_, gpu::NcclCommunicator::Join(nccl_, stream_.device(), id, self(), size()));
   RETURN_IF_ERROR(AwaitReady(PeerNames(greetings), deadline));

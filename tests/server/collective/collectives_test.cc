@@ -43,11 +43,11 @@ int SlotOf(const EngineWorld& world, int unit) {
 int GradientSlotOf(const EngineWorld& world) { return world.model().gradient_slots - 1; }
 
 // Skipped on GPUs when there are too few, or no NCCL.
-#define CONNECT_OR_SKIP(world)                                                                                    \
-  do {                                                                                                            \
-    const absl::Status connected = (world).Connect();                                                             \
+#define CONNECT_OR_SKIP(world)                                                                                \
+  do {                                                                                                        \
+    const absl::Status connected = (world).Connect();                                                         \
     if (absl::IsFailedPrecondition(connected) || absl::IsUnimplemented(connected)) GTEST_SKIP() << connected; \
-    ASSERT_THAT(connected, IsOk());                                                                               \
+    ASSERT_THAT(connected, IsOk());                                                                           \
   } while (false)
 
 class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
@@ -185,14 +185,13 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
 
 std::string ShapeName(const ::testing::TestParamInfo<WorldShape>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Engines, CollectivesTest,
-                         ::testing::Values(WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
-                                           WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
-                                           WorldShape{"AcrossTwoAndOne", {2, 1}, 3},
-                                           WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
-                                           WorldShape{"ReplicasTwoByTwo", {2, 2}, 2},
-                                           WorldShape{"ReplicasOneEach", {1, 1, 1}, 1}),
-                         ShapeName);
+INSTANTIATE_TEST_SUITE_P(
+    Engines, CollectivesTest,
+    ::testing::Values(WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
+                      WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
+                      WorldShape{"AcrossTwoAndOne", {2, 1}, 3}, WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
+                      WorldShape{"ReplicasTwoByTwo", {2, 2}, 2}, WorldShape{"ReplicasOneEach", {1, 1, 1}, 1}),
+    ShapeName);
 
 // What only engines between daemons do: wait for each other, and compare.
 class CollectivesBetweenDaemonsTest : public CollectivesTest {};

@@ -26,8 +26,8 @@ TEST(ConnectNcclMeshesTest, ALibraryThatIsNotThereIsNamedWithWhatToDo) {
 }
 
 TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {
-  EXPECT_THAT(ConnectWith("libm.so.6"), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                 HasSubstr("libm.so.6 has no function ncclGetVersion")));
+  EXPECT_THAT(ConnectWith("libm.so.6"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("libm.so.6 has no function ncclGetVersion")));
 }
 
 TEST(ConnectNcclMeshesTest, AnOldVersionIsRefusedNamingIt) {
