@@ -322,5 +322,9 @@ int main(int argc, char** argv) {
     std::cerr << "usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS]\n";
     return 2;
   }
+  if (!paramshard::test::HasGpuDriver()) {
+    std::cout << "skipped: no GPU here\n";
+    return 0;
+  }
   return paramshard::Main(gpus, argument(2, 4), argument(3, 4), rounds);
 }

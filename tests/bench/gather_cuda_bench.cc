@@ -240,5 +240,9 @@ int main(int argc, char** argv) {
     std::cerr << "usage: gather_cuda_bench [GPUS] [ITERATIONS]\n";
     return 2;
   }
+  if (!paramshard::test::HasGpuDriver()) {
+    std::cout << "skipped: no GPU here\n";
+    return 0;
+  }
   return paramshard::Main(gpus, iterations);
 }

@@ -463,6 +463,11 @@ int main(int argc, char** argv) {
     std::string& target = absl::ConsumePrefix(&argument, "--json=") ? json : filter;
     target = std::string(argument);
   }
+  int gpus = 0;
+  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
+    std::printf("skipped: no GPU here\n");
+    return 0;
+  }
   paramshard::gpu::Main(filter, json);
   return 0;
 }

@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_TESTS_SUPPORT_ENVIRONMENT_H_
 #define PARAMSHARD_TESTS_SUPPORT_ENVIRONMENT_H_
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -24,6 +26,9 @@ inline std::string Program(absl::string_view built) {
 
 // The kind of devices that daemons of tests serve: PARAMSHARD_TEST_DEVICES, `cpu` or `cuda`.
 inline std::string TestDevices() { return EnvironmentOr("PARAMSHARD_TEST_DEVICES", "cpu"); }
+
+// Whether this machine has NVIDIA's driver, without opening it: who forks must not.
+inline bool HasGpuDriver() { return access("/dev/nvidiactl", F_OK) == 0; }
 
 // Of `count` devices of that kind, from index `first` on.
 inline std::vector<std::string> DeviceFlags(int count, int first = 0) {
