@@ -153,7 +153,7 @@ World Daemon::Impl::MakeWorld() const {
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
           .world_size = std::accumulate(counts.begin(), counts.end(), 0),
-          .nccl_library = config_.nccl_library};
+          .engines = {.mesh_inside = config_.local_engine == "mesh", .nccl_library = config_.nccl_library}};
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {

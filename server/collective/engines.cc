@@ -4,7 +4,9 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/collective/cuda_engines.h"
@@ -39,8 +41,24 @@ absl::StatusOr<Topology> ChooseTopology(const EngineSpec& spec) {
   return Topology::kReplicated;
 }
 
-// Over all ranks of the world. Every daemon has two meshes for each of its ranks: for gathers and
-// for reductions.
+bool OnGpus(const EngineSpec& spec) { return spec.memory.front().device->id().kind == DeviceKind::kCuda; }
+
+int LocalRanks(const EngineSpec& spec) { return static_cast<int>(spec.memory.size()); }
+
+// A single rank has nothing to move inside.
+bool MeshInside(const EngineSpec& spec) { return spec.settings.mesh_inside && LocalRanks(spec) > 1; }
+
+int FirstRank(const EngineSpec& spec) {
+  return std::accumulate(spec.device_counts.begin(), spec.device_counts.begin() + spec.node, 0);
+}
+
+// A mesh of one of this daemon's ranks.
+struct RankPlan {
+  int local_rank = 0;
+  MeshPlan plan;
+};
+
+// A shard group has two meshes for each rank: for gathers and for reductions.
 constexpr int kMeshesPerRank = 2;
 
 MeshPlan PlanOverWorld(const EngineSpec& spec, int local_rank, int queue) {
@@ -55,6 +73,16 @@ MeshPlan PlanOverWorld(const EngineSpec& spec, int local_rank, int queue) {
   return plan;
 }
 
+// Over the ranks of this daemon, whose first such mesh is `first_mesh` among its plans.
+MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int queue) {
+  MeshPlan plan;
+  plan.self = local_rank;
+  for (int device = 0; device < LocalRanks(spec); ++device) {
+    plan.members.push_back({{spec.node, FirstRank(spec) + device}, first_mesh + device * kMeshesPerRank + queue});
+  }
+  return plan;
+}
+
 // Over the ranks of one index in every daemon. One mesh for each rank, for reductions.
 MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   MeshPlan plan;
@@ -65,18 +93,13 @@ MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   return plan;
 }
 
-bool OnGpus(const EngineSpec& spec) { return spec.memory.front().device->id().kind == DeviceKind::kCuda; }
-
-int LocalRanks(const EngineSpec& spec) { return static_cast<int>(spec.memory.size()); }
-
 using Meshes = std::vector<std::unique_ptr<Mesh>>;
 
-// `connection` has the same number of plans for every rank, one rank after the other.
-absl::StatusOr<Meshes> ConnectOverNccl(const EngineSpec& spec, const MeshConnection& connection) {
+absl::StatusOr<Meshes> ConnectOverNccl(const EngineSpec& spec, const std::vector<RankPlan>& plans,
+                                       const MeshConnection& connection) {
   std::vector<int> devices;
-  const size_t plans_per_rank = connection.plans.size() / spec.memory.size();
-  for (const RankMemory& memory : spec.memory) devices.insert(devices.end(), plans_per_rank, memory.device->id().index);
-  return ConnectNcclMeshes({connection, std::move(devices), spec.nccl_library});
+  for (const RankPlan& plan : plans) devices.push_back(spec.memory[plan.local_rank].device->id().index);
+  return ConnectNcclMeshes({connection, std::move(devices), spec.settings.nccl_library});
 }
 
 absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
@@ -84,10 +107,12 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
   return Meshes(std::make_move_iterator(meshes.begin()), std::make_move_iterator(meshes.end()));
 }
 
-absl::StatusOr<Meshes> Connect(const EngineSpec& spec, std::vector<MeshPlan> plans) {
+// The meshes in the order of the plans.
+absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  const MeshConnection connection{spec.node, std::move(plans), spec.rendezvous, spec.timeout, spec.listen_address};
-  auto meshes = OnGpus(spec) ? ConnectOverNccl(spec, connection) : ConnectOverTcp(connection);
+  MeshConnection connection{spec.node, {}, spec.rendezvous, spec.timeout, spec.listen_address};
+  for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
+  auto meshes = OnGpus(spec) ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;
   return absl::Status(meshes.status().code(),
                       absl::StrCat("connect engines of ", spec.model->name, ": ", meshes.status().message()));
@@ -95,7 +120,7 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, std::vector<MeshPlan> pla
 
 LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory}; }
 
-absl::StatusOr<Engines> MakeLocalEngines(const EngineSpec& spec) {
+absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec) {
   if (OnGpus(spec)) return MakeCopyEngines(GroupOf(spec));
   Engines engines(LocalRanks(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
@@ -104,25 +129,8 @@ absl::StatusOr<Engines> MakeLocalEngines(const EngineSpec& spec) {
   return engines;
 }
 
-absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
-  std::vector<MeshPlan> plans(LocalRanks(spec));
-  for (int rank = 0; rank < LocalRanks(spec); ++rank) plans[rank] = PlanOverReplicas(spec, rank);
-  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, std::move(plans)));
-  ASSIGN_OR_RETURN(Engines engines, MakeLocalEngines(spec));
-  for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    const ReplicatedCollectives::Options options{spec.model, spec.layout, rank, spec.memory[rank].device, spec.timeout};
-    ASSIGN_OR_RETURN(engines[rank],
-                     ReplicatedCollectives::Create(options, std::move(engines[rank]), std::move(meshes[rank])));
-  }
-  return engines;
-}
-
-absl::StatusOr<Engines> ConnectEnginesAcrossDaemons(const EngineSpec& spec) {
-  std::vector<MeshPlan> plans;
-  for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    for (int queue = 0; queue < kMeshesPerRank; ++queue) plans.push_back(PlanOverWorld(spec, rank, queue));
-  }
-  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, std::move(plans)));
+// Of meshes in the order of ranks: for each one for gathers, one for reductions.
+absl::StatusOr<Engines> MakeMeshEngines(const EngineSpec& spec, absl::Span<std::unique_ptr<Mesh>> meshes) {
   Engines engines;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout};
@@ -133,6 +141,41 @@ absl::StatusOr<Engines> ConnectEnginesAcrossDaemons(const EngineSpec& spec) {
   return engines;
 }
 
+// For every rank and queue.
+std::vector<RankPlan> PlanGroup(const EngineSpec& spec, absl::FunctionRef<MeshPlan(int local_rank, int queue)> plan) {
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < LocalRanks(spec); ++rank) {
+    for (int queue = 0; queue < kMeshesPerRank; ++queue) plans.push_back({rank, plan(rank, queue)});
+  }
+  return plans;
+}
+
+absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < LocalRanks(spec); ++rank) plans.push_back({rank, PlanOverReplicas(spec, rank)});
+  if (MeshInside(spec)) {
+    const auto inside = [&](int rank, int queue) { return PlanInside(spec, LocalRanks(spec), rank, queue); };
+    for (RankPlan& plan : PlanGroup(spec, inside)) plans.push_back(std::move(plan));
+  }
+  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, plans));
+  ASSIGN_OR_RETURN(Engines engines, MeshInside(spec)
+                                        ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(LocalRanks(spec)))
+                                        : MakeDirectEngines(spec));
+  for (int rank = 0; rank < LocalRanks(spec); ++rank) {
+    const ReplicatedCollectives::Options options{spec.model, spec.layout, rank, spec.memory[rank].device, spec.timeout};
+    ASSIGN_OR_RETURN(engines[rank],
+                     ReplicatedCollectives::Create(options, std::move(engines[rank]), std::move(meshes[rank])));
+  }
+  return engines;
+}
+
+// Of one shard group over the world.
+absl::StatusOr<Engines> ConnectMeshEngines(const EngineSpec& spec) {
+  const auto over_world = [&](int rank, int queue) { return PlanOverWorld(spec, rank, queue); };
+  ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, PlanGroup(spec, over_world)));
+  return MakeMeshEngines(spec, absl::MakeSpan(meshes));
+}
+
 }  // namespace
 
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
@@ -140,13 +183,13 @@ absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
   ASSIGN_OR_RETURN(const Topology topology, ChooseTopology(spec));
   switch (topology) {
     case Topology::kInsideDaemon:
-      return MakeLocalEngines(spec);
+      return MeshInside(spec) ? ConnectMeshEngines(spec) : MakeDirectEngines(spec);
     case Topology::kReplicated:
       return ConnectReplicatedEngines(spec);
     case Topology::kAcrossDaemons:
       break;
   }
-  return ConnectEnginesAcrossDaemons(spec);
+  return ConnectMeshEngines(spec);
 }
 
 }  // namespace paramshard::server

@@ -15,21 +15,28 @@
 
 namespace paramshard::server {
 
+// What the daemon's configuration says.
+struct EngineSettings {
+  // Inside a daemon too bytes move as they do between daemons, by Gloo or NCCL.
+  bool mesh_inside = false;
+  std::string nccl_library = {};  // path; empty: where the dynamic linker finds it. For meshes of GPUs
+};
+
 struct EngineSpec {
   const ModelSpec* model = nullptr;  // outlives the engines
   const Layout* layout = nullptr;    // outlives the engines; layout->ranks() is the shard size
   int node = 0;
   std::vector<int> device_counts;            // of every node
   std::vector<RankMemory> memory;            // of this daemon's ranks, in device order
-  Rendezvous* rendezvous = nullptr;          // null in a world of one daemon
+  Rendezvous* rendezvous = nullptr;          // may be null in a world of one daemon without meshes inside
   absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
-  std::string nccl_library;  // path; empty: where the dynamic linker finds it. For GPUs of several daemons
+  EngineSettings settings;
 };
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in the
-// daemon, with Gloo (NCCL) over the replicas when there are several daemons; Gloo (NCCL) where the group spans
-// daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
+// daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons; Gloo (NCCL)
+// where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
 // replicas are asked of daemons with different device counts, or a shard size that is neither one
 // daemon's devices nor the world; FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory for
 // an engine; ABORTED the epoch is over. Does not return before its threads have ended.

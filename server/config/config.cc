@@ -127,6 +127,12 @@ constexpr Setting kSettings[] = {
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
+    {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
+     false,
+     [](absl::string_view text, DaemonConfig& config) {
+       return ParseChoice(text, {"direct", "mesh"}, config.local_engine);
+     },
+     Print<&DaemonConfig::local_engine>},
     {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
      [](absl::string_view text, DaemonConfig& config) {
        config.nccl_library = std::string(text);

@@ -42,7 +42,9 @@ struct DaemonConfig {
   std::vector<std::string> allow_users;
   // Models that would not fit are refused. 0: what the machine has available is the limit.
   int64_t memory_limit_bytes = 0;
-  // Path of NCCL's library, needed for GPUs of several daemons. Empty: libnccl.so.2 where the dynamic linker looks.
+  // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
+  std::string local_engine = "direct";  // or "mesh"
+  // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.
   std::string nccl_library;
   std::string log_format = "text";  // or "json"
   std::string log_level = "info";   // or "debug", "warning", "error"

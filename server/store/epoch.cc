@@ -138,7 +138,7 @@ absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
 }
 
 absl::Status Epoch::Connect() {
-  if (options_.cluster->nodes() > 1) {
+  if (options_.cluster->nodes() > 1 || options_.engines.mesh_inside) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
   std::vector<RankMemory> memory;
@@ -155,7 +155,7 @@ absl::Status Epoch::Connect() {
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
-                                                 .nccl_library = options_.nccl_library}));
+                                                 .settings = options_.engines}));
   absl::MutexLock lock(&mu_);
   engines_ = std::move(engines);
   return ended_ ? why_ : absl::OkStatus();

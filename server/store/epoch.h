@@ -22,6 +22,7 @@
 #include "proto/wire/words.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
+#include "server/collective/engines.h"
 #include "server/device/memory.h"
 #include "server/store/commit_log.h"
 #include "server/store/sequence.h"
@@ -44,7 +45,7 @@ class Epoch : private TrainerWords {
     int first_rank = 0;
     int world_size = 1;
     absl::Duration step_timeout;
-    std::string nccl_library;  // see EngineSpec
+    EngineSettings engines = {};
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
     const v1::EpochStarted* greeting = nullptr;
   };

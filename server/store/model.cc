@@ -230,7 +230,7 @@ void Model::OnEpochStart(int64_t number) {
                            .first_rank = world().first_rank,
                            .world_size = world().world_size,
                            .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
-                           .nccl_library = world().nccl_library,
+                           .engines = world().engines,
                            .greeting = &greeting_};
     for (const auto& shard : shards_) options.shards.push_back(shard.get());
     for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));

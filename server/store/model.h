@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
+#include "server/collective/engines.h"
 #include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 #include "server/store/commit_log.h"
@@ -32,7 +33,7 @@ struct World {
   std::vector<ComputeDevice*> devices;  // of this daemon; they outlive whoever knows this world
   int first_rank = 0;
   int world_size = 1;
-  std::string nccl_library;  // see EngineSpec
+  EngineSettings engines = {};
 
   int rank_count() const { return static_cast<int>(devices.size()); }
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }

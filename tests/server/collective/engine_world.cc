@@ -157,9 +157,10 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
                            .words = wire::Words(buffers.words.data(), CountsOf(layout_)),
                            .device = devices_[rank].get()});
   }
-  spec.rendezvous = shape_.nodes() > 1 ? &rendezvous_ : nullptr;
+  spec.rendezvous = shape_.nodes() > 1 || shape_.mesh_inside ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
-  spec.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
+  spec.settings = {.mesh_inside = shape_.mesh_inside,
+                   .nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "")};
   return ConnectEngines(spec);
 }
 

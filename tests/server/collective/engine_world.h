@@ -36,6 +36,7 @@ struct WorldShape {
   std::vector<int> device_counts;
   int shard_size;
   std::string devices = test::TestDevices();  // the kind
+  bool mesh_inside = false;                   // see EngineSettings
 
   int nodes() const { return static_cast<int>(device_counts.size()); }
   int ranks() const;

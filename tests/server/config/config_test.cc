@@ -75,6 +75,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
       {"memory-limit", "PARAMSHARD_MEMORY_LIMIT", "512MiB", "536870912"},
+      {"local-engine", "PARAMSHARD_LOCAL_ENGINE", "mesh", "mesh"},
       {"nccl-library", "PARAMSHARD_NCCL_LIBRARY", "/opt/libnccl.so.2", "/opt/libnccl.so.2"},
       {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
       {"log-level", "PARAMSHARD_LOG_LEVEL", "debug", "debug"},
@@ -198,6 +199,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
             "memory-limit = 0  # default\n"
+            "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "log-format = text  # default\n"
             "log-level = info  # default\n");
