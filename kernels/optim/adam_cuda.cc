@@ -134,9 +134,11 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
   ASSIGN_OR_RETURN(constants_of_, PinnedArray<uint32_t>::Create(count));
   ASSIGN_OR_RETURN(tiles_, PinnedArray<AdamTile>::Create(most_tiles));
   const DeviceScope scope(device_);
-  return ToStatus(
+  RETURN_IF_ERROR(ToStatus(
       cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
-      "upload the extents of a fused step");
+      "upload the extents of a fused step"));
+  // A copy from memory that is not pinned may return before its last bytes have arrived.
+  return ToStatus(cudaStreamSynchronize(nullptr), "upload the extents of a fused step");
 }
 
 void FusedAdamPlan::Impl::AddToKind(const AdamKind& kind, uint32_t extent) {

@@ -113,6 +113,8 @@ absl::StatusOr<DeviceMemory> Upload(int device, const std::vector<T>& values) {
   const DeviceScope scope(device);
   RETURN_IF_ERROR(ToStatus(cudaMemcpy(memory.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
                            "upload a table"));
+  // A copy from memory that is not pinned may return before its last bytes have arrived.
+  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(nullptr), "upload a table"));
   return memory;
 }
 

@@ -57,8 +57,7 @@ class DeviceAdam {
 
   void SetGradient(const std::vector<float>& gradient) {
     expected_gradient_ = gradient;
-    EXPECT_EQ(cudaMemcpy(gradient_.data(), gradient.data(), count() * sizeof(float), cudaMemcpyHostToDevice),
-              cudaSuccess);
+    gradient_.Upload(gradient);
   }
 
   void ExpectStep(const AdamStep& step) {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -52,7 +53,7 @@ class DeviceArray {
     const int64_t bytes = TotalBytes();
     EXPECT_EQ(cudaMalloc(&memory_, bytes), cudaSuccess);
     EXPECT_EQ(cudaMemset(memory_, kGuard, bytes), cudaSuccess);
-    EXPECT_EQ(cudaMemcpy(data(), values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+    Upload(values);
   }
   DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
   DeviceArray& operator=(DeviceArray&& other) noexcept {
@@ -64,6 +65,13 @@ class DeviceArray {
   ~DeviceArray() { cudaFree(memory_); }
 
   T* data() const { return reinterpret_cast<T*>(static_cast<uint8_t*>(memory_) + offset_); }
+
+  // As many values as there are.
+  void Upload(const std::vector<T>& values) {
+    EXPECT_EQ(cudaMemcpy(data(), values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+    // Streams do not wait for the default stream, and a copy may return before its last bytes have arrived.
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
 
   // The values now. Work on streams must be done.
   std::vector<T> Download() const {
