@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/pinned_memory.h"
@@ -57,10 +58,14 @@ bool IsMostlyLarge(absl::Span<const AdamExtent> extents) {
   return count(Format::kFP8Block128x128) > count(Format::kMXFP8);
 }
 
+// Bit by bit: -0 is another weight decay than 0.
 bool AreSame(const AdamStep& a, const AdamStep& b) {
-  return a.learning_rate == b.learning_rate && a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.epsilon == b.epsilon &&
-         a.weight_decay == b.weight_decay && a.mode == b.mode && a.bias_correction1 == b.bias_correction1 &&
-         a.bias_correction2 == b.bias_correction2 && a.gradient_scale == b.gradient_scale;
+  for (float AdamStep::*const member :
+       {&AdamStep::learning_rate, &AdamStep::beta1, &AdamStep::beta2, &AdamStep::epsilon, &AdamStep::weight_decay,
+        &AdamStep::bias_correction1, &AdamStep::bias_correction2, &AdamStep::gradient_scale}) {
+    if (FloatBits(a.*member) != FloatBits(b.*member)) return false;
+  }
+  return a.mode == b.mode;
 }
 
 // The extents that one launch takes, and their active tiles' place in the table.
