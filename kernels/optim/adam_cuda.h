@@ -34,8 +34,9 @@ struct AdamExtent {
 // The steps of a fixed list of extents. Move-only; owns its tables on the device, not the extents' memory, which must
 // outlive it. Not thread-safe.
 //
-// A step is one launch for the extents that share their moments' types and can be accessed four elements at a time, and one
-// for those that share the types and cannot: a model has one or two.
+// A step is one launch for each kind of extents that the plan has: by the types of their moments, by whether they can be
+// accessed four elements at a time, and by FP8_BLOCK_128X128 or MXFP8, which extents without scales join. A model has one or
+// two.
 class FusedAdamPlan {
  public:
   // INVALID_ARGUMENT and UNIMPLEMENTED of CheckEncodable(); RESOURCE_EXHAUSTED.
