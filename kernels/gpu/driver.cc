@@ -27,6 +27,7 @@ absl::Status LookUp(const char* name, Function& function) {
 
 absl::StatusOr<Driver> Load() {
   Driver driver;
+  RETURN_IF_ERROR(LookUp("cuCtxGetCurrent", driver.ctx_get_current));
   RETURN_IF_ERROR(LookUp("cuMemCreate", driver.mem_create));
   RETURN_IF_ERROR(LookUp("cuMemRelease", driver.mem_release));
   RETURN_IF_ERROR(LookUp("cuMemAddressReserve", driver.mem_address_reserve));

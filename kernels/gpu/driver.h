@@ -14,6 +14,7 @@ struct Driver {
   // the life of the process.
   static absl::StatusOr<const Driver*> Get();
 
+  decltype(&cuCtxGetCurrent) ctx_get_current = nullptr;
   decltype(&cuMemCreate) mem_create = nullptr;
   decltype(&cuMemRelease) mem_release = nullptr;
   decltype(&cuMemAddressReserve) mem_address_reserve = nullptr;

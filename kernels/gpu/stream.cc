@@ -4,17 +4,33 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/driver.h"
 #include "kernels/gpu/status.h"
 
 namespace paramshard::gpu {
 
-// Errors show at the next call that has a status.
-DeviceScope::DeviceScope(int device) {
-  cudaGetDevice(&before_);
-  if (before_ != device) cudaSetDevice(device);
+namespace {
+
+bool HasContext() {
+  const absl::StatusOr<const Driver*> driver = Driver::Get();
+  CUcontext context = nullptr;
+  return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS && context != nullptr;
 }
 
-DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
+}  // namespace
+
+// Errors show at the next call that has a status.
+DeviceScope::DeviceScope(int device) {
+  int before = device;
+  cudaGetDevice(&before);
+  if (before == device) return;
+  if (HasContext()) before_ = before;
+  cudaSetDevice(device);
+}
+
+DeviceScope::~DeviceScope() {
+  if (before_.has_value()) cudaSetDevice(*before_);
+}
 
 absl::StatusOr<Stream> Stream::Create(int device) {
   const DeviceScope scope(device);

@@ -4,12 +4,15 @@
 
 #include <cuda_runtime.h>
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace paramshard::gpu {
 
-// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope.
+// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope. A thread that had not used
+// CUDA before stays with `device`: going back would open GPU 0, its default.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -18,7 +21,7 @@ class DeviceScope {
   ~DeviceScope();
 
  private:
-  int before_ = 0;
+  std::optional<int> before_;
 };
 
 // A stream that does not wait for the default stream. Move-only; destroys itself.

@@ -149,7 +149,6 @@ class Trainer {
         compute_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
         prefetch_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
         blas_(compute_.get()) {
-    OrDie(gpu::ToStatus(cudaSetDevice(model_.gpu()), "choose a GPU"), "choose a GPU");
     const int accessors[] = {model_.gpu()};
     const auto allocate = [&](int64_t elements) {
       return OrDie(gpu::DeviceMemory::Create(model_.gpu(), elements * 2, accessors, false), "allocate");
@@ -194,6 +193,7 @@ class Trainer {
     }
     OrDie(gpu::ToStatus(cudaMemcpy(memory.data(), values.data(), memory.size_bytes(), cudaMemcpyHostToDevice), "copy"),
           "fill");
+    OrDie(gpu::ToStatus(cudaDeviceSynchronize(), "copy"), "fill");
   }
 
   struct Planned {
@@ -260,7 +260,9 @@ class Trainer {
 
 void Train(const std::string& socket_dir, int rank, int gpus, int blocks, int steps, int rounds, Board& board) {
   Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
-  Trainer trainer(OrDie(client.OpenModel(Spec(blocks)), "open"), blocks);
+  Model model = OrDie(client.OpenModel(Spec(blocks)), "open");
+  OrDie(gpu::ToStatus(cudaSetDevice(model.gpu()), "choose a GPU"), "choose a GPU");
+  Trainer trainer(std::move(model), blocks);
   for (int loop = 0; loop < kLoopCount; ++loop) trainer.Run(static_cast<Loop>(loop), 2);
   for (int round = 0; round < rounds; ++round) {
     for (int loop = 0; loop < kLoopCount; ++loop) {
