@@ -1,28 +1,57 @@
 #include "server/collective/copy_engine_collectives.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/reduce/gradient_sum_cuda.h"
 
 namespace paramshard::server {
+namespace {
+
+constexpr int64_t kSliceAlignment = 256;
+
+int64_t SliceBytes(const LocalGroup& group, int unit, const GradientSlice& slice) {
+  return slice.elements * GradientBytes(group.gradient_type(unit, slice.parameter));
+}
+
+int64_t Padded(int64_t bytes) { return (bytes + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment; }
+
+// For the rank's slices of the unit that has the most, from every peer.
+int64_t ReceiveBytes(const LocalGroup& group, int rank) {
+  int64_t most = 0;
+  for (int unit = 0; unit < static_cast<int>(group.model->units.size()); ++unit) {
+    int64_t bytes = 0;
+    for (const GradientSlice& slice : group.layout->Slices(unit, rank)) bytes += Padded(SliceBytes(group, unit, slice));
+    most = std::max(most, bytes);
+  }
+  return most * (group.ranks() - 1);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const LocalGroup& group, int rank) {
-  const int device = group.memory[rank].device->id().index;
+  ComputeDevice& own = *group.memory[rank].device;
+  const int device = own.id().index;
   if (group.ranks() > gpu::kMaxGradientSources) {
     return absl::InvalidArgumentError(absl::StrCat("copy engine: at most ", gpu::kMaxGradientSources,
                                                    " GPUs in one daemon expected, got ", group.ranks()));
   }
+  ASSIGN_OR_RETURN(Memory received, own.Allocate("paramshard-receive", ReceiveBytes(group, rank), Sharing::kPrivate));
   ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(device));
   ASSIGN_OR_RETURN(gpu::Stream reductions, gpu::Stream::Create(device));
   return std::unique_ptr<Collectives>(
-      new CopyEngineCollectives(group, rank, std::move(gathers), std::move(reductions)));
+      new CopyEngineCollectives(group, rank, std::move(received), std::move(gathers), std::move(reductions)));
 }
 
-CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, gpu::Stream gathers, gpu::Stream reductions)
-    : group_(std::move(group)), rank_(rank), gathers_(std::move(gathers)), reductions_(std::move(reductions)) {}
+CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, Memory received, gpu::Stream gathers,
+                                             gpu::Stream reductions)
+    : group_(std::move(group)),
+      rank_(rank),
+      received_(std::move(received)),
+      gathers_(std::move(gathers)),
+      reductions_(std::move(reductions)) {}
 
 const gpu::BatchCopy& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
   const auto [entry, is_new] = copies_.try_emplace({call.unit, call.use, call.slot});
@@ -57,21 +86,37 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
 absl::Status CopyEngineCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(abort_.status());
   std::vector<gpu::GradientSumTask> tasks;
+  gpu::BatchCopy copies;
+  uint8_t* received = received_.data();
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
-    float* const accumulator = call.accumulators[slice.parameter];
-    if (accumulator == nullptr) continue;  // absent
-    gpu::GradientSumTask& task = tasks.emplace_back();
-    task.source_count = group_.ranks();
-    for (int rank = 0; rank < group_.ranks(); ++rank) task.sources[rank] = group_.Gradients(call, slice, rank);
-    task.type = group_.gradient_type(call.unit, slice.parameter);
-    task.count = slice.elements;
-    task.overwrite = call.overwrite[slice.parameter];
-    task.accumulator = accumulator;
+    if (call.accumulators[slice.parameter] == nullptr) continue;  // absent
+    tasks.push_back(Receive(call, slice, received, copies));
+    received += Padded(SliceBytes(group_, call.unit, slice)) * (group_.ranks() - 1);
   }
   const gpu::DeviceScope scope(reductions_.device());
+  RETURN_IF_ERROR(copies.Enqueue(reductions_.get()));
   RETURN_IF_ERROR(gpu::SumGradients(tasks, reductions_.get()));
   RETURN_IF_ERROR(reductions_.Synchronize());
   return abort_.status();
+}
+
+gpu::GradientSumTask CopyEngineCollectives::Receive(const ReduceCall& call, const GradientSlice& slice,
+                                                    uint8_t* received, gpu::BatchCopy& copies) const {
+  const int64_t bytes = SliceBytes(group_, call.unit, slice);
+  gpu::GradientSumTask task;
+  task.source_count = group_.ranks();
+  task.sources[rank_] = group_.Gradients(call, slice, rank_);
+  for (int step = 1; step < group_.ranks(); ++step) {
+    const int peer = (rank_ + step) % group_.ranks();
+    copies.Add(received, group_.Gradients(call, slice, peer), bytes);
+    task.sources[peer] = received;
+    received += Padded(bytes);
+  }
+  task.type = group_.gradient_type(call.unit, slice.parameter);
+  task.count = slice.elements;
+  task.overwrite = call.overwrite[slice.parameter];
+  task.accumulator = call.accumulators[slice.parameter];
+  return task;
 }
 
 }  // namespace paramshard::server
