@@ -45,7 +45,8 @@ absl::Status GradientView::Write(absl::Span<const float> values) const {
         absl::StrCat("write gradient: ", rows, " x ", columns, " values expected, got ", values.size()));
   }
   std::vector<uint16_t> rounded(type == GradientType::kBF16 ? values.size() : 0);
-  std::transform(values.begin(), values.begin() + rounded.size(), rounded.begin(), EncodeBFloat16);
+  std::transform(values.begin(), values.begin() + rounded.size(), rounded.begin(),
+                 [](float value) { return EncodeBFloat16(value); });
   const void* source = type == GradientType::kBF16 ? static_cast<const void*>(rounded.data()) : values.data();
   if (gpu >= 0) {
     return internal::CopyToGpu(gpu, absl::MakeConstSpan(static_cast<const uint8_t*>(source), data.size()), data.data());
