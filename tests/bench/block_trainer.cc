@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -34,6 +33,8 @@
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
+#include "tests/bench/or_die.h"
+#include "tests/bench/process_barrier.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
 
@@ -55,19 +56,6 @@ struct Weight {
 };
 constexpr Weight kWeights[] = {{"q", 4096, 4096},     {"k", 1024, 4096},   {"v", 1024, 4096},    {"o", 4096, 4096},
                                {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}};
-
-template <typename T>
-T OrDie(absl::StatusOr<T> value, const char* what) {
-  if (value.ok()) return *std::move(value);
-  std::cerr << "block_trainer: " << what << ": " << value.status() << "\n";
-  std::_Exit(1);
-}
-
-void OrDie(const absl::Status& status, const char* what) {
-  if (status.ok()) return;
-  std::cerr << "block_trainer: " << what << ": " << status << "\n";
-  std::_Exit(1);
-}
 
 // The functions of cuBLAS that are used here.
 class Blas {
@@ -127,18 +115,8 @@ ModelSpec Spec(int blocks) {
 
 // What the processes share.
 struct Board {
-  std::atomic<int> arrived{0};
-  std::atomic<int> round{0};
+  ProcessBarrier barrier;
   double seconds[kLoopCount][kMaxRounds][kMaxGpus] = {};
-
-  void Barrier(int count) {
-    const int now = round.load();
-    if (arrived.fetch_add(1) + 1 == count) {
-      arrived = 0;
-      round.fetch_add(1);
-    }
-    while (round.load() == now) usleep(20);
-  }
 };
 
 class Trainer {
@@ -266,11 +244,11 @@ void Train(const std::string& socket_dir, int rank, int gpus, int blocks, int st
   for (int loop = 0; loop < kLoopCount; ++loop) trainer.Run(static_cast<Loop>(loop), 2);
   for (int round = 0; round < rounds; ++round) {
     for (int loop = 0; loop < kLoopCount; ++loop) {
-      board.Barrier(gpus);
+      board.barrier.Await(gpus);
       board.seconds[loop][round][rank] = trainer.Run(static_cast<Loop>(loop), steps);
     }
   }
-  board.Barrier(gpus);
+  board.barrier.Await(gpus);
   if (rank != 0) return;
   double first = 0;
   for (int loop = 0; loop < kLoopCount; ++loop) {

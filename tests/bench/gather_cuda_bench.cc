@@ -25,6 +25,8 @@
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "tests/bench/or_die.h"
+#include "tests/bench/process_barrier.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
 
@@ -46,35 +48,11 @@ double CpuMicroseconds() {
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-template <typename T>
-T OrDie(absl::StatusOr<T> value, const char* what) {
-  if (value.ok()) return *std::move(value);
-  std::cerr << "gather_cuda_bench: " << what << ": " << value.status() << "\n";
-  std::_Exit(1);
-}
-
-void OrDie(const absl::Status& status, const char* what) {
-  if (status.ok()) return;
-  std::cerr << "gather_cuda_bench: " << what << ": " << status << "\n";
-  std::_Exit(1);
-}
-
 // What trainers share: a barrier, and their measurements.
 struct Board {
-  std::atomic<int> arrived{0};
-  std::atomic<int> round{0};
+  ProcessBarrier barrier;
   double times[kMaxGpus][kMaxIterations] = {};
   double cpu[kMaxGpus] = {};
-
-  void Barrier(int count) {
-    const int now = round.load();
-    if (arrived.fetch_add(1) + 1 == count) {
-      arrived = 0;
-      round.fetch_add(1);
-    }
-    while (round.load() == now) {
-    }
-  }
 };
 
 struct Size {
@@ -153,7 +131,7 @@ void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStrea
              Board& board) {
   const int rank = model.rank();
   for (int i = -kWarmup; i < iterations; ++i) {
-    board.Barrier(gpus);
+    board.barrier.Await(gpus);
     const double start = Microseconds();
     GatheredUnit unit = OrDie(model.Gather(size.name, Phase::kForward), "gather");
     OrDie(cuda::WaitOn(unit, stream), "wait");
@@ -162,7 +140,7 @@ void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStrea
     if (i >= 0) board.times[rank][i] = Microseconds() - start;
     OrDie(cuda::Release(unit, stream), "release");
   }
-  board.Barrier(gpus);
+  board.barrier.Await(gpus);
   const double cpu = CpuMicroseconds();
   for (int i = 0; i < iterations; ++i) {
     GatheredUnit unit = OrDie(model.Gather(size.name, Phase::kForward), "gather");
@@ -172,7 +150,7 @@ void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStrea
   board.cpu[rank] = (CpuMicroseconds() - cpu) / iterations;
   usable.Enqueue(stream);
   usable.Await();
-  board.Barrier(gpus);
+  board.barrier.Await(gpus);
 }
 
 double Quantile(const Board& board, int gpus, int iterations, double q) {
@@ -201,7 +179,7 @@ void Train(const std::string& socket_dir, int rank, int gpus, int iterations, Bo
                                    *std::max_element(board.cpu, board.cpu + gpus));
       std::cout.flush();
     }
-    board.Barrier(gpus);
+    board.barrier.Await(gpus);
   }
 }
 

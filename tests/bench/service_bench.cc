@@ -26,6 +26,7 @@
 #include "absl/strings/str_format.h"
 #include "client/client.h"
 #include "client/ctl/admin_client.h"
+#include "tests/bench/or_die.h"
 #include "tests/support/daemon_process.h"
 
 namespace paramshard {
@@ -46,19 +47,6 @@ double CpuSeconds() {
     return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-template <typename T>
-T OrDie(absl::StatusOr<T> value, const char* what) {
-  if (value.ok()) return *std::move(value);
-  std::cerr << "service_bench: " << what << ": " << value.status() << "\n";
-  std::_Exit(1);
-}
-
-void OrDie(const absl::Status& status, const char* what) {
-  if (status.ok()) return;
-  std::cerr << "service_bench: " << what << ": " << status << "\n";
-  std::_Exit(1);
 }
 
 // Numbers that trainer processes leave for the bench: one row of samples for each rank.
