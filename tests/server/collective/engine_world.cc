@@ -1,5 +1,6 @@
 #include "tests/server/collective/engine_world.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -308,7 +309,7 @@ absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, b
   RETURN_IF_ERROR(engine(rank).Reduce(call));
   for (size_t i = 0; i < accumulators.size(); ++i) {
     ASSIGN_OR_RETURN(const HostView view, devices_[rank]->Read(memories[i].data(), memories[i].size_bytes()));
-    std::memcpy(accumulators[i].data(), view.data(), view.size());
+    std::copy(view.bytes().begin(), view.bytes().end(), reinterpret_cast<uint8_t*>(accumulators[i].data()));
   }
   return absl::OkStatus();
 }
