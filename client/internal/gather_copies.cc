@@ -57,10 +57,11 @@ std::vector<GatherCopies> AllGatherCopies(const LayoutView& layout) {
 
 std::vector<int64_t> ScratchBytes(const LayoutView& layout, const std::vector<GatherCopies>& copies) {
   std::vector<int64_t> bytes(layout.proto().slot_bytes_size());
+  const int ring_slots = layout.RingSlots();  // counts units
   for (int slot = 0; slot < static_cast<int>(bytes.size()); ++slot) {
     for (int unit = 0; unit < layout.proto().units_size(); ++unit) {
       for (Phase phase : kPhases) {
-        if (!MayTake(layout, unit, phase, slot, layout.RingSlots())) continue;
+        if (!MayTake(layout, unit, phase, slot, ring_slots)) continue;
         bytes[slot] = std::max(bytes[slot], copies[CopiesIndex(unit, phase)].scratch_bytes());
       }
     }
