@@ -9,8 +9,8 @@
 namespace paramshard::wire {
 namespace {
 
-// Long enough for a gather of 64 KiB that is under way, short enough not to be seen in a trainer's CPU time.
-constexpr int kSpins = 2000;
+// Some 15 us: what is just arriving is not slept for, and what takes as long as waking the daemon costs no trainer's CPU.
+constexpr int kSpins = 300;
 
 size_t LineCount(const WordsCounts& counts) {
   return 8 + static_cast<size_t>(counts.slots) * counts.ranks + counts.slots +
