@@ -35,8 +35,6 @@ class DeviceMemory {
 
   uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
   int64_t size_bytes() const { return size_bytes_; }
-  // What it takes of the device.
-  int64_t mapped_bytes() const { return mapped_bytes_; }
 
  private:
   absl::Status Map(absl::Span<const int> accessors, CUmemAccess_flags access);

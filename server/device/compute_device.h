@@ -38,12 +38,12 @@ struct ExtentTensors {
   int64_t elements() const { return rows * columns; }
 };
 
-// The arithmetic of one shard. Blocks until the work is done. Calls exclude each other, but for SumSquares beside none.
+// The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
 class ShardArithmetic {
  public:
   virtual ~ShardArithmetic() = default;
 
-  // Fills the masters: extent i begins at element first_elements[i] of parameter parameter_indices[i] of the model.
+  // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
   struct Initial {
     InitialValue value;
     int64_t parameter_index = 0;
