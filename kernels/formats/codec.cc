@@ -45,7 +45,7 @@ void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walke
 }
 
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
-                  MutablePlane column_wise) {
+                  MutablePlane column_wise, const TensorScaling& /*scaling*/) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
   const MatrixShape walked = WalkedShape(encoding.format, rows, cols);
   ForEachTile(encoding.format, walked,

@@ -16,11 +16,19 @@ namespace paramshard {
 struct MutablePlane {
   uint8_t* data = nullptr;
   uint8_t* scales = nullptr;
+  uint8_t* amax = nullptr;  // NVFP4_2D only: AmaxBytes() large
 };
 
 struct ConstPlane {
   const uint8_t* data = nullptr;
   const uint8_t* scales = nullptr;
+  const uint8_t* amax = nullptr;
+};
+
+// What encoding has to know of the whole tensor besides the rows at hand.
+struct TensorScaling {
+  float amax = 0.0f;   // FP8_TENSOR_CURRENT, NVFP4_2D: over all rows of all ranks
+  float scale = 1.0f;  // FP8_TENSOR_DELAYED: what elements are multiplied by
 };
 
 // Encodes `matrix` (rows x cols, row-major, contiguous; 0 rows are fine) into its row-wise and, where HasColumnPlane(), its
@@ -29,7 +37,10 @@ struct ConstPlane {
 //
 // Requires: CheckEncodable(encoding).ok().
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
-                  MutablePlane column_wise);
+                  MutablePlane column_wise, const TensorScaling& scaling = {});
+
+// The largest magnitude of `count` values. NaN does not count; infinity gives infinity.
+float Amax(const float* values, int64_t count);
 
 // Decodes one plane into `out` (rows x cols float32, row-major, contiguous). Every NaN is 0x7fc00000.
 //

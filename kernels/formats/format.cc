@@ -118,6 +118,10 @@ absl::Status CheckEncodable(const Encoding& encoding) {
 
 int64_t GranuleRows(Format format) { return GetFormat(format).granule_rows; }
 
+bool NeedsAmax(Format format) { return EncodesAfterAmax(format) || format == Format::kFP8TensorDelayed; }
+
+bool EncodesAfterAmax(Format format) { return format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D; }
+
 bool HasColumnPlane(Format format) { return GetFormat(format).column_wise_block.rows != 0; }
 
 int64_t DataBytes(const Encoding& encoding, int64_t rows, int64_t cols) {
@@ -137,5 +141,7 @@ int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t 
   const MatrixShape shape = ScaleShape(encoding, plane, rows, cols);
   return shape.rows * shape.cols * GetFormat(encoding.format).scale_bytes;
 }
+
+int64_t AmaxBytes(Format format) { return format == Format::kNVFP4_2D ? 4 : 0; }
 
 }  // namespace paramshard

@@ -11,7 +11,7 @@
 // | FP8_BLOCK_128X128  | u8 [M, K]                  | f32 scale_inv [ceil(M/128), ceil(K/128)]                     |
 // | MXFP8              | u8 [M, K], in both planes  | E8M0 [M, ceil(K/32)] row-wise, [ceil(M/32), K] column-wise   |
 // | MXFP8_2D           | u8 [M, K]                  | E8M0 [ceil(M/32), ceil(K/32)]                                |
-// | NVFP4_2D           | u8 [M, ceil(K/2)]          | E4M3 [ceil(M/16), ceil(K/16)]; the tensor's amax lives apart |
+// | NVFP4_2D           | u8 [M, ceil(K/2)]          | E4M3 [ceil(M/16), ceil(K/16)], and f32 amax [1] apart        |
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_FORMAT_H_
 #define PARAMSHARD_KERNELS_FORMATS_FORMAT_H_
@@ -73,6 +73,14 @@ absl::Status CheckEncodable(const Encoding& encoding);
 // NVFP4_2D, else 1. Extents are cut at multiples of it.
 int64_t GranuleRows(Format format);
 
+// True for FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED and NVFP4_2D: a number that is made from the amax of the whole tensor, over
+// all ranks, decides their bytes.
+bool NeedsAmax(Format format);
+
+// True for FP8_TENSOR_CURRENT and NVFP4_2D, which can only be encoded once that amax is known. FP8_TENSOR_DELAYED is encoded
+// with a scale that earlier amaxes gave.
+bool EncodesAfterAmax(Format format);
+
 // True for MXFP8, whose column-wise plane is encoded from the master by itself. Elsewhere columns are read from the row-wise
 // plane.
 bool HasColumnPlane(Format format);
@@ -93,6 +101,9 @@ MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int6
 
 // Size in bytes of those scales; 0 when there are none.
 int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols);
+
+// Size in bytes of the amax that goes with the row-wise plane: 4 for NVFP4_2D, else 0.
+int64_t AmaxBytes(Format format);
 
 }  // namespace paramshard
 

@@ -45,15 +45,15 @@ PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const float* grad
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
     const int64_t first = row * stride + tile.col;
     UpdateElements<kMode, ExpAvg, ExpAvgSq>(
-        step, gradient + first, state.master + first, static_cast<typename ExpAvg::Stored*>(state.exp_avg) + first,
-        static_cast<typename ExpAvgSq::Stored*>(state.exp_avg_sq) + first, tile.cols);
+        step, gradient + first, state.master + first, static_cast<typename ExpAvg::Stored*>(state.exp_avg.data) + first,
+        static_cast<typename ExpAvgSq::Stored*>(state.exp_avg_sq.data) + first, tile.cols);
   }
 }
 
 template <AdamMode kMode, typename ExpAvg>
 PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const float* gradient, const AdamState& state,
                                                int64_t stride, const Tile& tile) {
-  if (state.exp_avg_sq_type == MomentType::kFP32) {
+  if (state.exp_avg_sq.type == MomentType::kFP32) {
     UpdateRows<kMode, ExpAvg, FloatMoment>(step, gradient, state, stride, tile);
   } else {
     UpdateRows<kMode, ExpAvg, BFloat16Moment>(step, gradient, state, stride, tile);
@@ -63,7 +63,7 @@ PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const float
 template <AdamMode kMode>
 PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const float* gradient, const AdamState& state,
                                            int64_t stride, const Tile& tile) {
-  if (state.exp_avg_type == MomentType::kFP32) {
+  if (state.exp_avg.type == MomentType::kFP32) {
     UpdateWithExpAvg<kMode, FloatMoment>(step, gradient, state, stride, tile);
   } else {
     UpdateWithExpAvg<kMode, BFloat16Moment>(step, gradient, state, stride, tile);
@@ -82,20 +82,20 @@ void UpdateTile(const AdamStep& step, const float* gradient, const AdamState& st
 
 }  // namespace
 
-int64_t MomentBytes(MomentType type) { return type == MomentType::kFP32 ? 4 : 2; }
-
 float BiasCorrection(float beta, int64_t step) {
   return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(step)));
 }
 
-void FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
-               const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise) {
+float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
+                const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
+                const TensorScaling& /*scaling*/) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
   const MatrixShape walked = WalkedShape(encoding.format, rows, cols);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
     UpdateTile(step, gradient, state, walked.cols, tile);
     EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise);
   });
+  return 0.0f;
 }
 
 }  // namespace paramshard

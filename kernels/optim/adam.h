@@ -8,23 +8,19 @@
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam_math.h"
+#include "kernels/optim/moment.h"
 
 namespace paramshard {
-
-// How a moment is stored. BF16 is rounded to nearest even.
-enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2 };
-
-// Size in bytes of one stored moment.
-int64_t MomentBytes(MomentType type);
 
 // The optimizer's state of an extent: `rows` x `cols` elements each, row-major, contiguous, aligned for their element.
 // Views: the caller owns the memory.
 struct AdamState {
+  // Null where the master is stored as BF16 and remainder.
   float* master = nullptr;
-  void* exp_avg = nullptr;
-  MomentType exp_avg_type = MomentType::kFP32;
-  void* exp_avg_sq = nullptr;
-  MomentType exp_avg_sq_type = MomentType::kFP32;
+  // The lower half of a master whose upper half is the data of a BF16 row-wise plane (master_remainder.h); else null.
+  int16_t* remainder = nullptr;
+  MutableMoment exp_avg;
+  MutableMoment exp_avg_sq;  // as its root where the type is of blocks
 };
 
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
@@ -37,9 +33,13 @@ float BiasCorrection(float beta, int64_t step);
 // `gradient` is rows x cols like the state. A plane whose data is null is not written (see EncodePlanes). None of the
 // arrays overlap.
 //
-// Requires: CheckEncodable(encoding).ok().
-void FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
-               const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise);
+// Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
+// FP8_TENSOR_DELAYED is encoded with `scaling`. Returns the amax of the new master where NeedsAmax(), else 0.
+//
+// Requires: CheckEncodable(encoding).ok(); BF16 with row_wise.data where the master is stored with a remainder.
+float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
+                const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
+                const TensorScaling& scaling = {});
 
 }  // namespace paramshard
 

@@ -26,8 +26,8 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   DeviceExtent device_extent = {};
   device_extent.gradient = extent.gradient;
   device_extent.master = extent.state.master;
-  device_extent.exp_avg = extent.state.exp_avg;
-  device_extent.exp_avg_sq = extent.state.exp_avg_sq;
+  device_extent.exp_avg = extent.state.exp_avg.data;
+  device_extent.exp_avg_sq = extent.state.exp_avg_sq.data;
   device_extent.row_wise = extent.row_wise;
   device_extent.column_wise = extent.column_wise;
   device_extent.rows = walked.rows;
@@ -118,10 +118,10 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
     RETURN_IF_ERROR(CheckEncodable(extent.encoding));
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
     const AdamState& state = extent.state;
-    const bool quads = HasQuads(added, state.exp_avg_type, state.exp_avg_sq_type);
+    const bool quads = HasQuads(added, state.exp_avg.type, state.exp_avg_sq.type);
     const bool large = extent.encoding.format == Format::kFP8Block128x128 ||
                        (extent.encoding.format != Format::kMXFP8 && mostly_large);
-    AddToKind({state.exp_avg_type, state.exp_avg_sq_type, quads, large}, static_cast<uint32_t>(extents_.size() - 1));
+    AddToKind({state.exp_avg.type, state.exp_avg_sq.type, quads, large}, static_cast<uint32_t>(extents_.size() - 1));
     const MatrixShape tiles = TilesOf(added);
     most_tiles += tiles.rows * tiles.cols;
   }

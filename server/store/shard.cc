@@ -249,10 +249,8 @@ MomentType Shard::Type(const ShardExtent& extent, StateTensor tensor) const {
 
 AdamState Shard::State(const ShardExtent& extent) const {
   return {.master = reinterpret_cast<float*>(Tensor(extent, StateTensor::kMaster)),
-          .exp_avg = Tensor(extent, StateTensor::kExpAvg),
-          .exp_avg_type = Spec(extent).exp_avg_type,
-          .exp_avg_sq = Tensor(extent, StateTensor::kExpAvgSq),
-          .exp_avg_sq_type = Spec(extent).exp_avg_sq_type};
+          .exp_avg = {.data = Tensor(extent, StateTensor::kExpAvg), .type = Spec(extent).exp_avg_type},
+          .exp_avg_sq = {.data = Tensor(extent, StateTensor::kExpAvgSq), .type = Spec(extent).exp_avg_sq_type}};
 }
 
 absl::StatusOr<HostView> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {

@@ -161,8 +161,9 @@ void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments
   }
   Measure(state, kCount * (4 + 8 + 4 * moment_bytes) + PlaneBytes(encoding), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
-    const AdamState extent = {arrays.master.data() + first, exp_avg + first * moment_bytes, moments,
-                              exp_avg_sq + first * moment_bytes, moments};
+    const AdamState extent = {.master = arrays.master.data() + first,
+                              .exp_avg = {.data = exp_avg + first * moment_bytes, .type = moments},
+                              .exp_avg_sq = {.data = exp_avg_sq + first * moment_bytes, .type = moments}};
     FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, encoding,
               RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first));
   });

@@ -267,10 +267,10 @@ class AdamBench {
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = Floats(count);
     extent.state.master = Floats(count);
-    extent.state.exp_avg = arenas_.state.Take(count * MomentBytes(arm_.exp_avg), 64);
-    extent.state.exp_avg_type = arm_.exp_avg;
-    extent.state.exp_avg_sq = arenas_.state.Take(count * MomentBytes(arm_.exp_avg_sq), 64);
-    extent.state.exp_avg_sq_type = arm_.exp_avg_sq;
+    extent.state.exp_avg.data = arenas_.state.Take(count * MomentBytes(arm_.exp_avg), 64);
+    extent.state.exp_avg.type = arm_.exp_avg;
+    extent.state.exp_avg_sq.data = arenas_.state.Take(count * MomentBytes(arm_.exp_avg_sq), 64);
+    extent.state.exp_avg_sq.type = arm_.exp_avg_sq;
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
     bytes_ += count * (4 + 8 + 2 * MomentBytes(arm_.exp_avg) + 2 * MomentBytes(arm_.exp_avg_sq));

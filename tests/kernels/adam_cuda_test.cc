@@ -354,8 +354,8 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   extent.column_wise.scales = take(kCount / 32);
   const InitialValue normal = {Initializer::kNormal, 0.0f, 1.0f};
   const InitialValue uniform = {Initializer::kUniform, 0.0f, 1.0f};
-  float* const exp_avg = static_cast<float*>(extent.state.exp_avg);
-  float* const exp_avg_sq = static_cast<float*>(extent.state.exp_avg_sq);
+  float* const exp_avg = static_cast<float*>(extent.state.exp_avg.data);
+  float* const exp_avg_sq = static_cast<float*>(extent.state.exp_avg_sq.data);
   ASSERT_OK(FillInitialValues(normal, 1, 0, 0, kCount, gradient, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 1, 0, kCount, extent.state.master, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 2, 0, kCount, exp_avg, stream()));

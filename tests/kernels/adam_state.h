@@ -54,7 +54,11 @@ class Moments {
 };
 
 struct OwnedState {
-  AdamState View() { return {master.data(), exp_avg.data(), exp_avg.type(), exp_avg_sq.data(), exp_avg_sq.type()}; }
+  AdamState View() {
+    return {.master = master.data(),
+            .exp_avg = {.data = exp_avg.data(), .type = exp_avg.type()},
+            .exp_avg_sq = {.data = exp_avg_sq.data(), .type = exp_avg_sq.type()}};
+  }
 
   bool SameAs(const OwnedState& other) const {
     return AsBytes(master) == AsBytes(other.master) && exp_avg == other.exp_avg && exp_avg_sq == other.exp_avg_sq;

@@ -41,8 +41,9 @@ class DeviceAdam {
   AdamExtent extent() const {
     AdamExtent extent;
     extent.gradient = gradient_.data();
-    extent.state = {master_.data(), exp_avg_.data(), expected_.exp_avg.type(), exp_avg_sq_.data(),
-                    expected_.exp_avg_sq.type()};
+    extent.state = {.master = master_.data(),
+                    .exp_avg = {.data = exp_avg_.data(), .type = expected_.exp_avg.type()},
+                    .exp_avg_sq = {.data = exp_avg_sq_.data(), .type = expected_.exp_avg_sq.type()}};
     extent.rows = rows_;
     extent.columns = columns_;
     extent.encoding = encoding_;

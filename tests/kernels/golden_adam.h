@@ -48,7 +48,11 @@ class CaseState {
         exp_avg_(golden.Bytes(Role("exp_avg"))),
         exp_avg_sq_(golden.Bytes(Role("exp_avg_sq"))) {}
 
-  AdamState View() { return {param_.data(), exp_avg_.data(), Type("exp_avg"), exp_avg_sq_.data(), Type("exp_avg_sq")}; }
+  AdamState View() {
+    return {.master = param_.data(),
+            .exp_avg = {.data = exp_avg_.data(), .type = Type("exp_avg")},
+            .exp_avg_sq = {.data = exp_avg_sq_.data(), .type = Type("exp_avg_sq")}};
+  }
 
   void ExpectAfterStep(size_t step) const {
     SCOPED_TRACE(absl::StrCat("after step ", step));

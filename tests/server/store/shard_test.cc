@@ -165,10 +165,8 @@ class Reference {
                         .bias_correction2 = group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f,
                         .gradient_scale = parameters.gradient_scale};
     const AdamState state{.master = master(),
-                          .exp_avg = state_.exp_avg.data(),
-                          .exp_avg_type = spec_.exp_avg_type,
-                          .exp_avg_sq = state_.exp_avg_sq.data(),
-                          .exp_avg_sq_type = spec_.exp_avg_sq_type};
+                          .exp_avg = {.data = state_.exp_avg.data(), .type = spec_.exp_avg_type},
+                          .exp_avg_sq = {.data = state_.exp_avg_sq.data(), .type = spec_.exp_avg_sq_type}};
     FusedAdam(step, gradient.data(), state, spec_.rows, spec_.columns, spec_.encoding, PlaneAt(0), PlaneAt(2));
   }
 

@@ -1,0 +1,52 @@
+// How the optimizer's moments are stored.
+//
+// FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements of a
+// row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or infinite;
+// the code is cast(x / scale_inv), saturating. exp_avg_sq is then stored as its square root, and decoded as the square of
+// code * scale_inv. A proposal of this project, after 8-bit optimizers (Dettmers et al., "8-bit Optimizers via Block-wise
+// Quantization").
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
+#define PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
+
+#include <cstdint>
+
+namespace paramshard {
+
+enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4 };
+
+constexpr int64_t kMomentBlockSize = 128;
+
+// True for FP16 and FP8.
+constexpr bool HasMomentScales(MomentType type) { return type == MomentType::kFP16 || type == MomentType::kFP8; }
+
+// Size in bytes of one stored element, without its part of a scale.
+int64_t MomentBytes(MomentType type);
+
+// Number of scales of rows x cols elements, [rows, ceil(cols / 128)] of them; 0 for types without.
+int64_t MomentScaleCount(MomentType type, int64_t rows, int64_t cols);
+
+// Whether a tensor is stored as it is or as its square root; matters to types with scales only.
+enum class MomentKind : uint8_t { kExpAvg = 1, kExpAvgSq = 2 };
+
+// One stored moment. Views: the caller owns the memory.
+struct MutableMoment {
+  void* data = nullptr;
+  float* scales = nullptr;  // MomentScaleCount() of them
+  MomentType type = MomentType::kFP32;
+};
+
+struct ConstMoment {
+  const void* data = nullptr;
+  const float* scales = nullptr;
+  MomentType type = MomentType::kFP32;
+};
+
+// Stores rows x cols values. Every NaN is stored as 0x7fc00000 (bf16, fp16: 0x7fff, fp8: 0x7f).
+void EncodeMoment(MomentKind kind, const float* values, int64_t rows, int64_t cols, const MutableMoment& moment);
+
+void DecodeMoment(MomentKind kind, const ConstMoment& moment, int64_t rows, int64_t cols, float* values);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
