@@ -297,10 +297,10 @@ class AdamBench {
       FillFloats({Initializer::kNormal, 0.0f, 0.02f}, parameter++, count, extent.state.master);
       FillFloats({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count,
                  const_cast<float*>(extent.gradient));
-      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg, arm_.exp_avg);
+      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg.data, arm_.exp_avg);
       const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
                                                  : InitialValue{Initializer::kUniform, 0.0f, random ? 1e-6f : range};
-      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq, arm_.exp_avg_sq);
+      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq.data, arm_.exp_avg_sq);
     }
   }
 

@@ -343,8 +343,9 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   AdamExtent extent;
   float* const gradient = reinterpret_cast<float*>(take(kCount * 4));
   extent.gradient = gradient;
-  extent.state = {reinterpret_cast<float*>(take(kCount * 4)), take(kCount * 4), MomentType::kFP32, take(kCount * 4),
-                  MomentType::kFP32};
+  extent.state.master = reinterpret_cast<float*>(take(kCount * 4));
+  extent.state.exp_avg.data = take(kCount * 4);
+  extent.state.exp_avg_sq.data = take(kCount * 4);
   extent.rows = kRows;
   extent.columns = kColumns;
   extent.encoding = {Format::kMXFP8};
