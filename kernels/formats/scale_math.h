@@ -1,4 +1,4 @@
-// The scale of a block, from its amax.
+// The scale of a tensor or a block, from its amax.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_SCALE_MATH_H_
 #define PARAMSHARD_KERNELS_FORMATS_SCALE_MATH_H_
@@ -7,6 +7,7 @@
 
 #include "kernels/base/float_bits.h"
 #include "kernels/base/host_device.h"
+#include "kernels/formats/float8.h"
 
 namespace paramshard {
 
@@ -20,6 +21,15 @@ PARAMSHARD_HOST_DEVICE float ComputeScale(float amax, float fp8_max, bool power_
   if (bits == kFloatInfinityBits) bits = kFloatMaxBits;
   if (power_of_two) bits &= kFloatInfinityBits;
   return FloatFromBits(bits);
+}
+
+// The scale of delayed scaling: `scaled_max` (fp8_max * 2^-margin) over an amax of earlier steps; FLT_MAX where that
+// overflows. An amax that is 0, infinite or NaN leaves the present scale. As in TransformerEngine's delayed scaling recipe.
+PARAMSHARD_HOST_DEVICE float ComputeDelayedScale(float amax, float scaled_max, float present) {
+  const uint32_t amax_bits = FloatBits(amax);
+  if (amax_bits == 0 || amax_bits >= kFloatInfinityBits) return present;
+  const uint32_t bits = FloatBits(scaled_max / amax);
+  return FloatFromBits(bits == kFloatInfinityBits ? kFloatMaxBits : bits);
 }
 
 // E8M0 (OCP Microscaling Formats): a byte E stands for 2^(E - 127), 255 for NaN.
@@ -51,6 +61,37 @@ PARAMSHARD_HOST_DEVICE float E8M0EncodeMultiplier(uint8_t code) {
 // The E8M0 scale of an MXFP8 block: amax / fp8_max rounded up, with the division as a multiplication by f32(1 / fp8_max).
 PARAMSHARD_HOST_DEVICE uint8_t ComputeE8M0Scale(float amax, float fp8_max) {
   return EncodeE8M0RoundUp(amax * (1.0f / fp8_max));
+}
+
+// NVFP4 has two levels: one float32 scale S for the tensor, which maps its amax to 448 * 6, and an E4M3 scale for each block.
+// As in TransformerEngine's NVFP4 recipe.
+constexpr float kNvfp4TensorMax = 2688.0f;
+
+// The smaller of a value >= 0 and FLT_MAX.
+PARAMSHARD_HOST_DEVICE float CapAtFloatMax(float value) {
+  const uint32_t bits = FloatBits(value);
+  return FloatFromBits(bits == kFloatInfinityBits ? kFloatMaxBits : bits);
+}
+
+// S, from the amax of the whole tensor over all ranks (not a NaN); 1 when that is 0 or infinite.
+PARAMSHARD_HOST_DEVICE float ComputeNvfp4TensorScale(float amax) {
+  const float scale = CapAtFloatMax(kNvfp4TensorMax / amax);
+  return amax == 0.0f || scale == 0.0f ? 1.0f : scale;
+}
+
+// The E4M3 code of a block's scale, from its amax (not a NaN) and S.
+PARAMSHARD_HOST_DEVICE uint8_t ComputeNvfp4BlockScale(float block_amax, float tensor_scale) {
+  return E4M3::Encode(CapAtFloatMax(block_amax * (tensor_scale * (1.0f / 6.0f))));
+}
+
+// What the elements of a block are multiplied by; FLT_MAX where the block's scale is 0.
+PARAMSHARD_HOST_DEVICE float Nvfp4EncodeMultiplier(uint8_t block_scale, float tensor_scale) {
+  return CapAtFloatMax(1.0f / (E4M3::Decode(block_scale) * (1.0f / tensor_scale)));
+}
+
+// What the E2M1 values of a block are multiplied by when they are decoded.
+PARAMSHARD_HOST_DEVICE float Nvfp4DecodeFactor(uint8_t block_scale, float amax) {
+  return E4M3::Decode(block_scale) * amax * (1.0f / kNvfp4TensorMax);
 }
 
 }  // namespace paramshard
