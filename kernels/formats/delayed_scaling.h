@@ -27,6 +27,11 @@ class DelayedScaling {
     int64_t history_length = 1024;
     // The scale leaves a factor of 2^margin between the amax and the largest value of the element type. May be negative.
     int32_t margin = 0;
+
+    friend bool operator==(const Options& a, const Options& b) {
+      return a.algorithm == b.algorithm && a.history_length == b.history_length && a.margin == b.margin;
+    }
+    friend bool operator!=(const Options& a, const Options& b) { return !(a == b); }
   };
 
   static constexpr int64_t kMaxHistoryLength = 1 << 16;

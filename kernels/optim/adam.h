@@ -12,6 +12,9 @@
 
 namespace paramshard {
 
+// How a master is stored: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.
+enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
+
 // The optimizer's state of an extent: `rows` x `cols` elements each, row-major, contiguous, aligned for their element.
 // Views: the caller owns the memory.
 struct AdamState {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "server/layout/format_rules.h"
 #include "server/layout/plane_bytes.h"
 
 namespace paramshard::server {
@@ -46,7 +47,9 @@ absl::StatusOr<Enum> ParseEnum(int number, Enum unspecified, Enum last, absl::st
 static_assert(static_cast<int>(Format::kNVFP4_2D) == v1::FORMAT_NVFP4_2D);
 static_assert(static_cast<int>(ElementType::kE2M1) == v1::ELEMENT_E2M1);
 static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
-static_assert(static_cast<int>(MomentType::kBF16) == v1::MOMENT_TYPE_BF16);
+static_assert(static_cast<int>(MomentType::kFP8) == v1::MOMENT_TYPE_FP8);
+static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF16_REMAINDER);
+static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
 static_assert(static_cast<int>(AdamMode::kL2) == v1::ADAM_MODE_L2);
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -84,7 +87,9 @@ ElementType DefaultElement(Format format) {
 // Transformer Engine's defaults: powers of two for blocks, any scale for a whole tensor.
 bool DefaultPowerOfTwoScales(Format format) { return format != Format::kFP8TensorCurrent; }
 
-absl::Status ParseEncoding(const v1::ParameterSpec& proto, Encoding& encoding) {
+// From a ParameterSpec or a FormatRule: their fields are the same.
+template <typename Proto>
+absl::Status ParseEncoding(const Proto& proto, Encoding& encoding) {
   if (proto.format() == v1::FORMAT_UNSPECIFIED) return Unexpected("a format", "none");
   ASSIGN_OR_RETURN(encoding.format, ParseEnum(proto.format(), Format::kFP32, Format::kNVFP4_2D, "a format"));
   const ElementType element = DefaultElement(encoding.format);
@@ -99,6 +104,44 @@ absl::Status ParseEncoding(const v1::ParameterSpec& proto, Encoding& encoding) {
                                      " of ", ElementTypeName(encoding.element), " (", status.message(), ")"));
   }
   return absl::OkStatus();
+}
+
+// Checked whatever the format is, kept where the format reads it.
+absl::Status ParseDelayedScaling(const v1::DelayedScaling& proto, Format format, DelayedScaling::Options& kept) {
+  DelayedScaling::Options scaling;
+  ASSIGN_OR_RETURN(scaling.algorithm,
+                   ParseEnum(proto.algorithm(), DelayedScaling::Algorithm::kMax, DelayedScaling::Algorithm::kMostRecent,
+                             "an algorithm of delayed scaling"));
+  if (proto.has_history_length()) scaling.history_length = proto.history_length();
+  RETURN_IF_ERROR(
+      CheckRange("history_length of delayed scaling", scaling.history_length, 1, DelayedScaling::kMaxHistoryLength));
+  if (proto.has_margin()) scaling.margin = proto.margin();
+  RETURN_IF_ERROR(
+      CheckRange("margin of delayed scaling", scaling.margin, -DelayedScaling::kMaxMargin, DelayedScaling::kMaxMargin));
+  if (format == Format::kFP8TensorDelayed) kept = scaling;
+  return absl::OkStatus();
+}
+
+template <typename Proto>
+absl::Status ParseState(const Proto& proto, ParameterSpec& spec) {
+  ASSIGN_OR_RETURN(spec.exp_avg_type,
+                   ParseEnum(proto.exp_avg_type(), MomentType::kFP32, MomentType::kFP8, "a type of exp_avg"));
+  ASSIGN_OR_RETURN(spec.exp_avg_sq_type,
+                   ParseEnum(proto.exp_avg_sq_type(), MomentType::kFP32, MomentType::kFP8, "a type of exp_avg_sq"));
+  ASSIGN_OR_RETURN(spec.master_type, ParseEnum(proto.master_type(), MasterType::kFP32, MasterType::kBF16Remainder,
+                                               "a type of the master"));
+  if (spec.master_type == MasterType::kBF16Remainder && spec.encoding.format != Format::kBF16) {
+    return Unexpected("format BF16 for a master of BF16_REMAINDER", FormatName(spec.encoding.format));
+  }
+  return absl::OkStatus();
+}
+
+// All that a rule can say.
+template <typename Proto>
+absl::Status ParseStorage(const Proto& proto, ParameterSpec& spec) {
+  RETURN_IF_ERROR(ParseEncoding(proto, spec.encoding));
+  RETURN_IF_ERROR(ParseDelayedScaling(proto.delayed_scaling(), spec.encoding.format, spec.delayed_scaling));
+  return ParseState(proto, spec);
 }
 
 InitialValue ToInitialValue(const v1::InitialValue& proto) {
@@ -134,13 +177,9 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto, int
   ParameterSpec spec;
   spec.name = proto.name();
   RETURN_IF_ERROR(ParseShape(proto, spec));
-  RETURN_IF_ERROR(ParseEncoding(proto, spec.encoding));
+  RETURN_IF_ERROR(ParseStorage(proto, spec));
   ASSIGN_OR_RETURN(spec.gradient_type,
                    ParseEnum(proto.gradient_type(), GradientType::kFP32, GradientType::kBF16, "a gradient type"));
-  ASSIGN_OR_RETURN(spec.exp_avg_type,
-                   ParseEnum(proto.exp_avg_type(), MomentType::kFP32, MomentType::kBF16, "a type of exp_avg"));
-  ASSIGN_OR_RETURN(spec.exp_avg_sq_type,
-                   ParseEnum(proto.exp_avg_sq_type(), MomentType::kFP32, MomentType::kBF16, "a type of exp_avg_sq"));
   RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, group_count - 1));
   spec.group = proto.group();
   spec.initial_value = ToInitialValue(proto.initial_value());
@@ -182,14 +221,16 @@ double MaxSlotBytes(const ParameterSpec& spec, bool small) {
 // Reads a ModelSpec field by field and keeps what rules about the whole model need.
 class Parser {
  public:
-  explicit Parser(const v1::ModelSpec& proto) : proto_(proto) {}
+  explicit Parser(const v1::ModelSpec& proto) : proto_(proto), rules_(proto.format_rules()) {}
 
   absl::StatusOr<ModelSpec> Parse() {
     RETURN_IF_ERROR(ParseModelName());
     RETURN_IF_ERROR(CheckCounts());
     RETURN_IF_ERROR(ParseOptions());
     RETURN_IF_ERROR(ParseGroups());
+    RETURN_IF_ERROR(rules_.Check());
     for (int i = 0; i < proto_.units_size(); ++i) RETURN_IF_ERROR(ParseUnit(i));
+    RETURN_IF_ERROR(CheckRules());
     return std::move(spec_);
   }
 
@@ -295,7 +336,7 @@ class Parser {
     if (!parameter_names_.insert(proto.name()).second) {
       return Unexpected("a name that no other parameter has", "it twice");
     }
-    ASSIGN_OR_RETURN(ParameterSpec parameter, ParseParameter(proto, static_cast<int>(spec_.groups.size())));
+    ASSIGN_OR_RETURN(ParameterSpec parameter, ParseByRules(proto));
     // Every slot may hold every unit; two more for the arena and for a unit's resident slot.
     total_bytes_ += MaxSlotBytes(parameter, IsSmall(parameter, spec_.small_parameter_bytes)) *
                     (spec_.gather_slots + spec_.gradient_slots + 2);
@@ -306,7 +347,35 @@ class Parser {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<ParameterSpec> ParseByRules(const v1::ParameterSpec& proto) {
+    const int groups = static_cast<int>(spec_.groups.size());
+    const v1::FormatRule* rule = rules_.Match(proto.name());
+    if (proto.format() != v1::FORMAT_UNSPECIFIED) return ParseParameter(proto, groups);
+    if (rule == nullptr) return Unexpected("a format or a format rule that matches the name", "none");
+    ASSIGN_OR_RETURN(const v1::ParameterSpec complete, ApplyRule(*rule, proto));
+    absl::StatusOr<ParameterSpec> parameter = ParseParameter(complete, groups);
+    if (parameter.ok()) return parameter;
+    return Annotate(parameter.status(), absl::StrCat("by format rule ", DisplayName(rule->pattern())));
+  }
+
+  // What no parameter needed has not been looked at.
+  absl::Status CheckRules() const {
+    if (const v1::FormatRule* rule = rules_.Unmatched(); rule != nullptr) {
+      return Unexpected(
+          absl::StrCat("format rule ", DisplayName(rule->pattern()), " to match the name of at least one parameter"),
+          "none that it matches");
+    }
+    for (const v1::FormatRule& rule : proto_.format_rules()) {
+      ParameterSpec unused;
+      if (const absl::Status status = ParseStorage(rule, unused); !status.ok()) {
+        return Annotate(status, absl::StrCat("format rule ", DisplayName(rule.pattern())));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   const v1::ModelSpec& proto_;
+  FormatRules rules_;
   ModelSpec spec_;
   double total_bytes_ = 0;
   // Views of proto_'s strings.

@@ -9,8 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/moment.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "paramshard/v1/trainer.pb.h"
@@ -24,6 +26,7 @@ inline constexpr int64_t kMaxParameters = 1'000'000;
 inline constexpr int kMaxGroups = 1024;
 // Ranks that a model can be cut over; with it the sizes of every checked spec's layout fit int64.
 inline constexpr int kMaxShardSize = 4096;
+inline constexpr int kMaxFormatRules = 256;
 inline constexpr size_t kMaxClientStateBytes = 64 * 1024;
 
 struct ParameterSpec {
@@ -32,9 +35,11 @@ struct ParameterSpec {
   int64_t rows = 1;     // product of all dimensions but the last
   int64_t columns = 1;  // the last dimension; a scalar is 1 x 1
   Encoding encoding;
+  DelayedScaling::Options delayed_scaling;  // the defaults but for FP8_TENSOR_DELAYED
   GradientType gradient_type = GradientType::kFP32;
   MomentType exp_avg_type = MomentType::kFP32;
   MomentType exp_avg_sq_type = MomentType::kFP32;
+  MasterType master_type = MasterType::kFP32;  // kBF16Remainder for BF16 only
   int group = 0;
   InitialValue initial_value;
 };
@@ -67,7 +72,8 @@ struct ModelSpec {
 // Checks every rule that the proto states, and that the sizes of any layout of the spec fit int64.
 // INVALID_ARGUMENT names the parameter (or field), what was expected and what came: "create model
 // m: parameter w: expected ..., got ..."; UNIMPLEMENTED a format that this build lacks. Specs that
-// mean the same come out equal: fields that a format does not read get their defaults.
+// mean the same come out equal: fields that a format does not read get their defaults, and rules
+// have given every parameter its format.
 absl::StatusOr<ModelSpec> ParseModelSpec(const v1::ModelSpec& proto);
 
 // The same spec with every default written out: equal specs give equal bytes. Inverse of

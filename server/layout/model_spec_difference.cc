@@ -40,7 +40,27 @@ std::string ToText(const InitialValue& value) {
 }
 
 std::string ToText(GradientType type) { return type == GradientType::kFP32 ? "FP32" : "BF16"; }
-std::string ToText(MomentType type) { return type == MomentType::kFP32 ? "FP32" : "BF16"; }
+std::string ToText(MasterType type) { return type == MasterType::kFP32 ? "FP32" : "BF16_REMAINDER"; }
+
+std::string ToText(MomentType type) {
+  switch (type) {
+    case MomentType::kFP32:
+      return "FP32";
+    case MomentType::kBF16:
+      return "BF16";
+    case MomentType::kFP16:
+      return "FP16";
+    case MomentType::kFP8:
+      return "FP8";
+  }
+  return "unknown";
+}
+
+std::string ToText(const DelayedScaling::Options& scaling) {
+  return absl::StrCat(scaling.algorithm == DelayedScaling::Algorithm::kMax ? "max" : "most recent", " of ",
+                      scaling.history_length, " steps with margin ", scaling.margin);
+}
+
 std::string ToText(AdamMode mode) { return mode == AdamMode::kAdamW ? "AdamW" : "L2"; }
 
 std::string ToText(absl::string_view text) { return std::string(text); }
@@ -50,9 +70,11 @@ Fields Describe(const ParameterSpec& spec) {
           {"format", ToText(FormatName(spec.encoding.format))},
           {"element", ToText(ElementTypeName(spec.encoding.element))},
           {"power_of_two_scales", OnOff(spec.encoding.power_of_two_scales)},
+          {"delayed_scaling", ToText(spec.delayed_scaling)},
           {"gradient type", ToText(spec.gradient_type)},
           {"exp_avg type", ToText(spec.exp_avg_type)},
           {"exp_avg_sq type", ToText(spec.exp_avg_sq_type)},
+          {"master type", ToText(spec.master_type)},
           {"group", absl::StrCat(spec.group)},
           {"initial value", ToText(spec.initial_value)}};
 }

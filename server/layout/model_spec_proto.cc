@@ -34,6 +34,14 @@ v1::InitialValue ToProto(const InitialValue& value) {
   return proto;
 }
 
+v1::DelayedScaling ToProto(const DelayedScaling::Options& scaling) {
+  v1::DelayedScaling proto;
+  proto.set_algorithm(static_cast<v1::AmaxAlgorithm>(scaling.algorithm));
+  proto.set_history_length(scaling.history_length);
+  proto.set_margin(scaling.margin);
+  return proto;
+}
+
 // Enums of the proto and of the kernels share their numbers (model_spec.cc asserts it).
 v1::ParameterSpec ToProto(const ParameterSpec& spec) {
   v1::ParameterSpec proto;
@@ -47,6 +55,9 @@ v1::ParameterSpec ToProto(const ParameterSpec& spec) {
   proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
   proto.set_group(spec.group);
   *proto.mutable_initial_value() = ToProto(spec.initial_value);
+  if (spec.encoding.format == Format::kFP8TensorDelayed)
+    *proto.mutable_delayed_scaling() = ToProto(spec.delayed_scaling);
+  proto.set_master_type(static_cast<v1::MasterType>(spec.master_type));
   return proto;
 }
 

@@ -22,6 +22,8 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
   }
   response.add_moment_types(v1::MOMENT_TYPE_FP32);
   response.add_moment_types(v1::MOMENT_TYPE_BF16);
+  response.add_moment_types(v1::MOMENT_TYPE_FP16);
+  response.add_moment_types(v1::MOMENT_TYPE_FP8);
   response.set_world_size(world.world_size);
   response.set_first_rank(world.first_rank);
   for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
