@@ -1,10 +1,18 @@
 #include "kernels/formats/codec.h"
 
+#include <cstring>
+
 #include "kernels/base/check.h"
+#include "kernels/base/float_bits.h"
+#include "kernels/base/simd_clones.h"
 #include "kernels/formats/fp8_block.h"
+#include "kernels/formats/fp8_tensor.h"
 #include "kernels/formats/mxfp8.h"
+#include "kernels/formats/mxfp8_2d.h"
+#include "kernels/formats/nvfp4.h"
 #include "kernels/formats/tile.h"
 #include "kernels/formats/unscaled.h"
+#include "kernels/formats/window.h"
 
 namespace paramshard {
 namespace {
@@ -17,6 +25,10 @@ MatrixShape TileShape(Format format) {
   switch (format) {
     case Format::kMXFP8:
       return {kMxBlockSize, kMxTileCols};
+    case Format::kMXFP8_2D:
+      return {kMx2dBlockSize, kMx2dTileCols};
+    case Format::kNVFP4_2D:
+      return {kNvfp4BlockSize, kNvfp4TileCols};
     case Format::kFP8Block128x128:
       return {kFp8BlockSize, kFp8BlockTileCols};
     default:
@@ -29,28 +41,51 @@ MatrixShape WalkedShape(Format format, int64_t rows, int64_t cols) {
 }
 
 void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walked, const Tile& tile,
-                MutablePlane row_wise, MutablePlane column_wise) {
+                MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling) {
   if (encoding.format == Format::kMXFP8) {
     return EncodeMxfp8Tile(encoding, matrix, walked, tile, row_wise, column_wise);
   }
   if (row_wise.data == nullptr) return;
+  const int64_t first = tile.row * walked.cols + tile.col;
   switch (encoding.format) {
     case Format::kFP32:
-      return EncodeFloats(matrix + tile.col, tile.cols, row_wise.data + tile.col * sizeof(float));
+      return EncodeFloats(matrix + first, tile.cols, row_wise.data + first * sizeof(float));
     case Format::kBF16:
-      return EncodeBFloat16s(matrix + tile.col, tile.cols, row_wise.data + tile.col * sizeof(uint16_t));
-    default:
+      return EncodeBFloat16s(matrix + first, tile.cols, row_wise.data + first * sizeof(uint16_t));
+    case Format::kFP16:
+      return EncodeFloat16s(matrix + first, tile.cols, row_wise.data + first * sizeof(uint16_t));
+    case Format::kMXFP8_2D:
+      return EncodeMxfp8_2dTile(encoding, matrix, walked, tile, row_wise);
+    case Format::kNVFP4_2D:
+      return EncodeNvfp4Tile(matrix, walked, tile, scaling.amax, row_wise);
+    case Format::kFP8Block128x128:
       return EncodeFp8BlockTile(encoding, matrix, walked, tile, row_wise);
+    default:
+      return EncodeFp8Tensor(encoding.element, matrix + first, tile.cols, Fp8TensorScale(encoding, scaling),
+                             row_wise.data + first);
+  }
+}
+
+void StoreTensorScaling(const Encoding& encoding, const TensorScaling& scaling, MutablePlane row_wise) {
+  if (encoding.format == Format::kNVFP4_2D) {
+    if (row_wise.amax != nullptr) memcpy(row_wise.amax, &scaling.amax, sizeof(scaling.amax));
+  } else if (NeedsAmax(encoding.format) && row_wise.scales != nullptr) {
+    const float scale_inv = 1.0f / Fp8TensorScale(encoding, scaling);
+    memcpy(row_wise.scales, &scale_inv, sizeof(scale_inv));
   }
 }
 
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
-                  MutablePlane column_wise, const TensorScaling& /*scaling*/) {
+                  MutablePlane column_wise, const TensorScaling& scaling) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
   const MatrixShape walked = WalkedShape(encoding.format, rows, cols);
+  StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked,
-              [&](const Tile& tile) { EncodeTile(encoding, matrix, walked, tile, row_wise, column_wise); });
+              [&](const Tile& tile) { EncodeTile(encoding, matrix, walked, tile, row_wise, column_wise, scaling); });
 }
+
+PARAMSHARD_SIMD_CLONES
+float Amax(const float* values, int64_t count) { return FloatFromBits(LargestAmaxBits(values, count)); }
 
 void DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, float* out) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
@@ -60,10 +95,18 @@ void DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int6
       return DecodeFloats(encoded.data, rows * cols, out);
     case Format::kBF16:
       return DecodeBFloat16s(encoded.data, rows * cols, out);
+    case Format::kFP16:
+      return DecodeFloat16s(encoded.data, rows * cols, out);
     case Format::kMXFP8:
       return DecodeMxfp8(encoding, plane, encoded, {rows, cols}, out);
-    default:
+    case Format::kMXFP8_2D:
+      return DecodeMxfp8_2d(encoding, encoded, {rows, cols}, out);
+    case Format::kNVFP4_2D:
+      return DecodeNvfp4(encoded, {rows, cols}, out);
+    case Format::kFP8Block128x128:
       return DecodeFp8Block(encoding, encoded, {rows, cols}, out);
+    default:
+      return DecodeFp8Tensor(encoding.element, encoded, rows * cols, out);
   }
 }
 

@@ -32,19 +32,18 @@ struct FormatInfo {
   int64_t scale_bytes;
   BlockShape row_wise_block;
   BlockShape column_wise_block;
-  bool implemented;
 };
 
 constexpr FormatInfo kFormats[] = {
-    {Format::kFP32, "FP32", 1, 32, 0, {}, {}, true},
-    {Format::kBF16, "BF16", 1, 16, 0, {}, {}, true},
-    {Format::kFP16, "FP16", 1, 16, 0, {}, {}, false},
-    {Format::kFP8TensorCurrent, "FP8_TENSOR_CURRENT", 1, 8, 4, {kUnbounded, kUnbounded}, {}, false},
-    {Format::kFP8TensorDelayed, "FP8_TENSOR_DELAYED", 1, 8, 4, {kUnbounded, kUnbounded}, {}, false},
-    {Format::kFP8Block128x128, "FP8_BLOCK_128X128", 128, 8, 4, {128, 128}, {}, true},
-    {Format::kMXFP8, "MXFP8", 32, 8, 1, {1, 32}, {32, 1}, true},
-    {Format::kMXFP8_2D, "MXFP8_2D", 32, 8, 1, {32, 32}, {}, false},
-    {Format::kNVFP4_2D, "NVFP4_2D", 16, 4, 1, {16, 16}, {}, false},
+    {Format::kFP32, "FP32", 1, 32, 0, {}, {}},
+    {Format::kBF16, "BF16", 1, 16, 0, {}, {}},
+    {Format::kFP16, "FP16", 1, 16, 0, {}, {}},
+    {Format::kFP8TensorCurrent, "FP8_TENSOR_CURRENT", 1, 8, 4, {kUnbounded, kUnbounded}, {}},
+    {Format::kFP8TensorDelayed, "FP8_TENSOR_DELAYED", 1, 8, 4, {kUnbounded, kUnbounded}, {}},
+    {Format::kFP8Block128x128, "FP8_BLOCK_128X128", 128, 8, 4, {128, 128}, {}},
+    {Format::kMXFP8, "MXFP8", 32, 8, 1, {1, 32}, {32, 1}},
+    {Format::kMXFP8_2D, "MXFP8_2D", 32, 8, 1, {32, 32}, {}},
+    {Format::kNVFP4_2D, "NVFP4_2D", 16, 4, 1, {16, 16}, {}},
 };
 
 const FormatInfo* FindFormat(Format format) {
@@ -112,9 +111,10 @@ absl::Status CheckEncodable(const Encoding& encoding) {
     return absl::InvalidArgumentError(
         absl::StrCat("format ", info->name, " has no element type ", ElementTypeName(encoding.element)));
   }
-  if (!info->implemented) return absl::UnimplementedError(absl::StrCat("format ", info->name, " is not implemented"));
   return absl::OkStatus();
 }
+
+bool PowerOfTwoScalesByDefault(Format format) { return format != Format::kFP8TensorCurrent; }
 
 int64_t GranuleRows(Format format) { return GetFormat(format).granule_rows; }
 

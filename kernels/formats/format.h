@@ -65,9 +65,12 @@ absl::StatusOr<Format> ParseFormat(absl::string_view name);
 absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 
 // Ok when EncodePlanes and DecodePlane take this encoding. InvalidArgument for an encoding that makes no sense (MXFP8 of
-// E2M1), Unimplemented for one that does and is not written yet. Call it before any function that takes an Encoding: those
-// CHECK it.
+// E2M1). Call it before any function that takes an Encoding: those CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
+
+// What power_of_two_scales is where nobody says: true for FP8_BLOCK_128X128, false for FP8_TENSOR_CURRENT, as in
+// TransformerEngine. No matter elsewhere.
+bool PowerOfTwoScalesByDefault(Format format);
 
 // Rows that must stay together because they share a scale: 128 for FP8_BLOCK_128X128, 32 for MXFP8 and MXFP8_2D, 16 for
 // NVFP4_2D, else 1. Extents are cut at multiples of it.

@@ -57,20 +57,6 @@ PARAMSHARD_ALWAYS_INLINE void ComputeScales(const uint32_t* __restrict amax, int
   }
 }
 
-// data[i] = the code of source[i] * multipliers[i].
-template <typename Element>
-PARAMSHARD_ALWAYS_INLINE void EncodeEach(const float* __restrict source, int64_t count,
-                                         const float* __restrict multipliers, uint8_t* __restrict data) {
-  for (int64_t i = 0; i < count; ++i) data[i] = Element::Encode(source[i] * multipliers[i]);
-}
-
-// Repeats the multiplier of each block for its elements: one loop over a whole row beats one of 32 elements per block.
-PARAMSHARD_ALWAYS_INLINE void Spread(const float* __restrict of_blocks, int64_t blocks, float* __restrict multipliers) {
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int64_t i = 0; i < kMxBlockSize; ++i) multipliers[block * kMxBlockSize + i] = of_blocks[block];
-  }
-}
-
 // Row-wise plane of a tile: `data` and `scales` are where the tile's begin.
 template <typename Element>
 PARAMSHARD_ALWAYS_INLINE void EncodeRowWise(const Window& tile, const TileAmax& amax, MutablePlane plane) {
@@ -79,7 +65,7 @@ PARAMSHARD_ALWAYS_INLINE void EncodeRowWise(const Window& tile, const TileAmax& 
   float multipliers[kMxTileCols];
   for (int64_t row = 0; row < tile.rows; ++row) {
     ComputeScales<Element>(amax.row_wise[row], blocks, plane.scales + row * BlocksIn(tile.stride), of_blocks);
-    Spread(of_blocks, blocks, multipliers);
+    Spread<kMxBlockSize>(of_blocks, blocks, multipliers);
     EncodeEach<Element>(tile.Row(row), tile.cols, multipliers, plane.data + row * tile.stride);
   }
 }

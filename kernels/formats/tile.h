@@ -40,9 +40,13 @@ void ForEachTile(Format format, MatrixShape walked, const Visitor& visit) {
   }
 }
 
-// Encodes one tile of `matrix` (of WalkedShape()) into the planes of the whole matrix. A plane whose data is null is left out.
+// Encodes one tile of `matrix` (of WalkedShape(), or of its own shape) into the planes of the whole matrix. A plane whose data
+// is null is left out, and so is what StoreTensorScaling() stores.
 void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walked, const Tile& tile,
-                MutablePlane row_wise, MutablePlane column_wise);
+                MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling);
+
+// Stores what a plane has of the whole tensor: the scale_inv of FP8_TENSOR_*, the amax of NVFP4_2D.
+void StoreTensorScaling(const Encoding& encoding, const TensorScaling& scaling, MutablePlane row_wise);
 
 }  // namespace paramshard
 

@@ -1,4 +1,4 @@
-// The formats without scales, FP32 and BF16, as arrays of `count` elements.
+// The formats without scales, FP32, BF16 and FP16, as arrays of `count` elements.
 //
 // Internal to kernels/. Data may be of any alignment.
 
@@ -14,6 +14,9 @@ void DecodeFloats(const uint8_t* data, int64_t count, float* out);
 
 void EncodeBFloat16s(const float* source, int64_t count, uint8_t* data);
 void DecodeBFloat16s(const uint8_t* data, int64_t count, float* out);
+
+void EncodeFloat16s(const float* source, int64_t count, uint8_t* data);
+void DecodeFloat16s(const uint8_t* data, int64_t count, float* out);
 
 }  // namespace paramshard
 

@@ -36,11 +36,50 @@ PARAMSHARD_ALWAYS_INLINE uint32_t LargestAmaxBits(const float* values, int64_t c
   return largest;
 }
 
+// The largest AmaxBits() of each kBlock x kBlock block of a tile of at most kBlock rows and kTileCols columns. Columns first:
+// rows of a small block are too short to be searched by themselves.
+template <int64_t kBlock, int64_t kTileCols>
+PARAMSHARD_ALWAYS_INLINE void ComputeSquareAmax(const Window& tile, uint32_t* __restrict amax) {
+  uint32_t columns[kTileCols] = {};
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const float* __restrict source = tile.Row(row);
+    if (row + 1 < tile.rows) Prefetch(tile.Row(row + 1), tile.cols);
+    for (int64_t i = 0; i < tile.cols; ++i) columns[i] = std::max(columns[i], AmaxBits(source[i]));
+  }
+  for (int64_t block = 0; block * kBlock < tile.cols; ++block) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < kBlock; ++i) largest = std::max(largest, columns[block * kBlock + i]);
+    amax[block] = largest;
+  }
+}
+
+// Repeats what each block has for its elements: one loop over a whole row beats a short one per block.
+template <int64_t kBlock>
+PARAMSHARD_ALWAYS_INLINE void Spread(const float* __restrict of_blocks, int64_t blocks, float* __restrict of_elements) {
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t i = 0; i < kBlock; ++i) of_elements[block * kBlock + i] = of_blocks[block];
+  }
+}
+
+// data[i] = the code of source[i] * multipliers[i].
+template <typename Element>
+PARAMSHARD_ALWAYS_INLINE void EncodeEach(const float* __restrict source, int64_t count,
+                                         const float* __restrict multipliers, uint8_t* __restrict data) {
+  for (int64_t i = 0; i < count; ++i) data[i] = Element::Encode(source[i] * multipliers[i]);
+}
+
 // data[i] = the code of source[i] * scale.
 template <typename Element>
 PARAMSHARD_ALWAYS_INLINE void EncodeScaled(const float* __restrict source, int64_t count, float scale,
                                            uint8_t* __restrict data) {
   for (int64_t i = 0; i < count; ++i) data[i] = Element::Encode(source[i] * scale);
+}
+
+// out[i] = the value of data[i] * factors[i].
+template <typename Element>
+PARAMSHARD_ALWAYS_INLINE void DecodeWithFactors(const uint8_t* __restrict data, int64_t count,
+                                                const float* __restrict factors, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = CanonicalNan(Element::Decode(data[i]) * factors[i]);
 }
 
 // out[i] = the value of data[i] * scale.

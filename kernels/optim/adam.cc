@@ -1,5 +1,6 @@
 #include "kernels/optim/adam.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -8,11 +9,12 @@
 #include "kernels/base/simd_clones.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/tile.h"
+#include "kernels/optim/master_remainder.h"
 
 namespace paramshard {
 namespace {
 
-// How a moment is read and stored, as an array's element type and two conversions.
+// How a moment without scales is read and stored, as an array's element type and two conversions.
 struct FloatMoment {
   using Stored = float;
   PARAMSHARD_ALWAYS_INLINE static float Load(Stored stored) { return stored; }
@@ -39,45 +41,140 @@ PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, const float* 
   }
 }
 
+// Consecutive elements of a row, their moments in FP32 or BF16.
+struct Chunk {
+  const float* gradient;
+  float* master;
+  MutableMoment exp_avg;
+  MutableMoment exp_avg_sq;
+  int64_t count;
+};
+
 template <AdamMode kMode, typename ExpAvg, typename ExpAvgSq>
-PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const float* gradient, const AdamState& state,
-                                         int64_t stride, const Tile& tile) {
-  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
-    const int64_t first = row * stride + tile.col;
-    UpdateElements<kMode, ExpAvg, ExpAvgSq>(
-        step, gradient + first, state.master + first, static_cast<typename ExpAvg::Stored*>(state.exp_avg.data) + first,
-        static_cast<typename ExpAvgSq::Stored*>(state.exp_avg_sq.data) + first, tile.cols);
-  }
+PARAMSHARD_ALWAYS_INLINE void UpdateWith(const AdamStep& step, const Chunk& chunk) {
+  UpdateElements<kMode, ExpAvg, ExpAvgSq>(step, chunk.gradient, chunk.master,
+                                          static_cast<typename ExpAvg::Stored*>(chunk.exp_avg.data),
+                                          static_cast<typename ExpAvgSq::Stored*>(chunk.exp_avg_sq.data), chunk.count);
 }
 
 template <AdamMode kMode, typename ExpAvg>
-PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const float* gradient, const AdamState& state,
-                                               int64_t stride, const Tile& tile) {
-  if (state.exp_avg_sq.type == MomentType::kFP32) {
-    UpdateRows<kMode, ExpAvg, FloatMoment>(step, gradient, state, stride, tile);
+PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const Chunk& chunk) {
+  if (chunk.exp_avg_sq.type == MomentType::kFP32) {
+    UpdateWith<kMode, ExpAvg, FloatMoment>(step, chunk);
   } else {
-    UpdateRows<kMode, ExpAvg, BFloat16Moment>(step, gradient, state, stride, tile);
+    UpdateWith<kMode, ExpAvg, BFloat16Moment>(step, chunk);
   }
 }
 
 template <AdamMode kMode>
-PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const float* gradient, const AdamState& state,
-                                           int64_t stride, const Tile& tile) {
-  if (state.exp_avg.type == MomentType::kFP32) {
-    UpdateWithExpAvg<kMode, FloatMoment>(step, gradient, state, stride, tile);
+PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const Chunk& chunk) {
+  if (chunk.exp_avg.type == MomentType::kFP32) {
+    UpdateWithExpAvg<kMode, FloatMoment>(step, chunk);
   } else {
-    UpdateWithExpAvg<kMode, BFloat16Moment>(step, gradient, state, stride, tile);
+    UpdateWithExpAvg<kMode, BFloat16Moment>(step, chunk);
   }
 }
 
-// Updates one tile of an extent whose rows are `stride` elements long.
 PARAMSHARD_SIMD_CLONES
-void UpdateTile(const AdamStep& step, const float* gradient, const AdamState& state, int64_t stride, const Tile& tile) {
+void UpdateChunk(const AdamStep& step, const Chunk& chunk) {
   if (step.mode == AdamMode::kAdamW) {
-    UpdateInMode<AdamMode::kAdamW>(step, gradient, state, stride, tile);
+    UpdateInMode<AdamMode::kAdamW>(step, chunk);
   } else {
-    UpdateInMode<AdamMode::kL2>(step, gradient, state, stride, tile);
+    UpdateInMode<AdamMode::kL2>(step, chunk);
   }
+}
+
+// Elements that are staged at a time: few enough for the first-level cache, whole blocks of moments.
+constexpr int64_t kChunkSize = 8 * kMomentBlockSize;
+
+// A chunk's part of a moment, as float32 while it is updated when its type has scales.
+class StagedMoment {
+ public:
+  StagedMoment(MomentKind kind, const MutableMoment& stored, int64_t count)
+      : kind_(kind), stored_(stored), count_(count) {
+    if (is_staged()) DecodeMoment(kind_, {stored_.data, stored_.scales, stored_.type}, 1, count_, values_);
+  }
+
+  MutableMoment Unscaled() { return is_staged() ? MutableMoment{values_, nullptr, MomentType::kFP32} : stored_; }
+  void Store() const {
+    if (is_staged()) EncodeMoment(kind_, values_, 1, count_, stored_);
+  }
+
+ private:
+  bool is_staged() const { return HasMomentScales(stored_.type); }
+
+  const MomentKind kind_;
+  const MutableMoment stored_;
+  const int64_t count_;
+  float values_[kChunkSize];
+};
+
+// A chunk's part of the master, joined while it is updated when it is stored with a remainder.
+class StagedMaster {
+ public:
+  StagedMaster(const AdamState& state, uint8_t* weights, int64_t first, int64_t count) : count_(count) {
+    if (state.remainder == nullptr) {
+      values_ = state.master + first;
+      return;
+    }
+    values_ = joined_;
+    weights_ = weights + first * sizeof(SplitMaster::weight);
+    remainder_ = state.remainder + first;
+    JoinMasters(weights_, remainder_, count_, values_);
+  }
+
+  float* values() { return values_; }
+  void Store() const {
+    if (remainder_ != nullptr) SplitMasters(values_, count_, weights_, remainder_);
+  }
+
+ private:
+  const int64_t count_;
+  float* values_;
+  uint8_t* weights_ = nullptr;
+  int16_t* remainder_ = nullptr;
+  float joined_[kChunkSize];
+};
+
+// An extent as it is walked: `cols` elements to a row.
+struct Extent {
+  const float* gradient;
+  const AdamState& state;
+  uint8_t* weights;  // of a master with a remainder
+  int64_t cols;
+};
+
+void UpdateColumns(const AdamStep& step, const Extent& extent, int64_t row, int64_t col, int64_t count) {
+  const int64_t first = row * extent.cols + col;
+  StagedMaster master(extent.state, extent.weights, first, count);
+  StagedMoment exp_avg(MomentKind::kExpAvg, MomentAt(extent.state.exp_avg, extent.cols, row, col), count);
+  StagedMoment exp_avg_sq(MomentKind::kExpAvgSq, MomentAt(extent.state.exp_avg_sq, extent.cols, row, col), count);
+  UpdateChunk(step, {extent.gradient + first, master.values(), exp_avg.Unscaled(), exp_avg_sq.Unscaled(), count});
+  master.Store();
+  exp_avg.Store();
+  exp_avg_sq.Store();
+}
+
+void UpdateTile(const AdamStep& step, const Extent& extent, const Tile& tile) {
+  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+    for (int64_t col = 0; col < tile.cols; col += kChunkSize) {
+      UpdateColumns(step, extent, row, tile.col + col, std::min(kChunkSize, tile.cols - col));
+    }
+  }
+}
+
+float TileAmax(const float* master, int64_t stride, const Tile& tile) {
+  float amax = 0.0f;
+  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+    amax = std::max(amax, Amax(master + row * stride + tile.col, tile.cols));
+  }
+  return amax;
+}
+
+// Blocks of moments end with their row.
+MatrixShape WalkedShape(const AdamState& state, Format format, int64_t rows, int64_t cols) {
+  const bool by_rows = HasMomentScales(state.exp_avg.type) || HasMomentScales(state.exp_avg_sq.type);
+  return by_rows ? MatrixShape{rows, cols} : WalkedShape(format, rows, cols);
 }
 
 }  // namespace
@@ -88,14 +185,21 @@ float BiasCorrection(float beta, int64_t step) {
 
 float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& /*scaling*/) {
+                const TensorScaling& scaling) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
-  const MatrixShape walked = WalkedShape(encoding.format, rows, cols);
+  const bool is_split = state.remainder != nullptr;
+  PARAMSHARD_CHECK(!is_split || (encoding.format == Format::kBF16 && (row_wise.data != nullptr || rows * cols == 0)));
+  const bool encodes = !is_split && !EncodesAfterAmax(encoding.format);
+  const MatrixShape walked = WalkedShape(state, encoding.format, rows, cols);
+  const Extent extent = {gradient, state, row_wise.data, walked.cols};
+  float amax = 0.0f;
+  if (encodes) StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
-    UpdateTile(step, gradient, state, walked.cols, tile);
-    EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise);
+    UpdateTile(step, extent, tile);
+    if (NeedsAmax(encoding.format)) amax = std::max(amax, TileAmax(state.master, walked.cols, tile));
+    if (encodes) EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise, scaling);
   });
-  return 0.0f;
+  return amax;
 }
 
 }  // namespace paramshard

@@ -30,6 +30,10 @@ PARAMSHARD_HOST_DEVICE float Join(SplitMaster split) {
   return FloatFromBits((uint32_t{split.weight} << 16) + static_cast<uint32_t>(int32_t{split.remainder}));
 }
 
+// The same for `count` elements. Weights are BF16 plane data, of any alignment.
+void SplitMasters(const float* masters, int64_t count, uint8_t* weights, int16_t* remainders);
+void JoinMasters(const uint8_t* weights, const int16_t* remainders, int64_t count, float* masters);
+
 }  // namespace paramshard
 
 #endif  // PARAMSHARD_KERNELS_OPTIM_MASTER_REMAINDER_H_

@@ -42,9 +42,14 @@ struct ConstMoment {
   MomentType type = MomentType::kFP32;
 };
 
+// The part of a moment with rows of `cols` elements that begins at a row and a column, a multiple of kMomentBlockSize. As a
+// moment of one row it reaches to the end of that row at most.
+MutableMoment MomentAt(const MutableMoment& moment, int64_t cols, int64_t row, int64_t col);
+
 // Stores rows x cols values. Every NaN is stored as 0x7fc00000 (bf16, fp16: 0x7fff, fp8: 0x7f).
 void EncodeMoment(MomentKind kind, const float* values, int64_t rows, int64_t cols, const MutableMoment& moment);
 
+// Reads rows x cols values. Every NaN is 0x7fc00000.
 void DecodeMoment(MomentKind kind, const ConstMoment& moment, int64_t rows, int64_t cols, float* values);
 
 }  // namespace paramshard
