@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/float_bits.h"
 #include "kernels/formats/scale_math.h"
 
 namespace paramshard {
@@ -44,13 +45,15 @@ std::vector<float> DelayedScaling::history() const {
 
 float DelayedScaling::Update(float amax) {
   newest_ = (newest_ + 1) % ring_.size();
-  ring_[newest_] = amax;
+  ring_[newest_] = CanonicalNan(amax);
   scale_ = ComputeDelayedScale(PickedAmax(), scaled_max_, scale_);
   return scale_;
 }
 
 float DelayedScaling::PickedAmax() const {
-  return algorithm_ == Algorithm::kMax ? *std::max_element(ring_.begin(), ring_.end()) : ring_[newest_];
+  if (algorithm_ == Algorithm::kMostRecent) return ring_[newest_];
+  // Bits order like the magnitudes, with NaN above infinity.
+  return *std::max_element(ring_.begin(), ring_.end(), [](float a, float b) { return FloatBits(a) < FloatBits(b); });
 }
 
 }  // namespace paramshard

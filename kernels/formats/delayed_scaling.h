@@ -57,7 +57,8 @@ class DelayedScaling {
   std::vector<float> history() const;
 
   // Enters the amax of a step, the largest over all ranks, and returns the scale of the next one: ComputeDelayedScale() of
-  // the amax that the algorithm picks.
+  // the amax that the algorithm picks. An amax that is infinite or NaN is the largest of its window: the scale stays while it
+  // is in there.
   float Update(float amax);
 
  private:

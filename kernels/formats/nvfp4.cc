@@ -54,22 +54,27 @@ PARAMSHARD_ALWAYS_INLINE void Unpack(const uint8_t* __restrict packed, int64_t p
   }
 }
 
-// The decode factors of the columns [col, col + cols) of a row of blocks.
-PARAMSHARD_ALWAYS_INLINE void ComputeFactors(const uint8_t* scales, int64_t cols, float amax, float* factors) {
+// The decoded scale of each of `cols` columns of a row of blocks.
+PARAMSHARD_ALWAYS_INLINE void DecodeScales(const uint8_t* scales, int64_t cols, float* of_columns) {
   float of_blocks[kTileBlocks];
   const int64_t blocks = BlocksIn(cols);
-  for (int64_t i = 0; i < blocks; ++i) of_blocks[i] = Nvfp4DecodeFactor(scales[i], amax);
-  Spread<kNvfp4BlockSize>(of_blocks, blocks, factors);
+  for (int64_t i = 0; i < blocks; ++i) of_blocks[i] = E4M3::Decode(scales[i]);
+  Spread<kNvfp4BlockSize>(of_blocks, blocks, of_columns);
+}
+
+PARAMSHARD_ALWAYS_INLINE void DecodeEach(const uint8_t* __restrict codes, int64_t count, const float* __restrict scales,
+                                         float amax, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = CanonicalNan(DecodeNvfp4(E2M1::Decode(codes[i]), scales[i], amax));
 }
 
 PARAMSHARD_SIMD_CLONES
 void DecodeTile(ConstPlane plane, MatrixShape shape, const Tile& tile, float amax, float* out) {
-  float factors[kNvfp4TileCols];
+  float scales[kNvfp4TileCols];
   uint8_t codes[kNvfp4TileCols];
-  ComputeFactors(plane.scales + ScaleIndex(shape, tile.row, tile.col), tile.cols, amax, factors);
+  DecodeScales(plane.scales + ScaleIndex(shape, tile.row, tile.col), tile.cols, scales);
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
     Unpack(plane.data + DataIndex(shape, row, tile.col), PairsIn(tile.cols), codes);
-    DecodeWithFactors<E2M1>(codes, tile.cols, factors, out + row * shape.cols + tile.col);
+    DecodeEach(codes, tile.cols, scales, amax, out + row * shape.cols + tile.col);
   }
 }
 

@@ -89,9 +89,9 @@ PARAMSHARD_HOST_DEVICE float Nvfp4EncodeMultiplier(uint8_t block_scale, float te
   return CapAtFloatMax(1.0f / (E4M3::Decode(block_scale) * (1.0f / tensor_scale)));
 }
 
-// What the E2M1 values of a block are multiplied by when they are decoded.
-PARAMSHARD_HOST_DEVICE float Nvfp4DecodeFactor(uint8_t block_scale, float amax) {
-  return E4M3::Decode(block_scale) * amax * (1.0f / kNvfp4TensorMax);
+// What an E2M1 value stands for in a block of decoded scale `block_scale`. The first product is exact.
+PARAMSHARD_HOST_DEVICE float DecodeNvfp4(float value, float block_scale, float amax) {
+  return ((value * block_scale) * amax) * (1.0f / kNvfp4TensorMax);
 }
 
 }  // namespace paramshard

@@ -75,13 +75,6 @@ PARAMSHARD_ALWAYS_INLINE void EncodeScaled(const float* __restrict source, int64
   for (int64_t i = 0; i < count; ++i) data[i] = Element::Encode(source[i] * scale);
 }
 
-// out[i] = the value of data[i] * factors[i].
-template <typename Element>
-PARAMSHARD_ALWAYS_INLINE void DecodeWithFactors(const uint8_t* __restrict data, int64_t count,
-                                                const float* __restrict factors, float* __restrict out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = CanonicalNan(Element::Decode(data[i]) * factors[i]);
-}
-
 // out[i] = the value of data[i] * scale.
 template <typename Element>
 PARAMSHARD_ALWAYS_INLINE void DecodeScaled(const uint8_t* __restrict data, int64_t count, float scale,

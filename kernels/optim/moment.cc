@@ -38,7 +38,7 @@ PARAMSHARD_ALWAYS_INLINE void EncodeRows(const float* values, int64_t rows, int6
 template <typename Moment, bool kRoot>
 PARAMSHARD_ALWAYS_INLINE void DecodeBlock(const typename Moment::Stored* __restrict codes, int64_t count,
                                           float scale_inv, float* __restrict values) {
-  for (int64_t i = 0; i < count; ++i) values[i] = DecodeBlockMoment<Moment, kRoot>(codes[i], scale_inv);
+  for (int64_t i = 0; i < count; ++i) values[i] = CanonicalNan(DecodeBlockMoment<Moment, kRoot>(codes[i], scale_inv));
 }
 
 template <typename Moment, bool kRoot>

@@ -3,6 +3,7 @@
 #ifndef PARAMSHARD_TESTS_KERNELS_ADAM_STATE_H_
 #define PARAMSHARD_TESTS_KERNELS_ADAM_STATE_H_
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -10,55 +11,123 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/base/float_bits.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float16.h"
+#include "kernels/formats/float8.h"
 #include "kernels/optim/adam.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/random_floats.h"
 
 namespace paramshard {
 
-// A moment array in either type, read and written as float32.
+// A moment in any type, read and written as float32 by the definition of moment.h.
 class Moments {
  public:
-  Moments(MomentType type, const std::vector<float>& values) : type_(type), bytes_(values.size() * MomentBytes(type)) {
-    for (size_t i = 0; i < values.size(); ++i) Set(i, values[i]);
+  Moments(MomentKind kind, MomentType type, int64_t rows, int64_t cols, const std::vector<float>& values)
+      : kind_(kind),
+        type_(type),
+        rows_(rows),
+        cols_(cols),
+        bytes_(values.size() * MomentBytes(type)),
+        scales_(MomentScaleCount(type, rows, cols)) {
+    Set(values);
   }
+  // A type without scales, whose shape does not matter.
+  Moments(MomentType type, const std::vector<float>& values)
+      : Moments(MomentKind::kExpAvg, type, 1, static_cast<int64_t>(values.size()), values) {}
 
   MomentType type() const { return type_; }
-  void* data() { return bytes_.data(); }
+  MutableMoment View() { return {bytes_.data(), scales_.data(), type_}; }
   const std::vector<uint8_t>& bytes() const { return bytes_; }
+  const std::vector<float>& scales() const { return scales_; }
 
-  float Get(size_t i) const {
-    if (type_ == MomentType::kFP32) return std::bit_cast<float>(At<uint32_t>(i));
-    return DecodeBFloat16(At<uint16_t>(i));
-  }
-  void Set(size_t i, float value) {
-    const uint32_t bits = std::isnan(value) ? 0x7fc00000u : std::bit_cast<uint32_t>(value);
-    const uint16_t code = EncodeBFloat16(value);
-    if (type_ == MomentType::kFP32) std::memcpy(&bytes_[i * 4], &bits, 4);
-    if (type_ == MomentType::kBF16) std::memcpy(&bytes_[i * 2], &code, 2);
+  std::vector<float> Get() const {
+    std::vector<float> values(rows_ * cols_);
+    for (int64_t i = 0; i < rows_ * cols_; ++i) {
+      values[i] = Decode(i);
+      if (!HasMomentScales(type_)) continue;
+      values[i] *= scales_[Block(i)];
+      if (kind_ == MomentKind::kExpAvgSq) values[i] *= values[i];
+    }
+    for (float& value : values) value = CanonicalNan(value);
+    return values;
   }
 
-  friend bool operator==(const Moments&, const Moments&) = default;
+  void Set(std::vector<float> values) {
+    if (HasMomentScales(type_)) Scale(values);
+    for (int64_t i = 0; i < rows_ * cols_; ++i) Encode(i, values[i]);
+  }
+
+  friend bool operator==(const Moments& a, const Moments& b) {
+    return a.bytes_ == b.bytes_ && AsBytes(a.scales_) == AsBytes(b.scales_);
+  }
 
  private:
+  int64_t Block(int64_t i) const { return i / cols_ * ((cols_ + 127) / 128) + i % cols_ / 128; }
+
+  // Makes the values those that are cast, and the scales those of their blocks.
+  void Scale(std::vector<float>& values) {
+    std::fill(scales_.begin(), scales_.end(), 0.0f);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (kind_ == MomentKind::kExpAvgSq) values[i] = std::sqrt(values[i]);
+      float& amax = scales_[Block(static_cast<int64_t>(i))];
+      if (std::fabs(values[i]) > amax) amax = std::fabs(values[i]);
+    }
+    for (float& scale : scales_) {
+      scale /= type_ == MomentType::kFP8 ? 448.0f : 65504.0f;
+      if (scale == 0.0f || std::isinf(scale)) scale = 1.0f;
+    }
+    for (size_t i = 0; i < values.size(); ++i) values[i] /= scales_[Block(static_cast<int64_t>(i))];
+  }
+
+  float Decode(int64_t i) const {
+    switch (type_) {
+      case MomentType::kFP32:
+        return std::bit_cast<float>(At<uint32_t>(i));
+      case MomentType::kBF16:
+        return DecodeBFloat16(At<uint16_t>(i));
+      case MomentType::kFP16:
+        return DecodeFloat16(At<uint16_t>(i));
+      default:
+        return E4M3::Decode(At<uint8_t>(i));
+    }
+  }
+
+  void Encode(int64_t i, float value) {
+    switch (type_) {
+      case MomentType::kFP32:
+        return Put(i, std::isnan(value) ? 0x7fc00000u : std::bit_cast<uint32_t>(value));
+      case MomentType::kBF16:
+        return Put(i, EncodeBFloat16(value));
+      case MomentType::kFP16:
+        return Put(i, EncodeFloat16Saturating(value));
+      default:
+        return Put(i, E4M3::Encode(value));
+    }
+  }
+
   template <typename T>
-  T At(size_t i) const {
+  T At(int64_t i) const {
     T value;
     std::memcpy(&value, &bytes_[i * sizeof(T)], sizeof(T));
     return value;
   }
+  template <typename T>
+  void Put(int64_t i, T value) {
+    std::memcpy(&bytes_[i * sizeof(T)], &value, sizeof(T));
+  }
 
+  MomentKind kind_;
   MomentType type_;
+  int64_t rows_;
+  int64_t cols_;
   std::vector<uint8_t> bytes_;
+  std::vector<float> scales_;
 };
 
 struct OwnedState {
-  AdamState View() {
-    return {.master = master.data(),
-            .exp_avg = {.data = exp_avg.data(), .type = exp_avg.type()},
-            .exp_avg_sq = {.data = exp_avg_sq.data(), .type = exp_avg_sq.type()}};
-  }
+  AdamState View() { return {.master = master.data(), .exp_avg = exp_avg.View(), .exp_avg_sq = exp_avg_sq.View()}; }
 
   bool SameAs(const OwnedState& other) const {
     return AsBytes(master) == AsBytes(other.master) && exp_avg == other.exp_avg && exp_avg_sq == other.exp_avg_sq;
@@ -80,13 +149,17 @@ inline AdamStep TypicalStep(AdamMode mode) {
   return step;
 }
 
-inline OwnedState RandomState(RandomFloats& random, int64_t count, MomentType exp_avg, MomentType exp_avg_sq) {
+inline OwnedState RandomState(RandomFloats& random, int64_t rows, int64_t cols, MomentType exp_avg,
+                              MomentType exp_avg_sq) {
+  const int64_t count = rows * cols;
   std::vector<float> squares = random.Mixed(count);
   for (float& value : squares) value = std::fabs(value);
-  return {random.Mixed(count), Moments(exp_avg, random.Mixed(count)), Moments(exp_avg_sq, squares)};
+  return {random.Mixed(count), Moments(MomentKind::kExpAvg, exp_avg, rows, cols, random.Mixed(count)),
+          Moments(MomentKind::kExpAvgSq, exp_avg_sq, rows, cols, squares)};
 }
 
-inline constexpr MomentType kMomentTypes[] = {MomentType::kFP32, MomentType::kBF16};
+inline constexpr MomentType kMomentTypes[] = {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16,
+                                              MomentType::kFP8};
 inline constexpr AdamMode kModes[] = {AdamMode::kAdamW, AdamMode::kL2};
 
 // Values whose quotients and roots are subnormal, overflow, or are not numbers.

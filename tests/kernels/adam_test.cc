@@ -1,5 +1,6 @@
 #include "kernels/optim/adam.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/formats/bfloat16.h"
+#include "kernels/optim/master_remainder.h"
 #include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/planes.h"
@@ -26,12 +27,14 @@ float Round(float value) {
 
 // The formula of docs/numerics.md, written out.
 void SlowAdam(const AdamStep& s, const std::vector<float>& gradient, OwnedState& state) {
+  std::vector<float> exp_avg = state.exp_avg.Get();
+  std::vector<float> exp_avg_sq = state.exp_avg_sq.Get();
   for (size_t i = 0; i < gradient.size(); ++i) {
     float p = state.master[i];
     float g = Round(gradient[i] * s.gradient_scale);
     if (s.mode == AdamMode::kL2) g = Round(g + Round(s.weight_decay * p));
-    const float m = Round(Round(s.beta1 * state.exp_avg.Get(i)) + Round(Round(1.0f - s.beta1) * g));
-    const float v = Round(Round(s.beta2 * state.exp_avg_sq.Get(i)) + Round(Round(Round(1.0f - s.beta2) * g) * g));
+    const float m = Round(Round(s.beta1 * exp_avg[i]) + Round(Round(1.0f - s.beta1) * g));
+    const float v = Round(Round(s.beta2 * exp_avg_sq[i]) + Round(Round(Round(1.0f - s.beta2) * g) * g));
     const float mh = Round(m / s.bias_correction1);
     const float vh = Round(v / s.bias_correction2);
     const float d = Round(Round(std::sqrt(vh)) + s.epsilon);
@@ -39,9 +42,18 @@ void SlowAdam(const AdamStep& s, const std::vector<float>& gradient, OwnedState&
     if (s.mode == AdamMode::kAdamW) change = Round(change + Round(s.weight_decay * p));
     p = Round(p - Round(s.learning_rate * change));
     state.master[i] = std::isnan(p) ? std::bit_cast<float>(0x7fc00000u) : p;
-    state.exp_avg.Set(i, m);
-    state.exp_avg_sq.Set(i, v);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
   }
+  state.exp_avg.Set(exp_avg);
+  state.exp_avg_sq.Set(exp_avg_sq);
+}
+
+// What a step leaves in the planes: formats that wait for the amax of all ranks keep what was there.
+OwnedPlanes ExpectedPlanes(const Encoding& encoding, const std::vector<float>& master, int64_t rows, int64_t cols,
+                           const TensorScaling& scaling) {
+  if (EncodesAfterAmax(encoding.format)) return OwnedPlanes(encoding, rows, cols);
+  return Encode(encoding, master, rows, cols, scaling);
 }
 
 TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
@@ -54,15 +66,17 @@ TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
           const int64_t rows = random.Integer(0, 150);
           const int64_t cols = random.Integer(1, 300);
           SCOPED_TRACE(absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", rows, " x ", cols));
-          OwnedState state = RandomState(random, rows * cols, exp_avg, exp_avg_sq);
+          OwnedState state = RandomState(random, rows, cols, exp_avg, exp_avg_sq);
           const std::vector<float> gradient = random.Mixed(rows * cols);
           OwnedState expected = state;
           SlowAdam(TypicalStep(mode), gradient, expected);
           OwnedPlanes planes(encoding, rows, cols);
-          FusedAdam(TypicalStep(mode), gradient.data(), state.View(), rows, cols, encoding, planes.row_wise.View(),
-                    planes.column_wise.View());
+          const TensorScaling scaling = {.scale = 3.3f};
+          const float amax = FusedAdam(TypicalStep(mode), gradient.data(), state.View(), rows, cols, encoding,
+                                       planes.row_wise.View(), planes.column_wise.View(), scaling);
           EXPECT_TRUE(state.SameAs(expected));
-          EXPECT_TRUE(planes == Encode(encoding, expected.master, rows, cols));
+          EXPECT_TRUE(planes == ExpectedPlanes(encoding, expected.master, rows, cols, scaling));
+          EXPECT_EQ(amax, NeedsAmax(encoding.format) ? ScalingOf(expected.master).amax : 0.0f);
         }
       }
     }
@@ -104,14 +118,105 @@ TEST(FusedAdamTest, BitsAreAnyBits) {
   EXPECT_TRUE(state.SameAs(expected));
 }
 
+// Steps rows [first, last) by themselves, in the state of the whole.
+void StepExtent(OwnedState& state, const std::vector<float>& gradient, const Encoding& encoding, int64_t first,
+                int64_t last, int64_t cols) {
+  const AdamState whole = state.View();
+  const AdamState extent = {.master = whole.master + first * cols,
+                            .exp_avg = MomentAt(whole.exp_avg, cols, first, 0),
+                            .exp_avg_sq = MomentAt(whole.exp_avg_sq, cols, first, 0)};
+  FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data() + first * cols, extent, last - first, cols, encoding, {},
+            {});
+}
+
+TEST(FusedAdamTest, ExtentsGiveTheWholesState) {
+  constexpr uint64_t kSeed = 14;
+  RandomFloats random(kSeed);
+  for (const Encoding& encoding : AllEncodings()) {
+    for (MomentType type : kMomentTypes) {
+      const int64_t rows = random.Integer(1, 400);
+      const int64_t cols = random.Integer(1, 300);
+      const int64_t extent = GranuleRows(encoding.format) * random.Integer(1, 3);
+      SCOPED_TRACE(
+          absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", rows, " x ", cols, " by ", extent));
+      OwnedState state = RandomState(random, rows, cols, type, type);
+      OwnedState sharded = state;
+      const std::vector<float> gradient = random.Mixed(rows * cols);
+      StepExtent(state, gradient, encoding, 0, rows, cols);
+      for (int64_t first = 0; first < rows; first += extent) {
+        StepExtent(sharded, gradient, encoding, first, std::min(rows, first + extent), cols);
+      }
+      ASSERT_TRUE(sharded.SameAs(state));
+    }
+  }
+}
+
+TEST(FusedAdamTest, MasterWithRemainderStepsLikeTheWholeMaster) {
+  constexpr uint64_t kSeed = 15;
+  SCOPED_TRACE(absl::StrCat("seed ", kSeed));
+  RandomFloats random(kSeed);
+  const Encoding encoding = {Format::kBF16};
+  for (MomentType type : kMomentTypes) {
+    const int64_t rows = random.Integer(1, 50);
+    const int64_t cols = random.Integer(1, 5000);
+    OwnedState state = RandomState(random, rows, cols, type, type);
+    OwnedState split = state;
+    OwnedPlane weights(encoding, Plane::kRowWise, rows, cols);
+    std::vector<int16_t> remainders(rows * cols);
+    SplitMasters(split.master.data(), rows * cols, weights.data.data(), remainders.data());
+    AdamState view = split.View();
+    view.master = nullptr;
+    view.remainder = remainders.data();
+
+    const std::vector<float> gradient = random.Mixed(rows * cols);
+    const AdamStep step = TypicalStep(AdamMode::kAdamW);
+    FusedAdam(step, gradient.data(), state.View(), rows, cols, encoding, {}, {});
+    FusedAdam(step, gradient.data(), view, rows, cols, encoding, weights.View(), {});
+    JoinMasters(weights.data.data(), remainders.data(), rows * cols, split.master.data());
+    EXPECT_TRUE(split.SameAs(state));
+  }
+}
+
+TEST(FusedAdamTest, BlocksOfMomentsThatAreZeroOrNotFiniteDoNoHarm) {
+  constexpr int64_t kCols = 300;
+  for (MomentType type : {MomentType::kFP16, MomentType::kFP8}) {
+    std::vector<float> moments(kCols, 0.0f);
+    moments[130] = std::numeric_limits<float>::infinity();
+    moments[131] = 1.0f;
+    OwnedState state = {std::vector<float>(kCols, 1.0f), Moments(MomentKind::kExpAvg, type, 1, kCols, moments),
+                        Moments(MomentKind::kExpAvgSq, type, 1, kCols, moments)};
+    const std::vector<float> gradient(kCols, 0.0f);
+    FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data(), state.View(), 1, kCols, {}, {}, {});
+    for (float value : state.master) EXPECT_TRUE(std::isfinite(value));
+    for (float value : state.exp_avg.Get()) EXPECT_TRUE(std::isfinite(value));
+    EXPECT_EQ(state.exp_avg_sq.Get()[0], 0.0f);
+  }
+}
+
+TEST(FusedAdamTest, EmptyExtentIsLeftAlone) {
+  for (const Encoding& encoding : AllEncodings()) {
+    for (MomentType type : kMomentTypes) {
+      const AdamState state = {.exp_avg = {.type = type}, .exp_avg_sq = {.type = type}};
+      EXPECT_EQ(FusedAdam(TypicalStep(AdamMode::kL2), nullptr, state, 0, 70, encoding, {}, {}), 0.0f);
+    }
+  }
+}
+
 TEST(FusedAdamTest, PlanesMayBeLeftOut) {
   RandomFloats random(13);
-  OwnedState state = RandomState(random, 64 * 40, MomentType::kFP32, MomentType::kFP32);
+  OwnedState state = RandomState(random, 64, 40, MomentType::kFP32, MomentType::kFP32);
   OwnedState expected = state;
   const std::vector<float> gradient = random.Mixed(64 * 40);
   SlowAdam(TypicalStep(AdamMode::kAdamW), gradient, expected);
   FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data(), state.View(), 64, 40, {Format::kMXFP8}, {}, {});
   EXPECT_TRUE(state.SameAs(expected));
+}
+
+TEST(FusedAdamDeathTest, RemainderWithoutItsWeightsIsOurBug) {
+  int16_t remainder = 0;
+  AdamState state;
+  state.remainder = &remainder;
+  EXPECT_DEATH(FusedAdam({}, nullptr, state, 1, 1, {Format::kBF16}, {}, {}), "check failed");
 }
 
 TEST(BiasCorrectionTest, FirstStepIsOneMinusBeta) {

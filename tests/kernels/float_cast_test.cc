@@ -1,5 +1,6 @@
 // Casts against slow references that search the table of values.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float16.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
@@ -109,6 +111,47 @@ TEST(BFloat16Test, EveryCodeButNansIsKept) {
   }
 }
 
+TEST(Float16Test, CastIsNearestEven) {
+  const std::vector<double> values = Magnitudes(0x7c00, 10, 15);
+  ASSERT_EQ(values.back(), kFloat16Max);
+  for (float x : Inputs(values)) {
+    if (std::isnan(x)) {
+      ASSERT_EQ(EncodeFloat16(x), 0x7fff);
+      ASSERT_EQ(EncodeFloat16Saturating(x), 0x7fff);
+      continue;
+    }
+    const double magnitude = std::fabs(double{x});
+    const int sign = std::signbit(x) ? 0x8000 : 0;
+    // Searched by bisection: there are 31744 values.
+    const auto above = std::upper_bound(values.begin(), values.end(), magnitude);
+    const int below = static_cast<int>(above - values.begin()) - 1;
+    const double next = above == values.end() ? 65536.0 : *above;
+    const double down = magnitude - values[below];
+    const double up = next - magnitude;
+    const int nearest = magnitude >= 65536.0 ? 0x7c00 : below + (up < down || (up == down && below % 2 == 1) ? 1 : 0);
+    ASSERT_EQ(EncodeFloat16(x), nearest | sign) << std::hexfloat << x;
+    ASSERT_EQ(EncodeFloat16Saturating(x), std::min(nearest, 0x7bff) | sign) << std::hexfloat << x;
+  }
+}
+
+TEST(Float16Test, EveryCodeIsDecodedByItsDefinition) {
+  const std::vector<double> values = Magnitudes(0x7c00, 10, 15);
+  for (uint32_t code = 0; code < 0x7c00; ++code) {
+    ASSERT_EQ(DecodeFloat16(static_cast<uint16_t>(code)), values[code]);
+    ASSERT_EQ(DecodeFloat16(static_cast<uint16_t>(code | 0x8000)), -values[code]);
+  }
+  EXPECT_EQ(DecodeFloat16(0x7c00), kInfinity);
+  EXPECT_EQ(DecodeFloat16(0xfc00), -kInfinity);
+}
+
+TEST(Float16Test, EveryCodeButNansIsKept) {
+  for (uint32_t code = 0; code < 0x10000; ++code) {
+    const float value = DecodeFloat16(static_cast<uint16_t>(code));
+    ASSERT_EQ(std::isnan(value), (code & 0x7fff) > 0x7c00);
+    ASSERT_EQ(EncodeFloat16(value), std::isnan(value) ? 0x7fff : code);
+  }
+}
+
 TEST(E8M0Test, ScaleIsTheNextPowerOfTwo) {
   constexpr uint32_t kPrimeStride = 9973;
   for (uint64_t bits = 1; bits < 0x7f800000u; bits += kPrimeStride) {
@@ -144,6 +187,27 @@ TEST(ComputeScaleTest, UnusableAmaxGivesOne) {
 TEST(ComputeScaleTest, OverflowGivesTheLargestFloat) {
   EXPECT_EQ(ComputeScale(0x1p-149f, 448.0f, false), std::numeric_limits<float>::max());
   EXPECT_EQ(ComputeScale(0x1p-149f, 448.0f, true), 0x1p127f);
+}
+
+TEST(Nvfp4ScaleTest, TensorScaleMapsTheAmaxToTheLargestValue) {
+  EXPECT_EQ(ComputeNvfp4TensorScale(2688.0f), 1.0f);
+  EXPECT_EQ(ComputeNvfp4TensorScale(1.0f), 2688.0f);
+  EXPECT_EQ(ComputeNvfp4TensorScale(0x1p-149f), std::numeric_limits<float>::max());
+  for (float amax : {0.0f, kInfinity}) EXPECT_EQ(ComputeNvfp4TensorScale(amax), 1.0f);
+}
+
+TEST(Nvfp4ScaleTest, BlockScaleIsTheAmaxOverSix) {
+  EXPECT_EQ(ComputeNvfp4BlockScale(2688.0f, 1.0f), 0x7e);
+  EXPECT_EQ(ComputeNvfp4BlockScale(6.0f, 1.0f), E4M3::Encode(1.0f));
+  EXPECT_EQ(ComputeNvfp4BlockScale(0.0f, 1.0f), 0);
+  EXPECT_EQ(ComputeNvfp4BlockScale(kInfinity, 1.0f), 0x7e);
+}
+
+TEST(Nvfp4ScaleTest, EmptyBlockIsEncodedWithTheLargestFloatAndDecodedToZero) {
+  EXPECT_EQ(Nvfp4EncodeMultiplier(0, 5.0f), std::numeric_limits<float>::max());
+  EXPECT_EQ(Nvfp4EncodeMultiplier(E4M3::Encode(2.0f), 8.0f), 4.0f);
+  EXPECT_EQ(DecodeNvfp4(6.0f, 0.0f, 3.0f), 0.0f);
+  EXPECT_EQ(DecodeNvfp4(6.0f, 448.0f, 2688.0f), 2688.0f * 2688.0f * (1.0f / 2688.0f));
 }
 
 TEST(ComputeScaleTest, PowerOfTwoIsRoundedDown) {

@@ -33,17 +33,13 @@ TEST(FormatTest, UnknownNameIsRefused) {
 }
 
 TEST(FormatTest, EncodableFormatsAreOk) {
-  EXPECT_TRUE(CheckEncodable({}).ok());
+  for (int number = 1; number <= 8; ++number) {
+    EXPECT_TRUE(CheckEncodable({static_cast<Format>(number), ElementType::kE4M3}).ok()) << number;
+  }
+  EXPECT_TRUE(CheckEncodable({Format::kNVFP4_2D, ElementType::kE2M1}).ok());
   EXPECT_TRUE(CheckEncodable({Format::kBF16, ElementType::kNone}).ok());
   EXPECT_TRUE(CheckEncodable({Format::kMXFP8, ElementType::kE5M2}).ok());
   EXPECT_TRUE(CheckEncodable({Format::kFP8Block128x128, ElementType::kE4M3, false}).ok());
-}
-
-TEST(FormatTest, LaterFormatsAreUnimplemented) {
-  for (Format format : {Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed, Format::kMXFP8_2D}) {
-    EXPECT_EQ(CheckEncodable({format}).code(), absl::StatusCode::kUnimplemented) << FormatName(format);
-  }
-  EXPECT_EQ(CheckEncodable({Format::kNVFP4_2D, ElementType::kE2M1}).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST(FormatTest, ElementThatDoesNotFitIsInvalid) {
@@ -78,6 +74,29 @@ TEST(FormatTest, EmptyExtentHasNoBytes) {
     EXPECT_EQ(ScaleBytes({format}, Plane::kRowWise, 0, 77), 0);
     EXPECT_EQ(ScaleBytes({format}, Plane::kColumnWise, 0, 77), 0);
   }
+}
+
+TEST(FormatTest, ScaleOfTheTensorBelongsToEmptyExtentsToo) {
+  for (Format format : {Format::kFP8TensorCurrent, Format::kFP8TensorDelayed}) {
+    EXPECT_EQ(ScaleBytes({format}, Plane::kRowWise, 0, 77), 4);
+    EXPECT_EQ(ScaleBytes({format}, Plane::kColumnWise, 0, 77), 0);
+    EXPECT_EQ(AmaxBytes(format), 0);
+  }
+  EXPECT_EQ(AmaxBytes(Format::kNVFP4_2D), 4);
+}
+
+TEST(FormatTest, FormatsOfTheWholeTensorNeedItsAmax) {
+  for (int number = 1; number <= 9; ++number) {
+    const Format format = static_cast<Format>(number);
+    const bool after = format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D;
+    EXPECT_EQ(EncodesAfterAmax(format), after) << number;
+    EXPECT_EQ(NeedsAmax(format), after || format == Format::kFP8TensorDelayed) << number;
+  }
+}
+
+TEST(FormatTest, BlocksHavePowerOfTwoScalesByDefault) {
+  EXPECT_TRUE(PowerOfTwoScalesByDefault(Format::kFP8Block128x128));
+  EXPECT_FALSE(PowerOfTwoScalesByDefault(Format::kFP8TensorCurrent));
 }
 
 TEST(FormatTest, SizesAre64Bit) {

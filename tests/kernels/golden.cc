@@ -40,6 +40,12 @@ std::vector<uint8_t> GoldenCase::Bytes(const std::string& role) const {
   return ReadNpy(Directory() + "/" + path).value().bytes;
 }
 
+std::vector<uint8_t> GoldenCase::BytesOfStep(const std::string& role, size_t step, size_t size) const {
+  const std::vector<uint8_t> all = Bytes(role);
+  PARAMSHARD_CHECK((step + 1) * size <= all.size());
+  return {all.begin() + static_cast<ptrdiff_t>(step * size), all.begin() + static_cast<ptrdiff_t>((step + 1) * size)};
+}
+
 std::vector<GoldenCase> GoldenCases(const std::string& kind) {
   std::vector<GoldenCase> cases;
   for (GoldenCase& golden : GoldenCases()) {

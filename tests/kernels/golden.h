@@ -33,6 +33,8 @@ class GoldenCase {
   std::vector<uint8_t> Bytes(const std::string& role) const;
   template <typename T>
   std::vector<T> Values(const std::string& role) const;
+  // The part of a step, `size` bytes large, where a file has one for each.
+  std::vector<uint8_t> BytesOfStep(const std::string& role, size_t step, size_t size) const;
 
  private:
   nlohmann::json entry_;

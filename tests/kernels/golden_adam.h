@@ -1,4 +1,4 @@
-// Which golden cases can be computed, and the state and steps of those about the optimizer.
+// The state and steps of the golden cases about the optimizer.
 
 #ifndef PARAMSHARD_TESTS_KERNELS_GOLDEN_ADAM_H_
 #define PARAMSHARD_TESTS_KERNELS_GOLDEN_ADAM_H_
@@ -8,75 +8,104 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/master_remainder.h"
 #include "tests/kernels/golden.h"
 
 namespace paramshard {
 
-// Why a case cannot be computed yet; empty when it can.
-inline std::string MissingFor(const GoldenCase& golden) {
-  if (golden.kind() == "elements") return "";
-  if (golden.kind() == "quantize" || golden.kind() == "adam_and_quantize") {
-    const absl::Status status = CheckEncodable(golden.encoding());
-    EXPECT_TRUE(status.ok() || absl::IsUnimplemented(status)) << status;
-    if (!status.ok()) return std::string(FormatName(golden.encoding().format));
-  }
-  if (golden.kind() == "adam" || golden.kind() == "adam_and_quantize") {
-    for (const char* part : {"master", "exp_avg", "exp_avg_sq"}) {
-      const std::string stored = golden.options().at(part);
-      if (stored == "fp8" || stored == "bf16_remainder") return "state in " + stored;
-    }
-    return "";
-  }
-  return golden.kind() == "quantize" ? "" : golden.kind();
-}
+// All cases of a kind: none is left out.
+inline std::vector<GoldenCase> ComputableCases(const std::string& kind) { return GoldenCases(kind); }
 
-inline std::vector<GoldenCase> ComputableCases(const std::string& kind) {
-  std::vector<GoldenCase> cases = GoldenCases(kind);
-  std::erase_if(cases, [](const GoldenCase& golden) { return !MissingFor(golden).empty(); });
-  EXPECT_FALSE(cases.empty());
-  return cases;
-}
+// One moment of a case, as its files hold it.
+class CaseMoment {
+ public:
+  CaseMoment(const GoldenCase& golden, const std::string& name)
+      : golden_(golden), name_(name), stored_as_(golden.options().at(name)), data_(golden.Bytes(DataRole())) {
+    if (HasMomentScales(type())) scales_ = golden.Values<float>(ScaleRole());
+  }
+
+  MutableMoment View() { return {data_.data(), scales_.data(), type()}; }
+
+  void ExpectAfterStep(size_t step) const {
+    EXPECT_TRUE(SameBytes(golden_.BytesOfStep("expected_" + DataRole(), step, data_.size()), data_)) << name_;
+    if (!HasMomentScales(type())) return;
+    const std::vector<uint8_t> scales = AsBytes(scales_);
+    EXPECT_TRUE(SameBytes(golden_.BytesOfStep("expected_" + ScaleRole(), step, scales.size()), scales)) << name_;
+  }
+
+ private:
+  MomentType type() const {
+    if (stored_as_ == "fp8") return MomentType::kFP8;
+    return stored_as_ == "bf16" ? MomentType::kBF16 : MomentType::kFP32;
+  }
+  std::string DataRole() const {
+    if (stored_as_ == "fp8") return name_ + "_data";
+    return stored_as_ == "bf16" ? name_ + "_bf16" : name_;
+  }
+  std::string ScaleRole() const { return name_ + "_scale_inv"; }
+
+  const GoldenCase& golden_;
+  const std::string name_;
+  const std::string stored_as_;
+  std::vector<uint8_t> data_;
+  std::vector<float> scales_;
+};
 
 // The optimizer's state of a case, stored as the case says.
 class CaseState {
  public:
   explicit CaseState(const GoldenCase& golden)
-      : golden_(golden),
-        param_(golden.Values<float>("param")),
-        exp_avg_(golden.Bytes(Role("exp_avg"))),
-        exp_avg_sq_(golden.Bytes(Role("exp_avg_sq"))) {}
+      : golden_(golden), exp_avg_(golden, "exp_avg"), exp_avg_sq_(golden, "exp_avg_sq") {
+    if (is_split()) {
+      weights_ = golden.Bytes("param_bf16");
+      remainders_ = golden.Values<int16_t>("param_remainder");
+    } else {
+      param_ = golden.Values<float>("param");
+    }
+  }
+
+  // True for a master that is stored as BF16 weights, the row-wise plane's data, and remainders.
+  bool is_split() const { return golden_.options().at("master") == "bf16_remainder"; }
+  MutablePlane weights() { return {weights_.data()}; }
 
   AdamState View() {
-    return {.master = param_.data(),
-            .exp_avg = {.data = exp_avg_.data(), .type = Type("exp_avg")},
-            .exp_avg_sq = {.data = exp_avg_sq_.data(), .type = Type("exp_avg_sq")}};
+    return {.master = is_split() ? nullptr : param_.data(),
+            .remainder = is_split() ? remainders_.data() : nullptr,
+            .exp_avg = exp_avg_.View(),
+            .exp_avg_sq = exp_avg_sq_.View()};
+  }
+
+  std::vector<float> Master() const {
+    if (!is_split()) return param_;
+    std::vector<float> master(remainders_.size());
+    JoinMasters(weights_.data(), remainders_.data(), static_cast<int64_t>(master.size()), master.data());
+    return master;
   }
 
   void ExpectAfterStep(size_t step) const {
     SCOPED_TRACE(absl::StrCat("after step ", step));
-    EXPECT_TRUE(SameBytes(Expected("param", step, AsBytes(param_).size()), AsBytes(param_)));
-    EXPECT_TRUE(SameBytes(Expected(Role("exp_avg"), step, exp_avg_.size()), exp_avg_));
-    EXPECT_TRUE(SameBytes(Expected(Role("exp_avg_sq"), step, exp_avg_sq_.size()), exp_avg_sq_));
+    if (is_split()) {
+      ExpectBytes("param_bf16", step, weights_);
+      ExpectBytes("param_remainder", step, AsBytes(remainders_));
+    } else {
+      ExpectBytes("param", step, AsBytes(param_));
+    }
+    exp_avg_.ExpectAfterStep(step);
+    exp_avg_sq_.ExpectAfterStep(step);
   }
 
  private:
-  MomentType Type(const std::string& moment) const {
-    return golden_.options().at(moment) == "bf16" ? MomentType::kBF16 : MomentType::kFP32;
-  }
-  std::string Role(const std::string& moment) const {
-    return Type(moment) == MomentType::kBF16 ? moment + "_bf16" : moment;
-  }
-  std::vector<uint8_t> Expected(const std::string& role, size_t step, size_t size) const {
-    const std::vector<uint8_t> all = golden_.Bytes("expected_" + role);
-    return {all.begin() + step * size, all.begin() + (step + 1) * size};
+  void ExpectBytes(const std::string& role, size_t step, const std::vector<uint8_t>& actual) const {
+    EXPECT_TRUE(SameBytes(golden_.BytesOfStep("expected_" + role, step, actual.size()), actual)) << role;
   }
 
   const GoldenCase& golden_;
   std::vector<float> param_;
-  std::vector<uint8_t> exp_avg_;
-  std::vector<uint8_t> exp_avg_sq_;
+  std::vector<uint8_t> weights_;
+  std::vector<int16_t> remainders_;
+  CaseMoment exp_avg_;
+  CaseMoment exp_avg_sq_;
 };
 
 inline AdamStep StepOf(const nlohmann::json& options, const nlohmann::json& step) {

@@ -11,22 +11,24 @@
 
 namespace paramshard {
 
-// Data and scales of one plane; empty for a plane that the format lacks. Filled with 0xcd before it is written.
+// Data, scales and amax of one plane; empty for a plane that the format lacks. Filled with 0xcd before it is written.
 struct OwnedPlane {
   OwnedPlane() = default;
   OwnedPlane(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols) {
     if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) return;
     data.assign(DataBytes(encoding, rows, cols), 0xcd);
     scales.assign(ScaleBytes(encoding, plane, rows, cols), 0xcd);
+    if (plane == Plane::kRowWise) amax.assign(AmaxBytes(encoding.format), 0xcd);
   }
 
-  MutablePlane View() { return {data.data(), scales.data()}; }
-  ConstPlane ConstView() const { return {data.data(), scales.data()}; }
+  MutablePlane View() { return {data.data(), scales.data(), amax.data()}; }
+  ConstPlane ConstView() const { return {data.data(), scales.data(), amax.data()}; }
 
   friend bool operator==(const OwnedPlane&, const OwnedPlane&) = default;
 
   std::vector<uint8_t> data;
   std::vector<uint8_t> scales;
+  std::vector<uint8_t> amax;
 };
 
 // The planes of a matrix.
@@ -40,10 +42,20 @@ struct OwnedPlanes {
   OwnedPlane column_wise;
 };
 
-inline OwnedPlanes Encode(const Encoding& encoding, const std::vector<float>& matrix, int64_t rows, int64_t cols) {
+inline OwnedPlanes Encode(const Encoding& encoding, const std::vector<float>& matrix, int64_t rows, int64_t cols,
+                          const TensorScaling& scaling) {
   OwnedPlanes planes(encoding, rows, cols);
-  EncodePlanes(encoding, matrix.data(), rows, cols, planes.row_wise.View(), planes.column_wise.View());
+  EncodePlanes(encoding, matrix.data(), rows, cols, planes.row_wise.View(), planes.column_wise.View(), scaling);
   return planes;
+}
+
+// What encoding a matrix, which is the whole tensor, has to know of it.
+inline TensorScaling ScalingOf(const std::vector<float>& matrix, float delayed_scale = 1.0f) {
+  return {Amax(matrix.data(), static_cast<int64_t>(matrix.size())), delayed_scale};
+}
+
+inline OwnedPlanes Encode(const Encoding& encoding, const std::vector<float>& matrix, int64_t rows, int64_t cols) {
+  return Encode(encoding, matrix, rows, cols, ScalingOf(matrix));
 }
 
 inline std::vector<float> Decode(const Encoding& encoding, Plane plane, const OwnedPlane& encoded, int64_t rows,
@@ -53,15 +65,21 @@ inline std::vector<float> Decode(const Encoding& encoding, Plane plane, const Ow
   return out;
 }
 
-// Every encoding that EncodePlanes takes.
+// Whether power_of_two_scales decides the bytes of a format.
+inline bool ReadsPowerOfTwoScales(Format format) {
+  return format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128;
+}
+
+// The encodings that EncodePlanes takes, those once that differ in what their format ignores.
 inline std::vector<Encoding> AllEncodings() {
   std::vector<Encoding> encodings;
   for (int format = 1; format <= 9; ++format) {
-    for (ElementType element : {ElementType::kE4M3, ElementType::kE5M2, ElementType::kE2M1}) {
-      for (bool power_of_two : {true, false}) {
-        const Encoding encoding = {static_cast<Format>(format), element, power_of_two};
-        if (CheckEncodable(encoding).ok()) encodings.push_back(encoding);
-      }
+    for (ElementType element : {ElementType::kNone, ElementType::kE4M3, ElementType::kE5M2, ElementType::kE2M1}) {
+      const Encoding encoding = {static_cast<Format>(format), element};
+      const bool ignores_element = encoding.format <= Format::kFP16;
+      if (!CheckEncodable(encoding).ok() || (ignores_element && element != ElementType::kNone)) continue;
+      encodings.push_back(encoding);
+      if (ReadsPowerOfTwoScales(encoding.format)) encodings.push_back({encoding.format, element, false});
     }
   }
   return encodings;
