@@ -12,14 +12,20 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/shifted_rows.h"
 
 namespace paramshard::gpu {
 namespace {
 
-constexpr int64_t kQuad = 4;
+constexpr int kQuad = 4;
 
 // True for null, too.
 bool IsAligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
+
+// How many elements of `size` bytes an address is past one that is aligned to `alignment` elements.
+int PhaseOf(const void* address, int64_t size, int alignment) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) / size % alignment);
+}
 
 DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   const MatrixShape walked = WalkedShape(extent.encoding.format, extent.rows, extent.columns);
@@ -33,15 +39,27 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   device_extent.rows = walked.rows;
   device_extent.columns = walked.cols;
   device_extent.encoding = extent.encoding;
+  device_extent.phase = PhaseOf(extent.state.master, sizeof(float), kShiftAlignment);
   return device_extent;
 }
 
-bool HasQuads(const DeviceExtent& extent, MomentType exp_avg, MomentType exp_avg_sq) {
+// True for null, too.
+bool IsInPhase(const void* address, int64_t size, int phase) {
+  return address == nullptr || PhaseOf(address, size, kQuad) == phase % kQuad;
+}
+
+AdamAccess AccessOf(const DeviceExtent& extent, MomentType exp_avg, MomentType exp_avg_sq) {
   const int64_t plane_quad = DataBytes(extent.encoding, 1, kQuad);
-  return extent.columns % kQuad == 0 && IsAligned(extent.gradient, kQuad * sizeof(float)) &&
-         IsAligned(extent.master, kQuad * sizeof(float)) && IsAligned(extent.exp_avg, kQuad * MomentBytes(exp_avg)) &&
-         IsAligned(extent.exp_avg_sq, kQuad * MomentBytes(exp_avg_sq)) && IsAligned(extent.row_wise.data, plane_quad) &&
-         IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
+  const bool in_phase = IsInPhase(extent.gradient, sizeof(float), extent.phase) &&
+                        IsInPhase(extent.exp_avg, MomentBytes(exp_avg), extent.phase) &&
+                        IsInPhase(extent.exp_avg_sq, MomentBytes(exp_avg_sq), extent.phase);
+  if (!in_phase) return AdamAccess::kStrided;
+  const bool quads = extent.phase % kQuad == 0 && extent.columns % kQuad == 0 &&
+                     IsAligned(extent.row_wise.data, plane_quad) && IsAligned(extent.column_wise.data, plane_quad) &&
+                     IsAligned(extent.column_wise.scales, kQuad);
+  // Rows that begin inside of a sector cost more than their own bytes.
+  const bool whole_sectors = extent.rows <= 1 || extent.columns % kShiftAlignment == 0;
+  return quads && whole_sectors ? AdamAccess::kQuads : AdamAccess::kShifted;
 }
 
 MatrixShape TilesOf(const DeviceExtent& extent) {
@@ -118,10 +136,10 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
     RETURN_IF_ERROR(CheckEncodable(extent.encoding));
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
     const AdamState& state = extent.state;
-    const bool quads = HasQuads(added, state.exp_avg.type, state.exp_avg_sq.type);
+    const AdamAccess access = AccessOf(added, state.exp_avg.type, state.exp_avg_sq.type);
     const bool large = extent.encoding.format == Format::kFP8Block128x128 ||
                        (extent.encoding.format != Format::kMXFP8 && mostly_large);
-    AddToKind({state.exp_avg.type, state.exp_avg_sq.type, quads, large}, static_cast<uint32_t>(extents_.size() - 1));
+    AddToKind({state.exp_avg.type, state.exp_avg_sq.type, access, large}, static_cast<uint32_t>(extents_.size() - 1));
     const MatrixShape tiles = TilesOf(added);
     most_tiles += tiles.rows * tiles.cols;
   }

@@ -27,6 +27,8 @@ struct DeviceExtent {
   int64_t rows;
   int64_t columns;
   Encoding encoding;
+  // Elements that the arrays of the state begin past an address that is aligned to kShiftAlignment elements. ShiftedAccess only.
+  int phase;
 };
 
 // The piece of an extent that one block works on: tile `row`, `column` of those that GpuTileShape() cuts it into.
@@ -48,17 +50,23 @@ constexpr MatrixShape GpuTileShape(Format format) {
   }
 }
 
+// How the elements of an extent can be accessed.
+enum class AdamAccess : uint8_t {
+  kQuads,    // four consecutive ones of a row at once, in every array
+  kShifted,  // four at once in every array of the state, but rows begin and end among them
+  kStrided,  // one by one
+};
+
 // What all extents of a launch have in common, and a kernel is compiled for.
 struct AdamKind {
   MomentType exp_avg;
   MomentType exp_avg_sq;
-  // Four consecutive elements of a row can be accessed at once in every array.
-  bool quads;
+  AdamAccess access;
   // FP8_BLOCK_128X128, whose tiles are large, or else MXFP8. Formats without scales are in either.
   bool large;
 
   friend bool operator==(const AdamKind& a, const AdamKind& b) {
-    return a.exp_avg == b.exp_avg && a.exp_avg_sq == b.exp_avg_sq && a.quads == b.quads && a.large == b.large;
+    return a.exp_avg == b.exp_avg && a.exp_avg_sq == b.exp_avg_sq && a.access == b.access && a.large == b.large;
   }
 };
 

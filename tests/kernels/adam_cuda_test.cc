@@ -62,18 +62,24 @@ AdamStep AnyStep(RandomFloats& random) {
   return step;
 }
 
+// How extents lie in memory: all that can be accessed four elements at once, arrays that begin so but have odd rows, or
+// anything.
+enum class Alignment { kRows, kArrays, kElements };
+constexpr Alignment kAlignments[] = {Alignment::kRows, Alignment::kArrays, Alignment::kElements};
+
 // Moments' alignment is that of their elements.
-Offsets AnyOffsets(RandomFloats& random, bool aligned) {
-  if (aligned) return {};
-  return {4 * random.Integer(0, 3), 4 * random.Integer(0, 3), random.Integer(0, 5)};
+Offsets AnyOffsets(RandomFloats& random, Alignment alignment) {
+  if (alignment == Alignment::kRows) return {};
+  const int64_t unit = alignment == Alignment::kArrays ? 16 : 4;
+  return {unit * random.Integer(0, 3), unit * random.Integer(0, 3), random.Integer(0, 5)};
 }
 
-DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, bool aligned,
+DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, Alignment alignment,
                      RandomFloats& random) {
   const int64_t rows = random.Integer(0, 300);
-  const int64_t columns = aligned ? 4 * random.Integer(1, 150) : random.Integer(1, 600);
+  const int64_t columns = alignment == Alignment::kRows ? 16 * random.Integer(1, 40) : random.Integer(1, 600);
   return DeviceAdam(encoding, rows, columns, RandomState(random, rows * columns, exp_avg, exp_avg_sq),
-                    AnyOffsets(random, aligned));
+                    AnyOffsets(random, alignment));
 }
 
 TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
@@ -85,8 +91,10 @@ TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
     std::vector<DeviceAdam> extents;
     for (MomentType exp_avg : kMomentTypes) {
       for (MomentType exp_avg_sq : kMomentTypes) {
-        for (bool aligned : {true, false}) {
-          for (int i = 0; i < 3; ++i) extents.push_back(AnyExtent(encoding, exp_avg, exp_avg_sq, aligned, random));
+        for (Alignment alignment : kAlignments) {
+          for (int i = 0; i < 3; ++i) {
+            extents.push_back(AnyExtent(encoding, exp_avg, exp_avg_sq, alignment, random));
+          }
         }
       }
     }
@@ -125,7 +133,7 @@ TEST_F(FusedAdamPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
   std::vector<DeviceAdam> extents;
   for (int i = 0; i < 20; ++i) {
     extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 1)],
-                                kMomentTypes[random.Integer(0, 1)], random.Integer(0, 1) == 0, random));
+                                kMomentTypes[random.Integer(0, 1)], kAlignments[random.Integer(0, 2)], random));
   }
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
   for (int round = 0; round < 4; ++round) {
@@ -226,8 +234,8 @@ TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
   RandomFloats random(46);
   std::vector<DeviceAdam> extents;
   for (const Encoding& encoding : AllEncodings()) {
-    for (bool aligned : {true, false}) {
-      extents.push_back(AnyExtent(encoding, MomentType::kFP32, MomentType::kFP32, aligned, random));
+    for (Alignment alignment : kAlignments) {
+      extents.push_back(AnyExtent(encoding, MomentType::kFP32, MomentType::kFP32, alignment, random));
       extents.back().ExpectEncoded();
     }
   }

@@ -1,0 +1,237 @@
+// Encoding the tiles of extents whose rows do not begin at aligned addresses.
+//
+// The update walks a tile's elements as memory has them (shifted_rows.h) and leaves the new master in shared memory; when all
+// threads are there, rows are read from it with their shifts and encoded.
+//
+// Internal to kernels/, for CUDA sources.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_SHIFTED_TILES_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_SHIFTED_TILES_CUDA_H_
+
+#include <cstdint>
+
+#include "kernels/formats/float8.h"
+#include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/shifted_rows.h"
+#include "kernels/optim/tile_memory_cuda.h"
+#include "kernels/optim/tiles_cuda.h"
+
+namespace paramshard::gpu {
+
+// A thread's quads of a tile: one of every kThreads slots.
+class ShiftedWalk {
+ public:
+  struct Place : ShiftedRows::Place {
+    int slot;
+  };
+
+  explicit __device__ ShiftedWalk(const ShiftedRows& pieces)
+      : rows(RowsUpTo(kThreads, pieces.slots() - Warp() * kWarpSize, kThreads)), pieces_(pieces) {}
+
+  __device__ Place At(int row) const { return PlaceOf(row * kThreads + static_cast<int>(threadIdx.x)); }
+  __device__ void Advance(Place& place) const { place = PlaceOf(place.slot + kThreads); }
+
+  __device__ const ShiftedRows& pieces() const { return pieces_; }
+
+  // Slots of the warp that exist.
+  int rows;
+
+ private:
+  __device__ Place PlaceOf(int slot) const { return {pieces_.At(slot), slot}; }
+
+  ShiftedRows pieces_;
+};
+
+// Rows of shared memory that hold the quads of a tile.
+constexpr int ShiftedRowCount(MatrixShape tile) {
+  return static_cast<int>((tile.rows * ShiftedQuads(static_cast<int>(tile.cols)) + kThreads - 1) / kThreads);
+}
+
+// What the tiles have in common.
+class ShiftedTile {
+ public:
+  __device__ const ShiftedWalk& walk() const { return walk_; }
+  __device__ uint32_t Valid(const ShiftedWalk::Place& place) const { return place.valid; }
+
+ protected:
+  __device__ ShiftedTile(const DeviceExtent& extent, const AdamTile& tile, MatrixShape shape)
+      : extent_(extent),
+        tile_(tile),
+        first_row_(tile.row * shape.rows),
+        first_column_(tile.column * shape.cols),
+        rows_(static_cast<int>(min(shape.rows, extent.rows - first_row_))),
+        columns_(static_cast<int>(min(shape.cols, extent.columns - first_column_))),
+        walk_(ShiftedRows(extent.phase, first_row_ * extent.columns + first_column_, extent.columns, rows_, columns_)) {
+  }
+
+  // An element of the new master, when all threads have kept theirs.
+  __device__ float Master(int row, int column) const {
+    return reinterpret_cast<const float*>(shared_memory)[walk_.pieces().Position(row, column)];
+  }
+
+  // This lane's elements of 128 from `column`; 0 beyond the first `count`.
+  __device__ void ReadMasters(int row, int column, int count, float (&values)[kQuad]) const {
+    const int own = Lane() * kQuad;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) values[j] = own + j < count ? Master(row, column + own + j) : 0.0f;
+  }
+
+  // Elements of 128 from `column` that exist.
+  __device__ int CountFrom(int column) const { return min(kWarpColumns, columns_ - column); }
+
+  __device__ int64_t Index(int row, int column) const {
+    return (first_row_ + row) * extent_.columns + first_column_ + column;
+  }
+
+  const DeviceExtent& extent_;
+  const AdamTile& tile_;
+  int64_t first_row_;
+  int64_t first_column_;
+  int rows_;
+  int columns_;
+  ShiftedWalk walk_;
+};
+
+// Stores the first `count` of the warp's 128 codes, four a lane, from `target` on. Words are put together so that they are
+// aligned; the bytes before the first one and after the last one, at most six, are stored by a lane each.
+__device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t* target) {
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(target) & 3);
+  const uint32_t before = __shfl_up_sync(~0u, codes, 1);
+  const uint32_t word = __funnelshift_l(before, codes, 8 * shift);
+  const int first = Lane() * kQuad - shift;
+  if (first >= 0 && first + kQuad <= count) StoreGlobal(word, target + first);
+
+  const int head = min((kQuad - shift) % kQuad, count);
+  // Bytes up to the end of the last word.
+  const int words_end = max(head, ((count + shift) & ~(kQuad - 1)) - shift);
+  const int edge = Lane() < head ? Lane() : words_end + Lane() - head;
+  const uint32_t around = __shfl_sync(~0u, codes, edge / kQuad);
+  if (edge < count && Lane() < 2 * kQuad) {
+    StoreGlobal(static_cast<uint8_t>(around >> (8 * (edge % kQuad))), target + edge);
+  }
+}
+
+// Encodes element by element, as memory has them.
+class ShiftedFlatTile : public ShiftedTile {
+ public:
+  static constexpr MatrixShape kShape = GpuTileShape(Format::kFP32);
+  static constexpr int kRows = ShiftedRowCount(kShape);
+  static constexpr int kExtraBytes = 0;
+
+  __device__ ShiftedFlatTile(const DeviceExtent& extent, const AdamTile& tile) : ShiftedTile(extent, tile, kShape) {}
+
+  __device__ void Visit(const ShiftedWalk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
+    uint8_t* const data = extent_.row_wise.data;
+    if (data == nullptr) return;
+    if (extent_.encoding.format == Format::kFP32) {
+      const Quad<float> quad = {{master[0], master[1], master[2], master[3]}};
+      ShiftedAccess::StoreAnywhere(quad, place.index, valid, data);
+    } else {
+      ShiftedAccess::StoreAnywhere(EncodeBFloat16Quad(master), place.index, valid, data);
+    }
+  }
+
+  __device__ void Finish() {}
+};
+
+// Each thread finds the amax of one column; then each warp encodes halves of rows, into both planes.
+template <typename Element>
+class ShiftedMxfp8Tile : public ShiftedTile {
+ public:
+  static constexpr MatrixShape kShape = GpuTileShape(Format::kMXFP8);
+  static constexpr int kRows = ShiftedRowCount(kShape);
+  static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4;
+
+  __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : ShiftedTile(extent, tile, kShape) {}
+
+  __device__ void Visit(const ShiftedWalk::Place&, uint32_t, const float (&)[kQuad]) {}
+
+  __device__ void Finish() {
+    __syncthreads();
+    if (extent_.column_wise.data != nullptr) {
+      ScaleColumns();
+      __syncthreads();
+    }
+    const int column = Warp() % kHalves * kWarpColumns;
+    const int count = CountFrom(column);
+    if (count <= 0) return;
+    for (int row = Warp() / kHalves; row < rows_; row += kWarps / kHalves) {
+      float values[kQuad];
+      ReadMasters(row, column, count, values);
+      if (extent_.row_wise.data != nullptr) EncodeRow(values, row, column, count);
+      if (extent_.column_wise.data != nullptr) EncodeColumns(values, row, column, count);
+    }
+  }
+
+ private:
+  static constexpr int kHalves = static_cast<int>(kShape.cols) / kWarpColumns;
+
+  // What the elements of a column are multiplied by.
+  __device__ static float* ColumnMultipliers() { return reinterpret_cast<float*>(MasterRow(kRows)); }
+
+  __device__ void ScaleColumns() const {
+    const int column = static_cast<int>(threadIdx.x);
+    if (column >= columns_) return;
+    float amax = 0.0f;
+#pragma unroll 8
+    for (int row = 0; row < rows_; ++row) amax = fmaxf(amax, fabsf(Master(row, column)));
+    const uint8_t scale = ComputeE8M0Scale(amax, Element::kMax);
+    ColumnMultipliers()[column] = E8M0EncodeMultiplier(scale);
+    StoreGlobal(scale, extent_.column_wise.scales + tile_.row * extent_.columns + first_column_ + column);
+  }
+
+  // Half of a row into the row-wise plane.
+  __device__ void EncodeRow(const float (&values)[kQuad], int row, int column, int count) const {
+    float multipliers[kQuad];
+    const uint8_t scale = QuadAccess::ScaleBlocks<Element>(values, multipliers);
+    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, extent_.row_wise.data + Index(row, column));
+    const int64_t blocks_across = (extent_.columns + 31) / 32;
+    QuadAccess::StoreScale(
+        scale, Lane() * kQuad < count ? kAll : 0u,
+        extent_.row_wise.scales + (first_row_ + row) * blocks_across + (first_column_ + column) / 32);
+  }
+
+  // Half of a row into the column-wise plane.
+  __device__ void EncodeColumns(const float (&values)[kQuad], int row, int column, int count) const {
+    const float4 own = reinterpret_cast<const float4*>(ColumnMultipliers() + column)[Lane()];
+    const float multipliers[kQuad] = {own.x, own.y, own.z, own.w};
+    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, extent_.column_wise.data + Index(row, column));
+  }
+};
+
+template <typename Element>
+class ShiftedFp8BlockTile : public ShiftedTile {
+ public:
+  static constexpr MatrixShape kShape = GpuTileShape(Format::kFP8Block128x128);
+  static constexpr int kRows = ShiftedRowCount(kShape);
+  static constexpr int kExtraBytes = 0;
+
+  __device__ ShiftedFp8BlockTile(const DeviceExtent& extent, const AdamTile& tile)
+      : ShiftedTile(extent, tile, kShape) {}
+
+  __device__ void Visit(const ShiftedWalk::Place&, uint32_t valid, const float (&master)[kQuad]) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) amax_[j] = fmaxf(amax_[j], (valid >> j & 1) != 0 ? fabsf(master[j]) : 0.0f);
+  }
+
+  __device__ void Finish() {
+    if (extent_.row_wise.data == nullptr) return;
+    // Also waits for all masters.
+    const float scale = ComputeScale(BlockAmax(amax_), Element::kMax, extent_.encoding.power_of_two_scales);
+    if (threadIdx.x == 0) StoreBlockScale(1.0f / scale, extent_, tile_);
+    const float multipliers[kQuad] = {scale, scale, scale, scale};
+#pragma unroll 2
+    for (int row = Warp(); row < rows_; row += kWarps) {
+      float values[kQuad];
+      ReadMasters(row, 0, columns_, values);
+      StoreCodeRow(EncodeFloat8<Element>(values, multipliers), columns_, extent_.row_wise.data + Index(row, 0));
+    }
+  }
+
+ private:
+  float amax_[kQuad] = {};
+};
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_SHIFTED_TILES_CUDA_H_
