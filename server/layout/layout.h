@@ -18,7 +18,8 @@
 // A SMALL EXTENT holds, compact, in three runs: [row-wise pieces of parameters that have
 // column-wise planes | pieces of all others | column-wise pieces]. Pieces are scales of the rank's
 // extents of large parameters (first in a run, at offsets equal on all ranks, sized for the largest
-// extent) and whole small parameters that the rank owns (data, then scales). Forward brings the
+// extent) and whole small parameters that the rank owns (data, then scales), scales with the amax
+// that belongs to them. Forward brings the
 // first two runs, backward the last two, both all three: each use is one contiguous copy. Run
 // starts are multiples of 256 bytes and equal on all ranks. Pieces inside a run start at multiples
 // of 16 bytes.
@@ -58,6 +59,9 @@ struct PlaneLayout {
   int64_t small_data_offset = -1;  // within the small extent (use both)
   // Both; -1 without scales.
   int64_t scale_offset = -1;  // within the small extent (use both)
+  // Formats with an amax beside their scales, behind those, at a multiple of 4; else -1. The tensor's
+  // amax lies in every extent, an empty one too, as does a scale of the whole tensor.
+  int64_t amax_offset = -1;
 };
 
 struct ParameterLayout {

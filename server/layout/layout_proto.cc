@@ -18,6 +18,7 @@ v1::PlaneLayout ToProto(const PlaneLayout& plane, int64_t unit_arena_offset) {
   proto.set_both_offset(plane.slot_offset[kBoth]);
   proto.set_small_data_offset(plane.small_data_offset);
   proto.set_scale_offset(plane.scale_offset);
+  proto.set_amax_offset(plane.amax_offset);
   return proto;
 }
 

@@ -9,10 +9,10 @@
 
 namespace paramshard::server {
 
-// Data and scales of all planes that the encoding has, for a matrix or an extent of one.
+// Data, scales and amax of all planes that the encoding has, for a matrix or an extent of one.
 inline int64_t AllPlaneBytes(const Encoding& encoding, int64_t rows, int64_t columns) {
   const int64_t data = DataBytes(encoding, rows, columns);
-  const int64_t row_wise = data + ScaleBytes(encoding, Plane::kRowWise, rows, columns);
+  const int64_t row_wise = data + ScaleBytes(encoding, Plane::kRowWise, rows, columns) + AmaxBytes(encoding.format);
   if (!HasColumnPlane(encoding.format)) return row_wise;
   return row_wise + data + ScaleBytes(encoding, Plane::kColumnWise, rows, columns);
 }

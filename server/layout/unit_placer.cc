@@ -8,6 +8,7 @@
 namespace paramshard::server {
 namespace {
 
+constexpr int64_t kAmaxAlignment = sizeof(float);
 constexpr Use kUses[] = {Use::kForward, Use::kBackward, Use::kBoth};
 
 // A parameter with a column-wise plane needs its row-wise one forward only; elsewhere the row-wise
@@ -83,8 +84,19 @@ void UnitPlacer::PlaceLargePlane(const ParameterSpec& spec, Plane plane, int64_t
     layout.slot_offset[static_cast<int>(use)] = slot_bytes;
     slot_bytes += AlignUp(ranks_ * layout.data_stride, kRegionAlignment);
   }
-  const int64_t scale_bytes = ScaleBytes(spec.encoding, plane, extent_rows, spec.columns);
-  if (scale_bytes > 0) layout.scale_offset = small_.AddToAll(run, scale_bytes);
+  PlaceScales(spec, plane, extent_rows, std::nullopt, layout);
+}
+
+void UnitPlacer::PlaceScales(const ParameterSpec& spec, Plane plane, int64_t rows, std::optional<int> owner,
+                             PlaneLayout& layout) {
+  const int64_t scale_bytes = ScaleBytes(spec.encoding, plane, rows, spec.columns);
+  if (scale_bytes == 0) return;
+  const int64_t amax_bytes = AmaxBytes(spec.encoding.format);
+  const int64_t amax_begin = AlignUp(scale_bytes, kAmaxAlignment);
+  const int64_t bytes = amax_bytes > 0 ? amax_begin + amax_bytes : scale_bytes;
+  const Run run = RunOf(spec.encoding.format, plane);
+  layout.scale_offset = owner.has_value() ? small_.AddToOwner(run, *owner, bytes) : small_.AddToAll(run, bytes);
+  if (amax_bytes > 0) layout.amax_offset = layout.scale_offset + amax_begin;
 }
 
 void UnitPlacer::PlaceSmall(const ParameterSpec& spec, ParameterLayout& parameter) {
@@ -92,8 +104,7 @@ void UnitPlacer::PlaceSmall(const ParameterSpec& spec, ParameterLayout& paramete
   ForEachPlane(parameter, [&](Plane plane, PlaneLayout& layout) {
     const Run run = RunOf(spec.encoding.format, plane);
     layout.small_data_offset = small_.AddToOwner(run, owner, DataBytes(spec.encoding, spec.rows, spec.columns));
-    const int64_t scale_bytes = ScaleBytes(spec.encoding, plane, spec.rows, spec.columns);
-    if (scale_bytes > 0) layout.scale_offset = small_.AddToOwner(run, owner, scale_bytes);
+    PlaceScales(spec, plane, spec.rows, owner, layout);
   });
 }
 
@@ -104,6 +115,7 @@ void UnitPlacer::PlaceSmallExtent(const UnitSpec& spec) {
       const int64_t begin = small_.RunBegin(RunOf(spec.parameters[i].encoding.format, plane));
       Shift(layout.small_data_offset, begin);
       Shift(layout.scale_offset, begin);
+      Shift(layout.amax_offset, begin);
     });
   }
   for (const Use use : kUses) {

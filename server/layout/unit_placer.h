@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_LAYOUT_UNIT_PLACER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/types/span.h"
 #include "server/layout/layout.h"
@@ -21,6 +22,8 @@ class UnitPlacer {
 
  private:
   void PlaceLarge(const ParameterSpec& spec, ParameterLayout& parameter);
+  // Adds the scales of `rows` rows, and the amax behind them, to the small extent of every rank or of the owner.
+  void PlaceScales(const ParameterSpec& spec, Plane plane, int64_t rows, std::optional<int> owner, PlaneLayout& layout);
   void PlaceLargePlane(const ParameterSpec& spec, Plane plane, int64_t extent_rows, PlaneLayout& layout);
   void PlaceSmall(const ParameterSpec& spec, ParameterLayout& parameter);
   void PlaceGradients(const UnitSpec& spec);

@@ -21,6 +21,7 @@ struct GatherCheck::PlaneCase {
   const v1::PlaneLayout& proto;
   Tag first_data;
   Tag first_scale;
+  Tag first_amax;
 
   int64_t row_bytes() const { return format.RowBytes(spec.columns); }
   int64_t scale_row_bytes() const { return format.ScaleRowBytes(plane, spec.columns); }
@@ -44,7 +45,7 @@ struct GatherCheck::PlaneCase {
 namespace {
 
 // The array that a tag belongs to, in the bits above the byte's index.
-enum class Array : uint64_t { kData = 1, kScales = 2 };
+enum class Array : uint64_t { kData = 1, kScales = 2, kAmax = 3 };
 
 Tag FirstTag(int unit, int parameter, Plane plane, Array array) {
   const auto bits = [](auto value, int shift) { return static_cast<uint64_t>(value) << shift; };
@@ -111,7 +112,8 @@ std::vector<GatherCheck::PlaneCase> GatherCheck::Planes(int unit, int parameter)
   const auto add = [&](Plane plane, const PlaneLayout& plane_layout, const v1::PlaneLayout& plane_proto) {
     planes.push_back({plane, spec, format, layout_.units()[unit], layout, plane_layout, proto_.units(unit), proto,
                       plane_proto, FirstTag(unit, parameter, plane, Array::kData),
-                      FirstTag(unit, parameter, plane, Array::kScales)});
+                      FirstTag(unit, parameter, plane, Array::kScales),
+                      FirstTag(unit, parameter, plane, Array::kAmax)});
   };
   add(Plane::kRowWise, layout.row_wise, proto.row_wise());
   if (format.has_column_plane) {
@@ -157,6 +159,9 @@ void GatherCheck::FillPlane(const PlaneCase& plane, int rank) {
   const int64_t before = plane.format.FirstScaleRow(plane.plane, rows.begin) * plane.scale_row_bytes();
   Store(arenas_[rank], small + plane.layout.scale_offset, plane.first_scale + before,
         plane.scale_bytes(rows.begin, rows.end));
+  EXPECT_EQ(plane.layout.amax_offset >= 0, plane.format.amax_bytes > 0);
+  if (plane.format.amax_bytes == 0) return;
+  Store(arenas_[rank], small + plane.layout.amax_offset, plane.first_amax, plane.format.amax_bytes);
 }
 
 void GatherCheck::CheckArenas() const {
@@ -218,6 +223,7 @@ void GatherCheck::CheckGather(int unit, Use use) const {
     if (!plane.ReadBy(use)) continue;
     ExpectPlane(slot, plane, use);
     if (plane.scale_row_bytes() > 0) ExpectScales(slot, plane, use);
+    if (plane.format.amax_bytes > 0) ExpectAmax(slot, plane, use);
   }
 }
 
@@ -227,6 +233,8 @@ void GatherCheck::CheckOffsets(const PlaneCase& plane, Use use) {
   EXPECT_EQ(OffsetOf(plane.proto, use) >= 0, !plane.small() && plane.ReadBy(use));
   EXPECT_EQ(plane.proto.small_data_offset() >= 0, plane.small());
   EXPECT_EQ(plane.proto.scale_offset() >= 0, plane.scale_row_bytes() > 0);
+  EXPECT_EQ(plane.proto.amax_offset() >= 0, plane.format.amax_bytes > 0);
+  EXPECT_TRUE(plane.proto.amax_offset() == -1 || plane.proto.amax_offset() % 4 == 0) << plane.proto.amax_offset();
   const v1::SmallExtentLayout& small = SmallOf(plane.unit_proto, use);
   for (const int64_t offset : {plane.proto.arena_offset(), OffsetOf(plane.proto, use), small.arena_offset(),
                                small.slot_offset(), small.stride()}) {
@@ -261,6 +269,14 @@ void GatherCheck::ExpectScales(const Memory& slot, const PlaneCase& plane, Use u
   }
 }
 
+void GatherCheck::ExpectAmax(const Memory& slot, const PlaneCase& plane, Use use) const {
+  for (int rank = 0; rank < layout_.ranks(); ++rank) {
+    if (plane.small() && plane.parameter_proto.owner() != rank) continue;
+    Expect(slot, SmallBase(plane.unit_proto, use, rank) + plane.proto.amax_offset(), plane.first_amax,
+           plane.format.amax_bytes);
+  }
+}
+
 void GatherCheck::CheckArenaAsView(int unit) const {
   ASSERT_EQ(layout_.ranks(), 1);
   const int64_t small = proto_.units(unit).both().arena_offset();
@@ -270,6 +286,8 @@ void GatherCheck::CheckArenaAsView(int unit) const {
            plane.first_data, plane.spec.rows * plane.row_bytes());
     if (plane.scale_row_bytes() == 0) continue;
     Expect(arenas_[0], small + plane.proto.scale_offset(), plane.first_scale, plane.scale_bytes(0, plane.spec.rows));
+    if (plane.format.amax_bytes == 0) continue;
+    Expect(arenas_[0], small + plane.proto.amax_offset(), plane.first_amax, plane.format.amax_bytes);
   }
 }
 

@@ -55,6 +55,8 @@ class GatherCheck {
   static void CheckOffsets(const PlaneCase& plane, Use use);
   void ExpectPlane(const Memory& slot, const PlaneCase& plane, Use use) const;
   void ExpectScales(const Memory& slot, const PlaneCase& plane, Use use) const;
+  // A number of the tensor is on every rank, or on the owner.
+  void ExpectAmax(const Memory& slot, const PlaneCase& plane, Use use) const;
 
   // The rank that sends each byte of a gradient slot, -1 where nobody does.
   std::vector<int> GradientSenders(int unit) const;

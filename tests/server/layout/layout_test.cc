@@ -162,6 +162,43 @@ TEST(LayoutTest, OneRankOwnsEverything) {
   EXPECT_THAT(layout.Pieces(0, Use::kForward, 0), ElementsAre(PieceCopy{0, 0, 96 * 64}, PieceCopy{12288, 6144, 512}));
 }
 
+TEST(LayoutTest, AScaleOfTheTensorIsOnEveryRankAlsoWithoutRows) {
+  ModelSpec spec = ModelOf({UnitOf({MakeParameter("w", {2, 64}, Format::kFP8TensorCurrent)})});
+  spec.small_parameter_bytes = 0;
+  const Layout layout(spec, 3);
+  EXPECT_EQ(layout.Extent(0, 0, 2).size(), 0);
+  EXPECT_EQ(layout.units()[0].parameters[0].row_wise.scale_offset, 0);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 0), 64 + 4);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 2), 4);
+}
+
+TEST(LayoutTest, TheAmaxOfATensorLiesBehindItsScales) {
+  // 16 rows of 80 elements a rank: 5 scales, then to the next multiple of 4.
+  ModelSpec spec = ModelOf(
+      {UnitOf({MakeParameter("w", {32, 80}, Format::kNVFP4_2D), MakeParameter("v", {32, 80}, Format::kNVFP4_2D)})});
+  spec.small_parameter_bytes = 0;
+  const Layout layout(spec, 3);
+  const std::vector<ParameterLayout>& parameters = layout.units()[0].parameters;
+  EXPECT_EQ(parameters[0].row_wise.scale_offset, 0);
+  EXPECT_EQ(parameters[0].row_wise.amax_offset, 8);
+  EXPECT_EQ(parameters[1].row_wise.scale_offset, 16);
+  EXPECT_EQ(parameters[1].row_wise.amax_offset, 24);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 0), 16 * 40 + 5 + 4);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 2), 4);
+}
+
+TEST(LayoutTest, TheAmaxOfASmallParameterLiesOnItsOwner) {
+  ModelSpec spec = ModelOf({UnitOf({MakeParameter("w", {16, 16}, Format::kNVFP4_2D)})});
+  spec.small_parameter_bytes = 1000;
+  const Layout layout(spec, 2);
+  const PlaneLayout& plane = layout.units()[0].parameters[0].row_wise;
+  EXPECT_EQ(plane.small_data_offset, 0);
+  EXPECT_EQ(plane.scale_offset, 128);
+  EXPECT_EQ(plane.amax_offset, 132);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 0), 128 + 1 + 4);
+  EXPECT_EQ(layout.PlaneBytes(0, 0, 1), 0);
+}
+
 TEST(LayoutTest, ScalarIsOneByOne) {
   const Layout layout = LayoutOf(MakeParameter("scale", {}, Format::kFP32), 3);
   EXPECT_EQ(layout.Extent(0, 0, 0), (RowRange{0, 1}));

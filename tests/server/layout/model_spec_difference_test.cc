@@ -68,6 +68,10 @@ const Change kChanges[] = {
      "parameter blocks.1.w1: exp_avg type FP32 expected, got BF16"},
     {"ExpAvgSq", SET(Last(spec).exp_avg_sq_type = MomentType::kBF16),
      "parameter blocks.1.w1: exp_avg_sq type FP32 expected, got BF16"},
+    {"MasterType", SET(Last(spec).master_type = MasterType::kBF16Remainder),
+     "parameter blocks.1.w1: master type FP32 expected, got BF16_REMAINDER"},
+    {"Fp8Moments", SET(Last(spec).exp_avg_type = MomentType::kFP8),
+     "parameter blocks.1.w1: exp_avg type FP32 expected, got FP8"},
     {"Group", SET(Last(spec).group = 1), "parameter blocks.1.w1: group 0 expected, got 1"},
     {"InitialValue", SET((Last(spec).initial_value = {Initializer::kNormal, 0, 0.02f})),
      "parameter blocks.1.w1: initial value constant 0 expected, got normal with mean 0 and "
@@ -75,6 +79,17 @@ const Change kChanges[] = {
 };
 
 #undef SET
+
+TEST(ModelSpecDifferenceTest, DelayedScalingOfTheSameFormat) {
+  ModelSpec expected = Model();
+  Last(expected).encoding.format = Format::kFP8TensorDelayed;
+  ModelSpec got = expected;
+  Last(got).delayed_scaling = {DelayedScaling::Algorithm::kMostRecent, 16, -2};
+  EXPECT_EQ(FirstDifference(expected, got),
+            "parameter blocks.1.w1: delayed_scaling max of 1024 steps with margin 0 expected, got most recent of 16 "
+            "steps with margin -2");
+  EXPECT_NE(ModelSpecFingerprint(expected), ModelSpecFingerprint(got));
+}
 
 class FirstDifferenceTest : public testing::TestWithParam<Change> {};
 

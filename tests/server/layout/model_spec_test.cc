@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -61,6 +62,31 @@ std::function<void(v1::ModelSpec&)> Format(v1::Format format, v1::Element elemen
   return [=](v1::ModelSpec& spec) {
     First(spec).set_format(format);
     First(spec).set_element(element);
+  };
+}
+
+std::function<void(v1::ModelSpec&)> Delayed(int32_t history_length, int32_t margin) {
+  return [=](v1::ModelSpec& spec) {
+    First(spec).set_format(v1::FORMAT_FP8_TENSOR_DELAYED);
+    First(spec).mutable_delayed_scaling()->set_history_length(history_length);
+    First(spec).mutable_delayed_scaling()->set_margin(margin);
+  };
+}
+
+v1::FormatRule& AddRule(v1::ModelSpec& spec, std::string pattern, v1::Format format) {
+  v1::FormatRule& rule = *spec.add_format_rules();
+  rule.set_pattern(std::move(pattern));
+  rule.set_format(format);
+  return rule;
+}
+
+// No parameter names a format any more.
+std::function<void(v1::ModelSpec&)> ByRules(std::vector<std::pair<std::string, v1::Format>> rules) {
+  return [=](v1::ModelSpec& spec) {
+    for (v1::UnitSpec& unit : *spec.mutable_units()) {
+      for (v1::ParameterSpec& parameter : *unit.mutable_parameters()) parameter.clear_format();
+    }
+    for (const auto& [pattern, format] : rules) AddRule(spec, pattern, format);
   };
 }
 
@@ -128,7 +154,8 @@ const Refusal kRefusals[] = {
      "create model m: parameter u0.w: ", "expected fewer than 2^40 elements"},
     {"ProductWrapsToSmall", Shape({int64_t{1} << 32, int64_t{1} << 32, 4}),
      "create model m: parameter u0.w: ", "expected fewer than 2^40 elements"},
-    {"NoFormat", Format(v1::FORMAT_UNSPECIFIED), "create model m: parameter u0.w: ", "expected a format, got none"},
+    {"NoFormat", Format(v1::FORMAT_UNSPECIFIED),
+     "create model m: parameter u0.w: ", "expected a format or a format rule that matches the name, got none"},
     {"UnknownFormat", Format(static_cast<v1::Format>(77)),
      "create model m: parameter u0.w: ", "expected a format, got 77"},
     {"NegativeFormat", Format(static_cast<v1::Format>(-1)),
@@ -137,8 +164,60 @@ const Refusal kRefusals[] = {
      "create model m: parameter u0.w: ", "expected an element type, got 4"},
     {"ElementOfAnotherFormat", Format(v1::FORMAT_MXFP8, v1::ELEMENT_E2M1),
      "create model m: parameter u0.w: ", "expected an encoding that this build has, got MXFP8 of E2M1"},
-    {"FormatNotImplemented", Format(v1::FORMAT_NVFP4_2D), "create model m: parameter u0.w: ", "got NVFP4_2D of E2M1",
-     absl::StatusCode::kUnimplemented},
+    {"ElementTooWideForNvfp4", Format(v1::FORMAT_NVFP4_2D, v1::ELEMENT_E4M3),
+     "create model m: parameter u0.w: ", "expected an encoding that this build has, got NVFP4_2D of E4M3"},
+    {"ElementTooNarrowForTensorScaling", Format(v1::FORMAT_FP8_TENSOR_DELAYED, v1::ELEMENT_E2M1),
+     "create model m: parameter u0.w: ", "got FP8_TENSOR_DELAYED of E2M1"},
+    {"RemainderOfAnotherFormat", SET(First(spec).set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
+     "create model m: parameter u0.w: ", "expected format BF16 for a master of BF16_REMAINDER, got MXFP8"},
+    {"RemainderOfFp32",
+     SET(spec.mutable_units(0)->mutable_parameters(1)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
+     "create model m: parameter u0.norm: ", "expected format BF16 for a master of BF16_REMAINDER, got FP32"},
+    {"UnknownMasterType", SET(First(spec).set_master_type(static_cast<v1::MasterType>(3))),
+     "create model m: parameter u0.w: ", "expected a type of the master, got 3"},
+    {"HistoryLengthZero", Delayed(0, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
+    {"HistoryLengthNegative", Delayed(-1, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
+    {"HistoryLengthTooLong", Delayed(65537, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
+    {"HistoryLengthZeroThatNobodyReads", SET(First(spec).mutable_delayed_scaling()->set_history_length(0)),
+     "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
+    {"MarginTooLarge", Delayed(1, 65), "create model m: parameter u0.w: ", "a margin from -64 to 64"},
+    {"UnknownAmaxAlgorithm",
+     SET(First(spec).mutable_delayed_scaling()->set_algorithm(static_cast<v1::AmaxAlgorithm>(3))),
+     "create model m: parameter u0.w: ", "expected an algorithm of delayed scaling, got 3"},
+    {"NoRuleMatchesTheParameter", ByRules({{"u1.*", v1::FORMAT_BF16}}),
+     "create model m: parameter u0.w: ", "expected a format or a format rule that matches the name, got none"},
+    {"RuleMatchesNothing", ByRules({{"*.weight", v1::FORMAT_BF16}, {"*", v1::FORMAT_FP32}}),
+     "create model m: ", "expected format rule *.weight to match the name of at least one parameter, got none"},
+    {"RuleMatchesNothingAndNobodyNeedsOne", SET(AddRule(spec, "w", v1::FORMAT_BF16)),
+     "create model m: ", "expected format rule w to match the name of at least one parameter, got none"},
+    {"RuleWithoutAFormat", ByRules({{"*", v1::FORMAT_UNSPECIFIED}}),
+     "create model m: parameter u0.w: by format rule *: ", "expected a format, got none"},
+    {"RuleThatNobodyNeedsWithoutAFormat", SET(AddRule(spec, "*", v1::FORMAT_UNSPECIFIED)),
+     "create model m: format rule *: ", "expected a format, got none"},
+    {"RuleWithAnElementOfAnotherFormat",
+     SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec); spec.mutable_format_rules(0)->set_element(v1::ELEMENT_E2M1)),
+     "create model m: parameter u0.w: by format rule *: ", "got MXFP8 of E2M1"},
+    {"RuleWithARemainderOfAnotherFormat",
+     SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec);
+         spec.mutable_format_rules(0)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
+     "create model m: parameter u0.w: by format rule *: ", "expected format BF16 for a master of BF16_REMAINDER"},
+    {"RemainderOfAnotherFormatByRule",
+     SET(ByRules({{"*", v1::FORMAT_FP16}})(spec); First(spec).set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
+     "create model m: parameter u0.w: by format rule *: ", "expected format BF16 for a master of BF16_REMAINDER"},
+    {"RuleWithHistoryLengthZero",
+     SET(ByRules({{"*", v1::FORMAT_FP8_TENSOR_DELAYED}})(spec);
+         spec.mutable_format_rules(0)->mutable_delayed_scaling()->set_history_length(0)),
+     "create model m: parameter u0.w: by format rule *: ", "a history length from 1 to 65536"},
+    {"ElementWithoutAFormat", SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec); First(spec).set_element(v1::ELEMENT_E5M2)),
+     "create model m: parameter u0.w: ", "expected a format beside element"},
+    {"PatternEmpty", SET(AddRule(spec, "", v1::FORMAT_BF16)),
+     "create model m: pattern of format rule 0: ", "got an empty one"},
+    {"PatternLong", SET(AddRule(spec, std::string(513, '*'), v1::FORMAT_BF16)),
+     "create model m: pattern of format rule 0: ", "got 513 bytes"},
+    {"PatternNul", SET(AddRule(spec, "*", v1::FORMAT_BF16); AddRule(spec, std::string("*\0", 2), v1::FORMAT_BF16)),
+     "create model m: pattern of format rule 1: ", "got a NUL"},
+    {"TooManyRules", SET(for (int i = 0; i < 257; ++i) AddRule(spec, "*", v1::FORMAT_BF16)),
+     "create model m: ", "expected at most 256 format rules, got 257"},
     {"UnknownGradientType", SET(First(spec).set_gradient_type(static_cast<v1::GradientType>(3))),
      "create model m: parameter u0.w: ", "expected a gradient type, got 3"},
     {"UnknownExpAvgType", SET(First(spec).set_exp_avg_type(static_cast<v1::MomentType>(9))),
@@ -253,6 +332,110 @@ TEST(ParseModelSpecTest, ShapesAreSeenAsMatrices) {
   }
 }
 
+TEST(ParseModelSpecTest, EveryFormatIsAcceptedWithItsElementTypes) {
+  for (int format = v1::FORMAT_FP32; format <= v1::FORMAT_NVFP4_2D; ++format) {
+    for (const v1::Element element : {v1::ELEMENT_UNSPECIFIED, v1::ELEMENT_E4M3, v1::ELEMENT_E5M2, v1::ELEMENT_E2M1}) {
+      SCOPED_TRACE(absl::StrCat(v1::Format_Name(format), " of ", v1::Element_Name(element)));
+      v1::ModelSpec proto = ValidSpec();
+      Format(static_cast<v1::Format>(format), element)(proto);
+      const bool unscaled = format <= v1::FORMAT_FP16;
+      const bool narrow = format == v1::FORMAT_NVFP4_2D;
+      const bool fits = element == v1::ELEMENT_UNSPECIFIED || unscaled || (element == v1::ELEMENT_E2M1) == narrow;
+      const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+      ASSERT_EQ(spec.status().code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kInvalidArgument);
+      if (!fits || unscaled) continue;
+      const ElementType expected = narrow                        ? ElementType::kE2M1
+                                   : element == v1::ELEMENT_E5M2 ? ElementType::kE5M2
+                                                                 : ElementType::kE4M3;
+      EXPECT_EQ(spec->units[0].parameters[0].encoding.element, expected);
+    }
+  }
+}
+
+TEST(ParseModelSpecTest, DelayedScalingIsKeptWhereItIsRead) {
+  v1::ModelSpec proto = ValidSpec();
+  Delayed(16, -3)(proto);
+  First(proto).mutable_delayed_scaling()->set_algorithm(v1::AMAX_ALGORITHM_MOST_RECENT);
+  const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const DelayedScaling::Options& scaling = spec->units[0].parameters[0].delayed_scaling;
+  EXPECT_EQ(scaling.algorithm, DelayedScaling::Algorithm::kMostRecent);
+  EXPECT_EQ(scaling.history_length, 16);
+  EXPECT_EQ(scaling.margin, -3);
+  First(proto).clear_delayed_scaling();
+  EXPECT_EQ(ParseModelSpec(proto)->units[0].parameters[0].delayed_scaling.history_length, 1024);
+}
+
+TEST(ParseModelSpecTest, EveryTypeOfStateIsAccepted) {
+  v1::ModelSpec proto = ValidSpec();
+  First(proto).set_format(v1::FORMAT_BF16);
+  First(proto).set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  for (const v1::MomentType type : {v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP16, v1::MOMENT_TYPE_FP8}) {
+    First(proto).set_exp_avg_type(type);
+    First(proto).set_exp_avg_sq_type(type);
+    const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const ParameterSpec& parameter = spec->units[0].parameters[0];
+    EXPECT_EQ(static_cast<int>(parameter.exp_avg_type), type);
+    EXPECT_EQ(static_cast<int>(parameter.exp_avg_sq_type), type);
+    EXPECT_EQ(parameter.master_type, MasterType::kBF16Remainder);
+  }
+}
+
+// The example: the first rule that matches counts.
+TEST(ParseModelSpecTest, ParametersTakeTheFirstRuleThatMatchesTheirName) {
+  v1::ModelSpec proto = ValidSpec();
+  ByRules({{"*norm", v1::FORMAT_FP32}, {"u1.?", v1::FORMAT_BF16}, {"*", v1::FORMAT_MXFP8}})(proto);
+  proto.mutable_format_rules(1)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  proto.mutable_format_rules(1)->set_exp_avg_type(v1::MOMENT_TYPE_BF16);
+  proto.mutable_format_rules(2)->set_element(v1::ELEMENT_E5M2);
+  proto.mutable_format_rules(2)->set_exp_avg_type(v1::MOMENT_TYPE_FP8);
+  proto.mutable_format_rules(2)->set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
+  First(proto).set_exp_avg_type(v1::MOMENT_TYPE_BF16);  // what a parameter says itself counts
+  const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const ParameterSpec& weight = spec->units[0].parameters[0];
+  EXPECT_EQ(weight.encoding, (Encoding{paramshard::Format::kMXFP8, ElementType::kE5M2, true}));
+  EXPECT_EQ(weight.exp_avg_type, MomentType::kBF16);
+  EXPECT_EQ(weight.exp_avg_sq_type, MomentType::kFP8);
+  EXPECT_EQ(spec->units[0].parameters[1].encoding.format, paramshard::Format::kFP32);
+  EXPECT_EQ(spec->units[1].parameters[0].encoding.format, paramshard::Format::kBF16);
+  EXPECT_EQ(spec->units[1].parameters[0].master_type, MasterType::kBF16Remainder);
+}
+
+TEST(ParseModelSpecTest, AParameterThatNamesItsFormatTakesNothingFromRules) {
+  v1::ModelSpec proto = ValidSpec();
+  AddRule(proto, "*", v1::FORMAT_BF16).set_exp_avg_type(v1::MOMENT_TYPE_FP8);
+  const uint64_t ruled = ModelSpecFingerprint(ParseModelSpec(proto).value());
+  EXPECT_EQ(ruled, ModelSpecFingerprint(ParseModelSpec(ValidSpec()).value()));
+}
+
+TEST(ParseModelSpecTest, PatternsAreGlobsOfWholeNames) {
+  const struct {
+    const char* pattern;
+    bool matches;
+  } cases[] = {{"u0.norm", true}, {"u?.norm", true},  {"*.norm", true},    {"*", true},       {"u[0-3].*", true},
+               {"*0*r*", true},   {"norm", false},    {"u0.nor", false},   {"u??norm", true}, {"u?norm", false},
+               {"u[!0]*", false}, {"U0.norm", false}, {"u0\\.norm", true}, {"u0\\*", false}};
+  for (const auto& [pattern, matches] : cases) {
+    v1::ModelSpec proto = ValidSpec();
+    proto.mutable_units(0)->mutable_parameters(1)->clear_format();
+    proto.mutable_units()->DeleteSubrange(1, 1);
+    AddRule(proto, pattern, v1::FORMAT_BF16);
+    EXPECT_EQ(ParseModelSpec(proto).ok(), matches) << pattern << ": " << ParseModelSpec(proto).status();
+  }
+}
+
+// What would take for ever if every star was tried with every part of the name.
+TEST(ParseModelSpecTest, APatternOfManyStarsIsDecidedSoon) {
+  v1::ModelSpec proto = ValidSpec();
+  proto.mutable_units(0)->mutable_parameters(1)->set_name(std::string(512, 'a'));
+  std::string pattern;
+  for (int i = 0; i < 255; ++i) pattern += "*a";
+  AddRule(proto, pattern + "b", v1::FORMAT_BF16);
+  EXPECT_EQ(ParseModelSpec(proto).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ParseModelSpecTest, LimitsThemselvesAreAccepted) {
   v1::ModelSpec proto = ValidSpec();
   proto.set_name(std::string(512, 'x'));
@@ -309,6 +492,18 @@ v1::ModelSpec UnusualSpec() {
   Uniform(-0.1f, 0.3f)(proto);
   proto.mutable_units(1)->mutable_parameters(0)->set_format(v1::FORMAT_FP8_BLOCK_128X128);
   proto.mutable_units(1)->mutable_parameters(0)->set_power_of_two_scales(false);
+  v1::ParameterSpec& delayed = *proto.mutable_units(1)->add_parameters();
+  delayed.set_name("delayed");
+  delayed.set_format(v1::FORMAT_FP8_TENSOR_DELAYED);
+  delayed.mutable_delayed_scaling()->set_algorithm(v1::AMAX_ALGORITHM_MOST_RECENT);
+  delayed.mutable_delayed_scaling()->set_history_length(7);
+  delayed.mutable_delayed_scaling()->set_margin(-1);
+  delayed.set_exp_avg_type(v1::MOMENT_TYPE_FP16);
+  delayed.set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
+  v1::ParameterSpec& remainder = *proto.mutable_units(1)->add_parameters();
+  remainder.set_name("remainder");
+  remainder.set_format(v1::FORMAT_BF16);
+  remainder.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
   return proto;
 }
 
@@ -346,6 +541,7 @@ TEST(ModelSpecToProtoTest, WritesEveryDefault) {
       EXPECT_EQ(parameter.gradient_type(), v1::GRADIENT_TYPE_FP32);
       EXPECT_EQ(parameter.exp_avg_type(), v1::MOMENT_TYPE_FP32);
       EXPECT_EQ(parameter.exp_avg_sq_type(), v1::MOMENT_TYPE_FP32);
+      EXPECT_EQ(parameter.master_type(), v1::MASTER_TYPE_FP32);
       EXPECT_TRUE(parameter.initial_value().has_constant());
     }
   }
@@ -357,14 +553,23 @@ TEST(ModelSpecFingerprintTest, FieldsThatAFormatDoesNotReadDoNotCount) {
   proto.mutable_units(0)->mutable_parameters(1)->set_element(v1::ELEMENT_E5M2);   // FP32
   proto.mutable_units(0)->mutable_parameters(1)->set_power_of_two_scales(false);  // FP32
   First(proto).set_power_of_two_scales(false);                                    // MXFP8
+  First(proto).mutable_delayed_scaling()->set_history_length(5);                  // MXFP8
   First(proto).mutable_initial_value()->mutable_constant()->set_value(0);         // as unset
   proto.add_groups();                                                             // as none
   EXPECT_EQ(FingerprintOf(proto), plain);
 }
 
+TEST(ModelSpecFingerprintTest, AModelByRulesEqualsTheOneThatNamesItsFormats) {
+  v1::ModelSpec proto = ValidSpec();
+  const uint64_t named = FingerprintOf(proto);
+  ByRules({{"*.w", v1::FORMAT_MXFP8}, {"*", v1::FORMAT_FP32}})(proto);
+  EXPECT_EQ(FingerprintOf(proto), named);
+  EXPECT_EQ(Canonical(proto).format_rules_size(), 0);
+}
+
 // Any change of the canonical form shows here.
 TEST(ModelSpecFingerprintTest, IsTheSameInEveryBuild) {
-  EXPECT_EQ(FingerprintOf(ValidSpec()), uint64_t{1379991300293587437});
+  EXPECT_EQ(FingerprintOf(ValidSpec()), uint64_t{9829061009617016079u});
 }
 
 // Valid messages with random bytes in them: no crash, and what is accepted survives the way back.

@@ -39,7 +39,7 @@ int64_t ReferenceFormat::AllBytes(int64_t rows, int64_t columns) const {
     if (plane == Plane::kColumnWise && !has_column_plane) continue;
     bytes += rows * RowBytes(columns) + ScaleRows(plane, 0, rows) * ScaleRowBytes(plane, columns);
   }
-  return bytes;
+  return bytes + amax_bytes;
 }
 
 const std::vector<ReferenceFormat>& AllFormats() {
@@ -52,7 +52,7 @@ const std::vector<ReferenceFormat>& AllFormats() {
       {Format::kFP8Block128x128, 128, 8, 4, {128, 128}, {}, false},
       {Format::kMXFP8, 32, 8, 1, {1, 32}, {32, 1}, true},
       {Format::kMXFP8_2D, 32, 8, 1, {32, 32}, {}, false},
-      {Format::kNVFP4_2D, 16, 4, 1, {16, 16}, {}, false},
+      {Format::kNVFP4_2D, 16, 4, 1, {16, 16}, {}, false, 4},
   };
   return *formats;
 }

@@ -23,6 +23,7 @@ struct ReferenceFormat {
   Block row_wise;
   Block column_wise;
   bool has_column_plane;
+  int64_t amax_bytes = 0;
 
   int64_t RowBytes(int64_t columns) const;
   // Bytes of one row of scale blocks; 4 for the scale of a tensor.
@@ -30,7 +31,7 @@ struct ReferenceFormat {
   // Scale rows that begin in rows [begin, end). The scale of a tensor is everybody's.
   int64_t FirstScaleRow(Plane plane, int64_t begin) const;
   int64_t ScaleRows(Plane plane, int64_t begin, int64_t end) const;
-  // Data and scales of all planes of a matrix.
+  // Data, scales and amax of all planes of a matrix.
   int64_t AllBytes(int64_t rows, int64_t columns) const;
   bool OneScale() const { return row_wise.rows == -1; }
 
