@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -19,10 +20,11 @@ namespace {
 // One plane in memory, as it lies in files.
 struct PlaneArrays {
   NpyArray data;
-  NpyArray scales;  // of no elements where the format has none
+  NpyArray scales;  // of no dimensions where the format has none
+  NpyArray amax;    // of the whole tensor; of no dimensions where no scale follows from it
 
-  MutablePlane Writable() { return {data.bytes.data(), scales.bytes.data()}; }
-  ConstPlane Readable() const { return {data.bytes.data(), scales.bytes.data()}; }
+  MutablePlane Writable() { return {data.bytes.data(), scales.bytes.data(), amax.bytes.data()}; }
+  ConstPlane Readable() const { return {data.bytes.data(), scales.bytes.data(), amax.bytes.data()}; }
 };
 
 std::string PathIn(const std::string& directory, absl::string_view role) {
@@ -38,26 +40,37 @@ std::string ScaleRole(Plane plane, const NpyArray& scales) {
   return scales.dtype == "<f4" ? "scale_inv" : absl::StrCat(PlanePrefix(plane), "_scale");
 }
 
-bool HasScales(const PlaneArrays& plane) { return !plane.scales.shape.empty(); }
+bool Exists(const NpyArray& array) { return !array.shape.empty(); }
 
-absl::string_view DtypeOfBytes(int64_t element_bytes) {
-  if (element_bytes == sizeof(float)) return "<f4";
-  return element_bytes == sizeof(uint16_t) ? "<u2" : "|u1";
+// An array of `bytes` zero bytes.
+NpyArray NewArray(int64_t element_bytes, std::vector<int64_t> shape, int64_t bytes) {
+  const char* dtype = element_bytes == sizeof(float) ? "<f4" : element_bytes == sizeof(uint16_t) ? "<u2" : "|u1";
+  return {dtype, std::move(shape), std::vector<uint8_t>(bytes)};
+}
+
+// Two elements of NVFP4_2D count as one.
+int64_t DataElementBytes(Format format) {
+  if (format == Format::kFP32) return sizeof(float);
+  return format == Format::kBF16 || format == Format::kFP16 ? sizeof(uint16_t) : 1;
+}
+
+NpyArray NewScales(const Encoding& encoding, Plane plane, MatrixShape matrix) {
+  const int64_t bytes = ScaleBytes(encoding, plane, matrix.rows, matrix.cols);
+  if (bytes == 0) return {};
+  const bool of_tensor = NeedsAmax(encoding.format) && encoding.format != Format::kNVFP4_2D;
+  if (of_tensor) return NewArray(bytes, {1}, bytes);
+  const MatrixShape shape = ScaleShape(encoding, plane, matrix.rows, matrix.cols);
+  return NewArray(bytes / (shape.rows * shape.cols), {shape.rows, shape.cols}, bytes);
 }
 
 // The dtypes and shapes of a plane's arrays, of zeros.
 PlaneArrays NewPlane(const Encoding& encoding, Plane plane, MatrixShape matrix) {
   PlaneArrays arrays;
-  const int64_t data_bytes = DataBytes(encoding, matrix.rows, matrix.cols);
-  arrays.data = {std::string(DtypeOfBytes(data_bytes / (matrix.rows * matrix.cols))),
-                 {matrix.rows, matrix.cols},
-                 std::vector<uint8_t>(data_bytes)};
-  const int64_t scale_bytes = ScaleBytes(encoding, plane, matrix.rows, matrix.cols);
-  if (scale_bytes == 0) return arrays;
-  const MatrixShape scales = ScaleShape(encoding, plane, matrix.rows, matrix.cols);
-  arrays.scales = {std::string(DtypeOfBytes(scale_bytes / (scales.rows * scales.cols))),
-                   {scales.rows, scales.cols},
-                   std::vector<uint8_t>(scale_bytes)};
+  const int64_t bytes = DataBytes(encoding, matrix.rows, matrix.cols);
+  const int64_t element_bytes = DataElementBytes(encoding.format);
+  arrays.data = NewArray(element_bytes, {matrix.rows, bytes / matrix.rows / element_bytes}, bytes);
+  arrays.scales = NewScales(encoding, plane, matrix);
+  if (NeedsAmax(encoding.format)) arrays.amax = NewArray(sizeof(float), {1}, sizeof(float));
   return arrays;
 }
 
@@ -87,7 +100,8 @@ absl::Status WriteFloats(const std::string& path, MatrixShape matrix, const std:
 
 absl::Status WritePlane(const std::string& directory, Plane plane, const PlaneArrays& arrays) {
   RETURN_IF_ERROR(WriteNpy(PathIn(directory, DataRole(plane)), arrays.data));
-  if (!HasScales(arrays)) return absl::OkStatus();
+  if (Exists(arrays.amax)) RETURN_IF_ERROR(WriteNpy(PathIn(directory, "amax"), arrays.amax));
+  if (!Exists(arrays.scales)) return absl::OkStatus();
   return WriteNpy(PathIn(directory, ScaleRole(plane, arrays.scales)), arrays.scales);
 }
 
@@ -108,7 +122,7 @@ absl::Status CreateDirectory(const std::string& path) {
 
 // An encoding in another format may have left files that this one does not have.
 absl::Status RemoveFiles(const std::string& directory) {
-  for (const char* role : {"row_data", "row_scale", "col_data", "col_scale", "scale_inv", "dequantized"}) {
+  for (const char* role : {"row_data", "row_scale", "col_data", "col_scale", "scale_inv", "amax", "dequantized"}) {
     const std::string path = PathIn(directory, role);
     std::error_code error;
     std::filesystem::remove(path, error);
@@ -124,41 +138,72 @@ absl::StatusOr<NpyArray> ReadLike(const std::string& path, const NpyArray& expec
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", ArrayText(expected), " expected, got ", ArrayText(array)));
 }
 
-// The matrix whose plane's data is `data`.
-absl::StatusOr<MatrixShape> DecodedShape(const NpyArray& data, const std::string& path) {
-  if (data.shape.size() == 2) return MatrixOf(data, path);
-  return absl::InvalidArgumentError(absl::StrCat(path, ": two dimensions expected, got ", ArrayText(data)));
+// The columns of a matrix that has `stored` numbers in a row of its data: of NVFP4_2D twice as many, or, when `columns` says
+// so, one fewer.
+absl::StatusOr<int64_t> DecodedColumns(Format format, int64_t stored, std::optional<int64_t> columns,
+                                       const std::string& path) {
+  const bool is_packed = format == Format::kNVFP4_2D;
+  const int64_t most = is_packed ? 2 * stored : stored;
+  if (!columns.has_value() || *columns == most || (is_packed && *columns == most - 1)) return columns.value_or(most);
+  return absl::InvalidArgumentError(absl::StrCat(path, ": rows of ", *columns, " columns expected, got of ", most));
 }
 
-absl::StatusOr<PlaneArrays> ReadPlane(const Encoding& encoding, Plane plane, const std::string& directory) {
-  const std::string data_path = PathIn(directory, DataRole(plane));
-  PlaneArrays arrays;
-  ASSIGN_OR_RETURN(arrays.data, ReadNpy(data_path));
-  ASSIGN_OR_RETURN(const MatrixShape matrix, DecodedShape(arrays.data, data_path));
-  const PlaneArrays expected = NewPlane(encoding, plane, matrix);
-  if (arrays.data.dtype != expected.data.dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(data_path, ": ", ArrayText(expected.data), " expected, got ", ArrayText(arrays.data)));
+// The matrix whose plane's data is `data`.
+absl::StatusOr<MatrixShape> DecodedShape(Format format, const NpyArray& data, std::optional<int64_t> columns,
+                                         const std::string& path) {
+  if (data.shape.size() != 2) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": two dimensions expected, got ", ArrayText(data)));
   }
-  if (!HasScales(expected)) return arrays;
-  ASSIGN_OR_RETURN(arrays.scales, ReadLike(PathIn(directory, ScaleRole(plane, expected.scales)), expected.scales));
-  return arrays;
+  ASSIGN_OR_RETURN(MatrixShape matrix, MatrixOf(data, path));
+  ASSIGN_OR_RETURN(matrix.cols, DecodedColumns(format, matrix.cols, columns, path));
+  return matrix;
+}
+
+// A plane that was read, and the shape of its matrix.
+struct StoredPlane {
+  MatrixShape matrix;
+  PlaneArrays arrays;
+};
+
+absl::StatusOr<StoredPlane> ReadPlane(const Encoding& encoding, Plane plane, std::optional<int64_t> columns,
+                                      const std::string& directory) {
+  const std::string data_path = PathIn(directory, DataRole(plane));
+  StoredPlane stored;
+  ASSIGN_OR_RETURN(stored.arrays.data, ReadNpy(data_path));
+  ASSIGN_OR_RETURN(stored.matrix, DecodedShape(encoding.format, stored.arrays.data, columns, data_path));
+  const PlaneArrays expected = NewPlane(encoding, plane, stored.matrix);
+  if (stored.arrays.data.dtype != expected.data.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(data_path, ": ", ArrayText(expected.data), " expected, got ", ArrayText(stored.arrays.data)));
+  }
+  if (AmaxBytes(encoding.format) != 0) {
+    ASSIGN_OR_RETURN(stored.arrays.amax, ReadLike(PathIn(directory, "amax"), expected.amax));
+  }
+  if (!Exists(expected.scales)) return stored;
+  ASSIGN_OR_RETURN(stored.arrays.scales,
+                   ReadLike(PathIn(directory, ScaleRole(plane, expected.scales)), expected.scales));
+  return stored;
 }
 
 }  // namespace
 
-absl::Status EncodeFile(const Encoding& encoding, const std::string& input, const std::string& output) {
+absl::Status EncodeFile(const Encoding& encoding, const std::string& input, const std::string& output,
+                        float delayed_scale) {
   RETURN_IF_ERROR(CheckEncodable(encoding));
   ASSIGN_OR_RETURN(const NpyArray array, ReadNpy(input));
   if (array.dtype != "<f4") {
     return absl::InvalidArgumentError(absl::StrCat(input, ": dtype <f4 expected, got ", array.dtype));
   }
   ASSIGN_OR_RETURN(const MatrixShape matrix, MatrixOf(array, input));
+  const std::vector<float> values = FloatsOf(array);
+  const TensorScaling scaling = {Amax(values.data(), matrix.rows * matrix.cols), delayed_scale};
   const bool has_columns = HasColumnPlane(encoding.format);
   PlaneArrays rows = NewPlane(encoding, Plane::kRowWise, matrix);
   PlaneArrays columns = has_columns ? NewPlane(encoding, Plane::kColumnWise, matrix) : PlaneArrays();
-  EncodePlanes(encoding, FloatsOf(array).data(), matrix.rows, matrix.cols, rows.Writable(),
-               has_columns ? columns.Writable() : MutablePlane());
+  EncodePlanes(encoding, values.data(), matrix.rows, matrix.cols, rows.Writable(),
+               has_columns ? columns.Writable() : MutablePlane(), scaling);
+  // Not a part of the planes of FP8_TENSOR_*, but what their scale follows from.
+  if (Exists(rows.amax)) std::memcpy(rows.amax.bytes.data(), &scaling.amax, sizeof(scaling.amax));
   RETURN_IF_ERROR(CreateDirectory(output));
   RETURN_IF_ERROR(RemoveFiles(output));
   RETURN_IF_ERROR(WritePlane(output, Plane::kRowWise, rows));
@@ -166,15 +211,15 @@ absl::Status EncodeFile(const Encoding& encoding, const std::string& input, cons
   return WriteDecoded(PathIn(output, "dequantized"), encoding, Plane::kRowWise, rows, matrix);
 }
 
-absl::Status DecodeFiles(const Encoding& encoding, Plane plane, const std::string& input, const std::string& output) {
+absl::Status DecodeFiles(const Encoding& encoding, Plane plane, const std::string& input, const std::string& output,
+                         std::optional<int64_t> columns) {
   RETURN_IF_ERROR(CheckEncodable(encoding));
   if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a format with a column-wise plane expected, got ", FormatName(encoding.format)));
   }
-  ASSIGN_OR_RETURN(const PlaneArrays arrays, ReadPlane(encoding, plane, input));
-  const MatrixShape matrix{arrays.data.shape[0], arrays.data.shape[1]};
-  return WriteDecoded(output, encoding, plane, arrays, matrix);
+  ASSIGN_OR_RETURN(const StoredPlane stored, ReadPlane(encoding, plane, columns, input));
+  return WriteDecoded(output, encoding, plane, stored.arrays, stored.matrix);
 }
 
 }  // namespace paramshard::ctl

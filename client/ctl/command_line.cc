@@ -37,6 +37,8 @@ class Reader {
   CommandLine& command_line_;
   CLI::App app_{"Inspects the paramshard daemon of this machine, and encodes matrices offline.", "paramshardctl"};
   std::optional<ElementType> element_;
+  std::optional<bool> power_of_two_scales_;
+  std::optional<float> delayed_scale_;
 };
 
 // The value that `parse` finds in an option's text.
@@ -140,7 +142,7 @@ void Reader::AddEncodingOptions(CLI::App& command) {
       .add_option_function<std::string>(
           "--format",
           [this](const std::string& text) { command_line_.encoding.format = Parsed(ParseFormat, "--format", text); },
-          "FP32, BF16, FP8_BLOCK_128X128, MXFP8, ...")
+          "FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D or NVFP4_2D")
       ->required()
       ->type_name("FORMAT");
   command
@@ -156,9 +158,13 @@ void Reader::AddCodecCommands() {
   CLI::App* encode = AddCommand(*codec, "encode", "encode a float32 matrix into its planes", Command::kCodecEncode);
   AddEncodingOptions(*encode);
   encode
-      ->add_option("--power-of-two-scales", command_line_.encoding.power_of_two_scales,
-                   "true or false: round the scales of FP8_BLOCK_128X128 down to powers of two (default: true)")
+      ->add_option("--power-of-two-scales", power_of_two_scales_,
+                   "true or false: round scales down to powers of two (default: true for FP8_BLOCK_128X128, false for "
+                   "FP8_TENSOR_CURRENT)")
       ->type_name("BOOL");
+  encode->add_option("--scale", delayed_scale_, "what FP8_TENSOR_DELAYED multiplies by (default: 1)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SCALE");
   encode->add_option("input", command_line_.input, "a .npy file of float32, any shape; its rows are the last dimension")
       ->required();
   encode->add_option("output", command_line_.output_path, "a directory for the planes' .npy files, created if need be")
@@ -170,14 +176,23 @@ void Reader::AddCodecCommands() {
           "--plane", [this](const std::string& text) { command_line_.plane = Parsed(ParsePlane, "--plane", text); },
           "row or column (default: row)")
       ->type_name("PLANE");
+  decode
+      ->add_option("--columns", command_line_.columns,
+                   "columns of the matrix: of NVFP4_2D, whose rows are whole bytes, they may be odd (default: even)")
+      ->check(CLI::PositiveNumber);
   decode->add_option("input", command_line_.input, "a directory that encode has written")->required();
   decode->add_option("output", command_line_.output_path, "the .npy file to write: float32 [rows, columns]")
       ->required();
 }
 
 void Reader::FinishEncoding() {
-  const bool is_4bit = command_line_.encoding.format == Format::kNVFP4_2D;
-  command_line_.encoding.element = element_.value_or(is_4bit ? ElementType::kE2M1 : ElementType::kE4M3);
+  const Format format = command_line_.encoding.format;
+  command_line_.encoding.element = element_.value_or(DefaultElement(format));
+  command_line_.encoding.power_of_two_scales = power_of_two_scales_.value_or(DefaultPowerOfTwoScales(format));
+  if (delayed_scale_.has_value() && format != Format::kFP8TensorDelayed) {
+    throw CLI::ValidationError("--scale", absl::StrCat("FP8_TENSOR_DELAYED expected, got ", FormatName(format)));
+  }
+  command_line_.delayed_scale = delayed_scale_.value_or(command_line_.delayed_scale);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 #define PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 
+#include <cstdint>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -38,7 +39,9 @@ struct CommandLine {
   bool quiet = false;
   // codec: from a file to a directory (encode) or back (decode).
   Encoding encoding;
+  float delayed_scale = 1.0f;
   Plane plane = Plane::kRowWise;
+  std::optional<int64_t> columns;  // unset: the data says
   std::string input;
   std::string output_path;
 };

@@ -141,9 +141,10 @@ bool IsCodecCommand(Command command) { return command == Command::kCodecEncode |
 
 absl::Status RunCodec(const CommandLine& command_line) {
   if (command_line.command == Command::kCodecEncode) {
-    return EncodeFile(command_line.encoding, command_line.input, command_line.output_path);
+    return EncodeFile(command_line.encoding, command_line.input, command_line.output_path, command_line.delayed_scale);
   }
-  return DecodeFiles(command_line.encoding, command_line.plane, command_line.input, command_line.output_path);
+  return DecodeFiles(command_line.encoding, command_line.plane, command_line.input, command_line.output_path,
+                     command_line.columns);
 }
 
 absl::StatusOr<int> RunDaemonCommand(const CommandLine& command_line, const Streams& streams) {

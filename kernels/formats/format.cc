@@ -114,7 +114,15 @@ absl::Status CheckEncodable(const Encoding& encoding) {
   return absl::OkStatus();
 }
 
-bool PowerOfTwoScalesByDefault(Format format) { return format != Format::kFP8TensorCurrent; }
+ElementType DefaultElement(Format format) {
+  return format == Format::kNVFP4_2D ? ElementType::kE2M1 : ElementType::kE4M3;
+}
+
+bool ReadsPowerOfTwoScales(Format format) {
+  return format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128;
+}
+
+bool DefaultPowerOfTwoScales(Format format) { return format != Format::kFP8TensorCurrent; }
 
 int64_t GranuleRows(Format format) { return GetFormat(format).granule_rows; }
 

@@ -68,9 +68,15 @@ absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 // E2M1). Call it before any function that takes an Encoding: those CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
 
-// What power_of_two_scales is where nobody says: true for FP8_BLOCK_128X128, false for FP8_TENSOR_CURRENT, as in
-// TransformerEngine. No matter elsewhere.
-bool PowerOfTwoScalesByDefault(Format format);
+// What an encoding's element is where nobody says: E2M1 for NVFP4_2D, else E4M3.
+ElementType DefaultElement(Format format);
+
+// True where power_of_two_scales decides bytes: FP8_TENSOR_CURRENT and FP8_BLOCK_128X128.
+bool ReadsPowerOfTwoScales(Format format);
+
+// What power_of_two_scales is where nobody says, as in TransformerEngine: any scale for a whole tensor, powers of two for
+// blocks. True for formats that do not read it.
+bool DefaultPowerOfTwoScales(Format format);
 
 // Rows that must stay together because they share a scale: 128 for FP8_BLOCK_128X128, 32 for MXFP8 and MXFP8_2D, 16 for
 // NVFP4_2D, else 1. Extents are cut at multiples of it.

@@ -76,17 +76,6 @@ absl::Status ParseShape(const v1::ParameterSpec& proto, ParameterSpec& spec) {
 
 bool IsUnscaled(Format format) { return format == Format::kFP32 || format == Format::kBF16 || format == Format::kFP16; }
 
-bool ReadsPowerOfTwoScales(Format format) {
-  return format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128;
-}
-
-ElementType DefaultElement(Format format) {
-  return format == Format::kNVFP4_2D ? ElementType::kE2M1 : ElementType::kE4M3;
-}
-
-// Transformer Engine's defaults: powers of two for blocks, any scale for a whole tensor.
-bool DefaultPowerOfTwoScales(Format format) { return format != Format::kFP8TensorCurrent; }
-
 // From a ParameterSpec or a FormatRule: their fields are the same.
 template <typename Proto>
 absl::Status ParseEncoding(const Proto& proto, Encoding& encoding) {

@@ -94,9 +94,14 @@ TEST(FormatTest, FormatsOfTheWholeTensorNeedItsAmax) {
   }
 }
 
-TEST(FormatTest, BlocksHavePowerOfTwoScalesByDefault) {
-  EXPECT_TRUE(PowerOfTwoScalesByDefault(Format::kFP8Block128x128));
-  EXPECT_FALSE(PowerOfTwoScalesByDefault(Format::kFP8TensorCurrent));
+TEST(FormatTest, DefaultsAreThoseOfTheFormat) {
+  for (int number = 1; number <= 9; ++number) {
+    const Format format = static_cast<Format>(number);
+    EXPECT_EQ(ReadsPowerOfTwoScales(format), number == 4 || number == 6) << number;
+    EXPECT_TRUE(CheckEncodable({format, DefaultElement(format)}).ok());
+  }
+  EXPECT_TRUE(DefaultPowerOfTwoScales(Format::kFP8Block128x128));
+  EXPECT_FALSE(DefaultPowerOfTwoScales(Format::kFP8TensorCurrent));
 }
 
 TEST(FormatTest, SizesAre64Bit) {

@@ -65,11 +65,6 @@ inline std::vector<float> Decode(const Encoding& encoding, Plane plane, const Ow
   return out;
 }
 
-// Whether power_of_two_scales decides the bytes of a format.
-inline bool ReadsPowerOfTwoScales(Format format) {
-  return format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128;
-}
-
 // The encodings that EncodePlanes takes, those once that differ in what their format ignores.
 inline std::vector<Encoding> AllEncodings() {
   std::vector<Encoding> encodings;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 constexpr Encoding kMxfp8{Format::kMXFP8, ElementType::kE4M3, true};
+
+constexpr Encoding kNvfp4{Format::kNVFP4_2D, ElementType::kE2M1};
 
 NpyArray FloatArray(std::vector<int64_t> shape, const std::vector<float>& values) {
   NpyArray array{"<f4", std::move(shape), std::vector<uint8_t>(values.size() * sizeof(float))};
@@ -72,7 +75,18 @@ TEST_F(CodecFilesTest, EachFormatHasItsFiles) {
   EXPECT_THAT(Names("block"), UnorderedElementsAre("row_data.npy", "scale_inv.npy", "dequantized.npy"));
   EXPECT_EQ(Read("block/scale_inv.npy").dtype, "<f4");
   EXPECT_THAT(Read("block/scale_inv.npy").shape, ElementsAre(1, 1));
-  for (const Format format : {Format::kFP32, Format::kBF16}) {
+  ASSERT_OK(EncodeFile({Format::kFP8TensorCurrent}, input, Path("tensor")));
+  EXPECT_THAT(Names("tensor"), UnorderedElementsAre("row_data.npy", "scale_inv.npy", "amax.npy", "dequantized.npy"));
+  EXPECT_THAT(Read("tensor/scale_inv.npy").shape, ElementsAre(1));
+  EXPECT_THAT(Read("tensor/amax.npy").shape, ElementsAre(1));
+  ASSERT_OK(EncodeFile({Format::kMXFP8_2D}, input, Path("mx2d")));
+  EXPECT_THAT(Names("mx2d"), UnorderedElementsAre("row_data.npy", "row_scale.npy", "dequantized.npy"));
+  EXPECT_THAT(Read("mx2d/row_scale.npy").shape, ElementsAre(1, 2));
+  ASSERT_OK(EncodeFile(kNvfp4, input, Path("fp4")));
+  EXPECT_THAT(Names("fp4"), UnorderedElementsAre("row_data.npy", "row_scale.npy", "amax.npy", "dequantized.npy"));
+  EXPECT_THAT(Read("fp4/row_data.npy").shape, ElementsAre(3, 20));
+  EXPECT_THAT(Read("fp4/row_scale.npy").shape, ElementsAre(1, 3));
+  for (const Format format : {Format::kFP32, Format::kBF16, Format::kFP16}) {
     const std::string name(FormatName(format));
     ASSERT_OK(EncodeFile({format}, input, Path(name)));
     EXPECT_THAT(Names(name), UnorderedElementsAre("row_data.npy", "dequantized.npy"));
@@ -89,6 +103,32 @@ TEST_F(CodecFilesTest, FilesOfAnotherFormatAreRemoved) {
   EXPECT_THAT(Names("out"), UnorderedElementsAre("row_data.npy", "dequantized.npy", "notes.txt"));
 }
 
+TEST_F(CodecFilesTest, DelayedScaleIsTheOneGiven) {
+  const std::string input = Write("in.npy", FloatArray({1, 2}, {3.0f, -24.0f}));
+  ASSERT_OK(EncodeFile({Format::kFP8TensorDelayed}, input, Path("out"), 4.0f));
+  EXPECT_EQ(Read("out/row_data.npy").bytes, (std::vector<uint8_t>{0x54, 0xec}));
+  EXPECT_EQ(Read("out/scale_inv.npy").bytes, FloatArray({1}, {0.25f}).bytes);
+  EXPECT_EQ(Read("out/amax.npy").bytes, FloatArray({1}, {24.0f}).bytes);
+  EXPECT_EQ(Read("out/dequantized.npy").bytes, Read("in.npy").bytes);
+}
+
+TEST_F(CodecFilesTest, OddColumnsOfNvfp4AreSaid) {
+  const std::string input = Write("in.npy", FloatArray({2, 3}, {6.0f, 3.0f, 1.5f, 0.0f, -6.0f, 4.0f}));
+  ASSERT_OK(EncodeFile(kNvfp4, input, Path("planes")));
+  const auto decode = [&](std::optional<int64_t> columns) {
+    return DecodeFiles(kNvfp4, Plane::kRowWise, Path("planes"), Path("out.npy"), columns);
+  };
+  ASSERT_OK(decode(3));
+  EXPECT_EQ(Read("out.npy").bytes, Read("planes/dequantized.npy").bytes);
+  ASSERT_OK(decode(std::nullopt));
+  EXPECT_THAT(Read("out.npy").shape, ElementsAre(2, 4));
+  for (int64_t columns : {2, 5}) {
+    EXPECT_THAT(decode(columns), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("columns expected, got of 4")));
+  }
+  std::filesystem::remove(Path("planes/amax.npy"));
+  EXPECT_THAT(decode(3), StatusIs(absl::StatusCode::kNotFound, HasSubstr("planes/amax.npy")));
+}
+
 TEST_F(CodecFilesTest, AnyShapeIsAMatrixOfItsLastDimension) {
   const std::pair<std::vector<int64_t>, std::vector<int64_t>> cases[] = {
       {{}, {1, 1}}, {{1}, {1, 1}}, {{6}, {1, 6}}, {{2, 3}, {2, 3}}, {{2, 1, 3, 4}, {6, 4}}};
@@ -102,8 +142,10 @@ TEST_F(CodecFilesTest, AnyShapeIsAMatrixOfItsLastDimension) {
 
 TEST_F(CodecFilesTest, DecodeGivesWhatEncodeFoundDecoded) {
   const std::string input = Write("in.npy", FloatArray({2, 3}, {1.0f, -2.0f, 3.3f, 0.0f, 1e-20f, 400.0f}));
-  for (const Encoding& encoding : {kMxfp8, Encoding{Format::kFP8Block128x128, ElementType::kE5M2, false},
-                                   Encoding{Format::kFP32}, Encoding{Format::kBF16}}) {
+  for (const Encoding& encoding :
+       {kMxfp8, Encoding{Format::kFP8Block128x128, ElementType::kE5M2, false}, Encoding{Format::kFP32},
+        Encoding{Format::kBF16}, Encoding{Format::kFP16}, Encoding{Format::kFP8TensorCurrent},
+        Encoding{Format::kFP8TensorDelayed}, Encoding{Format::kMXFP8_2D}}) {
     ASSERT_OK(EncodeFile(encoding, input, Path("planes")));
     ASSERT_OK(DecodeFiles(encoding, Plane::kRowWise, Path("planes"), Path("out.npy")));
     EXPECT_EQ(Read("out.npy").bytes, Read("planes/dequantized.npy").bytes);
@@ -120,8 +162,6 @@ TEST_F(CodecFilesTest, ColumnsAreDecodedWithTheirOwnScales) {
 
 TEST_F(CodecFilesTest, WhatCannotBeEncodedIsRefusedBeforeAnythingIsWritten) {
   const std::string input = Write("in.npy", FloatArray({2, 2}, {1, 2, 3, 4}));
-  EXPECT_THAT(EncodeFile({Format::kFP16}, input, Path("out")),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("FP16")));
   EXPECT_THAT(EncodeFile({Format::kMXFP8, ElementType::kE2M1}, input, Path("out")),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("MXFP8")));
   EXPECT_THAT(EncodeFile(kMxfp8, Path("none.npy"), Path("out")),

@@ -86,6 +86,13 @@ TEST(CommandLineTest, EncodingIsRead) {
   EXPECT_EQ(line.encoding, (Encoding{Format::kFP8Block128x128, ElementType::kE4M3, true}));
   line = ParseOk({"codec", "encode", "--format", "NVFP4_2D", "in.npy", "out"});
   EXPECT_EQ(line.encoding.element, ElementType::kE2M1);
+  line = ParseOk({"codec", "encode", "--format", "FP8_TENSOR_CURRENT", "in.npy", "out"});
+  EXPECT_EQ(line.encoding, (Encoding{Format::kFP8TensorCurrent, ElementType::kE4M3, false}));
+  EXPECT_EQ(line.delayed_scale, 1.0f);
+  line = ParseOk({"codec", "encode", "--format", "FP8_TENSOR_DELAYED", "--scale", "0.3", "in.npy", "out"});
+  EXPECT_EQ(line.delayed_scale, 0.3f);
+  line = ParseOk({"codec", "decode", "--format", "NVFP4_2D", "--columns", "77", "in", "out.npy"});
+  EXPECT_EQ(line.columns, 77);
   line = ParseOk({"codec", "decode", "--format", "MXFP8", "--plane", "column", "in", "out.npy"});
   EXPECT_EQ(line.plane, Plane::kColumnWise);
 }
@@ -110,6 +117,11 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"codec", "encode", "--format", "FP7", "in.npy", "out"}, "unknown format \"FP7\""},
       {{"codec", "encode", "--format", "MXFP8", "--element", "E9M9", "in.npy", "out"}, "unknown element type"},
       {{"codec", "encode", "--format", "MXFP8", "--power-of-two-scales=maybe", "in.npy", "out"}, "maybe"},
+      {{"codec", "encode", "--format", "MXFP8", "--scale=2", "in.npy", "out"},
+       "FP8_TENSOR_DELAYED expected, got MXFP8"},
+      {{"codec", "encode", "--format", "FP8_TENSOR_DELAYED", "--scale=-2", "in.npy", "out"}, "--scale"},
+      {{"codec", "encode", "--format", "FP8_TENSOR_DELAYED", "--scale=inf", "in.npy", "out"}, "--scale"},
+      {{"codec", "decode", "--format", "NVFP4_2D", "--columns=0", "in", "out.npy"}, "--columns"},
       {{"codec", "decode", "--format", "MXFP8", "--plane", "up", "in", "out"}, "row or column expected, got up"},
       {{"codec", "encode", "--format", "MXFP8", "in.npy"}, "output is required"},
   };
