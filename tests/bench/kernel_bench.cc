@@ -18,6 +18,8 @@
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moment.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
@@ -61,8 +63,10 @@ struct Arrays {
   std::vector<float> gradient = std::vector<float>(kCount);
   std::vector<float> exp_avg = std::vector<float>(kCount);
   std::vector<float> exp_avg_sq = std::vector<float>(kCount);
+  std::vector<float> exp_avg_scales = std::vector<float>(kCount / kMomentBlockSize, 1.0f);
+  std::vector<float> exp_avg_sq_scales = std::vector<float>(kCount / kMomentBlockSize, 1.0f);
   std::vector<uint8_t> row_data = std::vector<uint8_t>(kCount * 4, 3);
-  std::vector<uint8_t> row_scales = std::vector<uint8_t>(kCount / 32, 4);
+  std::vector<uint8_t> row_scales = std::vector<uint8_t>(kCount / 32, 4);  // at least 4 * kRows
   std::vector<uint8_t> column_data = std::vector<uint8_t>(kCount, 5);
   std::vector<uint8_t> column_scales = std::vector<uint8_t>(kCount / 32, 6);
 };
@@ -104,11 +108,16 @@ int64_t PlaneBytes(const Encoding& encoding) {
          ScaleBytes(encoding, Plane::kColumnWise, kRows, kCols);
 }
 
+// The scale of a whole tensor is that of each extent: here each thread writes one of its own.
 MutablePlane RowWiseAt(const Encoding& encoding, int64_t row) {
   Arrays& arrays = SharedArrays();
+  const bool of_tensor = NeedsAmax(encoding.format) && AmaxBytes(encoding.format) == 0;
   return {arrays.row_data.data() + DataBytes(encoding, row, kCols),
-          arrays.row_scales.data() + ScaleBytes(encoding, Plane::kRowWise, row, kCols)};
+          arrays.row_scales.data() + (of_tensor ? 4 * row : ScaleBytes(encoding, Plane::kRowWise, row, kCols))};
 }
+
+// As after earlier steps on the values of FillState().
+constexpr TensorScaling kScaling = {.amax = 0.12f, .scale = 2048.0f};
 
 MutablePlane ColumnWiseAt(const Encoding& encoding, int64_t row) {
   if (!HasColumnPlane(encoding.format)) return {};
@@ -146,26 +155,68 @@ AdamStep TypicalStep() {
   return step;
 }
 
+// Stores a moment of float32 values in the memory of these values.
+MutableMoment StoreMoment(MomentKind kind, MomentType type, std::vector<float>& values, std::vector<float>& scales) {
+  const MutableMoment moment = {values.data(), scales.data(), type};
+  if (type == MomentType::kFP32) return moment;
+  std::vector<uint8_t>& staged = SharedArrays().row_data;
+  EncodeMoment(kind, values.data(), kRows, kCols, {staged.data(), scales.data(), type});
+  std::memcpy(values.data(), staged.data(), kCount * MomentBytes(type));
+  return moment;
+}
+
+// Bytes that a step reads and writes. Formats that are encoded when the amax is known take a second pass over the master.
+int64_t StepBytes(const Encoding& encoding, MomentType moments) {
+  const int64_t moment_bytes = kCount * MomentBytes(moments) + 4 * MomentScaleCount(moments, kRows, kCols);
+  const int64_t second_pass = EncodesAfterAmax(encoding.format) ? kCount * 4 : 0;
+  return kCount * 12 + 4 * moment_bytes + second_pass + PlaneBytes(encoding);
+}
+
 void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments, Contents contents) {
   Arrays& arrays = SharedArrays();
   FillState(contents, arrays);
-  const int64_t moment_bytes = MomentBytes(moments);
-  // BF16 moments use the same memory: the first pass turns whatever is there into moments.
-  uint8_t* exp_avg = reinterpret_cast<uint8_t*>(arrays.exp_avg.data());
-  uint8_t* exp_avg_sq = reinterpret_cast<uint8_t*>(arrays.exp_avg_sq.data());
-  if (moments == MomentType::kBF16) {
-    EncodePlanes({Format::kBF16}, arrays.exp_avg.data(), kRows, kCols, {arrays.row_data.data()}, {});
-    std::memcpy(exp_avg, arrays.row_data.data(), kCount * 2);
-    EncodePlanes({Format::kBF16}, arrays.exp_avg_sq.data(), kRows, kCols, {arrays.row_data.data()}, {});
-    std::memcpy(exp_avg_sq, arrays.row_data.data(), kCount * 2);
-  }
-  Measure(state, kCount * (4 + 8 + 4 * moment_bytes) + PlaneBytes(encoding), [&](RowRange rows) {
+  const MutableMoment exp_avg = StoreMoment(MomentKind::kExpAvg, moments, arrays.exp_avg, arrays.exp_avg_scales);
+  const MutableMoment exp_avg_sq =
+      StoreMoment(MomentKind::kExpAvgSq, moments, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
+  Measure(state, StepBytes(encoding, moments), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
     const AdamState extent = {.master = arrays.master.data() + first,
-                              .exp_avg = {.data = exp_avg + first * moment_bytes, .type = moments},
-                              .exp_avg_sq = {.data = exp_avg_sq + first * moment_bytes, .type = moments}};
-    FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, encoding,
-              RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first));
+                              .exp_avg = MomentAt(exp_avg, kCols, rows.first, 0),
+                              .exp_avg_sq = MomentAt(exp_avg_sq, kCols, rows.first, 0)};
+    const MutablePlane row_wise = RowWiseAt(encoding, rows.first);
+    const MutablePlane column_wise = ColumnWiseAt(encoding, rows.first);
+    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols,
+                                       encoding, row_wise, column_wise, kScaling));
+    if (!EncodesAfterAmax(encoding.format)) return;
+    EncodePlanes(encoding, extent.master, rows.count, kCols, row_wise, column_wise, kScaling);
+  });
+}
+
+// A BF16 parameter whose master is its plane and a remainder: both are read and written.
+void BM_FusedAdamWithRemainder(benchmark::State& state) {
+  Arrays& arrays = SharedArrays();
+  FillState(Contents::kRandom, arrays);
+  const MomentType type = MomentType::kBF16;
+  const MutableMoment exp_avg = StoreMoment(MomentKind::kExpAvg, type, arrays.exp_avg, arrays.exp_avg_scales);
+  const MutableMoment exp_avg_sq =
+      StoreMoment(MomentKind::kExpAvgSq, type, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
+  std::vector<int16_t> remainders(kCount);
+  SplitMasters(arrays.master.data(), kCount, arrays.row_data.data(), remainders.data());
+  Measure(state, kCount * (8 + 4 + 4 * MomentBytes(type)), [&](RowRange rows) {
+    const int64_t first = rows.first * kCols;
+    const AdamState extent = {.remainder = remainders.data() + first,
+                              .exp_avg = MomentAt(exp_avg, kCols, rows.first, 0),
+                              .exp_avg_sq = MomentAt(exp_avg_sq, kCols, rows.first, 0)};
+    FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, {Format::kBF16},
+              RowWiseAt({Format::kBF16}, rows.first), {});
+  });
+}
+
+void BM_Amax(benchmark::State& state) {
+  Arrays& arrays = SharedArrays();
+  FillNormal(arrays.master, 0, 0.02f);
+  Measure(state, kCount * 4, [&](RowRange rows) {
+    benchmark::DoNotOptimize(Amax(arrays.master.data() + rows.first * kCols, rows.count * kCols));
   });
 }
 
@@ -174,19 +225,21 @@ void BM_EncodePlanes(benchmark::State& state, Encoding encoding) {
   FillNormal(arrays.master, 0, 0.02f);
   Measure(state, kCount * 4 + PlaneBytes(encoding), [&](RowRange rows) {
     EncodePlanes(encoding, arrays.master.data() + rows.first * kCols, rows.count, kCols,
-                 RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first));
+                 RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first), kScaling);
   });
 }
 
 void BM_DecodePlane(benchmark::State& state, Encoding encoding, Plane plane) {
   Arrays& arrays = SharedArrays();
   FillNormal(arrays.master, 0, 0.02f);
-  EncodePlanes(encoding, arrays.master.data(), kRows, kCols, RowWiseAt(encoding, 0), ColumnWiseAt(encoding, 0));
+  EncodePlanes(encoding, arrays.master.data(), kRows, kCols, RowWiseAt(encoding, 0), ColumnWiseAt(encoding, 0),
+               kScaling);
+  const uint8_t* amax = reinterpret_cast<const uint8_t*>(&kScaling.amax);
   Measure(state, kCount * 4 + DataBytes(encoding, kRows, kCols) + ScaleBytes(encoding, plane, kRows, kCols),
           [&](RowRange rows) {
             const MutablePlane encoded =
                 plane == Plane::kRowWise ? RowWiseAt(encoding, rows.first) : ColumnWiseAt(encoding, rows.first);
-            DecodePlane(encoding, plane, {encoded.data, encoded.scales}, rows.count, kCols,
+            DecodePlane(encoding, plane, {encoded.data, encoded.scales, amax}, rows.count, kCols,
                         arrays.master.data() + rows.first * kCols);
           });
 }
@@ -239,13 +292,23 @@ void RegisterAll() {
   const Encoding bf16 = {Format::kBF16};
   const Encoding block = {Format::kFP8Block128x128};
   const Encoding mx = {Format::kMXFP8};
-  for (const Encoding& encoding : {fp32, bf16, block, mx}) {
+  const Encoding fp16 = {Format::kFP16};
+  const Encoding current = {Format::kFP8TensorCurrent, ElementType::kE4M3, false};
+  const Encoding delayed = {Format::kFP8TensorDelayed};
+  const Encoding mx_2d = {Format::kMXFP8_2D};
+  const Encoding nvfp4 = {Format::kNVFP4_2D, ElementType::kE2M1};
+  for (const Encoding& encoding : {fp32, bf16, fp16, current, delayed, block, mx, mx_2d, nvfp4}) {
     const std::string name = EncodingName(encoding);
     Register("FusedAdam/" + name, BM_FusedAdam, encoding, MomentType::kFP32, Contents::kRandom);
     Register("FusedAdam/BF16Moments/" + name, BM_FusedAdam, encoding, MomentType::kBF16, Contents::kRandom);
     Register("EncodePlanes/" + name, BM_EncodePlanes, encoding);
     Register("DecodePlane/" + name, BM_DecodePlane, encoding, Plane::kRowWise);
   }
+  Register("FusedAdam/FP16Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP16, Contents::kRandom);
+  Register("FusedAdam/FP8Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP8, Contents::kRandom);
+  Register("FusedAdam/FP8Moments/" + EncodingName(nvfp4), BM_FusedAdam, nvfp4, MomentType::kFP8, Contents::kRandom);
+  Register("FusedAdam/BF16Moments/Remainder", BM_FusedAdamWithRemainder);
+  Register("Amax", BM_Amax);
   Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);
   Register("FusedAdam/SubnormalMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kSubnormal);
   Register("DecodePlane/ColumnWise/" + EncodingName(mx), BM_DecodePlane, mx, Plane::kColumnWise);
