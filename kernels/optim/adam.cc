@@ -41,46 +41,52 @@ PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, const float* 
   }
 }
 
-// Consecutive elements of a row, their moments in FP32 or BF16.
-struct Chunk {
+// Elements that are updated together, rows `stride` elements apart, their moments in FP32 or BF16.
+struct Piece {
   const float* gradient;
   float* master;
   MutableMoment exp_avg;
   MutableMoment exp_avg_sq;
-  int64_t count;
+  int64_t stride;
+  int64_t rows;
+  int64_t cols;
 };
 
 template <AdamMode kMode, typename ExpAvg, typename ExpAvgSq>
-PARAMSHARD_ALWAYS_INLINE void UpdateWith(const AdamStep& step, const Chunk& chunk) {
-  UpdateElements<kMode, ExpAvg, ExpAvgSq>(step, chunk.gradient, chunk.master,
-                                          static_cast<typename ExpAvg::Stored*>(chunk.exp_avg.data),
-                                          static_cast<typename ExpAvgSq::Stored*>(chunk.exp_avg_sq.data), chunk.count);
+PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piece) {
+  auto* exp_avg = static_cast<typename ExpAvg::Stored*>(piece.exp_avg.data);
+  auto* exp_avg_sq = static_cast<typename ExpAvgSq::Stored*>(piece.exp_avg_sq.data);
+  for (int64_t row = 0; row < piece.rows; ++row) {
+    const int64_t first = row * piece.stride;
+    UpdateElements<kMode, ExpAvg, ExpAvgSq>(step, piece.gradient + first, piece.master + first, exp_avg + first,
+                                            exp_avg_sq + first, piece.cols);
+  }
 }
 
 template <AdamMode kMode, typename ExpAvg>
-PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const Chunk& chunk) {
-  if (chunk.exp_avg_sq.type == MomentType::kFP32) {
-    UpdateWith<kMode, ExpAvg, FloatMoment>(step, chunk);
+PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const Piece& piece) {
+  if (piece.exp_avg_sq.type == MomentType::kFP32) {
+    UpdateRows<kMode, ExpAvg, FloatMoment>(step, piece);
   } else {
-    UpdateWith<kMode, ExpAvg, BFloat16Moment>(step, chunk);
+    UpdateRows<kMode, ExpAvg, BFloat16Moment>(step, piece);
   }
 }
 
 template <AdamMode kMode>
-PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const Chunk& chunk) {
-  if (chunk.exp_avg.type == MomentType::kFP32) {
-    UpdateWithExpAvg<kMode, FloatMoment>(step, chunk);
+PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const Piece& piece) {
+  if (piece.exp_avg.type == MomentType::kFP32) {
+    UpdateWithExpAvg<kMode, FloatMoment>(step, piece);
   } else {
-    UpdateWithExpAvg<kMode, BFloat16Moment>(step, chunk);
+    UpdateWithExpAvg<kMode, BFloat16Moment>(step, piece);
   }
 }
 
 PARAMSHARD_SIMD_CLONES
-void UpdateChunk(const AdamStep& step, const Chunk& chunk) {
+void UpdatePiece(const AdamStep& step, const Piece& piece) {
   if (step.mode == AdamMode::kAdamW) {
-    UpdateInMode<AdamMode::kAdamW>(step, chunk);
+    UpdateInMode<AdamMode::kAdamW>(step, piece);
   } else {
-    UpdateInMode<AdamMode::kL2>(step, chunk);
+    UpdateInMode<AdamMode::kL2>(step, piece);
   }
 }
 
@@ -144,21 +150,32 @@ struct Extent {
   int64_t cols;
 };
 
-void UpdateColumns(const AdamStep& step, const Extent& extent, int64_t row, int64_t col, int64_t count) {
+bool HasMomentScales(const AdamState& state) {
+  return HasMomentScales(state.exp_avg.type) || HasMomentScales(state.exp_avg_sq.type);
+}
+
+void UpdateStaged(const AdamStep& step, const Extent& extent, int64_t row, int64_t col, int64_t count) {
   const int64_t first = row * extent.cols + col;
   StagedMaster master(extent.state, extent.weights, first, count);
   StagedMoment exp_avg(MomentKind::kExpAvg, MomentAt(extent.state.exp_avg, extent.cols, row, col), count);
   StagedMoment exp_avg_sq(MomentKind::kExpAvgSq, MomentAt(extent.state.exp_avg_sq, extent.cols, row, col), count);
-  UpdateChunk(step, {extent.gradient + first, master.values(), exp_avg.Unscaled(), exp_avg_sq.Unscaled(), count});
+  UpdatePiece(step, {extent.gradient + first, master.values(), exp_avg.Unscaled(), exp_avg_sq.Unscaled(), 0, 1, count});
   master.Store();
   exp_avg.Store();
   exp_avg_sq.Store();
 }
 
 void UpdateTile(const AdamStep& step, const Extent& extent, const Tile& tile) {
+  const AdamState& state = extent.state;
+  if (state.remainder == nullptr && !HasMomentScales(state)) {
+    const int64_t first = tile.row * extent.cols + tile.col;
+    return UpdatePiece(
+        step, {extent.gradient + first, state.master + first, MomentAt(state.exp_avg, extent.cols, tile.row, tile.col),
+               MomentAt(state.exp_avg_sq, extent.cols, tile.row, tile.col), extent.cols, tile.rows, tile.cols});
+  }
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
     for (int64_t col = 0; col < tile.cols; col += kChunkSize) {
-      UpdateColumns(step, extent, row, tile.col + col, std::min(kChunkSize, tile.cols - col));
+      UpdateStaged(step, extent, row, tile.col + col, std::min(kChunkSize, tile.cols - col));
     }
   }
 }
@@ -173,8 +190,7 @@ float TileAmax(const float* master, int64_t stride, const Tile& tile) {
 
 // Blocks of moments end with their row.
 MatrixShape WalkedShape(const AdamState& state, Format format, int64_t rows, int64_t cols) {
-  const bool by_rows = HasMomentScales(state.exp_avg.type) || HasMomentScales(state.exp_avg_sq.type);
-  return by_rows ? MatrixShape{rows, cols} : WalkedShape(format, rows, cols);
+  return HasMomentScales(state) ? MatrixShape{rows, cols} : WalkedShape(format, rows, cols);
 }
 
 }  // namespace
