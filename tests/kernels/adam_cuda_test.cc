@@ -78,7 +78,7 @@ DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType ex
                      RandomFloats& random) {
   const int64_t rows = random.Integer(0, 300);
   const int64_t columns = alignment == Alignment::kRows ? 16 * random.Integer(1, 40) : random.Integer(1, 600);
-  return DeviceAdam(encoding, rows, columns, RandomState(random, rows * columns, exp_avg, exp_avg_sq),
+  return DeviceAdam(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq),
                     AnyOffsets(random, alignment));
 }
 
@@ -116,7 +116,7 @@ TEST_F(FusedAdamPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
     for (int64_t rows : {0, 1, 31, 32, 33, 127, 129}) {
       for (int64_t columns : {1, 3, 4, 31, 32, 36, 128, 132, 255, 257, 8196}) {
         if (rows * columns > 40000 && columns != 257) continue;
-        const OwnedState state = RandomState(random, rows * columns, MomentType::kFP32, MomentType::kBF16);
+        const OwnedState state = RandomState(random, rows, columns, MomentType::kFP32, MomentType::kBF16);
         extents.emplace_back(encoding, rows, columns, state, Offsets{});
         steps.push_back(AnyStep(random));
       }
@@ -248,7 +248,7 @@ TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
 TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
   RandomFloats random(47);
   for (const Encoding& encoding : AllEncodings()) {
-    const OwnedState state = RandomState(random, 64 * 40, MomentType::kFP32, MomentType::kFP32);
+    const OwnedState state = RandomState(random, 64, 40, MomentType::kFP32, MomentType::kFP32);
     std::vector<DeviceAdam> extents;
     extents.emplace_back(Encoding{Format::kFP32}, 64, 40, state, Offsets{});
     AdamExtent view = extents[0].extent();
