@@ -17,7 +17,8 @@ namespace {
 void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response) {
   response.set_version(kVersion);
   for (int format = v1::FORMAT_FP32; format <= v1::FORMAT_NVFP4_2D; ++format) {
-    const Encoding encoding{.format = static_cast<Format>(format)};
+    const Format offered = static_cast<Format>(format);
+    const Encoding encoding{.format = offered, .element = DefaultElement(offered)};
     if (CheckEncodable(encoding).ok()) response.add_formats(static_cast<v1::Format>(format));
   }
   response.add_moment_types(v1::MOMENT_TYPE_FP32);

@@ -214,10 +214,11 @@ TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
   for (AdamMode mode : kModes) {
     for (float scale : {0.0f, 0x1p-149f, 0x1p-140f, 0x1p-126f, 0x1p-100f, 0x1p-80f}) {
       for (float master_scale : {0.0f, 1.0f}) {
-        OwnedState state = {random.Normal(kCount, master_scale),
-                            Moments(MomentType::kFP32, random.Normal(kCount, scale)),
-                            Moments(MomentType::kFP32, random.Normal(kCount, 2.0f * scale))};
-        for (int64_t i = 0; i < kCount; ++i) state.exp_avg_sq.Set(i, std::fabs(state.exp_avg_sq.Get(i)));
+        std::vector<float> squares = random.Normal(kCount, 2.0f * scale);
+        for (float& value : squares) value = std::fabs(value);
+        const OwnedState state = {random.Normal(kCount, master_scale),
+                                  Moments(MomentType::kFP32, random.Normal(kCount, scale)),
+                                  Moments(MomentType::kFP32, squares)};
         extents.emplace_back(Encoding{Format::kMXFP8}, 64, 4096, state, Offsets{});
         extents.back().SetGradient(std::vector<float>(kCount, 0.0f));
         steps.push_back(TypicalStep(mode));
