@@ -97,17 +97,14 @@ absl::Status ParseEncoding(const Proto& proto, Encoding& encoding) {
 
 // Checked whatever the format is, kept where the format reads it.
 absl::Status ParseDelayedScaling(const v1::DelayedScaling& proto, Format format, DelayedScaling::Options& kept) {
-  DelayedScaling::Options scaling;
-  ASSIGN_OR_RETURN(scaling.algorithm,
+  DelayedScaling::Options options;
+  ASSIGN_OR_RETURN(options.algorithm,
                    ParseEnum(proto.algorithm(), DelayedScaling::Algorithm::kMax, DelayedScaling::Algorithm::kMostRecent,
                              "an algorithm of delayed scaling"));
-  if (proto.has_history_length()) scaling.history_length = proto.history_length();
-  RETURN_IF_ERROR(
-      CheckRange("history_length of delayed scaling", scaling.history_length, 1, DelayedScaling::kMaxHistoryLength));
-  if (proto.has_margin()) scaling.margin = proto.margin();
-  RETURN_IF_ERROR(
-      CheckRange("margin of delayed scaling", scaling.margin, -DelayedScaling::kMaxMargin, DelayedScaling::kMaxMargin));
-  if (format == Format::kFP8TensorDelayed) kept = scaling;
+  if (proto.has_history_length()) options.history_length = proto.history_length();
+  if (proto.has_margin()) options.margin = proto.margin();
+  RETURN_IF_ERROR(DelayedScaling::Check(options));
+  if (format == Format::kFP8TensorDelayed) kept = options;
   return absl::OkStatus();
 }
 

@@ -37,7 +37,7 @@ v1::InitialValue ToProto(const InitialValue& value) {
 v1::DelayedScaling ToProto(const DelayedScaling::Options& scaling) {
   v1::DelayedScaling proto;
   proto.set_algorithm(static_cast<v1::AmaxAlgorithm>(scaling.algorithm));
-  proto.set_history_length(scaling.history_length);
+  proto.set_history_length(static_cast<int32_t>(scaling.history_length));
   proto.set_margin(scaling.margin);
   return proto;
 }
