@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float16.h"
 #include "proto/wire/crc32c.h"
 #include "server/device/memory.h"
 
@@ -43,13 +46,48 @@ std::optional<StateTensor> TensorOf(v1::TensorKind kind) {
   return static_cast<StateTensor>(kind - v1::TENSOR_KIND_MASTER);
 }
 
+// Bytes of an element; 0 for no type.
+int64_t ElementBytes(v1::TensorType type) {
+  switch (type) {
+    case v1::TENSOR_TYPE_UNSPECIFIED:
+    case v1::TENSOR_TYPE_FP32:
+      return kFloatBytes;
+    case v1::TENSOR_TYPE_BF16:
+    case v1::TENSOR_TYPE_FP16:
+      return sizeof(uint16_t);
+    default:
+      return 0;
+  }
+}
+
+// `count` elements of the type, at any alignment.
+void ToFloats(v1::TensorType type, const char* source, int64_t count, float* values) {
+  if (ElementBytes(type) == kFloatBytes) {
+    std::memcpy(values, source, count * kFloatBytes);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
+    values[i] = type == v1::TENSOR_TYPE_BF16 ? DecodeBFloat16(bits) : DecodeFloat16(bits);
+  }
+}
+
 // A tensor whose rows of this daemon are collected before any is applied.
 struct StagedTensor {
   ParameterIndex index;
   StateTensor tensor = StateTensor::kMaster;
   std::optional<int64_t> step;
-  std::vector<std::vector<float>> rows;  // by rank of this daemon
-  int64_t expected_bytes = 0;            // of the whole tensor
+  std::vector<std::vector<float>> extents;  // by rank of this daemon: whole, with what is given so far
+  std::map<int64_t, int64_t> given;         // rows: end by begin, disjoint
+};
+
+// The rows that are being received.
+struct Slice {
+  StagedTensor* staged = nullptr;
+  v1::TensorType type = v1::TENSOR_TYPE_FP32;
+  RowRange rows;
+  int64_t expected_bytes = 0;
   int64_t received_bytes = 0;
 };
 
@@ -64,23 +102,61 @@ class Import {
   v1::ImportResponse Response() const;
 
  private:
-  const ParameterSpec& Spec(const StagedTensor& staged) const {
-    return model_.spec().units[staged.index.unit].parameters[staged.index.parameter];
+  const ParameterSpec& Spec(const ParameterIndex& index) const {
+    return model_.spec().units[index.unit].parameters[index.parameter];
   }
-  absl::Status CheckFits(const StagedTensor& staged) const;
-  void CopyOwnedRows(StagedTensor& staged, const v1::TensorChunk& chunk) const;
+  absl::StatusOr<StagedTensor*> Stage(const ParameterIndex& index, StateTensor tensor);
+  absl::Status CheckFits(const ParameterSpec& spec) const;
+  void CopyOwnedRows(const v1::TensorChunk& chunk);
+  absl::Status WriteExtent(Shard& shard, const ShardExtent& extent, StagedTensor& staged, size_t rank);
 
   Model& model_;
   const std::map<std::string, ParameterIndex> index_;
-  std::vector<StagedTensor> staged_;
-  std::set<std::pair<std::string, int>> seen_;
+  std::map<std::tuple<int, int, StateTensor>, StagedTensor> staged_;  // by unit, parameter and tensor
+  std::optional<Slice> slice_;
+  int64_t received_bytes_ = 0;
 };
 
 absl::Status Import::CheckComplete() const {
-  if (staged_.empty() || staged_.back().received_bytes == staged_.back().expected_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("import ", Spec(staged_.back()).name, ": ",
-                                                 staged_.back().expected_bytes, " bytes expected, got ",
-                                                 staged_.back().received_bytes));
+  if (!slice_.has_value() || slice_->received_bytes == slice_->expected_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("import ", Spec(slice_->staged->index).name, ": ",
+                                                 slice_->expected_bytes, " bytes expected, got ",
+                                                 slice_->received_bytes));
+}
+
+absl::Status CheckHeader(const v1::TensorHeader& header, const ParameterSpec& spec) {
+  if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": shape [", absl::StrJoin(spec.shape, ", "),
+                                                   "] expected, got [", absl::StrJoin(header.shape(), ", "), "]"));
+  }
+  if (header.first_row() < 0 || header.rows() < 1 || header.rows() > spec.rows ||
+      header.first_row() > spec.rows - header.rows()) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": rows of [0, ", spec.rows,
+                                                   ") expected, got ", header.rows(), " rows from ",
+                                                   header.first_row()));
+  }
+  if (ElementBytes(header.type()) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", spec.name, ": type FP32, BF16 or FP16 expected, got ", header.type()));
+  }
+  if (header.has_step() && (header.step() < 0 || header.step() >= kNumberLimit)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", spec.name, ": 0 <= step < ", kNumberLimit, " expected, got ", header.step()));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the rows are none of those that came before; then they count as given.
+absl::Status AddRows(StagedTensor& staged, const ParameterSpec& spec, RowRange rows) {
+  const auto after = staged.given.lower_bound(rows.begin);
+  const bool overlaps = (after != staged.given.end() && after->first < rows.end) ||
+                        (after != staged.given.begin() && std::prev(after)->second > rows.begin);
+  if (overlaps) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": each row of a tensor once expected, got [",
+                                                   rows.begin, ", ", rows.end, ") again"));
+  }
+  staged.given.emplace(rows.begin, rows.end);
+  return absl::OkStatus();
 }
 
 absl::Status Import::Begin(const v1::TensorHeader& header) {
@@ -90,84 +166,85 @@ absl::Status Import::Begin(const v1::TensorHeader& header) {
     return absl::NotFoundError(absl::StrCat("import into ", model_.spec().name, ": no parameter is named ",
                                             header.parameter().substr(0, kMaxNameBytes)));
   }
-  const ParameterSpec& spec = model_.spec().units[found->second.unit].parameters[found->second.parameter];
+  const ParameterSpec& spec = Spec(found->second);
   const std::optional<StateTensor> tensor = TensorOf(header.kind());
   if (!tensor.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("import ", spec.name, ": a tensor kind expected, got ", header.kind()));
   }
-  if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": shape [", absl::StrJoin(spec.shape, ", "),
-                                                   "] expected, got [", absl::StrJoin(header.shape(), ", "), "]"));
-  }
-  if (header.first_row() != 0 || header.rows() != spec.rows) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": rows [0, ", spec.rows, ") expected, got ",
-                                                   header.rows(), " rows from ", header.first_row()));
-  }
-  if (!seen_.emplace(spec.name, header.kind()).second) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": each tensor once expected, got it twice"));
-  }
-  if (header.has_step() && (header.step() < 0 || header.step() >= kNumberLimit)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", spec.name, ": 0 <= step < ", kNumberLimit, " expected, got ", header.step()));
-  }
-  StagedTensor staged{.index = found->second, .tensor = *tensor, .step = std::nullopt, .rows = {}};
-  if (header.has_step()) staged.step = header.step();
-  staged.expected_bytes = spec.rows * spec.columns * kFloatBytes;
-  RETURN_IF_ERROR(CheckFits(staged));
-  for (const auto& shard : model_.shards()) {
-    const ShardExtent* extent = shard->Find(staged.index.unit, staged.index.parameter);
-    staged.rows.emplace_back(extent == nullptr ? 0 : extent->elements);
-  }
-  staged_.push_back(std::move(staged));
+  RETURN_IF_ERROR(CheckHeader(header, spec));
+  ASSIGN_OR_RETURN(StagedTensor * staged, Stage(found->second, *tensor));
+  const RowRange rows{header.first_row(), header.first_row() + header.rows()};
+  RETURN_IF_ERROR(AddRows(*staged, spec, rows));
+  if (header.has_step()) staged->step = header.step();
+  slice_ = Slice{.staged = staged, .type = header.type(), .rows = rows};
+  slice_->expected_bytes = rows.size() * spec.columns * ElementBytes(header.type());
   return absl::OkStatus();
 }
 
+absl::StatusOr<StagedTensor*> Import::Stage(const ParameterIndex& index, StateTensor tensor) {
+  const auto [found, is_new] = staged_.try_emplace({index.unit, index.parameter, tensor});
+  StagedTensor& staged = found->second;
+  if (!is_new) return &staged;
+  RETURN_IF_ERROR(CheckFits(Spec(index)));
+  staged.index = index;
+  staged.tensor = tensor;
+  for (const auto& shard : model_.shards()) {
+    const ShardExtent* extent = shard->Find(index.unit, index.parameter);
+    staged.extents.emplace_back(extent == nullptr ? 0 : extent->elements);
+  }
+  return &staged;
+}
+
 // What is staged already counts as used.
-absl::Status Import::CheckFits(const StagedTensor& staged) const {
+absl::Status Import::CheckFits(const ParameterSpec& spec) const {
+  const int64_t needed = spec.rows * spec.columns * kFloatBytes;
   const int64_t available = AvailableHostBytes();
-  if (staged.expected_bytes <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("import ", Spec(staged).name, ": ", staged.expected_bytes,
-                                                   " bytes needed to stage it, ", available, " bytes free"));
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("import ", spec.name, ": ", needed, " bytes needed to stage it, ", available, " bytes free"));
 }
 
 absl::Status Import::Take(const v1::TensorChunk& chunk) {
-  if (staged_.empty()) return absl::InvalidArgumentError("import: a tensor header expected, got a chunk");
-  StagedTensor& staged = staged_.back();
-  const std::string& name = Spec(staged).name;
+  if (!slice_.has_value()) return absl::InvalidArgumentError("import: a tensor header expected, got a chunk");
+  const std::string& name = Spec(slice_->staged->index).name;
   const auto size = static_cast<int64_t>(chunk.data().size());
-  if (chunk.offset_bytes() != staged.received_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", name, ": a chunk at offset ", staged.received_bytes,
+  if (chunk.offset_bytes() != slice_->received_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", name, ": a chunk at offset ", slice_->received_bytes,
                                                    " expected, got ", chunk.offset_bytes()));
   }
-  if (size == 0 || size > kMaxChunkBytes || size % kFloatBytes != 0 ||
-      staged.received_bytes + size > staged.expected_bytes) {
+  if (size == 0 || size > kMaxChunkBytes || size % ElementBytes(slice_->type) != 0 ||
+      slice_->received_bytes + size > slice_->expected_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("import ", name, ": a chunk of whole floats, at most ", kMaxChunkBytes, " bytes and ",
-                     staged.expected_bytes, " in all, expected, got ", size, " at offset ", chunk.offset_bytes()));
+        absl::StrCat("import ", name, ": a chunk of whole elements, at most ", kMaxChunkBytes, " bytes and ",
+                     slice_->expected_bytes, " in all, expected, got ", size, " at offset ", chunk.offset_bytes()));
   }
   if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
     return absl::DataLossError(absl::StrCat("import ", name, ": the chunk at offset ", chunk.offset_bytes(),
                                             " does not have the checksum that came with it"));
   }
-  CopyOwnedRows(staged, chunk);
-  staged.received_bytes += size;
+  CopyOwnedRows(chunk);
+  slice_->received_bytes += size;
+  received_bytes_ += size;
   return absl::OkStatus();
 }
 
-// The overlap of the chunk with every local rank's extent.
-void Import::CopyOwnedRows(StagedTensor& staged, const v1::TensorChunk& chunk) const {
-  const int64_t begin = chunk.offset_bytes();
-  const int64_t end = begin + static_cast<int64_t>(chunk.data().size());
-  for (size_t rank = 0; rank < staged.rows.size(); ++rank) {
+// The overlap of the chunk with every local rank's extent, counted in elements of the whole tensor.
+void Import::CopyOwnedRows(const v1::TensorChunk& chunk) {
+  StagedTensor& staged = *slice_->staged;
+  const int64_t columns = Spec(staged.index).columns;
+  const int64_t element_bytes = ElementBytes(slice_->type);
+  const int64_t begin = slice_->rows.begin * columns + chunk.offset_bytes() / element_bytes;
+  const int64_t end = begin + static_cast<int64_t>(chunk.data().size()) / element_bytes;
+  for (size_t rank = 0; rank < staged.extents.size(); ++rank) {
     const ShardExtent* extent = model_.shards()[rank]->Find(staged.index.unit, staged.index.parameter);
     if (extent == nullptr) continue;
-    const int64_t first = extent->rows.begin * Spec(staged).columns * kFloatBytes;
+    const int64_t first = extent->rows.begin * columns;
     const int64_t from = std::max(begin, first);
-    const int64_t to = std::min(end, first + extent->elements * kFloatBytes);
+    const int64_t to = std::min(end, first + extent->elements);
     if (from >= to) continue;
-    std::memcpy(reinterpret_cast<char*>(staged.rows[rank].data()) + (from - first),
-                chunk.data().data() + (from - begin), to - from);
+    ToFloats(slice_->type, chunk.data().data() + (from - begin) * element_bytes, to - from,
+             staged.extents[rank].data() + (from - first));
   }
 }
 
@@ -182,12 +259,12 @@ absl::Status Import::Apply(const v1::ImportHeader& header) {
                      " expected, got version ", version, " and commit number ", commit_number));
   }
   return model_.Change(commit_number, version, [&]() -> absl::Status {
-    for (const StagedTensor& staged : staged_) {
-      for (size_t rank = 0; rank < staged.rows.size(); ++rank) {
+    for (auto& [key, staged] : staged_) {
+      for (size_t rank = 0; rank < staged.extents.size(); ++rank) {
         Shard& shard = *model_.shards()[rank];
         const ShardExtent* extent = shard.Find(staged.index.unit, staged.index.parameter);
         if (extent == nullptr) continue;
-        RETURN_IF_ERROR(shard.Write(*extent, staged.tensor, staged.rows[rank]));
+        RETURN_IF_ERROR(WriteExtent(shard, *extent, staged, rank));
         if (staged.step.has_value()) shard.SetStep(*extent, *staged.step);
       }
     }
@@ -195,10 +272,39 @@ absl::Status Import::Apply(const v1::ImportHeader& header) {
   });
 }
 
+// The rows of `all` that were not given, in order.
+std::vector<RowRange> MissingRows(const StagedTensor& staged, RowRange all) {
+  std::vector<RowRange> missing;
+  int64_t next = all.begin;
+  for (const auto& [begin, end] : staged.given) {
+    if (std::min(begin, all.end) > next) missing.push_back({next, std::min(begin, all.end)});
+    next = std::max(next, end);
+  }
+  if (next < all.end) missing.push_back({next, all.end});
+  return missing;
+}
+
+// Rows that were not given are those that are there.
+absl::Status Import::WriteExtent(Shard& shard, const ShardExtent& extent, StagedTensor& staged, size_t rank) {
+  std::vector<float>& values = staged.extents[rank];
+  const std::vector<RowRange> missing = MissingRows(staged, extent.rows);
+  if (missing.size() == 1 && missing[0].size() == extent.rows.size()) return absl::OkStatus();
+  if (!missing.empty()) {
+    absl::ReaderMutexLock lock(&shard.mutex());
+    ASSIGN_OR_RETURN(const std::vector<float> present, shard.Read(extent, staged.tensor));
+    const int64_t columns = Spec(staged.index).columns;
+    for (const RowRange& rows : missing) {
+      const int64_t first = (rows.begin - extent.rows.begin) * columns;
+      std::copy_n(present.begin() + first, rows.size() * columns, values.begin() + first);
+    }
+  }
+  return shard.Write(extent, staged.tensor, values);
+}
+
 v1::ImportResponse Import::Response() const {
   v1::ImportResponse response;
   response.set_tensor_count(static_cast<int64_t>(staged_.size()));
-  for (const StagedTensor& staged : staged_) response.set_byte_count(response.byte_count() + staged.received_bytes);
+  response.set_byte_count(received_bytes_);
   return response;
 }
 
@@ -295,6 +401,7 @@ class Export {
     header.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
     header.set_first_row(extent.rows.begin);
     header.set_rows(extent.rows.size());
+    header.set_type(v1::TENSOR_TYPE_FP32);
     std::vector<float> values;
     {
       absl::ReaderMutexLock lock(&shard.mutex());

@@ -1,6 +1,7 @@
 #include "server/service/tensor_transfer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -61,6 +62,22 @@ v1::ImportRequest Chunk(int64_t offset_bytes, absl::Span<const float> values) {
   chunk.set_offset_bytes(offset_bytes);
   chunk.set_data(std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)));
   chunk.set_crc32c(wire::Crc32c(chunk.data()));
+  return request;
+}
+
+// Of 16-bit elements.
+v1::ImportRequest Bits(const std::vector<uint16_t>& bits) {
+  v1::ImportRequest request;
+  v1::TensorChunk& chunk = *request.mutable_chunk();
+  chunk.set_data(std::string(reinterpret_cast<const char*>(bits.data()), bits.size() * sizeof(uint16_t)));
+  chunk.set_crc32c(wire::Crc32c(chunk.data()));
+  return request;
+}
+
+v1::ImportRequest SliceOfW(int64_t first_row, int64_t rows) {
+  v1::ImportRequest request = Tensor("w", {7, 4});
+  request.mutable_tensor()->set_first_row(first_row);
+  request.mutable_tensor()->set_rows(rows);
   return request;
 }
 
@@ -132,6 +149,12 @@ class TensorTransferTest : public DaemonTestBase {
     if (!status.ok()) return FromGrpc(status);
     return exported;
   }
+  Floats MasterOf(const std::string& parameter) {
+    absl::StatusOr<Exported> exported = Export(ExportOf({parameter}));
+    EXPECT_OK(exported);
+    return exported->tensors[{parameter, v1::TENSOR_KIND_MASTER}];
+  }
+
   static v1::ExportRequest ExportOf(std::vector<std::string> parameters, std::vector<v1::TensorKind> kinds = {}) {
     v1::ExportRequest request;
     request.set_model("m");
@@ -223,21 +246,70 @@ TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
   ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(9))}, "got 9");
 }
 
-TEST_F(TensorTransferTest, TensorsAreWhole) {
-  const auto rows = [](int64_t first, int64_t count) {
-    v1::ImportRequest request = Tensor("w", {7, 4});
-    request.mutable_tensor()->set_first_row(first);
-    request.mutable_tensor()->set_rows(count);
-    return request;
-  };
-  ExpectInvalid({Header(), rows(0, 6)}, "import w: rows [0, 7) expected");
-  ExpectInvalid({Header(), rows(1, 7)}, "rows [0, 7) expected");
-  ExpectInvalid({Header(), rows(INT64_MAX, INT64_MAX)}, "rows [0, 7) expected");
-  ExpectInvalid({Header(), rows(INT64_MIN, -1)}, "rows [0, 7) expected");
+TEST_F(TensorTransferTest, SlicesLieInTheTensor) {
+  ExpectInvalid({Header(), SliceOfW(0, 0)}, "import w: rows of [0, 7) expected, got 0 rows from 0");
+  ExpectInvalid({Header(), SliceOfW(0, 8)}, "rows of [0, 7) expected");
+  ExpectInvalid({Header(), SliceOfW(1, 7)}, "rows of [0, 7) expected");
+  ExpectInvalid({Header(), SliceOfW(-1, 2)}, "rows of [0, 7) expected");
+  ExpectInvalid({Header(), SliceOfW(INT64_MAX, INT64_MAX)}, "rows of [0, 7) expected");
+  ExpectInvalid({Header(), SliceOfW(INT64_MIN, -1)}, "rows of [0, 7) expected");
+  ExpectInvalid({Header(), SliceOfW(2, 3), Chunk(0, Ramp(28))}, "48 in all, expected, got 112");
+  ExpectInvalid({Header(), SliceOfW(2, 3), Chunk(0, Ramp(8))}, "48 bytes expected, got 32");
 }
 
-TEST_F(TensorTransferTest, ATensorComesOnce) {
-  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(5)), Tensor("b", {5})}, "each tensor once expected");
+TEST_F(TensorTransferTest, ARowComesOnce) {
+  ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(5)), Tensor("b", {5})}, "got [0, 1) again");
+  const std::vector<v1::ImportRequest> slice = {Header(), SliceOfW(2, 3), Chunk(0, Ramp(12))};
+  for (const v1::ImportRequest& again : {SliceOfW(2, 3), SliceOfW(0, 3), SliceOfW(4, 1), SliceOfW(0, 7)}) {
+    std::vector<v1::ImportRequest> requests = slice;
+    requests.push_back(again);
+    ExpectInvalid(requests, "import w: each row of a tensor once expected");
+  }
+}
+
+TEST_F(TensorTransferTest, SlicesChangeTheirRowsAlone) {
+  ASSERT_OK(Import({Header(), SliceOfW(5, 1), Chunk(0, Ramp(4, 100)), SliceOfW(1, 2), Chunk(0, Ramp(8, 10))}));
+  const Floats w = MasterOf("w");
+  EXPECT_EQ(Floats(w.begin(), w.begin() + 4), Floats(4, 1));
+  EXPECT_EQ(Floats(w.begin() + 4, w.begin() + 12), Ramp(8, 10));
+  EXPECT_EQ(Floats(w.begin() + 12, w.begin() + 20), Floats(8, 1));
+  EXPECT_EQ(Floats(w.begin() + 20, w.begin() + 24), Ramp(4, 100));
+  EXPECT_EQ(Floats(w.begin() + 24, w.end()), Floats(4, 1));
+}
+
+// Each rank of the group owns a part of the rows.
+TEST_F(TensorTransferTest, SlicesOfALargeParameterChangeTheirRowsAlone) {
+  ASSERT_OK(Import({Header(), Tensor("big", {1500, 512}), Chunk(0, Floats(262144, 2)),
+                    Chunk(1048576, Floats(262144, 2)), Chunk(2097152, Floats(1500 * 512 - 2 * 262144, 2))}));
+  v1::ImportRequest slice = Tensor("big", {1500, 512});
+  slice.mutable_tensor()->set_first_row(700);
+  slice.mutable_tensor()->set_rows(100);
+  ASSERT_OK(Import({Header(), slice, Chunk(0, Floats(100 * 512, 3))}));
+  ASSERT_OK_AND_ASSIGN(Exported exported, Export(ExportOf({"big"})));
+  const Floats& big = exported.tensors[{"big", v1::TENSOR_KIND_MASTER}];
+  for (int64_t row = 0; row < 1500; ++row) {
+    ASSERT_EQ(big[row * 512 + 7], row < 700 || row >= 800 ? 2.0f : 3.0f) << row;
+  }
+}
+
+TEST_F(TensorTransferTest, NarrowTypesAreWidenedExactly) {
+  v1::ImportRequest tensor = Tensor("b", {5});
+  tensor.mutable_tensor()->set_type(v1::TENSOR_TYPE_BF16);
+  ASSERT_OK(Import({Header(), tensor, Bits({0x3f80, 0xc000, 0x0001, 0x7f7f, 0x8000})}));
+  const float smallest_bf16 = std::ldexp(1.0f, -133);
+  const float largest_bf16 = std::ldexp(255.0f, 120);
+  EXPECT_THAT(MasterOf("b"), ElementsAre(1.0f, -2.0f, smallest_bf16, largest_bf16, -0.0f));
+  tensor.mutable_tensor()->set_type(v1::TENSOR_TYPE_FP16);
+  ASSERT_OK(Import({Header(), tensor, Bits({0x3c00, 0xc000, 0x0001, 0x7bff, 0x8000})}));
+  EXPECT_THAT(MasterOf("b"), ElementsAre(1.0f, -2.0f, std::ldexp(1.0f, -24), 65504.0f, -0.0f));
+}
+
+TEST_F(TensorTransferTest, OtherTypesAreRefused) {
+  v1::ImportRequest tensor = Tensor("b", {5});
+  tensor.mutable_tensor()->set_type(static_cast<v1::TensorType>(4));
+  ExpectInvalid({Header(), tensor}, "import b: type FP32, BF16 or FP16 expected, got 4");
+  tensor.mutable_tensor()->set_type(v1::TENSOR_TYPE_BF16);
+  ExpectInvalid({Header(), tensor, Chunk(0, Ramp(5))}, "10 in all, expected, got 20");
 }
 
 TEST_F(TensorTransferTest, AStepIsNotNegative) {
@@ -264,7 +336,7 @@ TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
   v1::ImportRequest half = Chunk(0, Ramp(2));
   half.mutable_chunk()->mutable_data()->pop_back();
   half.mutable_chunk()->set_crc32c(wire::Crc32c(half.chunk().data()));
-  ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole floats");
+  ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole elements");
   ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))},
                 "at most 1048576 bytes");
 }

@@ -52,7 +52,8 @@ TEST_F(TrainerServiceTest, CapabilitiesSayWhatThisDaemonIs) {
   EXPECT_EQ(capabilities.node(), 0);
   EXPECT_EQ(capabilities.nodes(), 1);
   EXPECT_THAT(capabilities.formats(), Contains(v1::FORMAT_MXFP8));
-  EXPECT_THAT(capabilities.moment_types(), ElementsAre(v1::MOMENT_TYPE_FP32, v1::MOMENT_TYPE_BF16));
+  EXPECT_THAT(capabilities.moment_types(),
+              ElementsAre(v1::MOMENT_TYPE_FP32, v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP16, v1::MOMENT_TYPE_FP8));
 }
 
 // What is offered can be created, and nothing else.
