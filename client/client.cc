@@ -100,9 +100,8 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
 
 absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec) {
   RETURN_IF_ERROR(impl_->CreateModel(spec));
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<internal::Session> session,
-      internal::Attach(impl_->channel(), impl_->paths(), impl_->options(), std::make_shared<const ModelSpec>(spec)));
+  ASSIGN_OR_RETURN(std::shared_ptr<internal::Session> session,
+                   internal::Attach(impl_->channel(), impl_->paths(), impl_->options(), spec.name));
   return Model(std::move(session));
 }
 

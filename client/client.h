@@ -35,8 +35,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/scale_layout.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/moment.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 
@@ -50,15 +53,28 @@ enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
 enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
 
 // Every member of the structs below has a default: designated initializers name those that matter.
+
+// What decides the bytes of a parameter's planes besides its master. What is unset has the default of the format.
+struct EncodingSpec {
+  // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is set
+  // here. FP32 in a model without rules.
+  std::optional<Format> format = {};
+  std::optional<ElementType> element = {};                      // E4M3; E2M1 for NVFP4_2D
+  std::optional<bool> power_of_two_scales = {};                 // true; false for FP8_TENSOR_CURRENT
+  std::optional<DelayedScaling::Options> delayed_scaling = {};  // for FP8_TENSOR_DELAYED
+};
+
 struct ParameterSpec {
   std::string name = {};  // unique in the model
   // 0 to 8 dimensions; seen as a matrix [product of all but the last, last].
   std::vector<int64_t> shape = {};
-  Encoding encoding = {};
+  EncodingSpec encoding = {};
   GradientType gradient_type = GradientType::kFP32;
-  MomentType exp_avg_type = MomentType::kFP32;
-  MomentType exp_avg_sq_type = MomentType::kFP32;
-  int group = 0;  // index into ModelSpec::groups
+  // How the optimizer's state is stored. Unset: as the rule says that gives the format, else FP32.
+  std::optional<MomentType> exp_avg_type = {};
+  std::optional<MomentType> exp_avg_sq_type = {};
+  std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
+  int group = 0;                               // index into ModelSpec::groups
   InitialValue initial_value = {};
 };
 
@@ -74,6 +90,19 @@ struct ParameterGroup {
   bool bias_correction = true;
 };
 
+// How the parameters are stored whose names it matches, unless they name a format themselves:
+//
+//   spec.format_rules = {{.pattern = "*.norm.*", .encoding = {.format = Format::kFP32}},
+//                        {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
+struct FormatRule {
+  // A glob for whole names, as fnmatch(3) without flags reads it. A rule that matches no parameter is refused.
+  std::string pattern = {};
+  EncodingSpec encoding = {};  // with a format
+  std::optional<MomentType> exp_avg_type = {};
+  std::optional<MomentType> exp_avg_sq_type = {};
+  std::optional<MasterType> master_type = {};
+};
+
 struct ModelSpec {
   std::string name = {};
   std::vector<UnitSpec> units = {};
@@ -85,6 +114,7 @@ struct ModelSpec {
   GradientReduction gradient_reduction = GradientReduction::kMean;
   uint64_t seed = 0;
   std::optional<absl::Duration> step_timeout = {};  // default: the daemon's
+  std::vector<FormatRule> format_rules = {};        // the first that matches a name counts
 };
 
 // Hyper-parameters of one commit for one parameter group.
@@ -121,7 +151,8 @@ struct StepResult {
 };
 
 // One plane of one gathered parameter, in the memory of a slot (or of the arena, in a world of one
-// rank). Scales are compact: ScaleShape(encoding, plane, rows, columns).
+// rank). Scales are compact: ScaleShape(encoding, plane, rows, columns); one number for the whole
+// tensor in the formats that have one.
 struct Matrix {
   int64_t rows = 0;
   int64_t columns = 0;
@@ -129,11 +160,25 @@ struct Matrix {
   Plane plane = Plane::kRowWise;
   absl::Span<const uint8_t> data = {};
   absl::Span<const uint8_t> scales = {};  // empty where the format has none
-  int gpu = -1;                           // where both lie: host memory, or a GPU by its index in this process
+  absl::Span<const uint8_t> amax = {};    // NVFP4_2D: a float32, of the whole tensor; else empty
+  int gpu = -1;                           // where they lie: host memory, or a GPU by its index in this process
 
   // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail; from a
   // GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
   absl::Status Decode(float* values) const;
+
+  // Writes the data of an 8-bit or 4-bit format transposed into host memory: columns x DataBytes of a row of `rows` elements,
+  // what is left of a byte zero. Scales stay as they are. INVALID_ARGUMENT for an `out` of another size, UNIMPLEMENTED for
+  // formats of another width.
+  absl::Status Transpose(absl::Span<uint8_t> out) const;
+
+  // Writes the scales as a product reads them into host memory: see scale_layout.h for layouts, shapes and padding.
+  // `operand` unset: the side that the plane is made for; Plane::kColumnWise of a row-wise plane gives the scales of its
+  // transpose, in formats whose blocks serve both (MXFP8_2D, NVFP4_2D). INVALID_ARGUMENT for a layout or an operand that the
+  // format does not have, or an `out` of another size than ScaleLayoutBytes.
+  absl::Status CopyScales(ScaleLayout layout, absl::Span<uint8_t> out,
+                          std::optional<Plane> operand = std::nullopt) const;
+  absl::StatusOr<int64_t> ScaleLayoutBytes(ScaleLayout layout, std::optional<Plane> operand = std::nullopt) const;
 };
 
 // Where a trainer writes one parameter's gradient: rows x columns, row-major, of the parameter's
@@ -265,9 +310,11 @@ class Model {
   int rank() const;
   int world_size() const;
   int shard_size() const;
+  // As the daemon holds it: with every default, and every parameter's format from its rule.
   const ModelSpec& spec() const;
 
-  // Bytes that the gathers of this session have brought in so far, data and scales of all ranks.
+  // Bytes that the gathers of this session have brought in so far: the pieces of all ranks, this one's own and the padding of
+  // their small extents too.
   int64_t gathered_bytes() const;
   // This process's index of the GPU whose memory the views are in; -1: host memory.
   int gpu() const;
@@ -285,14 +332,22 @@ class Model {
   std::shared_ptr<internal::Session> session_;
 };
 
-// A full tensor for import, or one read by export: fp32, row-major.
 enum class TensorKind : uint8_t { kMaster = 1, kExpAvg = 2, kExpAvgSq = 3 };
 
+// The elements of an imported tensor. Quantized planes are no source of a tensor.
+enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3 };
+
+// A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that none
+// of them has keep their values.
 struct ImportTensor {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;
-  absl::Span<const float> values = {};  // all elements of the parameter
-  std::optional<int64_t> step = {};     // steps taken (bias correction)
+  TensorType type = TensorType::kFP32;
+  absl::Span<const float> values = {};   // the elements of type FP32
+  absl::Span<const uint16_t> bits = {};  // the bit patterns of types BF16 and FP16
+  int64_t first_row = 0;
+  std::optional<int64_t> rows = {};  // unset: all from first_row on
+  std::optional<int64_t> step = {};  // steps taken (bias correction)
 };
 
 struct ImportOptions {
@@ -300,7 +355,7 @@ struct ImportOptions {
   std::optional<int64_t> version = {};
 };
 
-// Rows of one parameter, as one rank of this daemon owns them.
+// Rows of one parameter, as one rank of this daemon owns them: fp32, row-major.
 struct ExportedExtent {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;

@@ -6,6 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/handles.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/scale_layout_cuda.h"
+#include "kernels/formats/transpose.h"
+#include "kernels/formats/transpose_cuda.h"
 #include "kernels/gpu/stream.h"
 
 namespace paramshard::cuda {
@@ -51,18 +54,26 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckOnGpu("decode", matrix));
   const gpu::DeviceScope scope(matrix.gpu);
-  return gpu::DecodePlane(matrix.encoding, matrix.plane, {.data = matrix.data.data(), .scales = matrix.scales.data()},
-                          matrix.rows, matrix.columns, type, out, stream);
+  const ConstPlane plane = {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
+  return gpu::DecodePlane(matrix.encoding, matrix.plane, plane, matrix.rows, matrix.columns, type, out, stream);
 }
 
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckOnGpu("transpose", matrix));
-  if (static_cast<int64_t>(matrix.data.size()) != matrix.rows * matrix.columns) {
-    return absl::UnimplementedError(
-        absl::StrCat("transpose: a format of 8 bits an element expected, got ", FormatName(matrix.encoding.format)));
-  }
+  ASSIGN_OR_RETURN(const int width, TransposableWidth(matrix.encoding.format));
   const gpu::DeviceScope scope(matrix.gpu);
-  return gpu::TransposeBytes(matrix.data.data(), matrix.rows, matrix.columns, out, stream);
+  const auto transpose = width == 8 ? gpu::TransposeBytes : gpu::TransposeNibbles;
+  return transpose(matrix.data.data(), matrix.rows, matrix.columns, out, stream);
+}
+
+absl::Status CopyScales(const Matrix& matrix, ScaleLayout layout, uint8_t* out, cudaStream_t stream,
+                        std::optional<Plane> operand) {
+  RETURN_IF_ERROR(CheckOnGpu("copy scales", matrix));
+  ASSIGN_OR_RETURN(const ScaleArrangement arrangement,
+                   FindScaleArrangement(matrix.encoding, matrix.plane, operand.value_or(matrix.plane), matrix.rows,
+                                        matrix.columns, layout));
+  const gpu::DeviceScope scope(matrix.gpu);
+  return gpu::ArrangeScales(arrangement, matrix.scales.data(), out, stream);
 }
 
 }  // namespace paramshard::cuda

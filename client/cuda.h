@@ -11,7 +11,8 @@
 //   auto commit = model->Commit(...);                             // as in client.h
 //
 // Views may be asked for at once; what they show is there for work that is enqueued later on the stream. The calls enqueue
-// waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode and Transpose.
+// waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode, Transpose and
+// CopyScales.
 // Streams are the trainer's, of the GPU that Model::gpu() names, and any number of them; not in the middle of a capture. What
 // is given to one stream in a slot comes before what another one is given to do there later. A stream that a handle was
 // given to must live until the handle is gone and the stream has done its work.
@@ -29,6 +30,8 @@
 #define PARAMSHARD_CLIENT_CUDA_H_
 
 #include <cuda_runtime.h>
+
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,9 +62,14 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
 // Matrix::Decode.
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);
 
-// Enqueues writing the data of an 8-bit format transposed: columns x rows bytes, in memory of the GPU. Scales stay as they
-// are. UNIMPLEMENTED for formats of another width.
+// Enqueues writing the data of an 8-bit or 4-bit format transposed, in memory of the GPU: columns x rows bytes, or columns x
+// ceil(rows / 2) bytes of two elements. Scales stay as they are. UNIMPLEMENTED for formats of another width.
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream);
+
+// Enqueues writing the scales as a product reads them: Matrix::ScaleLayoutBytes in memory of the GPU. The same bytes and
+// errors as Matrix::CopyScales.
+absl::Status CopyScales(const Matrix& matrix, ScaleLayout layout, uint8_t* out, cudaStream_t stream,
+                        std::optional<Plane> operand = std::nullopt);
 
 }  // namespace paramshard::cuda
 

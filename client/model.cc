@@ -8,24 +8,87 @@
 #include "client/internal/gpu_memory.h"
 #include "client/internal/handles.h"
 #include "client/internal/session.h"
+#include "client/internal/spec_proto.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/transpose.h"
 
 namespace paramshard {
 
 // --- Views
 
+namespace {
+
+ConstPlane PlaneOf(const Matrix& matrix) {
+  return {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
+}
+
+// A matrix's bytes in host memory: views of where they lie, or copies from the GPU.
+class HostBytes {
+ public:
+  static absl::StatusOr<HostBytes> Of(const Matrix& matrix, absl::Span<const uint8_t> bytes) {
+    HostBytes host;
+    host.view_ = bytes;
+    if (matrix.gpu < 0) return host;
+    host.copy_.resize(bytes.size());
+    RETURN_IF_ERROR(internal::CopyFromGpu(matrix.gpu, bytes, host.copy_.data()));
+    host.view_ = host.copy_;
+    return host;
+  }
+
+  const uint8_t* data() const { return view_.data(); }
+
+ private:
+  std::vector<uint8_t> copy_;
+  absl::Span<const uint8_t> view_;  // of copy_, whose bytes stay where they are when it moves
+};
+
+absl::Status CheckSize(absl::string_view operation, int64_t expected, size_t size) {
+  if (static_cast<int64_t>(size) == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": ", expected, " bytes expected, got ", size));
+}
+
+}  // namespace
+
 absl::Status Matrix::Decode(float* values) const {
   if (gpu < 0) {
-    DecodePlane(encoding, plane, {.data = data.data(), .scales = scales.data()}, rows, columns, values);
+    DecodePlane(encoding, plane, PlaneOf(*this), rows, columns, values);
     return absl::OkStatus();
   }
-  std::vector<uint8_t> host_data(data.size()), host_scales(scales.size());
-  RETURN_IF_ERROR(internal::CopyFromGpu(gpu, data, host_data.data()));
-  RETURN_IF_ERROR(internal::CopyFromGpu(gpu, scales, host_scales.data()));
-  DecodePlane(encoding, plane, {.data = host_data.data(), .scales = host_scales.data()}, rows, columns, values);
+  ASSIGN_OR_RETURN(const HostBytes host_data, HostBytes::Of(*this, data));
+  ASSIGN_OR_RETURN(const HostBytes host_scales, HostBytes::Of(*this, scales));
+  ASSIGN_OR_RETURN(const HostBytes host_amax, HostBytes::Of(*this, amax));
+  DecodePlane(encoding, plane, {.data = host_data.data(), .scales = host_scales.data(), .amax = host_amax.data()}, rows,
+              columns, values);
+  return absl::OkStatus();
+}
+
+absl::Status Matrix::Transpose(absl::Span<uint8_t> out) const {
+  ASSIGN_OR_RETURN(const int width, TransposableWidth(encoding.format));
+  RETURN_IF_ERROR(CheckSize("transpose", DataBytes(encoding, columns, rows), out.size()));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, data));
+  if (width == 8) {
+    TransposeBytes(host.data(), rows, columns, out.data());
+  } else {
+    TransposeNibbles(host.data(), rows, columns, out.data());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Matrix::ScaleLayoutBytes(ScaleLayout layout, std::optional<Plane> operand) const {
+  ASSIGN_OR_RETURN(const ScaleArrangement arrangement,
+                   FindScaleArrangement(encoding, plane, operand.value_or(plane), rows, columns, layout));
+  return arrangement.bytes();
+}
+
+absl::Status Matrix::CopyScales(ScaleLayout layout, absl::Span<uint8_t> out, std::optional<Plane> operand) const {
+  ASSIGN_OR_RETURN(const ScaleArrangement arrangement,
+                   FindScaleArrangement(encoding, plane, operand.value_or(plane), rows, columns, layout));
+  RETURN_IF_ERROR(CheckSize("copy scales", arrangement.bytes(), out.size()));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, scales));
+  ArrangeScales(arrangement, host.data(), out.data());
   return absl::OkStatus();
 }
 
@@ -96,7 +159,7 @@ absl::Status GatheredUnit::Impl::CheckPlane(int parameter, Plane plane) const {
   if (layout().Brings(ticket_.unit, parameter, plane, ticket_.phase)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("get ", Spec(parameter).name, ": a gathered plane expected, got the ",
                                                  plane == Plane::kRowWise ? "row-wise" : "column-wise",
-                                                 " one of format ", FormatName(Spec(parameter).encoding.format)));
+                                                 " one of format ", FormatName(*Spec(parameter).encoding.format)));
 }
 
 absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes) {
@@ -119,10 +182,11 @@ absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name,
   const internal::PlaneBytes bytes = session_->Bytes(ticket_, parameter, plane);
   return Matrix{.rows = layout().Rows(ticket_.unit, parameter),
                 .columns = layout().Columns(ticket_.unit, parameter),
-                .encoding = Spec(parameter).encoding,
+                .encoding = internal::ToEncoding(Spec(parameter).encoding),
                 .plane = plane,
                 .data = bytes.data,
                 .scales = Scales(parameter, plane, bytes),
+                .amax = bytes.amax,
                 .gpu = session_->gpu()};
 }
 

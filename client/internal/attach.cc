@@ -45,15 +45,14 @@ absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, absl::Time 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Channel>& channel, const SocketPaths& paths,
-                                                const Client::Options& options, std::shared_ptr<const ModelSpec> spec) {
+                                                const Client::Options& options, const std::string& model) {
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, options.connect_timeout));
   const absl::Time deadline = absl::Now() + options.attach_timeout + kSlack;
-  ASSIGN_OR_RETURN(auto stream,
-                   SessionStream::Open(channel, companion.token(), MakeRequest(options, spec->name), deadline));
+  ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline));
   ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
   // Sent before `started`: it is there.
   ASSIGN_OR_RETURN(SessionMemory memory, companion.ReceiveMemory(kSlack));
-  return Session::Create({.spec = std::move(spec),
+  return Session::Create({.spec = std::make_shared<const ModelSpec>(FromProto(started.spec())),
                           .rank = options.rank,
                           .prefetch = options.prefetch,
                           .started = std::move(started),

@@ -3,6 +3,7 @@
 #define PARAMSHARD_CLIENT_INTERNAL_ATTACH_H_
 
 #include <memory>
+#include <string>
 
 #include <grpcpp/channel.h>
 
@@ -14,9 +15,9 @@
 namespace paramshard::internal {
 
 // Opens a companion connection for the session, attaches, waits until every rank is attached, and
-// maps the memory. The model exists. Errors as the Session RPC says.
+// maps the memory. The model exists: its spec is the daemon's. Errors as the Session RPC says.
 absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Channel>& channel, const SocketPaths& paths,
-                                                const Client::Options& options, std::shared_ptr<const ModelSpec> spec);
+                                                const Client::Options& options, const std::string& model);
 
 }  // namespace paramshard::internal
 

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/internal/spec_proto.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
@@ -40,10 +41,20 @@ int64_t RegionOffset(const v1::PlaneLayout& plane, Phase phase) {
   return plane.both_offset();
 }
 
+// One scale for the tensor: every rank has the same.
+bool HasTensorScale(Format format) {
+  return format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed;
+}
+
 }  // namespace
 
 LayoutView::LayoutView(v1::ModelLayout layout, const ModelSpec* spec, int group_rank)
-    : layout_(std::move(layout)), spec_(spec), group_rank_(group_rank) {}
+    : layout_(std::move(layout)), spec_(spec), group_rank_(group_rank) {
+  for (const UnitSpec& unit : spec_->units) {
+    std::vector<Encoding>& encodings = encodings_.emplace_back();
+    for (const ParameterSpec& parameter : unit.parameters) encodings.push_back(ToEncoding(parameter.encoding));
+  }
+}
 
 absl::StatusOr<LayoutView> LayoutView::Create(v1::ModelLayout layout, const ModelSpec* spec, int group_rank) {
   LayoutView view(std::move(layout), spec, group_rank);
@@ -127,18 +138,12 @@ int64_t LayoutView::SlotBytes(int unit, Phase phase) const {
   return layout.both_bytes();
 }
 
-int64_t LayoutView::PlaneBytes(int unit, int parameter, Plane plane) const {
-  const Encoding& encoding = EncodingOf(unit, parameter);
-  const int64_t rows = Rows(unit, parameter);
-  const int64_t columns = Columns(unit, parameter);
-  return DataBytes(encoding, rows, columns) + ScaleBytes(encoding, plane, rows, columns);
-}
-
 int64_t LayoutView::GatheredBytes(int unit, Phase phase) const {
-  int64_t bytes = 0;
+  int64_t bytes = ranks() * SmallExtent(layout_.units(unit), phase).stride();
   for (int parameter = 0; parameter < layout_.units(unit).parameters_size(); ++parameter) {
+    if (Parameter(unit, parameter).has_owner()) continue;
     for (Plane plane : kPlanes) {
-      if (Brings(unit, parameter, plane, phase)) bytes += PlaneBytes(unit, parameter, plane);
+      if (Brings(unit, parameter, plane, phase)) bytes += WholeData(unit, parameter, 0).bytes;
     }
   }
   return bytes;
@@ -194,10 +199,14 @@ PlanePlace LayoutView::InSlot(int unit, int parameter, Plane plane, Phase phase)
   result.data = WholeData(
       unit, parameter,
       layout.has_owner() ? small_offset(layout.owner(), place.small_data_offset()) : RegionOffset(place, phase));
+  const Format format = EncodingOf(unit, parameter).format;
+  const int number_rank = NumberRank(layout);
   for (int rank = 0; rank < ranks(); ++rank) {
+    if (HasTensorScale(format) && rank != number_rank) continue;
     const int64_t bytes = ScaleBytes(EncodingOf(unit, parameter), plane, ExtentRows(layout, rank), layout.columns());
     if (bytes > 0) result.scales.push_back({small_offset(rank, place.scale_offset()), bytes});
   }
+  result.amax = {small_offset(number_rank, place.amax_offset()), AmaxBytes(format)};
   return result;
 }
 
@@ -210,6 +219,7 @@ PlanePlace LayoutView::InArena(int unit, int parameter, Plane plane) const {
       WholeData(unit, parameter, layout.has_owner() ? small + place.small_data_offset() : place.arena_offset());
   const int64_t bytes = ScaleBytes(EncodingOf(unit, parameter), plane, layout.rows(), layout.columns());
   if (bytes > 0) result.scales.push_back({small + place.scale_offset(), bytes});
+  result.amax = {small + place.amax_offset(), AmaxBytes(EncodingOf(unit, parameter).format)};
   return result;
 }
 

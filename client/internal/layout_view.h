@@ -30,16 +30,18 @@ struct PieceCopy {
 };
 
 // One plane of one parameter. The scales' ranges, in order, are the compact scales of the whole
-// matrix.
+// matrix. A number of the whole tensor, which every rank with an extent has, is read once: from the
+// owner, or from rank 0 of the group.
 struct PlanePlace {
   ByteRange data;
   std::vector<ByteRange> scales;
+  ByteRange amax;  // 0 bytes in formats without
 };
 
 // Immutable. Units, parameters (within their unit) and ranks (within the shard group) are indices.
 class LayoutView {
  public:
-  // INTERNAL unless the layout is one of `spec`. `spec` outlives the view.
+  // INTERNAL unless the layout is one of `spec`, which FromProto made. `spec` outlives the view.
   static absl::StatusOr<LayoutView> Create(v1::ModelLayout layout, const ModelSpec* spec, int group_rank);
 
   int ranks() const { return layout_.ranks(); }
@@ -61,8 +63,7 @@ class LayoutView {
   Plane MainPlane(int unit, int parameter, Phase phase) const;
   bool Brings(int unit, int parameter, Plane plane, Phase phase) const;
 
-  // Bytes of a slot that a gather takes, paddings included; and the bytes of all data and scales
-  // that it brings.
+  // Bytes of a slot that a gather takes, paddings included; and the bytes that all ranks bring.
   int64_t SlotBytes(int unit, Phase phase) const;
   int64_t GatheredBytes(int unit, Phase phase) const;
 
@@ -83,17 +84,17 @@ class LayoutView {
   const v1::ParameterLayout& Parameter(int unit, int parameter) const {
     return layout_.units(unit).parameters(parameter);
   }
-  const Encoding& EncodingOf(int unit, int parameter) const {
-    return spec_->units[unit].parameters[parameter].encoding;
-  }
+  const Encoding& EncodingOf(int unit, int parameter) const { return encodings_[unit][parameter]; }
   int64_t ExtentRows(const v1::ParameterLayout& parameter, int rank) const;
   ByteRange WholeData(int unit, int parameter, int64_t offset) const;
-  int64_t PlaneBytes(int unit, int parameter, Plane plane) const;
+  // The rank whose copy of a tensor's number is read.
+  static int NumberRank(const v1::ParameterLayout& parameter) { return parameter.has_owner() ? parameter.owner() : 0; }
   void AppendDataPieces(int unit, int parameter, Phase phase, std::vector<PieceCopy>& pieces) const;
 
   v1::ModelLayout layout_;
   const ModelSpec* spec_;
   int group_rank_;
+  std::vector<std::vector<Encoding>> encodings_;  // by unit and parameter
   absl::flat_hash_map<std::string, int> units_;
   absl::flat_hash_map<std::string, std::pair<int, int>> parameters_;  // unit, index
 };

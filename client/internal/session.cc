@@ -304,6 +304,7 @@ PlaneBytes Session::Bytes(const GatherTicket& ticket, int parameter, Plane plane
                                         : layout_.InSlot(ticket.unit, parameter, plane, ticket.phase);
   PlaneBytes bytes;
   bytes.data = absl::MakeConstSpan(memory + place.data.offset, place.data.bytes);
+  if (place.amax.bytes > 0) bytes.amax = absl::MakeConstSpan(memory + place.amax.offset, place.amax.bytes);
   if (const uint8_t* scratch = memory_.tensors->scratch(); scratch != nullptr && !ReadsArena()) {
     if (const std::optional<ByteRange> whole = CopiesOf(ticket).AssembledScales(parameter, plane)) {
       bytes.scales = {absl::MakeConstSpan(scratch + scratch_offsets_[ticket.slot] + whole->offset, whole->bytes)};

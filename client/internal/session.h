@@ -52,6 +52,7 @@ using Worker = std::optional<GpuStream>;
 struct PlaneBytes {
   absl::Span<const uint8_t> data;
   std::vector<absl::Span<const uint8_t>> scales;
+  absl::Span<const uint8_t> amax;
 };
 
 // Used by one thread at a time. Memory stays mapped for as long as the object lives, also after

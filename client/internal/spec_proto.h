@@ -1,4 +1,4 @@
-// The public header's specs as protos.
+// The public header's specs as protos, and back.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_
 #define PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_
 
@@ -12,6 +12,12 @@ namespace paramshard::internal {
 
 // Checks nothing: the daemon does, and names what is wrong.
 v1::ModelSpec ToProto(const ModelSpec& spec);
+
+// The spec of a model as the daemon says it: without rules, every default written out.
+ModelSpec FromProto(const v1::ModelSpec& proto);
+
+// Of a parameter in such a spec.
+Encoding ToEncoding(const EncodingSpec& spec);
 
 google::protobuf::Duration ToProto(absl::Duration duration);
 

@@ -39,15 +39,46 @@ int64_t Columns(const v1::ParameterSpec& parameter) {
   return parameter.shape().empty() ? 1 : parameter.shape(parameter.shape_size() - 1);
 }
 
-absl::StatusOr<const v1::ParameterSpec*> FindFor(const ParameterIndex& index, const ImportTensor& tensor) {
+int64_t Rows(const v1::ParameterSpec& parameter) { return Elements(parameter) / Columns(parameter); }
+
+int64_t SliceRows(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
+  return tensor.rows.value_or(Rows(parameter) - tensor.first_row);
+}
+
+absl::Status CheckRows(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
+  const int64_t all = Rows(parameter);
+  const int64_t rows = SliceRows(parameter, tensor);
+  if (0 <= tensor.first_row && 1 <= rows && rows <= all && tensor.first_row <= all - rows) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": rows of [0, ", all, ") expected, got ",
+                                                 rows, " rows from ", tensor.first_row));
+}
+
+// The elements are where the type says, as many as the rows have.
+absl::Status CheckElements(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
+  const bool has_bits = tensor.type == TensorType::kBF16 || tensor.type == TensorType::kFP16;
+  if (!has_bits && tensor.type != TensorType::kFP32) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "import ", tensor.parameter, ": type FP32, BF16 or FP16 expected, got type ", static_cast<int>(tensor.type)));
+  }
+  if (has_bits ? !tensor.values.empty() : !tensor.bits.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": ", has_bits ? "bits" : "values",
+                                                   " alone expected of a tensor of this type, got ",
+                                                   has_bits ? "values" : "bits"));
+  }
+  const int64_t expected = SliceRows(parameter, tensor) * Columns(parameter);
+  const size_t got = has_bits ? tensor.bits.size() : tensor.values.size();
+  if (expected == static_cast<int64_t>(got)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", got));
+}
+
+absl::Status CheckFitsModel(const ParameterIndex& index, const ImportTensor& tensor) {
   const auto found = index.find(tensor.parameter);
   if (found == index.end()) {
     return absl::NotFoundError(absl::StrCat("import ", tensor.parameter, ": a parameter of the model expected"));
   }
-  const int64_t expected = Elements(*found->second);
-  if (expected == static_cast<int64_t>(tensor.values.size())) return found->second;
-  return absl::InvalidArgumentError(
-      absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", tensor.values.size()));
+  RETURN_IF_ERROR(CheckRows(*found->second, tensor));
+  return CheckElements(*found->second, tensor);
 }
 
 v1::ImportRequest MakeHeader(const std::string& model, const ImportOptions& options) {
@@ -64,14 +95,21 @@ v1::ImportRequest MakeTensorHeader(const ImportTensor& tensor, const v1::Paramet
   header->set_parameter(tensor.parameter);
   header->set_kind(static_cast<v1::TensorKind>(tensor.kind));
   *header->mutable_shape() = parameter.shape();
-  header->set_first_row(0);
-  header->set_rows(Elements(parameter) / Columns(parameter));
+  header->set_type(static_cast<v1::TensorType>(tensor.type));
+  header->set_first_row(tensor.first_row);
+  header->set_rows(SliceRows(parameter, tensor));
   if (tensor.step.has_value()) header->set_step(*tensor.step);
   return request;
 }
 
-bool WriteChunks(ImportWriter& writer, absl::Span<const float> values) {
-  const absl::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+absl::string_view BytesOf(const ImportTensor& tensor) {
+  if (tensor.type == TensorType::kFP32) {
+    return {reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size() * sizeof(float)};
+  }
+  return {reinterpret_cast<const char*>(tensor.bits.data()), tensor.bits.size() * sizeof(uint16_t)};
+}
+
+bool WriteChunks(ImportWriter& writer, absl::string_view bytes) {
   v1::ImportRequest request;
   for (size_t offset = 0; offset < bytes.size(); offset += kMaxChunkBytes) {
     const absl::string_view data = bytes.substr(offset, kMaxChunkBytes);
@@ -192,14 +230,14 @@ v1::ExportRequest MakeExportRequest(absl::string_view model, const ExportOptions
 absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const v1::ModelSpec& spec,
                            absl::Span<const ImportTensor> tensors, const ImportOptions& options) {
   const ParameterIndex index = IndexParameters(spec);
-  for (const ImportTensor& tensor : tensors) RETURN_IF_ERROR(FindFor(index, tensor).status());
+  for (const ImportTensor& tensor : tensors) RETURN_IF_ERROR(CheckFitsModel(index, tensor));
   v1::ImportResponse response;
   const std::unique_ptr<ImportWriter> writer = stub.Import(&context, &response);
   // A write that fails means that the daemon has ended the call: Finish says why.
   bool open = writer->Write(MakeHeader(spec.name(), options));
   for (size_t i = 0; open && i < tensors.size(); ++i) {
     open = writer->Write(MakeTensorHeader(tensors[i], *index.at(tensors[i].parameter))) &&
-           WriteChunks(*writer, tensors[i].values);
+           WriteChunks(*writer, BytesOf(tensors[i]));
   }
   if (open) writer->WritesDone();
   return FromGrpc(writer->Finish());

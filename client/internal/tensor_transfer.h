@@ -16,8 +16,8 @@
 namespace paramshard::internal {
 
 // Sends tensors to a model whose spec is `spec`. NOT_FOUND or INVALID_ARGUMENT, before anything is
-// sent, for a parameter that the spec lacks or a number of values that is not its size; then the
-// errors of the Import RPC.
+// sent, for a parameter that the spec lacks, rows outside of it, or a number of values that is not
+// theirs; then the errors of the Import RPC.
 absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const v1::ModelSpec& spec,
                            absl::Span<const ImportTensor> tensors, const ImportOptions& options);
 

@@ -110,6 +110,8 @@ TEST_F(CudaClientTest, WhereTheDaemonHasHostMemoryThereIsNoWorkForStreams) {
     EXPECT_THAT(cuda::Decode(matrix, cuda::DecodedType::kFP32, nullptr, nullptr),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("host memory")));
     EXPECT_THAT(cuda::Transpose(matrix, nullptr, nullptr), StatusIs(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(cuda::CopyScales(matrix, ScaleLayout::kSwizzled128x4, nullptr, nullptr),
+                StatusIs(absl::StatusCode::kFailedPrecondition));
     EXPECT_THAT(cuda::Release(unit, nullptr), is_refused);
     EXPECT_THAT(cuda::Release(unit, nullptr),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has been released")));
@@ -143,6 +145,31 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16, Format::kFP32),
                      testing::Values(1, 2, 4)),
     [](const auto& info) { return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param)); });
+
+TEST_F(CudaClientTest, ScalesAsProductsReadThemAreThoseOfTheHost) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  RunTrainers(1, TwoUnits(Format::kMXFP8), [](int, Model& model) -> absl::Status {
+    ASSIGN_OR_RETURN(gpu::DeviceMemory out, DeviceFloats(model.gpu(), int64_t{480} * 352));
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kBackward));
+    RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+    ASSIGN_OR_RETURN(const Matrix matrix, unit.Get("a.w"));
+    EXPECT_THAT(cuda::CopyScales(matrix, static_cast<ScaleLayout>(9), out.data(), stream.get()),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+    for (ScaleLayout layout : {ScaleLayout::kCompact, ScaleLayout::kPadded128x4, ScaleLayout::kSwizzled128x4}) {
+      ASSIGN_OR_RETURN(const int64_t bytes, matrix.ScaleLayoutBytes(layout));
+      RETURN_IF_ERROR(cuda::CopyScales(matrix, layout, out.data(), stream.get()));
+      RETURN_IF_ERROR(unit.Wait());
+      std::vector<uint8_t> expected(bytes), scales(bytes);
+      RETURN_IF_ERROR(matrix.CopyScales(layout, absl::MakeSpan(expected)));
+      RETURN_IF_ERROR(
+          gpu::ToStatus(cudaMemcpy(scales.data(), out.data(), bytes, cudaMemcpyDeviceToHost), "read scales"));
+      EXPECT_EQ(scales, expected) << "layout " << static_cast<int>(layout);
+    }
+    return absl::OkStatus();
+  });
+}
 
 TEST_F(CudaClientTest, TransposedDataIsThatOfTheHost) {
   SKIP_WITHOUT_GPUS(1);

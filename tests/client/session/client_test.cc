@@ -153,7 +153,7 @@ TEST_P(FormatsAndRanksTest, StepsAreThoseOfTheKernels) {
   RunTrainers(ranks_, spec, [&](int rank, Model& model) -> absl::Status {
     std::vector<float> initial(kRows * kColumns);
     FillInitialValues(weight.initial_value, spec.seed, 0, 0, kRows * kColumns, initial.data());
-    Reference reference(weight.encoding, std::move(initial));
+    Reference reference({.format = format_}, std::move(initial));
     for (int64_t step = 1; step <= 4; ++step) {
       ASSIGN_OR_RETURN(const std::vector<float> forward, GatherAndDecode(model, "a", "a.w"));
       EXPECT_EQ(forward, reference.Decoded(Plane::kRowWise)) << "rank " << rank << " step " << step;
@@ -343,6 +343,102 @@ TEST_F(ClientTest, ImportsThatDoNotFitTheModelAreRefusedBeforeTheyAreSent) {
   EXPECT_THAT(client.Import("two", {{.parameter = "c.w", .values = values}}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("c.w")));
   EXPECT_THAT(client.Import("three", {}), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ClientTest, SlicesOfNarrowTypesAreImported) {
+  StartDaemon(3);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.CreateModel(TwoUnits(Format::kBF16)));
+  const std::vector<float> zeros(kRows * kColumns);
+  const std::vector<uint16_t> twos(40 * kColumns, 0x4000), threes(10 * kColumns, 0x4200);
+  ASSERT_OK(client.Import("two", {{.parameter = "a.w", .values = zeros}}));
+  ASSERT_OK(client.Import(
+      "two", {{.parameter = "a.w", .type = TensorType::kBF16, .bits = twos, .first_row = kRows - 40},
+              {.parameter = "a.w", .type = TensorType::kFP16, .bits = threes, .first_row = 50, .rows = 10}}));
+  std::vector<float> values;
+  ASSERT_OK(client.Export("two", {.parameters = {"a.w"}}, [&](const ExportedExtent& extent) {
+    values.insert(values.end(), extent.values.begin(), extent.values.end());
+    return absl::OkStatus();
+  }));
+  ASSERT_THAT(values, SizeIs(kRows * kColumns));
+  for (int64_t row = 0; row < kRows; ++row) {
+    const float expected = row >= kRows - 40 ? 2.0f : row >= 50 && row < 60 ? 3.0f : 0.0f;
+    ASSERT_EQ(values[row * kColumns + 5], expected) << row;
+  }
+}
+
+TEST_F(ClientTest, SlicesThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK(client.CreateModel(TwoUnits(Format::kFP32)));
+  const std::vector<float> values(kColumns);
+  const std::vector<uint16_t> bits(kColumns);
+  const auto expect_refused = [&](const ImportTensor& tensor, const std::string& message) {
+    EXPECT_THAT(client.Import("two", {tensor}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  expect_refused({.parameter = "a.w", .values = values, .first_row = kRows}, "rows of [0, 160) expected");
+  expect_refused({.parameter = "a.w", .values = values, .first_row = -1, .rows = 1}, "rows of [0, 160) expected");
+  expect_refused({.parameter = "a.w", .values = values, .first_row = 159, .rows = 2}, "rows of [0, 160) expected");
+  expect_refused({.parameter = "a.w", .values = values, .rows = 0}, "rows of [0, 160) expected");
+  expect_refused({.parameter = "a.w", .values = values, .rows = 2}, "192 values expected, got 96");
+  expect_refused({.parameter = "a.w", .type = TensorType::kBF16, .values = values, .rows = 1}, "bits alone expected");
+  expect_refused({.parameter = "a.w", .bits = bits, .rows = 1}, "values alone expected");
+  expect_refused({.parameter = "a.w", .type = static_cast<TensorType>(9), .values = values, .rows = 1}, "got type 9");
+}
+
+TEST_F(ClientTest, FormatsComeFromRules) {
+  StartDaemon(1);
+  ModelSpec spec = TwoUnits(Format::kFP32);
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) parameter.encoding = {};
+  }
+  spec.format_rules = {{.pattern = "b.w", .encoding = {.format = Format::kBF16}},
+                       {.pattern = "*.w", .encoding = {.format = Format::kMXFP8, .element = ElementType::kE5M2}},
+                       {.pattern = "*", .encoding = {.format = Format::kFP32}}};
+  RunTrainers(1, spec, [](int, Model& model) -> absl::Status {
+    EXPECT_EQ(model.spec().units[1].parameters[0].encoding.format, Format::kBF16);
+    EXPECT_THAT(model.spec().format_rules, SizeIs(0));
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+    RETURN_IF_ERROR(unit.Wait());
+    ASSIGN_OR_RETURN(const Matrix weight, unit.Get("a.w"));
+    EXPECT_EQ(weight.encoding, (Encoding{Format::kMXFP8, ElementType::kE5M2, true}));
+    ASSIGN_OR_RETURN(const Matrix bias, unit.Get("a.bias"));
+    EXPECT_EQ(bias.encoding.format, Format::kFP32);
+    return absl::OkStatus();
+  });
+}
+
+// Each with the parameter and the reason, and nothing is there afterwards.
+TEST_F(ClientTest, SpecsThatCannotBeAreRefused) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  const auto expect_refused = [&](const std::function<void(ModelSpec&)>& change, const std::string& message) {
+    ModelSpec spec = TwoUnits(Format::kMXFP8);
+    change(spec);
+    EXPECT_THAT(client.CreateModel(spec), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+    EXPECT_THAT(client.DeleteModel(spec.name), StatusIs(absl::StatusCode::kNotFound));
+  };
+  const auto weight = [](ModelSpec& spec) -> ParameterSpec& { return spec.units[0].parameters[0]; };
+  expect_refused([&](ModelSpec& spec) { weight(spec).encoding.element = ElementType::kE2M1; },
+                 "parameter a.w: expected an encoding that this build has, got MXFP8 of E2M1");
+  expect_refused(
+      [&](ModelSpec& spec) {
+        weight(spec).encoding = {.format = Format::kFP8TensorDelayed,
+                                 .delayed_scaling = DelayedScaling::Options{.history_length = 0}};
+      },
+      "parameter a.w: delayed scaling: a history length from 1 to 65536 expected, got 0");
+  expect_refused([&](ModelSpec& spec) { weight(spec).master_type = MasterType::kBF16Remainder; },
+                 "parameter a.w: expected format BF16 for a master of BF16_REMAINDER, got MXFP8");
+  expect_refused(
+      [](ModelSpec& spec) {
+        spec.format_rules = {{"lm_head.*", {.format = Format::kBF16}}};
+      },
+      "expected format rule lm_head.* to match the name of at least one parameter");
+  expect_refused(
+      [](ModelSpec& spec) {
+        spec.format_rules = {{"*.w", {.format = Format::kBF16}}};
+      },
+      "parameter a.bias: expected a format or a format rule that matches the name");
 }
 
 TEST_F(ClientTest, AnExportEndsWithItsSinksError) {

@@ -33,10 +33,15 @@ pid_t StartIdleProcess() {
   while (true) pause();
 }
 
-v1::ModelLayout MakeLayout(const ModelSpec& spec, int ranks) {
+server::ModelSpec Parse(const ModelSpec& spec) {
   const absl::StatusOr<server::ModelSpec> parsed = server::ParseModelSpec(internal::ToProto(spec));
   PARAMSHARD_CHECK(parsed.ok());
-  return server::Layout(*parsed, ranks).ToProto();
+  return *parsed;
+}
+
+// As the daemon says it.
+std::shared_ptr<const ModelSpec> Resolve(const ModelSpec& spec) {
+  return std::make_shared<const ModelSpec>(internal::FromProto(server::ModelSpecToProto(Parse(spec))));
 }
 
 MappedMemory Map(const wire::FileDescriptor& fd, int64_t size_bytes) {
@@ -72,8 +77,8 @@ wire::FileDescriptor FakeEpoch::MakeFile(int64_t size_bytes) {
 
 FakeEpoch::FakeEpoch(const ModelSpec& spec, const FakeEpochOptions& options)
     : options_(options),
-      spec_(std::make_shared<const ModelSpec>(spec)),
-      layout_(MakeLayout(spec, options.ranks)),
+      spec_(Resolve(spec)),
+      layout_(server::Layout(Parse(spec), options.ranks).ToProto()),
       planes_file_(MakeFile(layout_.arena_bytes())),
       slots_file_(MakeFile(layout_.slots_bytes())),
       daemon_(StartIdleProcess()) {

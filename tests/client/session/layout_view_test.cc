@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/spec_proto.h"
 #include "gmock/gmock.h"
-#include "kernels/formats/codec.h"
-#include "kernels/random/initial_values.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
 #include "tests/status_matchers.h"
@@ -43,32 +42,55 @@ ModelSpec MakeSpec(Format format) {
   return spec;
 }
 
+// What the client gets to see of a spec.
+ModelSpec Resolve(const ModelSpec& spec) {
+  return FromProto(server::ModelSpecToProto(server::ParseModelSpec(ToProto(spec)).value()));
+}
+
 struct EncodedPlane {
   std::vector<uint8_t> data;
   std::vector<uint8_t> scales;
+  std::vector<uint8_t> amax;
 };
 
-EncodedPlane AllocatePlane(const Encoding& encoding, Plane plane, int64_t rows, int64_t columns) {
-  return {std::vector<uint8_t>(DataBytes(encoding, rows, columns)),
-          std::vector<uint8_t>(ScaleBytes(encoding, plane, rows, columns))};
+std::vector<uint8_t> AnyBytes(int64_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> bytes(size);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  return bytes;
 }
 
-// A matrix's rows [begin, end), encoded.
-std::pair<EncodedPlane, EncodedPlane> Encode(const Encoding& encoding, const std::vector<float>& matrix, int64_t begin,
-                                             int64_t end, int64_t columns) {
-  EncodedPlane row_wise = AllocatePlane(encoding, Plane::kRowWise, end - begin, columns);
-  EncodedPlane column_wise = AllocatePlane(encoding, Plane::kColumnWise, end - begin, columns);
-  const bool has_columns = HasColumnPlane(encoding.format);
-  EncodePlanes(encoding, matrix.data() + begin * columns, end - begin, columns,
-               {row_wise.data.data(), row_wise.scales.data()},
-               {has_columns ? column_wise.data.data() : nullptr, column_wise.scales.data()});
-  return {row_wise, column_wise};
+// Bytes that differ from those of every other plane. Where they lie does not depend on what they mean.
+EncodedPlane AnyPlane(const Encoding& encoding, Plane plane, int64_t rows, int64_t columns, uint64_t seed) {
+  return {AnyBytes(DataBytes(encoding, rows, columns), 3 * seed),
+          AnyBytes(ScaleBytes(encoding, plane, rows, columns), 3 * seed + 1),
+          AnyBytes(AmaxBytes(encoding.format), 3 * seed + 2)};
+}
+
+bool HasTensorScale(Format format) {
+  return format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed;
+}
+
+std::vector<uint8_t> Cut(const std::vector<uint8_t>& bytes, int64_t begin, int64_t end) {
+  return {bytes.begin() + begin, bytes.begin() + end};
+}
+
+// What an extent has of a plane: its rows, and every number of the tensor.
+EncodedPlane ExtentOf(const EncodedPlane& whole, const Encoding& encoding, Plane plane, server::RowRange rows,
+                      int64_t columns) {
+  EncodedPlane extent = {
+      Cut(whole.data, DataBytes(encoding, rows.begin, columns), DataBytes(encoding, rows.end, columns)), whole.scales,
+      whole.amax};
+  if (HasTensorScale(encoding.format)) return extent;
+  extent.scales = Cut(whole.scales, ScaleBytes(encoding, plane, rows.begin, columns),
+                      ScaleBytes(encoding, plane, rows.end, columns));
+  return extent;
 }
 
 // A model whose planes lie in arenas as the server puts them.
 class LayoutViewTest : public testing::TestWithParam<std::tuple<Format, int>> {
  protected:
-  LayoutViewTest() : spec_(MakeSpec(std::get<0>(GetParam()))), ranks_(std::get<1>(GetParam())) {}
+  LayoutViewTest() : spec_(Resolve(MakeSpec(std::get<0>(GetParam())))), ranks_(std::get<1>(GetParam())) {}
 
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(const server::ModelSpec parsed, server::ParseModelSpec(ToProto(spec_)));
@@ -83,25 +105,29 @@ class LayoutViewTest : public testing::TestWithParam<std::tuple<Format, int>> {
     }
   }
 
-  const Encoding& EncodingOf(int unit, int parameter) const { return spec_.units[unit].parameters[parameter].encoding; }
+  Encoding EncodingOf(int unit, int parameter) const {
+    return ToEncoding(spec_.units[unit].parameters[parameter].encoding);
+  }
 
-  std::vector<float> MakeMatrix(int unit, int parameter) const {
-    const int64_t elements = views_[0].Rows(unit, parameter) * views_[0].Columns(unit, parameter);
-    std::vector<float> matrix(elements);
-    FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, unit * 10 + parameter, 0, elements, matrix.data());
-    return matrix;
+  EncodedPlane Expected(int unit, int parameter, Plane plane) const {
+    return AnyPlane(EncodingOf(unit, parameter), plane, views_[0].Rows(unit, parameter),
+                    views_[0].Columns(unit, parameter), 100 * unit + 10 * parameter + static_cast<int>(plane));
   }
 
   void FillArenas(int unit, int parameter) {
     const server::UnitLayout& unit_layout = server_layout_->units()[unit];
     const server::ParameterLayout& layout = unit_layout.parameters[parameter];
-    const std::vector<float> matrix = MakeMatrix(unit, parameter);
     for (int rank = 0; rank < ranks_; ++rank) {
+      if (layout.owner.has_value() && *layout.owner != rank) continue;
       const server::RowRange rows = server_layout_->Extent(unit, parameter, rank);
-      const auto [row_wise, column_wise] =
-          Encode(EncodingOf(unit, parameter), matrix, rows.begin, rows.end, views_[0].Columns(unit, parameter));
-      Place(unit_layout, layout.row_wise, row_wise, rank);
-      if (layout.column_wise.has_value()) Place(unit_layout, *layout.column_wise, column_wise, rank);
+      const auto place = [&](Plane plane, const server::PlaneLayout& where) {
+        Place(unit_layout, where,
+              ExtentOf(Expected(unit, parameter, plane), EncodingOf(unit, parameter), plane, rows,
+                       views_[0].Columns(unit, parameter)),
+              rank);
+      };
+      place(Plane::kRowWise, layout.row_wise);
+      if (layout.column_wise.has_value()) place(Plane::kColumnWise, *layout.column_wise);
     }
   }
 
@@ -112,6 +138,7 @@ class LayoutViewTest : public testing::TestWithParam<std::tuple<Format, int>> {
     std::copy(plane.data.begin(), plane.data.end(),
               is_small ? small + place.small_data_offset : arena + place.arena_offset);
     std::copy(plane.scales.begin(), plane.scales.end(), small + std::max<int64_t>(place.scale_offset, 0));
+    std::copy(plane.amax.begin(), plane.amax.end(), small + std::max<int64_t>(place.amax_offset, 0));
   }
 
   static EncodedPlane Read(const uint8_t* memory, const PlanePlace& place) {
@@ -120,14 +147,8 @@ class LayoutViewTest : public testing::TestWithParam<std::tuple<Format, int>> {
     for (const ByteRange& range : place.scales) {
       plane.scales.insert(plane.scales.end(), memory + range.offset, memory + range.offset + range.bytes);
     }
+    plane.amax.assign(memory + place.amax.offset, memory + place.amax.offset + place.amax.bytes);
     return plane;
-  }
-
-  // What encoding the whole matrix at once gives.
-  EncodedPlane Expected(int unit, int parameter, Plane plane) const {
-    const auto [row_wise, column_wise] = Encode(EncodingOf(unit, parameter), MakeMatrix(unit, parameter), 0,
-                                                views_[0].Rows(unit, parameter), views_[0].Columns(unit, parameter));
-    return plane == Plane::kRowWise ? row_wise : column_wise;
   }
 
   const ModelSpec spec_;
@@ -141,21 +162,22 @@ TEST_P(LayoutViewTest, EveryRanksPiecesTogetherAreTheWholeMatrix) {
   for (int unit = 0; unit < 2; ++unit) {
     for (Phase phase : kPhases) {
       std::vector<uint8_t> slot(views_[0].SlotBytes(unit, phase));
+      int64_t bytes = 0;
       for (int rank = 0; rank < ranks_; ++rank) {
         for (const PieceCopy& piece : views_[rank].OwnPieces(unit, phase)) {
           ASSERT_LE(piece.source + piece.bytes, static_cast<int64_t>(arenas_[rank].size()));
           ASSERT_LE(piece.target + piece.bytes, static_cast<int64_t>(slot.size()));
           std::memcpy(slot.data() + piece.target, arenas_[rank].data() + piece.source, piece.bytes);
+          bytes += piece.bytes;
         }
       }
-      int64_t bytes = 0;
       for (int i = 0; i < static_cast<int>(spec_.units[unit].parameters.size()); ++i) {
         for (Plane plane : kPlanes) {
           if (!views_[0].Brings(unit, i, plane, phase)) continue;
           const EncodedPlane got = Read(slot.data(), views_[0].InSlot(unit, i, plane, phase));
           EXPECT_EQ(got.data, Expected(unit, i, plane).data) << unit << " " << i;
           EXPECT_EQ(got.scales, Expected(unit, i, plane).scales) << unit << " " << i;
-          bytes += static_cast<int64_t>(got.data.size() + got.scales.size());
+          EXPECT_EQ(got.amax, Expected(unit, i, plane).amax) << unit << " " << i;
         }
       }
       EXPECT_EQ(views_[0].GatheredBytes(unit, phase), bytes);
@@ -172,6 +194,7 @@ TEST_P(LayoutViewTest, AGroupOfOneReadsItsArena) {
         const EncodedPlane got = Read(arenas_[0].data(), views_[0].InArena(unit, i, plane));
         EXPECT_EQ(got.data, Expected(unit, i, plane).data);
         EXPECT_EQ(got.scales, Expected(unit, i, plane).scales);
+        EXPECT_EQ(got.amax, Expected(unit, i, plane).amax);
       }
     }
   }
@@ -197,14 +220,17 @@ TEST_P(LayoutViewTest, NamesAreFoundInTheirUnit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(FormatsAndRanks, LayoutViewTest,
-                         Combine(Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kFP32), Values(1, 2, 3, 7)),
+                         Combine(Values(Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent,
+                                        Format::kFP8TensorDelayed, Format::kFP8Block128x128, Format::kMXFP8,
+                                        Format::kMXFP8_2D, Format::kNVFP4_2D),
+                                 Values(1, 2, 3, 4, 5, 6, 7, 8)),
                          [](const auto& info) {
                            const absl::string_view format = FormatName(std::get<0>(info.param));
                            return absl::StrCat(format, "On", std::get<1>(info.param));
                          });
 
 TEST(LayoutViewCreateTest, ALayoutOfAnotherSpecIsRefused) {
-  const ModelSpec spec = MakeSpec(Format::kMXFP8);
+  const ModelSpec spec = Resolve(MakeSpec(Format::kMXFP8));
   ASSERT_OK_AND_ASSIGN(const server::ModelSpec parsed, server::ParseModelSpec(ToProto(spec)));
   const v1::ModelLayout layout = server::Layout(parsed, 2).ToProto();
   ModelSpec other = spec;

@@ -35,5 +35,70 @@ TEST(GradientViewTest, NoValuesAreFine) {
   EXPECT_OK(view.Write({}));
 }
 
+// 40 x 20 elements of MXFP8, each byte its index.
+class MatrixTest : public testing::Test {
+ protected:
+  MatrixTest() {
+    for (size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<uint8_t>(i);
+    for (size_t i = 0; i < scales_.size(); ++i) scales_[i] = static_cast<uint8_t>(100 + i);
+  }
+
+  std::vector<uint8_t> data_ = std::vector<uint8_t>(40 * 20);
+  std::vector<uint8_t> scales_ = std::vector<uint8_t>(40);
+  const Matrix matrix_{.rows = 40,
+                       .columns = 20,
+                       .encoding = {.format = Format::kMXFP8},
+                       .data = absl::MakeConstSpan(data_),
+                       .scales = absl::MakeConstSpan(scales_)};
+};
+
+TEST_F(MatrixTest, TransposeSwapsRowsAndColumns) {
+  std::vector<uint8_t> out(20 * 40);
+  ASSERT_OK(matrix_.Transpose(absl::MakeSpan(out)));
+  for (int row = 0; row < 40; ++row) {
+    for (int column = 0; column < 20; ++column) ASSERT_EQ(out[column * 40 + row], data_[row * 20 + column]);
+  }
+}
+
+TEST_F(MatrixTest, TransposeOfNibblesPadsRows) {
+  const std::vector<uint8_t> data = {0x21, 0x43, 0x65};  // 1 2 | 3 4 | 5 6
+  const Matrix matrix{.rows = 3,
+                      .columns = 2,
+                      .encoding = {.format = Format::kNVFP4_2D, .element = ElementType::kE2M1},
+                      .data = absl::MakeConstSpan(data)};
+  std::vector<uint8_t> out(4);
+  ASSERT_OK(matrix.Transpose(absl::MakeSpan(out)));
+  EXPECT_THAT(out, ElementsAre(0x31, 0x05, 0x42, 0x06));
+}
+
+TEST_F(MatrixTest, TransposeRefusesOtherSizesAndWidths) {
+  std::vector<uint8_t> out(20 * 40 - 1);
+  EXPECT_THAT(matrix_.Transpose(absl::MakeSpan(out)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("800 bytes expected, got 799")));
+  Matrix wide = matrix_;
+  wide.encoding.format = Format::kBF16;
+  EXPECT_THAT(wide.Transpose(absl::MakeSpan(out)), StatusIs(absl::StatusCode::kUnimplemented));
+}
+
+TEST_F(MatrixTest, ScalesAreCopiedAsTheProductReadsThem) {
+  EXPECT_THAT(matrix_.ScaleLayoutBytes(ScaleLayout::kCompact), IsOkAndHolds(40));
+  ASSERT_THAT(matrix_.ScaleLayoutBytes(ScaleLayout::kSwizzled128x4), IsOkAndHolds(512));
+  std::vector<uint8_t> out(512, 0xff);
+  ASSERT_OK(matrix_.CopyScales(ScaleLayout::kSwizzled128x4, absl::MakeSpan(out)));
+  EXPECT_EQ(out[16 * 5], 105);      // row 5
+  EXPECT_EQ(out[16 * 5 + 4], 137);  // row 37
+  EXPECT_EQ(out[16 * 8 + 4], 0);    // row 40 is padding
+}
+
+TEST_F(MatrixTest, OtherLayoutsOperandsAndSizesAreRefused) {
+  std::vector<uint8_t> out(511);
+  EXPECT_THAT(matrix_.CopyScales(ScaleLayout::kPadded128x4, absl::MakeSpan(out)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("copy scales: 512 bytes expected, got 511")));
+  EXPECT_THAT(matrix_.CopyScales(static_cast<ScaleLayout>(7), absl::MakeSpan(out)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got layout 7")));
+  EXPECT_THAT(matrix_.CopyScales(ScaleLayout::kPadded128x4, absl::MakeSpan(out), Plane::kColumnWise),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("operand")));
+}
+
 }  // namespace
 }  // namespace paramshard
