@@ -31,6 +31,7 @@ const Headers kDomain = Headers{"server/", "proto/", "kernels/", "absl/", "xxhas
 
 const std::vector<Rule> kRules = {
     {"proto/", Headers{"proto/", "absl/"} + kMessages + kServices},
+    {"proto/safetensors/", {"proto/", "absl/", "nlohmann/"}},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h", "nccl.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},

@@ -1,0 +1,23 @@
+// The metadata that tell quantized files from others: written by a conversion, looked at by whoever reads weights.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_CONVERSION_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_CONVERSION_H_
+
+#include "proto/safetensors/header.h"
+
+namespace paramshard::safetensors {
+
+// The version of these keys: "1".
+inline constexpr char kConversionVersionKey[] = "paramshard.version";
+// How each quantized tensor of the file is encoded, as JSON: docs/convert.md.
+inline constexpr char kEncodingsKey[] = "paramshard.encodings";
+// The name of the file's dtype, where quantized tensors have been decoded: their values are still quantized ones.
+inline constexpr char kDequantizedKey[] = "paramshard.dequantized";
+
+// Whether values of the file have been quantized: such a file is never the source of a master.
+inline bool HasQuantizedValues(const Metadata& metadata) {
+  return metadata.count(kEncodingsKey) != 0 || metadata.count(kDequantizedKey) != 0;
+}
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_CONVERSION_H_

@@ -1,0 +1,51 @@
+// The element types of the safetensors format.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_DTYPE_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_DTYPE_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace paramshard::safetensors {
+
+// Those of the reference implementation, safetensors 0.6.
+enum class Dtype : uint8_t {
+  kBool,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+};
+
+// As it is written in files: "F32", "F8_E4M3".
+absl::string_view DtypeName(Dtype dtype);
+
+// The inverse; none for any other text.
+std::optional<Dtype> ParseDtype(absl::string_view name);
+
+int DtypeBits(Dtype dtype);
+
+// Size of a tensor's data; 8 bits for a BOOL, elements of fewer packed. None when an extent is negative, when the product of the
+// extents (those of 0 aside) or of the size does not fit int64, or when the data would not end at a whole byte.
+std::optional<int64_t> TensorBytes(Dtype dtype, absl::Span<const int64_t> shape);
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_DTYPE_H_

@@ -1,0 +1,39 @@
+// A file that takes its name only when it is whole.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_REPLACING_FILE_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_REPLACING_FILE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::safetensors {
+
+// Until Commit a temporary file in the same folder, which goes with its owner. Movable; not thread-safe. Errors are the
+// file system's, and name the file: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED ...
+class ReplacingFile {
+ public:
+  static absl::StatusOr<ReplacingFile> Create(const std::string& path);
+  ReplacingFile(ReplacingFile&& other) noexcept;
+  ReplacingFile& operator=(ReplacingFile&& other) = delete;
+  ~ReplacingFile();
+
+  absl::Status WriteAt(int64_t offset, absl::Span<const uint8_t> bytes) const;
+
+  // Puts the file on the disk under its name, in place of one that is there. Nothing may be called after it.
+  absl::Status Commit();
+
+ private:
+  ReplacingFile() = default;
+
+  std::string path_;
+  std::string temporary_path_;  // empty once there is none
+  wire::FileDescriptor fd_;
+};
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_REPLACING_FILE_H_

@@ -1,0 +1,56 @@
+// Reading a safetensors file.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_FILE_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/safetensors/header.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::safetensors {
+
+// An open file whose header has been checked against its length. Data are read where they are asked for, not mapped: a file
+// that is cut meanwhile is an error, not a signal. Movable; Read may be called by several threads.
+//
+//   ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open("model.safetensors"));
+//   for (const TensorInfo& tensor : file.tensors()) {
+//     std::vector<uint8_t> bytes(tensor.size_bytes);
+//     RETURN_IF_ERROR(file.Read(tensor, 0, absl::MakeSpan(bytes)));
+//   }
+class SafetensorsFile {
+ public:
+  // NOT_FOUND; PERMISSION_DENIED; INVALID_ARGUMENT for what is no regular file, a header longer than kMaxHeaderBytes, and
+  // what ParseHeader refuses; DATA_LOSS for a file that is shorter or longer than its header says; UNAVAILABLE when it
+  // cannot be read. All name the file.
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  // In the order of their data.
+  const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
+  const Metadata& metadata() const { return header_.metadata; }
+
+  // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; they must lie in it. DATA_LOSS when the file has
+  // become shorter, UNAVAILABLE when it cannot be read; both name file and tensor.
+  absl::Status Read(const TensorInfo& tensor, int64_t offset_bytes, absl::Span<uint8_t> out) const;
+
+ private:
+  SafetensorsFile(std::string path, wire::FileDescriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  absl::StatusOr<int64_t> FileBytes() const;
+  absl::Status ReadHeader();
+  absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out) const;
+
+  std::string path_;
+  wire::FileDescriptor fd_;
+  Header header_;
+  int64_t data_begin_ = 0;  // in the file
+};
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_FILE_H_

@@ -1,0 +1,64 @@
+// Writing a safetensors file.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_WRITER_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_WRITER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/safetensors/header.h"
+#include "proto/safetensors/replacing_file.h"
+
+namespace paramshard::safetensors {
+
+// A file in the making: its header is written first, then the data of its tensors, each from its start to its end, in any
+// order between tensors. It takes its name at Commit; without that it leaves nothing. Movable; not thread-safe.
+//
+//   ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::Create("out.safetensors", {{"w", Dtype::kF32, {2, 3}}}, {}));
+//   RETURN_IF_ERROR(writer.Append("w", bytes));
+//   RETURN_IF_ERROR(writer.Commit());
+class SafetensorsWriter {
+ public:
+  struct Tensor {
+    std::string name;  // UTF-8
+    Dtype dtype = Dtype::kF32;
+    std::vector<int64_t> shape;
+  };
+
+  // Writes the header. Data are arranged by the size of their elements, the largest first: every tensor begins at a
+  // multiple of its element's size, as PyTorch expects. INVALID_ARGUMENT for a shape without a size, a name that is there
+  // twice or reserved, or a header of more than kMaxHeaderBytes; errors of ReplacingFile.
+  static absl::StatusOr<SafetensorsWriter> Create(const std::string& path, const std::vector<Tensor>& tensors,
+                                                  Metadata metadata);
+
+  // The tensor's next bytes. INVALID_ARGUMENT for a tensor that the header has not, or more bytes than it has.
+  absl::Status Append(absl::string_view name, absl::Span<const uint8_t> bytes);
+
+  // Puts the file on the disk under its name, in place of one that is there. FAILED_PRECONDITION naming a tensor that lacks
+  // bytes. Nothing may be called after it.
+  absl::Status Commit();
+
+ private:
+  // Where a tensor's next bytes go, in the file.
+  struct Cursor {
+    int64_t next = 0;
+    int64_t end = 0;
+  };
+
+  explicit SafetensorsWriter(std::string path, ReplacingFile file) : path_(std::move(path)), file_(std::move(file)) {}
+
+  std::string path_;
+  ReplacingFile file_;
+  std::map<std::string, Cursor, std::less<>> cursors_;
+};
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_WRITER_H_

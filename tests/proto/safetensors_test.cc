@@ -1,0 +1,366 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/safetensors/checkpoint.h"
+#include "proto/safetensors/safetensors_file.h"
+#include "proto/safetensors/safetensors_writer.h"
+#include "tests/proto/safetensors_files.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::safetensors {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kLost = absl::StatusCode::kDataLoss;
+
+std::string Entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
+  return absl::StrCat("\"", name, "\":{\"dtype\":\"", dtype, "\",\"shape\":", shape, ",\"data_offsets\":", offsets,
+                      "}");
+}
+
+std::string ReadAll(const SafetensorsFile& file, const std::string& name) {
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (tensor.name != name) continue;
+    std::string bytes(tensor.size_bytes, '\0');
+    EXPECT_OK(file.Read(tensor, 0, absl::MakeSpan(reinterpret_cast<uint8_t*>(bytes.data()), bytes.size())));
+    return bytes;
+  }
+  ADD_FAILURE() << "no tensor " << name;
+  return "";
+}
+
+TEST(DtypeTest, NamesAndSizesAreThoseOfTheFormat) {
+  for (const char* name : {"BOOL", "F4",  "F6_E2M3", "F6_E3M2", "U8",  "I8",  "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16",
+                           "U16",  "F16", "BF16",    "I32",     "U32", "F32", "C64",     "F64",     "I64",     "U64"}) {
+    const std::optional<Dtype> dtype = ParseDtype(name);
+    ASSERT_TRUE(dtype.has_value()) << name;
+    EXPECT_EQ(DtypeName(*dtype), name);
+  }
+  EXPECT_EQ(ParseDtype("f32"), std::nullopt);
+  EXPECT_EQ(ParseDtype(""), std::nullopt);
+  EXPECT_EQ(TensorBytes(Dtype::kF32, {}), 4);
+  EXPECT_EQ(TensorBytes(Dtype::kBF16, {3, 5}), 30);
+  EXPECT_EQ(TensorBytes(Dtype::kF4, {3, 2}), 3);
+  EXPECT_EQ(TensorBytes(Dtype::kF4, {3}), std::nullopt);
+  EXPECT_EQ(TensorBytes(Dtype::kF32, {5, 0}), 0);
+  EXPECT_EQ(TensorBytes(Dtype::kF32, {-1}), std::nullopt);
+  EXPECT_EQ(TensorBytes(Dtype::kF32, {int64_t{1} << 40, int64_t{1} << 40}), std::nullopt);
+  EXPECT_EQ(TensorBytes(Dtype::kF32, {0, int64_t{1} << 40, int64_t{1} << 40}), std::nullopt);
+}
+
+class SafetensorsFileTest : public FolderTest {
+ protected:
+  void ExpectRefused(const std::string& header, const std::string& data, absl::StatusCode code,
+                     const std::string& message) {
+    const std::string path = WriteText("bad.safetensors", FileBytes(header, data));
+    EXPECT_THAT(SafetensorsFile::Open(path), StatusIs(code, AllOf(HasSubstr("bad.safetensors"), HasSubstr(message))))
+        << header;
+  }
+  // With 16 bytes of data.
+  void ExpectInvalid(const std::string& header, const std::string& message) {
+    ExpectRefused(header, std::string(16, 'd'), kInvalid, message);
+  }
+};
+
+TEST_F(SafetensorsFileTest, TensorsOfEveryKindAreRead) {
+  const std::string header = "{\"__metadata__\":{\"format\":\"pt\"}," + Entry("second", "U8", "[3]", "[4,7]") + "," +
+                             Entry("first", "F32", "[]", "[0,4]") + "," + Entry("empty", "I64", "[0,7]", "[7,7]") +
+                             "," + Entry("odd", "BF16", "[1,2]", "[7,11]") + "}  \n ";
+  const std::string path = WriteText("good", FileBytes(header, "ffffsssodd!"));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  ASSERT_EQ(file.tensors().size(), 4u);
+  EXPECT_EQ(file.tensors()[0].name, "first");
+  EXPECT_THAT(file.tensors()[0].shape, IsEmpty());
+  EXPECT_EQ(file.tensors()[1].name, "second");
+  EXPECT_EQ(file.tensors()[2].name, "empty");
+  EXPECT_THAT(file.tensors()[2].shape, ElementsAre(0, 7));
+  EXPECT_THAT(file.metadata(), ElementsAre(Pair("format", "pt")));
+  EXPECT_EQ(ReadAll(file, "first"), "ffff");
+  EXPECT_EQ(ReadAll(file, "second"), "sss");
+  EXPECT_EQ(ReadAll(file, "empty"), "");
+  EXPECT_EQ(ReadAll(file, "odd"), "odd!");
+}
+
+TEST_F(SafetensorsFileTest, AFileWithoutTensorsIsOne) {
+  ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(WriteText("empty", FileBytes("{}", ""))));
+  EXPECT_THAT(file.tensors(), IsEmpty());
+}
+
+TEST_F(SafetensorsFileTest, LengthsAreCheckedAgainstTheFile) {
+  EXPECT_THAT(SafetensorsFile::Open(Path("none")), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+  EXPECT_THAT(SafetensorsFile::Open(WriteText("f", "")), StatusIs(kLost, HasSubstr("a file of 0")));
+  EXPECT_THAT(SafetensorsFile::Open(WriteText("f", "1234567")), StatusIs(kLost, HasSubstr("a file of 7")));
+  const std::string good = FileBytes("{" + Entry("w", "F32", "[4]", "[0,16]") + "}", std::string(16, 'd'));
+  for (size_t size = 8; size < good.size(); ++size) {
+    EXPECT_THAT(SafetensorsFile::Open(WriteText("f", good.substr(0, size))), StatusIs(kLost)) << size;
+  }
+  EXPECT_OK(SafetensorsFile::Open(WriteText("f", good)));
+  EXPECT_THAT(SafetensorsFile::Open(WriteText("f", good + "d")), StatusIs(kLost, HasSubstr("got 17")));
+}
+
+TEST_F(SafetensorsFileTest, AHeaderHasABound) {
+  std::string length(8, '\0');
+  for (const uint64_t size : {uint64_t{100'000'001}, ~uint64_t{0}, uint64_t{1} << 63, ~uint64_t{0} - 7}) {
+    std::memcpy(length.data(), &size, sizeof(size));
+    EXPECT_THAT(SafetensorsFile::Open(WriteText("f", length + "{}")),
+                StatusIs(kInvalid, HasSubstr("at most 100000000 bytes expected")));
+  }
+}
+
+TEST_F(SafetensorsFileTest, OnlyRegularFilesAreOpened) {
+  EXPECT_THAT(SafetensorsFile::Open(folder_), StatusIs(kInvalid, HasSubstr("a regular file expected")));
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(SafetensorsFile::Open(Path("pipe")), StatusIs(kInvalid, HasSubstr("a regular file expected")));
+}
+
+TEST_F(SafetensorsFileTest, AHeaderIsOneJsonObject) {
+  ExpectInvalid("", "{ as its first byte");
+  ExpectInvalid(" {}", "{ as its first byte");
+  ExpectInvalid("[]", "{ as its first byte");
+  ExpectInvalid("{", "JSON expected");
+  ExpectInvalid("{} x", "JSON expected");
+  ExpectInvalid("{}{}", "JSON expected");
+  ExpectInvalid(std::string("{}\0{", 4), "zero byte");
+  ExpectInvalid("{\"w\xff\":{}}", "JSON expected");
+  ExpectInvalid("{" + std::string(100000, '['), "JSON expected");
+  ExpectInvalid("{\"w\":" + std::string(100000, '['), "an array");
+}
+
+TEST_F(SafetensorsFileTest, ATensorHasItsThreeMembers) {
+  for (const char* value : {"null", "true", "1", "-1", "1.5", "\"x\"", "[]"}) {
+    ExpectInvalid(absl::StrCat("{\"w\":", value, "}"), "tensor w: an object of dtype, shape and data_offsets expected");
+  }
+  ExpectInvalid("{\"w\":{}}", "got none called dtype");
+  ExpectInvalid(R"({"w":{"dtype":"F32","data_offsets":[0,16]}})", "got none called shape");
+  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4]}})", "got none called data_offsets");
+  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16],"extra":1}})", "got a member extra");
+  ExpectInvalid(R"({"w":{"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]}})", "got dtype twice");
+  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4],"shape":[4],"data_offsets":[0,16]}})", "got shape twice");
+  ExpectInvalid(R"({"w":{"dtype":{"w":1},"shape":[4],"data_offsets":[0,16]}})", "got an object");
+}
+
+TEST_F(SafetensorsFileTest, ADtypeIsKnown) {
+  ExpectInvalid("{" + Entry("w", "F33", "[4]", "[0,16]") + "}", "tensor w: a known dtype expected, got \"F33\"");
+  ExpectInvalid(R"({"w":{"dtype":32,"shape":[4],"data_offsets":[0,16]}})", "the name of a dtype expected, got 32");
+}
+
+TEST_F(SafetensorsFileTest, AShapeIsOfNumbersThatFit) {
+  for (const char* shape :
+       {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[[4]]", "4", "{}", "[9223372036854775808]", "[1e3]"}) {
+    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}",
+                  "tensor w: a shape of numbers 0 <= n < 2^63 expected");
+  }
+  for (const char* shape : {"[4294967296,4294967296]", "[4611686018427387904,4]", "[9223372036854775807]",
+                            "[0,9223372036854775807,9223372036854775807]"}) {
+    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}", "a size of whole bytes below 2^60 expected");
+  }
+  ExpectInvalid("{" + Entry("w", "F4", "[33]", "[0,16]") + "}", "whole bytes");
+}
+
+TEST_F(SafetensorsFileTest, OffsetsAreTheSizeOfTheTensor) {
+  for (const char* offsets : {"[0,15]", "[0,17]", "[16,0]", "[0,0]", "[0,9223372036854775807]"}) {
+    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "tensor w: 16 bytes of data expected for F32 [4]");
+  }
+  for (const char* offsets : {"[]", "[0]", "[0,16,16]", "[-1,15]", "[0,18446744073709551615]", "16"}) {
+    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "two data_offsets 0 <= n < 2^63 expected");
+  }
+}
+
+TEST_F(SafetensorsFileTest, DataNeitherOverlapNorLeaveHolesNorPassTheEnd) {
+  ExpectInvalid("{" + Entry("a", "U8", "[8]", "[0,8]") + "," + Entry("b", "U8", "[9]", "[7,16]") + "}",
+                "tensor b: data from byte 8 expected, where those before it end, got data that overlap them");
+  ExpectInvalid("{" + Entry("a", "U8", "[8]", "[0,8]") + "," + Entry("b", "U8", "[8]", "[0,8]") + "}", "overlap");
+  ExpectInvalid("{" + Entry("a", "U8", "[7]", "[0,7]") + "," + Entry("b", "U8", "[8]", "[8,16]") + "}",
+                "tensor b: data from byte 7 expected, where those before it end, got a hole up to byte 8");
+  ExpectInvalid("{" + Entry("a", "U8", "[15]", "[1,16]") + "}", "a hole up to byte 1");
+  ExpectInvalid("{" + Entry("e", "U8", "[0]", "[5,5]") + "," + Entry("a", "U8", "[16]", "[0,16]") + "}", "tensor e");
+  const std::string data(16, 'd');
+  ExpectRefused("{" + Entry("a", "U8", "[17]", "[0,17]") + "}", data, kLost, "17 bytes of data expected");
+  ExpectRefused("{" + Entry("a", "U8", "[15]", "[0,15]") + "}", data, kLost, "15 bytes of data expected");
+  ExpectRefused("{}", data, kLost, "0 bytes of data expected");
+}
+
+TEST_F(SafetensorsFileTest, NamesAreThereOnce) {
+  ExpectInvalid("{" + Entry("w", "U8", "[8]", "[0,8]") + "," + Entry("w", "U8", "[8]", "[8,16]") + "}", "got w twice");
+  ExpectInvalid(R"({"__metadata__":{},"__metadata__":{}})", "got __metadata__ twice");
+  ExpectInvalid(R"({"__metadata__":{"k":"1","k":"2"}})", "got k twice");
+}
+
+TEST_F(SafetensorsFileTest, MetadataAreTexts) {
+  for (const char* value : {"null", "1", "[]", "\"x\""}) {
+    ExpectInvalid(absl::StrCat("{\"__metadata__\":", value, "}"), "__metadata__: an object of texts expected");
+  }
+  for (const char* value : {"null", "1", "-1", "1.5", "true", "[]", "{}"}) {
+    ExpectInvalid(absl::StrCat("{\"__metadata__\":{\"k\":", value, "}}"), "__metadata__: a text expected");
+  }
+}
+
+TEST_F(SafetensorsFileTest, NamesInMessagesAreEscapedAndShort) {
+  const std::string name = "\\u001b[2J" + std::string(100000, 'x');
+  const std::string path = WriteText("f", FileBytes("{" + Entry(name, "F99", "[]", "[0,1]") + "}", "d"));
+  const absl::Status status = SafetensorsFile::Open(path).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, HasSubstr("tensor \\x1b[2Jxxx")));
+  EXPECT_LT(status.message().size(), 1000u);
+}
+
+TEST_F(SafetensorsFileTest, AFileThatIsCutMeanwhileIsAnError) {
+  const std::string path = WriteTensors("f", {FloatTensor("w", {4}, {1, 2, 3, 4})});
+  ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  std::vector<uint8_t> bytes(16);
+  EXPECT_THAT(file.Read(file.tensors()[0], 0, absl::MakeSpan(bytes)), StatusIs(kLost, HasSubstr("tensor w")));
+}
+
+class SafetensorsWriterTest : public FolderTest {};
+
+TEST_F(SafetensorsWriterTest, WhatIsWrittenIsRead) {
+  const std::vector<TestTensor> tensors = {{"bytes", Dtype::kU8, {3}, {1, 2, 3}},
+                                           {"scalar", Dtype::kF64, {}, BytesOf<double>({1.5})},
+                                           {"empty", Dtype::kBF16, {4, 0}, {}},
+                                           {"nibbles", Dtype::kF4, {2, 3}, {7, 8, 9}},
+                                           {"naïve \"name\"", Dtype::kI16, {2}, BytesOf<int16_t>({-1, 2})},
+                                           FloatTensor("matrix", {2, 2}, {1, 2, 3, 4})};
+  const std::string path = WriteTensors("out", tensors, {{"format", "pt"}, {"text", "a\nb"}});
+  ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  EXPECT_EQ(file.tensors().size(), tensors.size());
+  for (const TestTensor& tensor : tensors) {
+    EXPECT_EQ(ReadAll(file, tensor.name), std::string(tensor.bytes.begin(), tensor.bytes.end())) << tensor.name;
+  }
+  for (const TensorInfo& info : file.tensors())
+    EXPECT_EQ(info.offset_bytes * 8 % DtypeBits(info.dtype), 0) << info.name;
+  EXPECT_THAT(file.metadata(), ElementsAre(Pair("format", "pt"), Pair("text", "a\nb")));
+  EXPECT_THAT(Names(), ElementsAre("out"));
+}
+
+TEST_F(SafetensorsWriterTest, DataBeginAtAMultipleOfEight) {
+  for (size_t length = 1; length < 17; ++length) {
+    Header header;
+    header.tensors.push_back({std::string(length, 'n'), Dtype::kF64, {}, 0, 8});
+    EXPECT_EQ(SerializeHeader(header).size() % 8, 0u);
+  }
+}
+
+TEST_F(SafetensorsWriterTest, TensorsMayBeWrittenInPiecesAndInAnyOrder) {
+  ASSERT_OK_AND_ASSIGN(SafetensorsWriter writer,
+                       SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}, {"b", Dtype::kU8, {2}}}, {}));
+  ASSERT_OK(writer.Append("b", {1}));
+  ASSERT_OK(writer.Append("a", {1, 2, 3}));
+  ASSERT_OK(writer.Append("b", {2}));
+  EXPECT_THAT(writer.Append("b", {3}), StatusIs(kInvalid, HasSubstr("tensor b: at most 0 more bytes expected, got 1")));
+  EXPECT_THAT(writer.Append("c", {3}), StatusIs(kInvalid, HasSubstr("tensor c: a tensor of the header expected")));
+  EXPECT_THAT(writer.Commit(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("tensor a: 1 more bytes")));
+  ASSERT_OK(writer.Append("a", {4}));
+  ASSERT_OK(writer.Commit());
+  ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(Path("out")));
+  EXPECT_EQ(ReadAll(file, "a"), "\1\2\3\4");
+  EXPECT_EQ(ReadAll(file, "b"), "\1\2");
+}
+
+TEST_F(SafetensorsWriterTest, WithoutACommitTheOldFileStaysAndNothingElse) {
+  WriteText("out", "old");
+  {
+    ASSERT_OK_AND_ASSIGN(SafetensorsWriter writer,
+                         SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}}, {}));
+    ASSERT_OK(writer.Append("a", {1, 2, 3, 4}));
+    const SafetensorsWriter moved = std::move(writer);
+    EXPECT_EQ(Names().size(), 2u);
+  }
+  EXPECT_THAT(Names(), ElementsAre("out"));
+  EXPECT_EQ(std::filesystem::file_size(Path("out")), 3u);
+}
+
+TEST_F(SafetensorsWriterTest, WhatIsNoFileIsRefused) {
+  const auto create = [&](const std::vector<SafetensorsWriter::Tensor>& tensors) {
+    return SafetensorsWriter::Create(Path("out"), tensors, {}).status();
+  };
+  EXPECT_THAT(create({{"a", Dtype::kU8, {}}, {"a", Dtype::kU8, {}}}), StatusIs(kInvalid, HasSubstr("tensor a")));
+  EXPECT_THAT(create({{"__metadata__", Dtype::kU8, {}}}), StatusIs(kInvalid));
+  EXPECT_THAT(create({{"a", Dtype::kU8, {-1}}}), StatusIs(kInvalid, HasSubstr("U8 [-1]")));
+  EXPECT_THAT(create({{"a", Dtype::kF4, {1}}}), StatusIs(kInvalid));
+  EXPECT_THAT(create({{std::string(kMaxHeaderBytes, 'n'), Dtype::kU8, {1}}}), StatusIs(kInvalid, HasSubstr("header")));
+  EXPECT_THAT(SafetensorsWriter::Create(Path("no/out"), {}, {}), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+class CheckpointTest : public FolderTest {
+ protected:
+  CheckpointTest() {
+    WriteTensors("one.safetensors", {FloatTensor("a", {1}, {1}), FloatTensor("b", {1}, {2})});
+    WriteTensors("two.safetensors", {FloatTensor("c", {1}, {3})});
+  }
+  absl::Status OpenIndex(const std::string& weight_map) {
+    return Checkpoint::Open(WriteText("model.safetensors.index.json", weight_map)).status();
+  }
+};
+
+TEST_F(CheckpointTest, AnIndexMakesSeveralFilesOne) {
+  WriteText(kIndexFileName,
+            SerializeIndex({{"a", "one.safetensors"}, {"b", "one.safetensors"}, {"c", "two.safetensors"}}, 12));
+  for (const std::string& path : {Path(kIndexFileName), folder_}) {
+    ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(path));
+    EXPECT_EQ(checkpoint.files().size(), 2u);
+    EXPECT_EQ(checkpoint.tensors().size(), 3u);
+    EXPECT_EQ(checkpoint.index_path(), Path(kIndexFileName));
+    const Checkpoint::Tensor* tensor = checkpoint.Find("c");
+    ASSERT_NE(tensor, nullptr);
+    EXPECT_EQ(tensor->file->path(), Path("two.safetensors"));
+    EXPECT_EQ(tensor->info->name, "c");
+    EXPECT_EQ(checkpoint.Find("d"), nullptr);
+  }
+}
+
+TEST_F(CheckpointTest, AFileOrAFolderWithOneFileIsOne) {
+  ASSERT_OK_AND_ASSIGN(const Checkpoint file, Checkpoint::Open(Path("one.safetensors")));
+  EXPECT_EQ(file.tensors().size(), 2u);
+  EXPECT_THAT(file.index_path(), IsEmpty());
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got 2 files and no index")));
+  std::filesystem::remove(Path("one.safetensors"));
+  ASSERT_OK_AND_ASSIGN(const Checkpoint folder, Checkpoint::Open(folder_));
+  EXPECT_EQ(folder.tensors().size(), 1u);
+  std::filesystem::remove(Path("two.safetensors"));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got 0 files")));
+}
+
+TEST_F(CheckpointTest, AnIndexGivesEveryTensorItsFileInTheFolder) {
+  const std::string c = R"(,"c":"two.safetensors"}})";
+  EXPECT_THAT(OpenIndex("{"), StatusIs(kInvalid, HasSubstr("\"weight_map\" expected")));
+  EXPECT_THAT(OpenIndex("[]"), StatusIs(kInvalid));
+  EXPECT_THAT(OpenIndex("{}"), StatusIs(kInvalid));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":[]})"), StatusIs(kInvalid));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":1}})"), StatusIs(kInvalid, HasSubstr("tensor a")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":["one.safetensors"]}})"), StatusIs(kInvalid, HasSubstr("tensor a")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":{"b":{"c":{}}}}})"), StatusIs(kInvalid, HasSubstr("tensor a")));
+  for (const char* outside : {"/etc/passwd", "../one.safetensors", "x/../../one.safetensors", "", ".."}) {
+    EXPECT_THAT(OpenIndex(absl::StrCat(R"({"weight_map":{"a":")", outside, "\"}}")),
+                StatusIs(kInvalid, HasSubstr("in the index's folder")));
+  }
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"none.safetensors"}})"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})"),
+              StatusIs(kInvalid, HasSubstr("got a twice")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors")" + c),
+              StatusIs(kInvalid, HasSubstr("a file for tensor b of")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors")" + c),
+              StatusIs(kInvalid, HasSubstr("a file for tensor b of")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors","d":"two.safetensors")" + c),
+              StatusIs(kInvalid, HasSubstr("tensor d expected in")));
+  EXPECT_OK(OpenIndex(R"({"weight_map":{"a":"./one.safetensors","b":"one.safetensors")" + c));
+}
+
+}  // namespace
+}  // namespace paramshard::safetensors
