@@ -71,4 +71,11 @@ absl::StatusOr<v1::VerifySummary> AdminClient::Verify(const std::string& model,
   return *summary;
 }
 
+absl::StatusOr<v1::ImportFileResponse> AdminClient::ImportFile(const v1::ImportFileRequest& request) {
+  const std::unique_ptr<grpc::ClientContext> context = NewContext(options_.stream_timeout);
+  v1::ImportFileResponse response;
+  RETURN_IF_ERROR(Converted(stub_->ImportFile(context.get(), request, &response)));
+  return response;
+}
+
 }  // namespace paramshard::ctl

@@ -28,7 +28,7 @@ class AdminClient {
     std::string socket_dir;
     // Of connecting, and of each call.
     absl::Duration timeout = absl::Seconds(30);
-    // Of a whole VerifyModel.
+    // Of a whole VerifyModel, and of ImportFile.
     absl::Duration stream_timeout = absl::Minutes(10);
   };
 
@@ -50,6 +50,8 @@ class AdminClient {
   // Calls `sink` for every extent, then returns the summary.
   absl::StatusOr<v1::VerifySummary> Verify(const std::string& model,
                                            const std::function<void(const v1::ExtentVerification&)>& sink);
+
+  absl::StatusOr<v1::ImportFileResponse> ImportFile(const v1::ImportFileRequest& request);
 
  private:
   AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub);

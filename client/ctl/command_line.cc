@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "client/ctl/encoding.h"
 #include "client/ctl/exit_codes.h"
 
 namespace paramshard::ctl {
@@ -29,16 +30,23 @@ class Reader {
   void AddGlobalOptions();
   void AddDaemonCommands();
   void AddCodecCommands();
-  void AddEncodingOptions(CLI::App& command);
+  void AddConvert();
+  void AddImport();
+  CLI::Option* AddEncodingOptions(CLI::App& command);
+  void AddPowerOfTwoScales(CLI::App& command);
   void AddModel(CLI::App& command);
   // Encodings depend on each other: read when all options are known.
   void FinishEncoding();
+  void FinishConversion();
 
   CommandLine& command_line_;
   CLI::App app_{"Inspects the paramshard daemon of this machine, and encodes matrices offline.", "paramshardctl"};
+  std::optional<Format> format_;
   std::optional<ElementType> element_;
   std::optional<bool> power_of_two_scales_;
   std::optional<float> delayed_scale_;
+  bool dequantize_ = false;
+  std::optional<Format> dtype_;
 };
 
 // The value that `parse` finds in an option's text.
@@ -67,6 +75,19 @@ absl::StatusOr<Plane> ParsePlane(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("row or column expected, got ", text));
 }
 
+absl::StatusOr<bool> ParseBothPlanes(absl::string_view text) {
+  if (text == "row") return false;
+  if (text == "both") return true;
+  return absl::InvalidArgumentError(absl::StrCat("row or both expected, got ", text));
+}
+
+absl::StatusOr<Format> ParsePlainDtype(absl::string_view text) {
+  if (text == "F32") return Format::kFP32;
+  if (text == "BF16") return Format::kBF16;
+  if (text == "F16") return Format::kFP16;
+  return absl::InvalidArgumentError(absl::StrCat("F32, BF16 or F16 expected, got ", text));
+}
+
 Reader::Reader(CommandLine& command_line) : command_line_(command_line) {
   // -o and the like may follow the command.
   app_.fallthrough();
@@ -78,6 +99,8 @@ Reader::Reader(CommandLine& command_line) : command_line_(command_line) {
   AddGlobalOptions();
   AddDaemonCommands();
   AddCodecCommands();
+  AddConvert();
+  AddImport();
 }
 
 void Reader::Read(int argc, const char* const* argv) {
@@ -137,31 +160,33 @@ void Reader::AddDaemonCommands() {
   AddCommand(app_, "version", "show the daemon's version, build and devices", Command::kVersion);
 }
 
-void Reader::AddEncodingOptions(CLI::App& command) {
-  command
-      .add_option_function<std::string>(
-          "--format",
-          [this](const std::string& text) { command_line_.encoding.format = Parsed(ParseFormat, "--format", text); },
-          "FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D or NVFP4_2D")
-      ->required()
-      ->type_name("FORMAT");
+CLI::Option* Reader::AddEncodingOptions(CLI::App& command) {
   command
       .add_option_function<std::string>(
           "--element", [this](const std::string& text) { element_ = Parsed(ParseElementType, "--element", text); },
           "E4M3, E5M2 or E2M1 (default: E4M3, NVFP4_2D E2M1)")
       ->type_name("ELEMENT");
+  return command
+      .add_option_function<std::string>(
+          "--format", [this](const std::string& text) { format_ = Parsed(ParseFormat, "--format", text); },
+          "FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D or NVFP4_2D")
+      ->type_name("FORMAT");
+}
+
+void Reader::AddPowerOfTwoScales(CLI::App& command) {
+  command
+      .add_option("--power-of-two-scales", power_of_two_scales_,
+                  "true or false: round scales down to powers of two (default: true for FP8_BLOCK_128X128, false for "
+                  "FP8_TENSOR_CURRENT)")
+      ->type_name("BOOL");
 }
 
 void Reader::AddCodecCommands() {
   CLI::App* codec = app_.add_subcommand("codec", "encode or decode one matrix, without a daemon");
   codec->require_subcommand(0, 1);
   CLI::App* encode = AddCommand(*codec, "encode", "encode a float32 matrix into its planes", Command::kCodecEncode);
-  AddEncodingOptions(*encode);
-  encode
-      ->add_option("--power-of-two-scales", power_of_two_scales_,
-                   "true or false: round scales down to powers of two (default: true for FP8_BLOCK_128X128, false for "
-                   "FP8_TENSOR_CURRENT)")
-      ->type_name("BOOL");
+  AddEncodingOptions(*encode)->required();
+  AddPowerOfTwoScales(*encode);
   encode->add_option("--scale", delayed_scale_, "what FP8_TENSOR_DELAYED multiplies by (default: 1)")
       ->check(CLI::PositiveNumber)
       ->type_name("SCALE");
@@ -170,7 +195,7 @@ void Reader::AddCodecCommands() {
   encode->add_option("output", command_line_.output_path, "a directory for the planes' .npy files, created if need be")
       ->required();
   CLI::App* decode = AddCommand(*codec, "decode", "decode a plane that encode has written", Command::kCodecDecode);
-  AddEncodingOptions(*decode);
+  AddEncodingOptions(*decode)->required();
   decode
       ->add_option_function<std::string>(
           "--plane", [this](const std::string& text) { command_line_.plane = Parsed(ParsePlane, "--plane", text); },
@@ -185,14 +210,75 @@ void Reader::AddCodecCommands() {
       ->required();
 }
 
+void Reader::AddConvert() {
+  CLI::App* convert =
+      AddCommand(app_, "convert", "quantize a safetensors checkpoint, or decode a quantized one, without a daemon",
+                 Command::kConvert);
+  ConversionOptions& conversion = command_line_.conversion;
+  CLI::Option* format = AddEncodingOptions(*convert);
+  AddPowerOfTwoScales(*convert);
+  CLI::Option* rules = convert->add_option("--rules", conversion.rules_path,
+                                           "a file of lines PATTERN: FORMAT [ELEMENT], or PATTERN: KEEP; the first "
+                                           "that matches a tensor's name counts");
+  convert
+      ->add_option_function<std::string>(
+          "--planes",
+          [&conversion](const std::string& text) {
+            conversion.has_columns = Parsed(ParseBothPlanes, "--planes", text);
+          },
+          "row or both: the planes of MXFP8 (default: row)")
+      ->type_name("PLANES");
+  CLI::Option* dequantize = convert->add_flag("--dequantize", dequantize_, "decode what convert has quantized");
+  convert
+      ->add_option_function<std::string>(
+          "--dtype", [this](const std::string& text) { dtype_ = Parsed(ParsePlainDtype, "--dtype", text); },
+          "F32, BF16 or F16, to decode to (default: F32)")
+      ->type_name("DTYPE")
+      ->needs(dequantize);
+  dequantize->excludes(format)->excludes(rules);
+  convert->add_flag("--progress", command_line_.progress, "show progress also where standard error is no terminal");
+  convert->add_flag("--quiet", command_line_.quiet, "the summary only");
+  convert
+      ->add_option_function<std::string>(
+          "--report", [this](const std::string& text) { command_line_.output = Parsed(ParseOutput, "--report", text); },
+          "table or json, of what was done (default: table)")
+      ->type_name("FORMAT");
+  convert->add_option("input", conversion.input, "a .safetensors file, an index.json, or a folder with either")
+      ->required();
+  // Takes the place of the global option behind the command.
+  convert
+      ->add_option("-o,--output", conversion.output,
+                   "a .safetensors file, or a folder for files of the input's names, created if need be")
+      ->required();
+}
+
+void Reader::AddImport() {
+  CLI::App* command =
+      AddCommand(app_, "import", "replace a model's masters with tensors of a safetensors file", Command::kImport);
+  AddModel(*command);
+  command->add_option("path", command_line_.input, "a .safetensors file, an index.json, or a folder with either")
+      ->required();
+  command->add_option("--map", command_line_.map_path,
+                      "a file of lines PARAMETER: TENSOR, where names differ, and -: TENSOR for what is left out");
+  command->add_flag("--partial", command_line_.partial, "leave parameters that the file lacks as they are");
+}
+
 void Reader::FinishEncoding() {
-  const Format format = command_line_.encoding.format;
-  command_line_.encoding.element = element_.value_or(DefaultElement(format));
-  command_line_.encoding.power_of_two_scales = power_of_two_scales_.value_or(DefaultPowerOfTwoScales(format));
-  if (delayed_scale_.has_value() && format != Format::kFP8TensorDelayed) {
-    throw CLI::ValidationError("--scale", absl::StrCat("FP8_TENSOR_DELAYED expected, got ", FormatName(format)));
+  command_line_.encoding = MakeEncoding(format_.value_or(Format::kFP32), element_, power_of_two_scales_);
+  if (delayed_scale_.has_value() && command_line_.encoding.format != Format::kFP8TensorDelayed) {
+    throw CLI::ValidationError(
+        "--scale", absl::StrCat("FP8_TENSOR_DELAYED expected, got ", FormatName(command_line_.encoding.format)));
   }
   command_line_.delayed_scale = delayed_scale_.value_or(command_line_.delayed_scale);
+  if (command_line_.command == Command::kConvert) FinishConversion();
+}
+
+void Reader::FinishConversion() {
+  ConversionOptions& conversion = command_line_.conversion;
+  if (format_.has_value()) conversion.encoding = command_line_.encoding;
+  if (dequantize_) conversion.dequantized_format = dtype_.value_or(Format::kFP32);
+  if (format_.has_value() || dequantize_ || !conversion.rules_path.empty()) return;
+  throw CLI::RequiredError("--format, --rules or --dequantize");
 }
 
 }  // namespace
@@ -230,6 +316,10 @@ std::string CommandName(Command command) {
       return "codec encode";
     case Command::kCodecDecode:
       return "codec decode";
+    case Command::kConvert:
+      return "convert";
+    case Command::kImport:
+      return "import";
   }
   return "";
 }

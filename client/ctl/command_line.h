@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "client/ctl/conversion.h"
 #include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
@@ -23,6 +24,8 @@ enum class Command {
   kVersion,
   kCodecEncode,
   kCodecDecode,
+  kConvert,
+  kImport,
 };
 
 enum class Output { kTable, kJson };
@@ -44,6 +47,11 @@ struct CommandLine {
   std::optional<int64_t> columns;  // unset: the data says
   std::string input;
   std::string output_path;
+  ConversionOptions conversion;
+  bool progress = false;  // also where standard error is no terminal
+  // import: `input` is the file.
+  std::string map_path;
+  bool partial = false;
 };
 
 // Reads the arguments into `command_line`. Returns an exit code when the program has nothing left to do: help or

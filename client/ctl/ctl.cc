@@ -1,5 +1,6 @@
 #include "client/ctl/ctl.h"
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,11 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/admin_client.h"
+#include "client/ctl/cell.h"
 #include "client/ctl/codec_files.h"
 #include "client/ctl/command_line.h"
+#include "client/ctl/conversion.h"
+#include "client/ctl/conversion_report.h"
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/json.h"
 #include "client/ctl/tables.h"
+#include "client/ctl/text_lines.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::ctl {
@@ -39,6 +44,7 @@ class DaemonCommand {
   absl::StatusOr<int> ShowShards();
   absl::StatusOr<int> Describe();
   absl::StatusOr<int> Verify();
+  absl::StatusOr<int> Import();
 
   const CommandLine& command_line_;
   AdminClient client_;
@@ -114,6 +120,31 @@ absl::StatusOr<int> DaemonCommand::Verify() {
   return summary->mismatch_count() == 0 ? kSucceeded : kMismatch;
 }
 
+// Lines "PARAMETER: TENSOR", and "-: TENSOR" for a tensor that is left out.
+absl::Status ReadNameMap(const std::string& path, v1::ImportFileRequest& request) {
+  ASSIGN_OR_RETURN(const std::vector<TextLine> lines, ReadTextLines(path));
+  for (const TextLine& line : lines) {
+    if (line.key == "-") {
+      request.add_ignored_tensors(line.value);
+    } else if (!request.mutable_tensors()->insert({line.key, line.value}).second) {
+      return absl::InvalidArgumentError(absl::StrCat(line.place, ": each parameter once expected, got it twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> DaemonCommand::Import() {
+  v1::ImportFileRequest request;
+  request.set_model(command_line_.model);
+  // The daemon has another working directory.
+  std::error_code error;
+  request.set_path(std::filesystem::absolute(command_line_.input, error).string());
+  request.set_partial(command_line_.partial);
+  if (!command_line_.map_path.empty()) RETURN_IF_ERROR(ReadNameMap(command_line_.map_path, request));
+  ASSIGN_OR_RETURN(const v1::ImportFileResponse response, client_.ImportFile(request));
+  return Write(response, ImportText);
+}
+
 absl::StatusOr<int> DaemonCommand::Run() {
   switch (command_line_.command) {
     case Command::kModels:
@@ -130,6 +161,8 @@ absl::StatusOr<int> DaemonCommand::Run() {
       return Verify();
     case Command::kDrain:
       return Show(&Stub::Drain, v1::DrainRequest(), DrainText);
+    case Command::kImport:
+      return Import();
     case Command::kVersion:
       return Show(&Stub::GetVersion, v1::GetVersionRequest(), VersionText);
     default:
@@ -137,9 +170,28 @@ absl::StatusOr<int> DaemonCommand::Run() {
   }
 }
 
-bool IsCodecCommand(Command command) { return command == Command::kCodecEncode || command == Command::kCodecDecode; }
+// Without a daemon.
+bool IsOffline(Command command) {
+  return command == Command::kCodecEncode || command == Command::kCodecDecode || command == Command::kConvert;
+}
 
-absl::Status RunCodec(const CommandLine& command_line) {
+absl::Status RunConvert(const CommandLine& command_line, const Streams& streams) {
+  std::ostream* const out = command_line.progress ? &streams.err : streams.progress;
+  const auto show = [&](int64_t done_bytes, int64_t all_bytes, absl::string_view tensor) {
+    if (out == nullptr) return;
+    *out << "\r\x1b[K" << BytesCell(done_bytes) << " of " << BytesCell(all_bytes) << ": "
+         << safetensors::NameText(tensor) << std::flush;
+  };
+  const absl::StatusOr<ConversionReport> report = Convert(command_line.conversion, show);
+  if (out != nullptr) *out << "\r\x1b[K" << std::flush;
+  RETURN_IF_ERROR(report.status());
+  streams.out << (command_line.output == Output::kTable ? ConversionText(*report, command_line.quiet)
+                                                        : ConversionJsonText(*report, command_line.quiet));
+  return absl::OkStatus();
+}
+
+absl::Status RunOffline(const CommandLine& command_line, const Streams& streams) {
+  if (command_line.command == Command::kConvert) return RunConvert(command_line, streams);
   if (command_line.command == Command::kCodecEncode) {
     return EncodeFile(command_line.encoding, command_line.input, command_line.output_path, command_line.delayed_scale);
   }
@@ -159,7 +211,8 @@ absl::StatusOr<int> RunDaemonCommand(const CommandLine& command_line, const Stre
 // "shards tiny", "codec encode in.npy": operation and object.
 std::string Subject(const CommandLine& command_line) {
   std::vector<std::string> words = {CommandName(command_line.command)};
-  for (const std::string& word : {command_line.model, command_line.parameter, command_line.input}) {
+  for (const std::string& word :
+       {command_line.model, command_line.parameter, command_line.input, command_line.conversion.input}) {
     if (!word.empty()) words.push_back(word);
   }
   return absl::StrJoin(words, " ");
@@ -168,7 +221,7 @@ std::string Subject(const CommandLine& command_line) {
 int Fail(const CommandLine& command_line, const absl::Status& status, std::ostream& err) {
   err << "paramshardctl: " << Subject(command_line) << ": " << status.ToString() << std::endl;
   const bool unanswered = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  return unanswered && !IsCodecCommand(command_line.command) ? kUnreachable : kFailed;
+  return unanswered && !IsOffline(command_line.command) ? kUnreachable : kFailed;
 }
 
 }  // namespace
@@ -177,8 +230,8 @@ int RunCtl(int argc, const char* const* argv, const Streams& streams) {
   CommandLine command_line;
   const std::optional<int> ended = ParseCommandLine(argc, argv, command_line, streams.out, streams.err);
   if (ended.has_value()) return *ended;
-  if (IsCodecCommand(command_line.command)) {
-    const absl::Status status = RunCodec(command_line);
+  if (IsOffline(command_line.command)) {
+    const absl::Status status = RunOffline(command_line, streams);
     return status.ok() ? kSucceeded : Fail(command_line, status, streams.err);
   }
   const absl::StatusOr<int> result = RunDaemonCommand(command_line, streams);

@@ -9,7 +9,7 @@ namespace paramshard::ctl {
 struct Streams {
   std::ostream& out;
   std::ostream& err;
-  // Where a line that is overwritten shows how far verify is; null: nowhere.
+  // Where a line that is overwritten shows how far verify and convert are; null: nowhere.
   std::ostream* progress = nullptr;
 };
 

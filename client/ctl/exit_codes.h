@@ -6,7 +6,7 @@ namespace paramshard::ctl {
 
 enum ExitCode : int {
   kSucceeded = 0,
-  // The daemon refused, or a file could not be read, encoded or written. The message says why.
+  // The daemon refused, or a file could not be read, converted or written. The message says why.
   kFailed = 1,
   // The command line could not be understood.
   kUsage = 2,

@@ -133,6 +133,13 @@ std::string SummaryText(const v1::VerifySummary& summary) {
                       "\n");
 }
 
+std::string ImportText(const v1::ImportFileResponse& response) {
+  std::string text;
+  for (const std::string& name : response.missing_parameters()) absl::StrAppend(&text, "not in the file: ", name, "\n");
+  return absl::StrCat(text, response.parameter_count(), " parameters imported, ", BytesCell(response.size_bytes()),
+                      " read\n");
+}
+
 std::string DrainText(const v1::DrainResponse&) { return "draining\n"; }
 
 std::string VersionText(const v1::GetVersionResponse& response) {

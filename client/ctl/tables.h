@@ -17,6 +17,7 @@ std::string MemoryText(const v1::GetMemoryResponse& response);
 std::string ExtentsText(const std::vector<v1::ExtentVerification>& extents);
 // One line, with the whole state hash.
 std::string SummaryText(const v1::VerifySummary& summary);
+std::string ImportText(const v1::ImportFileResponse& response);
 std::string DrainText(const v1::DrainResponse& response);
 std::string VersionText(const v1::GetVersionResponse& response);
 

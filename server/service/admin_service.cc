@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/service/file_import.h"
 #include "server/service/grpc_status.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
@@ -144,6 +145,16 @@ grpc::Status AdminService::VerifyModel(grpc::ServerContext* context, const v1::V
                                        grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
   return ToGrpc(Verify(*store_, request->model(), writer));
+}
+
+grpc::Status AdminService::ImportFile(grpc::ServerContext* context, const v1::ImportFileRequest* request,
+                                      v1::ImportFileResponse* response) {
+  const auto caller = callers_->Authenticate(*context);
+  if (!caller.ok()) return ToGrpc(caller.status());
+  if (absl::Status status = CheckMayImportFile(caller->peer.uid); !status.ok()) return ToGrpc(status);
+  auto imported = server::ImportFile(*store_, *request, *context);
+  if (imported.ok()) *response = *std::move(imported);
+  return ToGrpc(imported.status());
 }
 
 grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {

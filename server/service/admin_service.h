@@ -33,6 +33,8 @@ class AdminService final : public v1::AdminService::Service {
                          v1::GetMemoryResponse* response) override;
   grpc::Status VerifyModel(grpc::ServerContext* context, const v1::VerifyModelRequest* request,
                            grpc::ServerWriter<v1::VerifyModelResponse>* writer) override;
+  grpc::Status ImportFile(grpc::ServerContext* context, const v1::ImportFileRequest* request,
+                          v1::ImportFileResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override;
   grpc::Status GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest* request,

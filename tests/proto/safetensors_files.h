@@ -45,6 +45,15 @@ inline TestTensor FloatTensor(const std::string& name, std::vector<int64_t> shap
   return {name, Dtype::kF32, std::move(shape), BytesOf(values)};
 }
 
+inline void WriteFile(const std::string& path, const std::vector<TestTensor>& tensors, const Metadata& metadata = {}) {
+  std::vector<SafetensorsWriter::Tensor> infos;
+  for (const TestTensor& tensor : tensors) infos.push_back({tensor.name, tensor.dtype, tensor.shape});
+  auto writer = SafetensorsWriter::Create(path, infos, metadata);
+  ASSERT_OK(writer);
+  for (const TestTensor& tensor : tensors) EXPECT_OK(writer->Append(tensor.name, tensor.bytes));
+  EXPECT_OK(writer->Commit());
+}
+
 // A test with a folder of its own.
 class FolderTest : public testing::Test {
  protected:
@@ -63,12 +72,7 @@ class FolderTest : public testing::Test {
 
   std::string WriteTensors(const std::string& name, const std::vector<TestTensor>& tensors,
                            const Metadata& metadata = {}) const {
-    std::vector<SafetensorsWriter::Tensor> infos;
-    for (const TestTensor& tensor : tensors) infos.push_back({tensor.name, tensor.dtype, tensor.shape});
-    auto writer = SafetensorsWriter::Create(Path(name), infos, metadata);
-    EXPECT_OK(writer);
-    for (const TestTensor& tensor : tensors) EXPECT_OK(writer->Append(tensor.name, tensor.bytes));
-    EXPECT_OK(writer->Commit());
+    WriteFile(Path(name), tensors, metadata);
     return Path(name);
   }
 

@@ -50,6 +50,8 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {Command::kVersion, {"version"}},
       {Command::kCodecEncode, {"codec", "encode", "--format=MXFP8", "in.npy", "out"}},
       {Command::kCodecDecode, {"codec", "decode", "--format=MXFP8", "in", "out.npy"}},
+      {Command::kConvert, {"convert", "--format=MXFP8", "in", "-o", "out"}},
+      {Command::kImport, {"import", "m", "in"}},
   };
   for (const auto& [command, arguments] : cases) {
     EXPECT_EQ(ParseOk(arguments).command, command);
@@ -97,6 +99,28 @@ TEST(CommandLineTest, EncodingIsRead) {
   EXPECT_EQ(line.plane, Plane::kColumnWise);
 }
 
+TEST(CommandLineTest, ConversionIsRead) {
+  CommandLine line = ParseOk({"convert", "in", "--format=MXFP8", "--planes=both", "--rules=r", "-o", "out"});
+  EXPECT_EQ(line.conversion.input, "in");
+  EXPECT_EQ(line.conversion.output, "out");
+  EXPECT_EQ(line.conversion.rules_path, "r");
+  EXPECT_EQ(line.conversion.encoding, (Encoding{Format::kMXFP8, ElementType::kE4M3, true}));
+  EXPECT_TRUE(line.conversion.has_columns);
+  EXPECT_FALSE(line.conversion.dequantized_format.has_value());
+  EXPECT_EQ(line.output, Output::kTable);
+  line = ParseOk({"convert", "in", "--rules=r", "-o", "out", "--report=json"});
+  EXPECT_FALSE(line.conversion.encoding.has_value());
+  EXPECT_EQ(line.output, Output::kJson);
+  line = ParseOk({"-o", "json", "convert", "in", "--format=FP8_TENSOR_CURRENT", "-o", "out"});
+  EXPECT_EQ(line.conversion.output, "out");
+  EXPECT_FALSE(line.conversion.encoding->power_of_two_scales);
+  EXPECT_EQ(line.output, Output::kJson);
+  EXPECT_EQ(ParseOk({"convert", "in", "--dequantize", "-o", "out"}).conversion.dequantized_format, Format::kFP32);
+  line = ParseOk({"convert", "in", "--dequantize", "--dtype=F16", "--progress", "-o", "out"});
+  EXPECT_EQ(line.conversion.dequantized_format, Format::kFP16);
+  EXPECT_TRUE(line.progress);
+}
+
 TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "A command of paramshardctl is required"},
@@ -124,6 +148,13 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"codec", "decode", "--format", "NVFP4_2D", "--columns=0", "in", "out.npy"}, "--columns"},
       {{"codec", "decode", "--format", "MXFP8", "--plane", "up", "in", "out"}, "row or column expected, got up"},
       {{"codec", "encode", "--format", "MXFP8", "in.npy"}, "output is required"},
+      {{"convert", "in", "-o", "out"}, "--format, --rules or --dequantize is required"},
+      {{"convert", "in", "--format=MXFP8"}, "--output is required"},
+      {{"convert", "in", "-o", "out", "--dequantize", "--format=MXFP8"}, "excludes"},
+      {{"convert", "in", "-o", "out", "--format=MXFP8", "--dtype=F32"}, "requires --dequantize"},
+      {{"convert", "in", "-o", "out", "--dequantize", "--dtype=F64"}, "F32, BF16 or F16 expected, got F64"},
+      {{"convert", "in", "-o", "out", "--format=MXFP8", "--planes=column"}, "row or both expected, got column"},
+      {{"import", "m"}, "path is required"},
   };
   for (const auto& [arguments, message] : cases) {
     const Parse parse(arguments);

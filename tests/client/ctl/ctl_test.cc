@@ -1,6 +1,7 @@
 #include "client/ctl/ctl.h"
 
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/client/ctl/fake_daemon.h"
+#include "tests/proto/safetensors_files.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -168,6 +170,49 @@ TEST(CtlTest, DrainIsAskedOnce) {
   FakeDaemon daemon;
   EXPECT_EQ(Output(daemon, {"drain"}), "draining\n");
   EXPECT_EQ(daemon.service().requests.drains, 1);
+}
+
+TEST(CtlTest, ImportSendsAnAbsolutePathAndTheMap) {
+  FakeDaemon daemon;
+  daemon.service().answers.import_file.set_parameter_count(2);
+  daemon.service().answers.import_file.set_size_bytes(2048);
+  daemon.service().answers.import_file.add_missing_parameters("b");
+  const std::string map = daemon.directory() + "/map";
+  std::ofstream(map) << "# names\nw: model.w\n-: step\n";
+  EXPECT_EQ(Output(daemon, {"import", "tiny", "in.safetensors", "--partial", "--map", map}),
+            "not in the file: b\n2 parameters imported, 2.0 KiB read\n");
+  const v1::ImportFileRequest& request = daemon.service().requests.import_file;
+  EXPECT_EQ(request.model(), "tiny");
+  EXPECT_EQ(request.path(), (std::filesystem::current_path() / "in.safetensors").string());
+  EXPECT_EQ(request.tensors().at("w"), "model.w");
+  EXPECT_EQ(request.ignored_tensors(0), "step");
+  EXPECT_TRUE(request.partial());
+  std::ofstream(map) << "w: a\nw: b\n";
+  const Result twice = RunArguments({"--socket-dir", daemon.directory(), "import", "tiny", "in", "--map", map});
+  EXPECT_EQ(twice.exit_code, kFailed);
+  EXPECT_THAT(twice.err, AllOf(StartsWith("paramshardctl: import tiny in: "), HasSubstr("map:2: each parameter once")));
+}
+
+TEST(CtlTest, ConvertReportsWhatItHasDone) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string input = daemon.directory() + "/in.safetensors";
+  const std::string output = daemon.directory() + "/out.safetensors";
+  safetensors::WriteFile(
+      input, {safetensors::FloatTensor("w", {2, 2}, {1, 2, 3, 4}), safetensors::FloatTensor("b", {2}, {1, 2})});
+  const Result table = RunArguments({"convert", input, "--format=BF16", "-o", output});
+  EXPECT_EQ(table.exit_code, kSucceeded) << table.err;
+  EXPECT_THAT(table.out, AllOf(StartsWith("TENSOR"), HasSubstr("\nw "), HasSubstr("[2, 2]"),
+                               HasSubstr("1 tensors converted, 1 carried as they are: 24 B before, 16 B after\n")));
+  EXPECT_THAT(table.progress, AllOf(HasSubstr("24 B of 24 B"), HasSubstr("\x1b[K")));
+  const Result json = RunArguments({"convert", input, "--format=BF16", "-o", output, "--report=json"});
+  const nlohmann::json document = nlohmann::json::parse(json.out);
+  EXPECT_EQ(document["tensors"][0]["name"], "w");
+  EXPECT_EQ(document["tensors"][0]["relativeError"], 0.0);
+  EXPECT_EQ(document["summary"]["carriedCount"], 1);
+  EXPECT_THAT(RunArguments({"convert", input, "--format=BF16", "-o", output, "--quiet"}).out, StartsWith("1 tensors"));
+  const Result failed = RunArguments({"convert", output + "x", "--format=BF16", "-o", output});
+  EXPECT_EQ(failed.exit_code, kFailed);
+  EXPECT_THAT(failed.err, StartsWith("paramshardctl: convert " + output + "x: NOT_FOUND"));
 }
 
 TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {

@@ -97,6 +97,13 @@ grpc::Status FakeAdminService::VerifyModel(grpc::ServerContext* context, const v
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::ImportFile(grpc::ServerContext* context, const v1::ImportFileRequest* request,
+                                          v1::ImportFileResponse* response) {
+  requests.import_file = *request;
+  *response = answers.import_file;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
   ++requests.drains;
   return Check(*context);

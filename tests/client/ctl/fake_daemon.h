@@ -23,6 +23,7 @@ struct FakeAnswers {
   v1::ListSessionsResponse sessions;
   v1::GetMemoryResponse memory;
   std::vector<v1::VerifyModelResponse> verification;
+  v1::ImportFileResponse import_file;
   v1::GetVersionResponse version;
 };
 
@@ -31,6 +32,7 @@ struct FakeRequests {
   v1::DescribeParameterRequest describe;
   std::vector<v1::ListShardsRequest> shards;
   v1::VerifyModelRequest verify;
+  v1::ImportFileRequest import_file;
   int drains = 0;
 };
 
@@ -49,6 +51,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,
                            grpc::ServerWriter<v1::VerifyModelResponse>*) override;
+  grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 

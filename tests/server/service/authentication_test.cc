@@ -79,6 +79,7 @@ std::vector<Rpc> AllRpcs() {
        [](DaemonClient& client, grpc::ClientContext* context) {
          return ReadAll(client.admin().VerifyModel(context, {}), v1::VerifyModelResponse());
        }},
+      Unary("ImportFile", &Admin::ImportFile),
       Unary("Drain", &Admin::Drain),
       Unary("GetVersion", &Admin::GetVersion),
   };

@@ -1,0 +1,63 @@
+// Checkpoints of plain numbers to quantized ones, and back, offline.
+#ifndef PARAMSHARD_CLIENT_CTL_CONVERSION_H_
+#define PARAMSHARD_CLIENT_CTL_CONVERSION_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/ctl/encoding_error.h"
+#include "client/ctl/quantized_tensor.h"
+#include "kernels/formats/format.h"
+
+namespace paramshard::ctl {
+
+struct ConversionOptions {
+  // What Checkpoint::Open takes.
+  std::string input;
+  // A file, where it ends in ".safetensors": then it takes the tensors of all files. Else a folder, created if need be, for
+  // files of the input's names, and an index where the input has one.
+  std::string output;
+  // For tensors of at least two dimensions that no rule matches; none: they are carried as they are.
+  std::optional<Encoding> encoding;
+  // A file of ConversionRules; empty: none.
+  std::string rules_path;
+  // Keep the column-wise planes of MXFP8.
+  bool has_columns = false;
+  // Decode what a conversion has encoded instead, to FP32, BF16 or FP16.
+  std::optional<Format> dequantized_format;
+};
+
+struct ConvertedTensor {
+  QuantizedTensor tensor;
+  int64_t source_bytes = 0;
+  int64_t bytes = 0;    // of all its parts
+  EncodingError error;  // of encoding; empty after decoding
+};
+
+struct ConversionReport {
+  std::vector<ConvertedTensor> tensors;  // what was encoded or decoded, in order
+  int64_t carried_count = 0;
+  int64_t source_bytes = 0;  // of all tensors
+  int64_t bytes = 0;
+};
+
+// Called with bytes read and to be read, and the tensor at hand.
+using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_bytes, absl::string_view tensor)>;
+
+// Converts a checkpoint. F32, BF16 and F16 tensors are encoded as options and rules say; others, and empty ones, are
+// carried as they are. Files are read and written in bands of rows: memory does not grow with them, unless one granule of rows
+// does. Each output takes its name when it is whole, an index last.
+//
+// Errors of Checkpoint::Open, ConversionRules and SafetensorsWriter. INVALID_ARGUMENT also: a file whose values are
+// quantized already (to encode) or that no conversion has written (to decode), tensors of it that do not fit their encodings, a
+// name that a part needs and another tensor has, an output that is an input. UNIMPLEMENTED an encoding that this build lacks.
+absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_CONVERSION_H_

@@ -1,0 +1,31 @@
+// Encodings as command lines and files name them.
+#ifndef PARAMSHARD_CLIENT_CTL_ENCODING_H_
+#define PARAMSHARD_CLIENT_CTL_ENCODING_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/formats/format.h"
+
+namespace paramshard::ctl {
+
+// With the defaults of the format for what is not said.
+Encoding MakeEncoding(Format format, std::optional<ElementType> element, std::optional<bool> power_of_two_scales);
+
+// "MXFP8 E4M3"; the format alone where it has no element.
+std::string EncodingText(const Encoding& encoding);
+
+// Whether tensors of this encoding are plain numbers, as a checkpoint has them: FP32, BF16, FP16.
+bool IsPlain(Format format);
+
+// Ok when tensors in files can be of this encoding. Errors of CheckEncodable; INVALID_ARGUMENT for FP8_TENSOR_DELAYED.
+absl::Status CheckFileEncoding(const Encoding& encoding);
+
+// "true" or "false"; INVALID_ARGUMENT for any other text.
+absl::StatusOr<bool> ParseBool(absl::string_view text);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_ENCODING_H_

@@ -1,0 +1,191 @@
+#include "client/ctl/quantized_tensor.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/ctl/encoding.h"
+#include "kernels/base/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace paramshard::ctl {
+namespace {
+
+using nlohmann::ordered_json;
+using safetensors::Dtype;
+
+Plane PlaneOf(Part part) {
+  return part == Part::kColumnData || part == Part::kColumnScales ? Plane::kColumnWise : Plane::kRowWise;
+}
+
+bool IsData(Part part) { return part == Part::kData || part == Part::kColumnData; }
+
+Dtype DataDtype(const Encoding& encoding) {
+  switch (encoding.format) {
+    case Format::kFP32:
+      return Dtype::kF32;
+    case Format::kBF16:
+      return Dtype::kBF16;
+    case Format::kFP16:
+      return Dtype::kF16;
+    case Format::kNVFP4_2D:
+      return Dtype::kU8;
+    default:
+      return encoding.element == ElementType::kE4M3 ? Dtype::kF8E4M3 : Dtype::kF8E5M2;
+  }
+}
+
+// E8M0 scales are U8, the type that readers of safetensors have had all along.
+Dtype ScaleDtype(Format format) {
+  if (format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128) return Dtype::kF32;
+  return format == Format::kNVFP4_2D ? Dtype::kF8E4M3 : Dtype::kU8;
+}
+
+std::string NameOf(const QuantizedTensor& tensor, Part part) {
+  const Format format = tensor.encoding.format;
+  switch (part) {
+    case Part::kData:
+      return format == Format::kNVFP4_2D ? tensor.name + "_packed" : tensor.name;
+    case Part::kScales:
+      return tensor.name + (format == Format::kFP8Block128x128 ? "_scale_inv" : "_scale");
+    case Part::kAmax:
+      return tensor.name + "_amax";
+    case Part::kColumnData:
+      return tensor.name + "_column";
+    case Part::kColumnScales:
+      return tensor.name + "_column_scale";
+  }
+  return "";
+}
+
+std::vector<int64_t> DataShape(const QuantizedTensor& tensor) {
+  std::vector<int64_t> shape = tensor.shape;
+  if (tensor.encoding.format != Format::kNVFP4_2D) return shape;
+  if (shape.empty()) shape.push_back(1);
+  shape.back() = shape.back() / 2 + shape.back() % 2;
+  return shape;
+}
+
+std::vector<int64_t> ScaleShapeOf(const QuantizedTensor& tensor, Part part) {
+  if (IsOfWholeTensor(tensor, part)) return {1};
+  const MatrixShape matrix = MatrixOf(tensor.shape);
+  const MatrixShape scales = ScaleShape(tensor.encoding, PlaneOf(part), matrix.rows, matrix.cols);
+  return {scales.rows, scales.cols};
+}
+
+PartTensor MakePart(const QuantizedTensor& tensor, Part part) {
+  if (IsData(part)) return {part, {NameOf(tensor, part), DataDtype(tensor.encoding), DataShape(tensor)}};
+  if (part == Part::kAmax) return {part, {NameOf(tensor, part), Dtype::kF32, {1}}};
+  return {part, {NameOf(tensor, part), ScaleDtype(tensor.encoding.format), ScaleShapeOf(tensor, part)}};
+}
+
+int64_t BytesOfRows(const QuantizedTensor& tensor, Part part, int64_t rows) {
+  const int64_t cols = MatrixOf(tensor.shape).cols;
+  return IsData(part) ? DataBytes(tensor.encoding, rows, cols) : ScaleBytes(tensor.encoding, PlaneOf(part), rows, cols);
+}
+
+// One entry of the metadata. The member that says how many elements a scale serves is for readers of the file.
+ordered_json EntryOf(const QuantizedTensor& tensor) {
+  const Encoding& encoding = tensor.encoding;
+  ordered_json entry = {{"format", std::string(FormatName(encoding.format))},
+                        {"element", std::string(ElementTypeName(encoding.element))},
+                        {"power_of_two_scales", encoding.power_of_two_scales},
+                        {"shape", tensor.shape},
+                        {"has_columns", tensor.has_columns}};
+  for (const PartTensor& part : PartTensors(tensor)) {
+    if (part.part == Part::kScales) entry["scale_shape"] = part.tensor.shape;
+  }
+  return entry;
+}
+
+template <typename Value>
+std::optional<Value> Member(const ordered_json& entry, const char* name) {
+  const auto found = entry.find(name);
+  if (found == entry.end()) return std::nullopt;
+  if constexpr (std::is_same_v<Value, bool>) {
+    if (!found->is_boolean()) return std::nullopt;
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    if (!found->is_string()) return std::nullopt;
+  } else {
+    if (!found->is_array()) return std::nullopt;
+    for (const ordered_json& extent : *found) {
+      if (!extent.is_number_unsigned()) return std::nullopt;
+    }
+  }
+  return found->get<Value>();
+}
+
+absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const ordered_json& entry) {
+  const auto format = Member<std::string>(entry, "format");
+  const auto element = Member<std::string>(entry, "element");
+  const auto power_of_two_scales = Member<bool>(entry, "power_of_two_scales");
+  auto shape = Member<std::vector<int64_t>>(entry, "shape");
+  const auto has_columns = Member<bool>(entry, "has_columns");
+  if (!format || !element || !power_of_two_scales || !shape || !has_columns) {
+    return absl::InvalidArgumentError("format, element, power_of_two_scales, shape and has_columns expected");
+  }
+  QuantizedTensor tensor{name, *std::move(shape), {}, *has_columns};
+  ASSIGN_OR_RETURN(tensor.encoding.format, ParseFormat(*format));
+  ASSIGN_OR_RETURN(tensor.encoding.element, ParseElementType(*element));
+  tensor.encoding.power_of_two_scales = *power_of_two_scales;
+  RETURN_IF_ERROR(CheckFileEncoding(tensor.encoding));
+  const std::optional<int64_t> size_bytes = safetensors::TensorBytes(Dtype::kF32, tensor.shape);
+  if (size_bytes.value_or(0) > 0 && (!tensor.has_columns || HasColumnPlane(tensor.encoding.format))) return tensor;
+  return absl::InvalidArgumentError("a shape with elements, and columns for MXFP8 alone expected");
+}
+
+}  // namespace
+
+MatrixShape MatrixOf(absl::Span<const int64_t> shape) {
+  MatrixShape matrix{1, shape.empty() ? 1 : shape.back()};
+  for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.rows *= shape[i];
+  return matrix;
+}
+
+std::vector<PartTensor> PartTensors(const QuantizedTensor& tensor) {
+  std::vector<PartTensor> parts = {MakePart(tensor, Part::kData)};
+  if (IsPlain(tensor.encoding.format)) return parts;
+  parts.push_back(MakePart(tensor, Part::kScales));
+  if (AmaxBytes(tensor.encoding.format) > 0) parts.push_back(MakePart(tensor, Part::kAmax));
+  if (!tensor.has_columns) return parts;
+  parts.push_back(MakePart(tensor, Part::kColumnData));
+  parts.push_back(MakePart(tensor, Part::kColumnScales));
+  return parts;
+}
+
+bool IsOfWholeTensor(const QuantizedTensor& tensor, Part part) {
+  return part == Part::kAmax || (part == Part::kScales && tensor.encoding.format == Format::kFP8TensorCurrent);
+}
+
+ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band) {
+  if (IsOfWholeTensor(tensor, part)) return {0, sizeof(float)};
+  const int64_t begin = BytesOfRows(tensor, part, band.begin);
+  return {begin, BytesOfRows(tensor, part, band.end) - begin};
+}
+
+std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors) {
+  ordered_json json = ordered_json::object();
+  for (const QuantizedTensor& tensor : tensors) json[tensor.name] = EntryOf(tensor);
+  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text) {
+  const ordered_json json = ordered_json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a JSON object of encodings in the metadata expected, got ", safetensors::NameText(text)));
+  }
+  std::vector<QuantizedTensor> tensors;
+  for (const auto& [name, entry] : json.items()) {
+    absl::StatusOr<QuantizedTensor> tensor = ParseEntry(name, entry);
+    if (!tensor.ok()) {
+      return absl::Status(tensor.status().code(),
+                          absl::StrCat("encoding of ", safetensors::NameText(name), ": ", tensor.status().message()));
+    }
+    tensors.push_back(*std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace paramshard::ctl

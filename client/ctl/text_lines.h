@@ -1,0 +1,27 @@
+// Small text files of `key: value` lines, as people write them.
+#ifndef PARAMSHARD_CLIENT_CTL_TEXT_LINES_H_
+#define PARAMSHARD_CLIENT_CTL_TEXT_LINES_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace paramshard::ctl {
+
+// A line's two texts, without spaces around them, and where it is.
+struct TextLine {
+  std::string key;
+  std::string value;
+  std::string place;  // "rules.txt:3"
+};
+
+// The lines of a file: each is cut at its last ": ". Empty lines and those that begin with # are left out. NOT_FOUND;
+// INVALID_ARGUMENT for a line without a key or value, which it names; UNAVAILABLE when the file cannot be read.
+absl::StatusOr<std::vector<TextLine>> ReadTextLines(const std::string& path);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_TEXT_LINES_H_

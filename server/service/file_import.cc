@@ -1,0 +1,246 @@
+#include "server/service/file_import.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/codec.h"
+#include "proto/safetensors/checkpoint.h"
+#include "proto/safetensors/conversion.h"
+#include "server/device/memory.h"
+
+namespace paramshard::server {
+namespace {
+
+using safetensors::Checkpoint;
+using safetensors::Dtype;
+using safetensors::NameText;
+
+// Between two looks at whether the caller is still there.
+constexpr int64_t kReadBytes = 64 << 20;
+constexpr size_t kNamesInMessage = 10;
+
+// How a tensor of masters is stored in a file.
+std::optional<Encoding> SourceEncoding(Dtype dtype) {
+  if (dtype == Dtype::kF32) return Encoding{Format::kFP32};
+  if (dtype == Dtype::kBF16) return Encoding{Format::kBF16};
+  if (dtype == Dtype::kF16) return Encoding{Format::kFP16};
+  return std::nullopt;
+}
+
+std::string NamesText(const std::vector<std::string>& names) {
+  const size_t shown = std::min(names.size(), kNamesInMessage);
+  const std::string text =
+      absl::StrJoin(names.begin(), names.begin() + shown, ", ",
+                    [](std::string* out, const std::string& name) { absl::StrAppend(out, NameText(name)); });
+  return shown == names.size() ? text : absl::StrCat(text, " and ", names.size() - shown, " more");
+}
+
+// Rows of one rank, as they are in the file.
+struct StagedRows {
+  Shard* shard = nullptr;
+  const ShardExtent* extent = nullptr;
+  Encoding encoding;
+  std::vector<uint8_t> bytes;
+};
+
+class FileImport {
+ public:
+  FileImport(Model& model, const v1::ImportFileRequest& request, const Checkpoint& checkpoint)
+      : model_(model), request_(request), checkpoint_(checkpoint) {}
+
+  // Finds every parameter's tensor and checks it.
+  absl::Status Plan();
+  // Reads the rows of this daemon.
+  absl::Status Read(const grpc::ServerContext& context);
+  absl::Status Apply();
+  v1::ImportFileResponse Response() const;
+
+ private:
+  // A parameter and the tensor that it takes.
+  struct Source {
+    int unit = 0;
+    int parameter = 0;
+    const Checkpoint::Tensor* tensor = nullptr;
+  };
+
+  absl::Status CheckRequestedNames() const;
+  absl::Status PlanParameter(int unit, int parameter);
+  absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
+  absl::Status CheckAllTensorsTaken() const;
+  absl::Status ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const;
+  const ParameterSpec& Spec(const Source& source) const {
+    return model_.spec().units[source.unit].parameters[source.parameter];
+  }
+  absl::Status Invalid(absl::string_view message) const {
+    return absl::InvalidArgumentError(absl::StrCat("import ", request_.path(), ": ", message));
+  }
+  absl::Status NotFound(absl::string_view message) const {
+    return absl::NotFoundError(absl::StrCat("import ", request_.path(), ": ", message));
+  }
+
+  Model& model_;
+  const v1::ImportFileRequest& request_;
+  const Checkpoint& checkpoint_;
+  std::vector<Source> sources_;
+  std::vector<std::string> missing_;
+  std::vector<StagedRows> staged_;
+};
+
+absl::Status FileImport::Plan() {
+  for (const safetensors::SafetensorsFile& file : checkpoint_.files()) {
+    if (!safetensors::HasQuantizedValues(file.metadata())) continue;
+    return Invalid(absl::StrCat("values that were never quantized expected for masters, got those of a conversion in ",
+                                file.path()));
+  }
+  RETURN_IF_ERROR(CheckRequestedNames());
+  for (int unit = 0; unit < static_cast<int>(model_.spec().units.size()); ++unit) {
+    const int count = static_cast<int>(model_.spec().units[unit].parameters.size());
+    for (int parameter = 0; parameter < count; ++parameter) RETURN_IF_ERROR(PlanParameter(unit, parameter));
+  }
+  if (!missing_.empty() && !request_.partial()) {
+    return Invalid(absl::StrCat("a tensor for each parameter of ", model_.spec().name, " expected, got none for ",
+                                NamesText(missing_)));
+  }
+  return CheckAllTensorsTaken();
+}
+
+// Names of the request that mean nothing are mistakes.
+absl::Status FileImport::CheckRequestedNames() const {
+  std::set<absl::string_view> parameters;
+  for (const UnitSpec& unit : model_.spec().units) {
+    for (const ParameterSpec& parameter : unit.parameters) parameters.insert(parameter.name);
+  }
+  for (const auto& [parameter, tensor] : request_.tensors()) {
+    if (parameters.count(parameter) == 0) {
+      return NotFound(absl::StrCat("no parameter of ", model_.spec().name, " is named ", NameText(parameter)));
+    }
+    if (checkpoint_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
+  }
+  for (const std::string& tensor : request_.ignored_tensors()) {
+    if (checkpoint_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileImport::PlanParameter(int unit, int parameter) {
+  const ParameterSpec& spec = model_.spec().units[unit].parameters[parameter];
+  const auto renamed = request_.tensors().find(spec.name);
+  const Checkpoint::Tensor* tensor =
+      checkpoint_.Find(renamed == request_.tensors().end() ? spec.name : renamed->second);
+  if (tensor == nullptr) {
+    missing_.push_back(spec.name);
+    return absl::OkStatus();
+  }
+  sources_.push_back({unit, parameter, tensor});
+  return CheckTensor(spec, *tensor);
+}
+
+absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const {
+  const std::string name = NameText(tensor.info->name);
+  if (!SourceEncoding(tensor.info->dtype).has_value()) {
+    return Invalid(
+        absl::StrCat("tensor ", name, ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(tensor.info->dtype)));
+  }
+  if (tensor.info->shape == spec.shape) return absl::OkStatus();
+  return Invalid(absl::StrCat("tensor ", name, ": shape [", absl::StrJoin(spec.shape, ", "), "] expected for ",
+                              spec.name, ", got [", absl::StrJoin(tensor.info->shape, ", "), "]"));
+}
+
+absl::Status FileImport::CheckAllTensorsTaken() const {
+  std::set<absl::string_view> taken(request_.ignored_tensors().begin(), request_.ignored_tensors().end());
+  for (const Source& source : sources_) taken.insert(source.tensor->info->name);
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : checkpoint_.tensors()) {
+    if (taken.count(name) == 0) unknown.push_back(name);
+  }
+  if (unknown.empty()) return absl::OkStatus();
+  return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
+}
+
+absl::Status FileImport::Read(const grpc::ServerContext& context) {
+  for (const Source& source : sources_) {
+    for (const auto& shard : model_.shards()) {
+      const ShardExtent* extent = shard->Find(source.unit, source.parameter);
+      if (extent == nullptr) continue;
+      staged_.push_back({shard.get(), extent, *SourceEncoding(source.tensor->info->dtype), {}});
+      RETURN_IF_ERROR(ReadRows(source, staged_.back(), context));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileImport::ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const {
+  const int64_t columns = Spec(source).columns;
+  const int64_t first = DataBytes(rows.encoding, rows.extent->rows.begin, columns);
+  const int64_t size_bytes = DataBytes(rows.encoding, rows.extent->rows.size(), columns);
+  // What is staged already counts as used.
+  if (const int64_t available = AvailableHostBytes(); size_bytes > available) {
+    return absl::ResourceExhaustedError(absl::StrCat("import ", Spec(source).name, ": ", size_bytes,
+                                                     " bytes needed to stage it, ", available, " bytes free"));
+  }
+  rows.bytes.resize(size_bytes);
+  for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {
+    if (context.IsCancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
+    const auto piece = absl::MakeSpan(rows.bytes).subspan(offset, kReadBytes);
+    RETURN_IF_ERROR(source.tensor->file->Read(*source.tensor->info, first + offset, piece));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileImport::Apply() {
+  const CommitLog::Numbers numbers = model_.commit_log().numbers();
+  return model_.Change(numbers.commit_number, numbers.version, [&]() -> absl::Status {
+    for (const StagedRows& rows : staged_) {
+      std::vector<float> values(rows.extent->elements);
+      DecodePlane(rows.encoding, Plane::kRowWise, {rows.bytes.data()}, 1, rows.extent->elements, values.data());
+      RETURN_IF_ERROR(rows.shard->Write(*rows.extent, StateTensor::kMaster, values));
+    }
+    return absl::OkStatus();
+  });
+}
+
+v1::ImportFileResponse FileImport::Response() const {
+  v1::ImportFileResponse response;
+  response.set_parameter_count(static_cast<int64_t>(sources_.size()));
+  for (const StagedRows& rows : staged_) {
+    response.set_size_bytes(response.size_bytes() + static_cast<int64_t>(rows.bytes.size()));
+  }
+  response.mutable_missing_parameters()->Assign(missing_.begin(), missing_.end());
+  return response;
+}
+
+}  // namespace
+
+absl::Status CheckMayImportFile(uid_t caller) {
+  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("import a file: user ", geteuid(), " expected, with whose rights it is read, got user ", caller));
+}
+
+absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
+                                                  const grpc::ServerContext& context) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
+  if (!absl::StartsWith(request.path(), "/")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
+  }
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(request.path()));
+  FileImport import(*model, request, checkpoint);
+  RETURN_IF_ERROR(import.Plan());
+  RETURN_IF_ERROR(import.Read(context));
+  RETURN_IF_ERROR(import.Apply());
+  return import.Response();
+}
+
+}  // namespace paramshard::server

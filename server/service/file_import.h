@@ -1,0 +1,25 @@
+// AdminService.ImportFile: masters from safetensors files that the daemon reads.
+#ifndef PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
+#define PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
+
+#include <grpcpp/server_context.h>
+#include <sys/types.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "paramshard/v1/admin.pb.h"
+#include "server/store/model_store.h"
+
+namespace paramshard::server {
+
+// The daemon reads files with its own rights, so only its own user and root may name them. PERMISSION_DENIED for others.
+absl::Status CheckMayImportFile(uid_t caller);
+
+// Checks every name, shape and dtype, reads this daemon's rows into memory, and then changes the model. A call that is
+// cancelled changes nothing.
+absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
+                                                  const grpc::ServerContext& context);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_

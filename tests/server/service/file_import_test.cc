@@ -1,0 +1,226 @@
+#include "server/service/file_import.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/formats/bfloat16.h"
+#include "proto/safetensors/checkpoint.h"
+#include "proto/safetensors/conversion.h"
+#include "tests/proto/safetensors_files.h"
+#include "tests/server/service/daemon_client.h"
+#include "tests/server/service/test_session.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using safetensors::BytesOf;
+using safetensors::Dtype;
+using safetensors::FloatTensor;
+using safetensors::TestTensor;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr int64_t kBigRows = 1500;
+constexpr int64_t kBigColumns = 512;
+
+// Values that are all different, and exact in bfloat16 and float16 up to 256.
+std::vector<float> Ramp(int64_t count, float first = 1) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+TEST(FileImportTest, OnlyTheDaemonsUserAndRootNameFiles) {
+  EXPECT_OK(CheckMayImportFile(geteuid()));
+  EXPECT_OK(CheckMayImportFile(0));
+  EXPECT_THAT(CheckMayImportFile(geteuid() + 1),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(absl::StrCat("got user ", geteuid() + 1))));
+}
+
+class ImportFileTest : public DaemonTestBase {
+ protected:
+  ImportFileTest() {
+    v1::ModelSpec spec =
+        MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {7, 4}), MakeParameter("b", {5})}),
+                       MakeUnit("v", {MakeParameter("big", {kBigRows, kBigColumns}, v1::FORMAT_MXFP8)})});
+    EXPECT_OK(client_->CreateModel(spec));
+    hash_ = client_->StateHash("m");
+  }
+
+  // Writes a file of good tensors, with `changed` in place of those of the same name.
+  std::string Write(const std::vector<TestTensor>& changed = {}, const safetensors::Metadata& metadata = {}) {
+    std::vector<TestTensor> tensors = {FloatTensor("w", {7, 4}, Ramp(28)), FloatTensor("b", {5}, Ramp(5, 100)),
+                                       FloatTensor("big", {kBigRows, kBigColumns}, Ramp(kBigRows * kBigColumns))};
+    for (const TestTensor& change : changed) {
+      auto found = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == change.name; });
+      if (found == tensors.end()) {
+        tensors.push_back(change);
+      } else {
+        *found = change;
+      }
+    }
+    return WriteTensors("in.safetensors", tensors, metadata);
+  }
+  std::string WriteTensors(const std::string& name, const std::vector<TestTensor>& tensors,
+                           const safetensors::Metadata& metadata = {}) {
+    const std::string path = files_.path() + "/" + name;
+    safetensors::WriteFile(path, tensors, metadata);
+    return path;
+  }
+
+  static v1::ImportFileRequest Request(const std::string& path) {
+    v1::ImportFileRequest request;
+    request.set_model("m");
+    request.set_path(path);
+    return request;
+  }
+  absl::StatusOr<v1::ImportFileResponse> Import(const v1::ImportFileRequest& request) {
+    return client_->Call(client_->admin(), &v1::AdminService::Stub::ImportFile, request);
+  }
+  // Refused, and nothing was changed.
+  void ExpectRefused(const v1::ImportFileRequest& request, absl::StatusCode code, const std::string& message) {
+    EXPECT_THAT(Import(request), StatusIs(code, HasSubstr(message)));
+    EXPECT_EQ(client_->StateHash("m"), hash_) << message;
+  }
+
+  // The masters of a parameter, of all ranks.
+  std::vector<float> Masters(const std::string& parameter) {
+    v1::ExportRequest request;
+    request.set_model("m");
+    request.add_parameters(parameter);
+    const auto context = client_->Context();
+    const auto reader = client_->trainer().Export(context.get(), request);
+    std::string bytes;
+    for (v1::ExportResponse response; reader->Read(&response);) bytes += response.chunk().data();
+    EXPECT_TRUE(reader->Finish().ok());
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+  const test::TemporaryDirectory files_;
+  std::string hash_;
+};
+
+TEST_F(ImportFileTest, MastersBecomeTheFilesTensors) {
+  ASSERT_OK_AND_ASSIGN(const v1::ImportFileResponse response, Import(Request(Write())));
+  EXPECT_EQ(response.parameter_count(), 3);
+  EXPECT_EQ(response.size_bytes(), (28 + 5 + kBigRows * kBigColumns) * 4);
+  EXPECT_EQ(Masters("w"), Ramp(28));
+  EXPECT_EQ(Masters("b"), Ramp(5, 100));
+  EXPECT_TRUE(Masters("big") == Ramp(kBigRows * kBigColumns));
+  // Planes that do not match masters are failures in it.
+  EXPECT_NE(client_->StateHash("m"), hash_);
+}
+
+TEST_F(ImportFileTest, HalvesAreDecoded) {
+  std::vector<uint16_t> brain;
+  for (const float value : Ramp(28)) brain.push_back(EncodeBFloat16(value));
+  const std::vector<uint16_t> half = {0x3c00, 0x4000, 0xc200, 0x0001, 0x7bff};  // 1, 2, -3, 2^-24, 65504
+  ASSERT_OK(
+      Import(Request(Write({{"w", Dtype::kBF16, {7, 4}, BytesOf(brain)}, {"b", Dtype::kF16, {5}, BytesOf(half)}}))));
+  EXPECT_EQ(Masters("w"), Ramp(28));
+  EXPECT_THAT(Masters("b"), ElementsAre(1, 2, -3, 0x1p-24f, 65504));
+}
+
+TEST_F(ImportFileTest, AnIndexIsRead) {
+  WriteTensors("one.safetensors", {FloatTensor("w", {7, 4}, Ramp(28)), FloatTensor("b", {5}, Ramp(5))});
+  WriteTensors("two.safetensors", {FloatTensor("big", {kBigRows, kBigColumns}, Ramp(kBigRows * kBigColumns, 7))});
+  const std::string index =
+      safetensors::SerializeIndex({{"w", "one.safetensors"}, {"b", "one.safetensors"}, {"big", "two.safetensors"}}, 0);
+  std::ofstream(files_.path() + "/model.safetensors.index.json") << index;
+  ASSERT_OK(Import(Request(files_.path())));
+  EXPECT_EQ(Masters("b"), Ramp(5));
+  EXPECT_TRUE(Masters("big") == Ramp(kBigRows * kBigColumns, 7));
+}
+
+TEST_F(ImportFileTest, NamesMayBeMapped) {
+  const std::string path =
+      WriteTensors("in.safetensors", {FloatTensor("model.w", {7, 4}, Ramp(28)),
+                                      FloatTensor("b", {5}, Ramp(5)),
+                                      FloatTensor("big", {kBigRows, kBigColumns}, Ramp(kBigRows * kBigColumns)),
+                                      {"step", Dtype::kI64, {}, BytesOf<int64_t>({1})}});
+  v1::ImportFileRequest request = Request(path);
+  ExpectRefused(request, kInvalid, "a tensor for each parameter of m expected, got none for w");
+  (*request.mutable_tensors())["w"] = "model.w";
+  ExpectRefused(request, kInvalid, "tensors of parameters of m expected, got step");
+  request.add_ignored_tensors("step");
+  ASSERT_OK(Import(request));
+  EXPECT_EQ(Masters("w"), Ramp(28));
+}
+
+TEST_F(ImportFileTest, MissingParametersAreNamedAndStayWhenPartial) {
+  v1::ImportFileRequest request = Request(WriteTensors("in.safetensors", {FloatTensor("b", {5}, Ramp(5))}));
+  const std::vector<float> before = Masters("w");
+  ExpectRefused(request, kInvalid, "got none for w, big");
+  request.set_partial(true);
+  ASSERT_OK_AND_ASSIGN(const v1::ImportFileResponse response, Import(request));
+  EXPECT_THAT(response.missing_parameters(), ElementsAre("w", "big"));
+  EXPECT_EQ(response.parameter_count(), 1);
+  EXPECT_EQ(Masters("b"), Ramp(5));
+  EXPECT_EQ(Masters("w"), before);
+}
+
+TEST_F(ImportFileTest, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  ExpectRefused(Request(Write({FloatTensor("w", {4, 7}, Ramp(28))})), kInvalid,
+                "tensor w: shape [7, 4] expected for w, got [4, 7]");
+  ExpectRefused(Request(Write({FloatTensor("w", {28}, Ramp(28))})), kInvalid, "got [28]");
+  ExpectRefused(Request(Write({FloatTensor("x", {1}, {1})})), kInvalid, "got x");
+  for (const auto& [dtype, bytes] : {std::pair(Dtype::kF8E4M3, 28), {Dtype::kU8, 28}, {Dtype::kF64, 28 * 8}}) {
+    ExpectRefused(Request(Write({{"w", dtype, {7, 4}, std::vector<uint8_t>(bytes)}})), kInvalid,
+                  absl::StrCat("tensor w: F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype)));
+  }
+  for (const char* key : {safetensors::kEncodingsKey, safetensors::kDequantizedKey}) {
+    ExpectRefused(Request(Write({}, {{key, "{}"}})), kInvalid, "values that were never quantized expected");
+  }
+}
+
+TEST_F(ImportFileTest, NamesInTheRequestAreThere) {
+  v1::ImportFileRequest request = Request(Write());
+  request.set_model("n");
+  ExpectRefused(request, absl::StatusCode::kNotFound, "n");
+  request = Request(Write());
+  (*request.mutable_tensors())["x"] = "w";
+  ExpectRefused(request, absl::StatusCode::kNotFound, "no parameter of m is named x");
+  request = Request(Write());
+  (*request.mutable_tensors())["w"] = "x";
+  ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor is named x");
+  request = Request(Write());
+  request.add_ignored_tensors("x");
+  ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor is named x");
+}
+
+TEST_F(ImportFileTest, ThePathIsAbsoluteAndAGoodFile) {
+  ExpectRefused(Request("in.safetensors"), kInvalid, "an absolute path expected");
+  ExpectRefused(Request(""), kInvalid, "an absolute path expected");
+  ExpectRefused(Request(files_.path() + "/none"), absl::StatusCode::kNotFound, "none");
+  const std::string path = Write();
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  ExpectRefused(Request(path), absl::StatusCode::kDataLoss, "in.safetensors");
+}
+
+TEST_F(ImportFileTest, AnAttachedTrainerKeepsItOut) {
+  const std::string path = Write();
+  TestSession session(socket_dir());
+  session.Attach(MakeAttach("m", 0));
+  ASSERT_TRUE(session.Read().has_accepted());
+  ExpectRefused(Request(path), absl::StatusCode::kFailedPrecondition, "no attached trainer expected, got rank 0");
+}
+
+}  // namespace
+}  // namespace paramshard::server
