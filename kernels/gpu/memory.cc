@@ -49,9 +49,10 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(int device, int64_t size_bytes
                            absl::StrCat("allocate ", memory.mapped_bytes_, " bytes of cuda:", device)));
   memory.has_handle_ = true;
   RETURN_IF_ERROR(memory.Map(accessors, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
-  RETURN_IF_ERROR(ToStatus(cudaMemset(memory.data(), 0, memory.mapped_bytes_), "zero device memory"));
-  // The default stream's work is ordered before nobody else's.
-  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(nullptr), "zero device memory"));
+  ASSIGN_OR_RETURN(const Stream stream, Stream::Create(device));
+  RETURN_IF_ERROR(
+      ToStatus(cudaMemsetAsync(memory.data(), 0, memory.mapped_bytes_, stream.get()), "zero device memory"));
+  RETURN_IF_ERROR(stream.Synchronize());
   return memory;
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/gpu/status.h"
 
 #include "absl/strings/str_cat.h"
+#include "kernels/gpu/faults.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -30,9 +31,17 @@ static_assert(static_cast<int>(cudaErrorInvalidDevice) == static_cast<int>(CUDA_
 
 absl::Status ToStatus(cudaError_t error, absl::string_view operation) {
   if (error == cudaSuccess) return absl::OkStatus();
+  int device = 0;
+  cudaGetDevice(&device);
+  return ToStatus(error, operation, device);
+}
+
+absl::Status ToStatus(cudaError_t error, absl::string_view operation, int device) {
+  if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
-  return absl::Status(CodeOf(error),
-                      absl::StrCat(operation, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  const std::string what =
+      absl::StrCat(operation, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  return IsFault(error) ? ReportFault(device, what) : absl::Status(CodeOf(error), what);
 }
 
 absl::Status ToStatus(CUresult error, absl::string_view operation) {

@@ -1,20 +1,55 @@
 #include "kernels/gpu/stream.h"
 
+#include <algorithm>
 #include <ctime>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/driver.h"
+#include "kernels/gpu/faults.h"
 #include "kernels/gpu/status.h"
 
 namespace paramshard::gpu {
 
 namespace {
 
+constexpr absl::Duration kShortestNap = absl::Microseconds(5);
+constexpr absl::Duration kLongestNap = absl::Microseconds(50);
+// A nap is this part of the time that was waited before it.
+constexpr int kNapsOfAWait = 16;
+
 bool HasContext() {
   const absl::StatusOr<const Driver*> driver = Driver::Get();
   CUcontext context = nullptr;
   return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS && context != nullptr;
+}
+
+absl::StatusOr<bool> IsDone(int device, cudaStream_t stream) {
+  RETURN_IF_ERROR(FaultOf(device));
+  const cudaError_t state = cudaStreamQuery(stream);
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // it counts as one
+    return false;
+  }
+  RETURN_IF_ERROR(ToStatus(state, "look at a stream", device));
+  return true;
+}
+
+// Naps, since the runtime's own wait has no end. They grow with the time that has passed.
+absl::Status Await(int device, cudaStream_t stream, absl::Duration longest_nap, absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  while (true) {
+    ASSIGN_OR_RETURN(const bool done, IsDone(device, stream));
+    if (done) return absl::OkStatus();
+    const absl::Duration waited = absl::Now() - start;
+    if (waited >= timeout) {
+      return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
+    }
+    const timespec nap = absl::ToTimespec(std::clamp(waited / kNapsOfAWait, kShortestNap, longest_nap));
+    nanosleep(&nap, nullptr);
+  }
 }
 
 }  // namespace
@@ -52,25 +87,14 @@ Stream::~Stream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-absl::Status Stream::Synchronize() const { return ToStatus(cudaStreamSynchronize(stream_), "wait for a stream"); }
+absl::Status Stream::Synchronize(absl::Duration timeout) const { return AwaitStream(device_, stream_, timeout); }
 
-absl::StatusOr<bool> Stream::IsIdle() const {
-  const cudaError_t state = cudaStreamQuery(stream_);
-  if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // it counts as one
-    return false;
-  }
-  RETURN_IF_ERROR(ToStatus(state, "look at a stream"));
-  return true;
-}
+absl::StatusOr<bool> Stream::IsIdle() const { return IsDone(device_, stream_); }
 
-absl::Status Stream::Poll() const {
-  constexpr timespec kNap = {.tv_sec = 0, .tv_nsec = 5000};
-  while (true) {
-    ASSIGN_OR_RETURN(const bool idle, IsIdle());
-    if (idle) return absl::OkStatus();
-    nanosleep(&kNap, nullptr);
-  }
+absl::Status Stream::Poll(absl::Duration timeout) const { return Await(device_, stream_, kShortestNap, timeout); }
+
+absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
+  return Await(device, stream, kLongestNap, timeout);
 }
 
 }  // namespace paramshard::gpu

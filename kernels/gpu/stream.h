@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace paramshard::gpu {
 
@@ -24,6 +25,14 @@ class DeviceScope {
   std::optional<int> before_;
 };
 
+// For how long a device may be at the work of one wait. A device that takes longer is stuck, and counts as broken
+// (ReportFault): nothing that we enqueue takes seconds, or waits for anybody who may never come.
+inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
+
+// Waits until everything enqueued on a stream of the device so far is done, looking ever more rarely. Errors of that work;
+// FaultOf(device).
+absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
+
 // A stream that does not wait for the default stream. Move-only; destroys itself.
 class Stream {
  public:
@@ -36,12 +45,12 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
   int device() const { return device_; }
-  // Waits until everything enqueued so far is done. Errors of that work.
-  absl::Status Synchronize() const;
+  // See AwaitStream.
+  absl::Status Synchronize(absl::Duration timeout = kStreamTimeout) const;
   // Whether it is done by now. Errors likewise.
   absl::StatusOr<bool> IsIdle() const;
-  // Synchronize, looking every few microseconds instead of being woken: sooner, for work that does not take long.
-  absl::Status Poll() const;
+  // Synchronize, looking every few microseconds all the time: sooner, for work that does not take long.
+  absl::Status Poll(absl::Duration timeout = kStreamTimeout) const;
 
  private:
   cudaStream_t stream_ = nullptr;

@@ -161,7 +161,7 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
       cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
       "upload the extents of a fused step"));
   // A copy from memory that is not pinned may return before its last bytes have arrived.
-  return ToStatus(cudaStreamSynchronize(nullptr), "upload the extents of a fused step");
+  return AwaitStream(device_, nullptr);
 }
 
 void FusedAdamPlan::Impl::AddToKind(const AdamKind& kind, uint32_t extent) {

@@ -114,7 +114,7 @@ absl::StatusOr<DeviceMemory> Upload(int device, const std::vector<T>& values) {
   RETURN_IF_ERROR(ToStatus(cudaMemcpy(memory.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
                            "upload a table"));
   // A copy from memory that is not pinned may return before its last bytes have arrived.
-  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(nullptr), "upload a table"));
+  RETURN_IF_ERROR(AwaitStream(device, nullptr));
   return memory;
 }
 
@@ -228,7 +228,7 @@ absl::StatusOr<std::vector<SquareSum>> SquareSumPlan::Impl::Run(const std::vecto
   RETURN_IF_ERROR(
       ToStatus(cudaMemcpyAsync(host_results_.data(), results_.data(), result_bytes, cudaMemcpyDeviceToHost, stream),
                "download sums of squares"));
-  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(stream), "sum squares"));
+  RETURN_IF_ERROR(AwaitStream(device_, stream));
   std::copy_n(host_results_.data(), extent_count_, sums.begin());
   return sums;
 }

@@ -1,7 +1,7 @@
 // One device as the daemon uses it: its memory, and the arithmetic on shards that lie there.
 //
-// Errors of a CUDA device that say that it is broken (an illegal address, a lost device) come back from every later call on
-// it.
+// A device that is broken (an illegal address, a lost GPU, a stream that is never done) answers every later call with what
+// broke it: health() says so at once, to whoever asks and to its listener.
 #ifndef PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 #define PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 
@@ -20,6 +20,7 @@
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
 #include "server/device/device.h"
+#include "server/device/device_health.h"
 #include "server/device/host_view.h"
 #include "server/device/memory.h"
 
@@ -96,6 +97,9 @@ class ComputeDevice {
   // 16 bytes that name the GPU in every process; empty for cpu devices.
   virtual std::string gpu_uuid() const { return ""; }
 
+  DeviceHealth& health() { return health_; }
+  const DeviceHealth& health() const { return health_; }
+
   // Zeroed memory; what is shared is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) = 0;
   // Bytes that could be allocated now.
@@ -118,6 +122,7 @@ class ComputeDevice {
 
  private:
   const Device id_;
+  DeviceHealth health_;
 };
 
 // The devices of one daemon. FAILED_PRECONDITION a GPU that is not there, or that cannot reach another one's memory;

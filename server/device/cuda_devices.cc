@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/batch_copy.h"
+#include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/status.h"
@@ -140,6 +141,7 @@ class CudaDevice final : public ComputeDevice {
   std::string gpu_uuid() const override { return uuid_; }
 
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
+    RETURN_IF_ERROR(health().status());
     const bool shared = sharing != Sharing::kPrivate;
     const std::vector<int> alone = {id().index};
     auto memory = gpu::DeviceMemory::Create(id().index, size_bytes, shared ? group_ : alone, shared);
@@ -165,6 +167,7 @@ class CudaDevice final : public ComputeDevice {
   }
 
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
+    RETURN_IF_ERROR(health().status());
     const gpu::DeviceScope scope(id().index);
     ASSIGN_OR_RETURN(gpu::HostRegistration registration,
                      gpu::HostRegistration::Register(page.data(), page.size_bytes()));
@@ -182,16 +185,19 @@ class CudaDevice final : public ComputeDevice {
   }
 
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
+    RETURN_IF_ERROR(health().status());
     return CudaShardArithmetic::Create(id().index, std::move(tensors));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {
+    RETURN_IF_ERROR(health().status());
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(id().index));
     return std::make_unique<CudaQueue>(std::move(stream));
   }
 
  private:
   absl::Status Copy(void* target, const void* source, int64_t size_bytes) const {
+    RETURN_IF_ERROR(health().status());
     if (size_bytes == 0) return absl::OkStatus();
     const gpu::DeviceScope scope(id().index);
     absl::MutexLock lock(&copying_);
@@ -204,6 +210,8 @@ class CudaDevice final : public ComputeDevice {
   const std::string uuid_;
   const gpu::Stream copies_;
   mutable absl::Mutex copying_;
+  // Last: it calls health().
+  const gpu::FaultWatch watch_{id().index, [this](const absl::Status& why) { health().Break(why); }};
 };
 
 absl::Status CheckPeers(const std::vector<int>& group) {

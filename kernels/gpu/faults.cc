@@ -1,0 +1,93 @@
+#include "kernels/gpu/faults.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace paramshard::gpu {
+namespace {
+
+struct Faults {
+  // Whether there is any: almost never, and asked for on every wait.
+  std::atomic<bool> any{false};
+  std::mutex mu;
+  // Guarded by mu.
+  std::map<int, absl::Status> by_device;
+  std::set<const FaultWatch*> watches;
+};
+
+Faults& AllFaults() {
+  static Faults& faults = *new Faults;
+  return faults;
+}
+
+}  // namespace
+
+bool IsFault(cudaError_t error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorAssert:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorContained:
+    case cudaErrorExternalDevice:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorUnknown:  // what a device that has fallen off the bus is answered with
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status FaultOf(int device) {
+  Faults& faults = AllFaults();
+  if (!faults.any.load(std::memory_order_acquire)) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(faults.mu);
+  const auto found = faults.by_device.find(device);
+  return found == faults.by_device.end() ? absl::OkStatus() : found->second;
+}
+
+absl::Status ReportFault(int device, absl::string_view what) {
+  Faults& faults = AllFaults();
+  std::lock_guard<std::mutex> lock(faults.mu);
+  const auto [fault, is_new] = faults.by_device.try_emplace(
+      device, absl::InternalError(absl::StrCat("cuda:", device, " is broken: ", what, "; restart ",
+                                               program_invocation_short_name, " (process ", getpid(), ")")));
+  if (!is_new) return fault->second;
+  faults.any.store(true, std::memory_order_release);
+  for (const FaultWatch* watch : faults.watches) {
+    if (watch->device_ == device) watch->on_fault_(fault->second);
+  }
+  return fault->second;
+}
+
+FaultWatch::FaultWatch(int device, std::function<void(const absl::Status&)> on_fault)
+    : device_(device), on_fault_(std::move(on_fault)) {
+  Faults& faults = AllFaults();
+  std::lock_guard<std::mutex> lock(faults.mu);
+  faults.watches.insert(this);
+  if (const auto found = faults.by_device.find(device); found != faults.by_device.end()) on_fault_(found->second);
+}
+
+FaultWatch::~FaultWatch() {
+  Faults& faults = AllFaults();
+  std::lock_guard<std::mutex> lock(faults.mu);
+  faults.watches.erase(this);
+}
+
+}  // namespace paramshard::gpu
