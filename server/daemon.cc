@@ -19,9 +19,11 @@
 #include "kernels/base/status_macros.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
+#include "server/collective/engines.h"
 #include "server/config/values.h"
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
+#include "server/log/log.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
 #include "server/service/trainer_service.h"
@@ -52,6 +54,10 @@ absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& 
   return users;
 }
 
+EngineSettings EnginesOf(const DaemonConfig& config) {
+  return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
+}
+
 // Null when an address cannot be bound. `port`: of the last TCP address.
 std::unique_ptr<grpc::Server> BuildServer(const std::vector<std::string>& addresses,
                                           const std::vector<grpc::Service*>& services, int* port) {
@@ -74,7 +80,7 @@ class Daemon::Impl {
   explicit Impl(const DaemonConfig& config) : config_(config) {}
   ~Impl() { Stop(); }
 
-  absl::Status Start();
+  absl::Status Start(DeviceOpener open);
   void Wait() { stop_requested_.WaitForNotification(); }
   void RequestStop();
   void Stop();
@@ -86,6 +92,7 @@ class Daemon::Impl {
   absl::Status OpenHandoff();
   absl::Status Serve();
   World MakeWorld() const;
+  void WatchDevices();
 
   const DaemonConfig config_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
@@ -107,9 +114,10 @@ class Daemon::Impl {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-absl::Status Daemon::Impl::Start() {
+absl::Status Daemon::Impl::Start(DeviceOpener open) {
+  RETURN_IF_ERROR(Check(config_));
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
-  ASSIGN_OR_RETURN(devices_, OpenDevices(devices));
+  ASSIGN_OR_RETURN(devices_, open(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size())));
@@ -153,7 +161,7 @@ World Daemon::Impl::MakeWorld() const {
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
           .world_size = std::accumulate(counts.begin(), counts.end(), 0),
-          .engines = {.mesh_inside = config_.local_engine == "mesh", .nccl_library = config_.nccl_library}};
+          .engines = EnginesOf(config_)};
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {
@@ -182,8 +190,23 @@ absl::Status Daemon::Impl::Serve() {
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", port);
   }
   chmod(socket_dir_->grpc_path().c_str(), config_.allow_users.empty() ? 0600 : 0666);
+  // By name too: what is true of trainers' calls need not be true of inspection.
+  for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
+    server_->GetHealthCheckService()->SetServingStatus(service, true);
+  }
   server_->GetHealthCheckService()->SetServingStatus(true);
+  WatchDevices();
   return absl::OkStatus();
+}
+
+void Daemon::Impl::WatchDevices() {
+  for (const auto& device : devices_) {
+    device->health().SetListener([this, name = device->Name()](const absl::Status& why) {
+      Log(LogLevel::kError, "device is broken", {{"device", name}, {"why", why.ToString()}});
+      server_->GetHealthCheckService()->SetServingStatus("", false);
+      server_->GetHealthCheckService()->SetServingStatus(v1::TrainerService::service_full_name(), false);
+    });
+  }
 }
 
 void Daemon::Impl::RequestStop() {
@@ -197,6 +220,7 @@ void Daemon::Impl::Stop() {
     absl::MutexLock lock(&mu_);
     if (std::exchange(stopped_, true)) return;
   }
+  for (const auto& device : devices_) device->health().SetListener(nullptr);
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
   const absl::Time deadline = absl::Now() + config_.drain_timeout;
   if (store_ != nullptr) {
@@ -208,7 +232,12 @@ void Daemon::Impl::Stop() {
   if (socket_dir_ != nullptr) unlink(socket_dir_->grpc_path().c_str());
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config) {
+absl::Status Daemon::Check(const DaemonConfig& config) {
+  ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
+  return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open) {
   // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
@@ -216,7 +245,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto impl = std::make_unique<Impl>(config);
-  RETURN_IF_ERROR(impl->Start());
+  RETURN_IF_ERROR(impl->Start(open));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }
 

@@ -56,6 +56,10 @@ int Serve(const ParsedArguments& arguments) {
   }
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  if (const absl::Status checked = Daemon::Check(config); !checked.ok()) {
+    Log(LogLevel::kError, "start failed", {{"error", checked.ToString()}});
+    return kExitUsage;
+  }
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     Log(LogLevel::kError, "start failed", {{"error", daemon.status().ToString()}});

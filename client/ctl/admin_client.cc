@@ -48,6 +48,7 @@ absl::StatusOr<v1::ListShardsResponse> AdminClient::ListAllShards(const std::str
       return absl::InternalError("another page token expected from the daemon, got the same again");
     }
     request.set_page_token(page.next_page_token());
+    all.clear_broken_devices();  // every page names them all
     all.MergeFrom(page);
   } while (!request.page_token().empty());
   all.clear_next_page_token();

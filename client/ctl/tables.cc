@@ -29,6 +29,16 @@ class Properties {
   Table table_{{Left(""), Left("")}};
 };
 
+// After whatever was asked for: an operator must not miss it.
+template <typename Response>
+std::string BrokenDevicesText(const Response& response) {
+  std::string text;
+  for (const v1::BrokenDevice& broken : response.broken_devices()) {
+    absl::StrAppend(&text, "BROKEN ", broken.device(), ": ", TextCell(broken.reason()), "\n");
+  }
+  return text;
+}
+
 std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
   if (response.extents().empty()) return "no extents on this daemon\n";
   Table table({Right("RANK"), Left("DEVICE"), Right("FIRST ROW"), Right("ROWS"), Right("AMAX"), Right("NORM"),
@@ -56,13 +66,14 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
                   absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
                   absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
                   absl::StrCat(model.skipped_commits()), absl::StrCat(model.epoch()), YesNoCell(model.running()),
-                  TextCell(model.engine()), RealCell(model.imbalance()), TextCell(model.last_end())});
+                  TextCell(model.engine()), RealCell(model.imbalance()),
+                  TextCell(model.unusable().empty() ? model.last_end() : model.unusable())});
   }
   return table.Text();
 }
 
 std::string ShardsText(const v1::ListShardsResponse& response) {
-  if (response.shards().empty()) return "no shards\n";
+  if (response.shards().empty()) return absl::StrCat("no shards\n", BrokenDevicesText(response));
   Table table({Left("PARAMETER"), Left("UNIT"), Right("RANK"), Left("DEVICE"), Left("FORMAT"), Right("FIRST ROW"),
                Right("ROWS"), Right("COLUMNS"), Right("PLANES"), Right("OPTIMIZER"), Left("SMALL")});
   for (const v1::Shard& shard : response.shards()) {
@@ -71,7 +82,7 @@ std::string ShardsText(const v1::ListShardsResponse& response) {
                   absl::StrCat(shard.columns()), BytesCell(shard.plane_bytes()), BytesCell(shard.optimizer_bytes()),
                   YesNoCell(shard.small())});
   }
-  return table.Text();
+  return absl::StrCat(table.Text(), BrokenDevicesText(response));
 }
 
 std::string ParameterText(const v1::DescribeParameterResponse& response) {
@@ -105,7 +116,7 @@ std::string SessionsText(const v1::ListSessionsResponse& response) {
 
 std::string MemoryText(const v1::GetMemoryResponse& response) {
   const std::string totals = absl::StrCat("total ", BytesCell(response.total_bytes()), ", resident ",
-                                          BytesCell(response.resident_bytes()), "\n");
+                                          BytesCell(response.resident_bytes()), "\n", BrokenDevicesText(response));
   if (response.uses().empty()) return absl::StrCat("no memory in use by models\n", totals);
   Table table({Left("DEVICE"), Left("MODEL"), Left("CLASS"), Right("SIZE")});
   for (const v1::MemoryUse& use : response.uses()) {
@@ -150,7 +161,7 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   properties.Add("node", absl::StrCat(response.node(), " of ", response.nodes()));
   properties.Add("pid", absl::StrCat(response.pid()));
   properties.Add("started", TimeCell(response.started_at()));
-  return properties.Text();
+  return absl::StrCat(properties.Text(), BrokenDevicesText(response));
 }
 
 }  // namespace paramshard::ctl

@@ -123,16 +123,26 @@ class CudaTensorMemory : public TensorMemory {
   gpu::WordOperations word_operations_;
 };
 
+// The driver says only that it does not like what it got.
+absl::StatusOr<gpu::DeviceMemory> Import(const std::string& name, int device, const wire::FileDescriptor& fd,
+                                         int64_t bytes, bool read_only) {
+  auto memory = gpu::DeviceMemory::Import(device, fd.get(), bytes, read_only);
+  if (memory.ok()) return memory;
+  return absl::Status(memory.status().code(),
+                      absl::StrCat("map ", name, ": a descriptor of ", bytes, " bytes of cuda:", device,
+                                   " expected, got one that cannot be mapped so: ", memory.status().message()));
+}
+
 absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, const TensorMemoryParts& parts) {
   const gpu::DeviceScope scope(device);
   const SessionMemory& memory = *parts.memory;
   ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
   RETURN_IF_ERROR(gpu::LoadCopyRanges());
   ASSIGN_OR_RETURN(Marks marks, Marks::Create(parts.marks));
-  ASSIGN_OR_RETURN(gpu::DeviceMemory planes, gpu::DeviceMemory::Import(device, memory.planes.get(),
-                                                                       memory.sizes.planes_bytes, /*read_only=*/true));
-  ASSIGN_OR_RETURN(gpu::DeviceMemory slots, gpu::DeviceMemory::Import(device, memory.slots.get(),
-                                                                      memory.sizes.slots_bytes, /*read_only=*/false));
+  ASSIGN_OR_RETURN(gpu::DeviceMemory planes,
+                   Import("planes", device, memory.planes, memory.sizes.planes_bytes, /*read_only=*/true));
+  ASSIGN_OR_RETURN(gpu::DeviceMemory slots,
+                   Import("slots", device, memory.slots, memory.sizes.slots_bytes, /*read_only=*/false));
   ASSIGN_OR_RETURN(gpu::DeviceMemory scratch,
                    gpu::DeviceMemory::Create(device, parts.scratch_bytes, {device}, /*shareable=*/false));
   ASSIGN_OR_RETURN(gpu::HostRegistration words,

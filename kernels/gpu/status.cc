@@ -39,8 +39,7 @@ absl::Status ToStatus(cudaError_t error, absl::string_view operation) {
 absl::Status ToStatus(cudaError_t error, absl::string_view operation, int device) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
-  const std::string what =
-      absl::StrCat(operation, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  const std::string what = absl::StrCat(operation, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
   return IsFault(error) ? ReportFault(device, what) : absl::Status(CodeOf(error), what);
 }
 

@@ -6,27 +6,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
 namespace {
-
-constexpr int64_t kSliceAlignment = 256;
 
 int64_t SliceBytes(const LocalGroup& group, int unit, const GradientSlice& slice) {
   return slice.elements * GradientBytes(group.gradient_type(unit, slice.parameter));
 }
 
-int64_t Padded(int64_t bytes) { return (bytes + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment; }
-
-// For the rank's slices of the unit that has the most, from every peer.
-int64_t ReceiveBytes(const LocalGroup& group, int rank) {
-  int64_t most = 0;
-  for (int unit = 0; unit < static_cast<int>(group.model->units.size()); ++unit) {
-    int64_t bytes = 0;
-    for (const GradientSlice& slice : group.layout->Slices(unit, rank)) bytes += Padded(SliceBytes(group, unit, slice));
-    most = std::max(most, bytes);
-  }
-  return most * (group.ranks() - 1);
+int64_t Padded(int64_t bytes) {
+  return (bytes + kCopyEngineSliceAlignment - 1) / kCopyEngineSliceAlignment * kCopyEngineSliceAlignment;
 }
 
 }  // namespace
@@ -38,7 +28,8 @@ absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const
     return absl::InvalidArgumentError(absl::StrCat("copy engine: at most ", gpu::kMaxGradientSources,
                                                    " GPUs in one daemon expected, got ", group.ranks()));
   }
-  ASSIGN_OR_RETURN(Memory received, own.Allocate("paramshard-receive", ReceiveBytes(group, rank), Sharing::kPrivate));
+  const int64_t receive_bytes = ReceiveMemoryBytes(*group.model, *group.layout, rank, kCopyEngineSliceAlignment);
+  ASSIGN_OR_RETURN(Memory received, own.Allocate("paramshard-receive", receive_bytes, Sharing::kPrivate));
   ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(device));
   ASSIGN_OR_RETURN(gpu::Stream reductions, gpu::Stream::Create(device));
   return std::unique_ptr<Collectives>(

@@ -110,7 +110,7 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
 // The meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  MeshConnection connection{spec.node, {}, spec.rendezvous, spec.timeout, spec.listen_address};
+  MeshConnection connection{spec.node, {}, spec.rendezvous, spec.timeout, spec.listen_address, spec.abort};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = OnGpus(spec) ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;
@@ -177,6 +177,12 @@ absl::StatusOr<Engines> ConnectMeshEngines(const EngineSpec& spec) {
 }
 
 }  // namespace
+
+absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings) {
+  const bool on_gpus = !devices.empty() && devices.front().kind == DeviceKind::kCuda;
+  const bool meshes = nodes > 1 || (settings.mesh_inside && devices.size() > 1);
+  return on_gpus && meshes ? LoadNccl(settings.nccl_library) : absl::OkStatus();
+}
 
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
   PARAMSHARD_CHECK(LocalRanks(spec) == spec.device_counts[spec.node]);

@@ -1,17 +1,15 @@
 #include "server/collective/mesh_collectives.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
 namespace {
 
-constexpr int64_t kSliceAlignment = 64;
-
-int64_t Padded(int64_t bytes) { return (bytes + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment; }
+int64_t Padded(int64_t bytes) { return (bytes + kMeshSliceAlignment - 1) / kMeshSliceAlignment * kMeshSliceAlignment; }
 
 }  // namespace
 
@@ -27,12 +25,9 @@ MeshCollectives::MeshCollectives(const Options& options, std::unique_ptr<Mesh> g
     : options_(options), gather_(std::move(gather)), reduce_(std::move(reduce)) {}
 
 absl::Status MeshCollectives::Allocate() {
-  int64_t largest = 0;
-  for (size_t unit = 0; unit < options_.model->units.size(); ++unit) {
-    largest = std::max(largest, ReceiveBytes(static_cast<int>(unit)));
-  }
   ComputeDevice& device = *options_.memory.device;
-  ASSIGN_OR_RETURN(received_, device.Allocate("received gradients", largest * (ranks() - 1), Sharing::kPrivate));
+  const int64_t receive_bytes = ReceiveMemoryBytes(*options_.model, *options_.layout, rank(), kMeshSliceAlignment);
+  ASSIGN_OR_RETURN(received_, device.Allocate("paramshard-receive", receive_bytes, Sharing::kPrivate));
   ASSIGN_OR_RETURN(gather_queue_, device.MakeQueue());
   ASSIGN_OR_RETURN(reduce_queue_, device.MakeQueue());
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 #include "server/collective/mesh_connector.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -17,6 +18,9 @@
 
 namespace paramshard::server {
 namespace {
+
+// The rendezvous knows nothing of an abort: for so long it is waited for between two looks.
+constexpr absl::Duration kAbortLatency = absl::Milliseconds(500);
 
 using Meshes = std::vector<std::unique_ptr<TcpMesh>>;
 // Of one daemon: for each of its meshes the addresses that it has for each member; empty for
@@ -64,12 +68,12 @@ AddressBook OwnBook(const Meshes& meshes) {
   return book;
 }
 
-absl::StatusOr<AddressBook> GetBook(Rendezvous& rendezvous, int node, absl::Duration timeout, absl::Time deadline) {
-  const absl::StatusOr<std::string> text = rendezvous.Get(BookKey(node), deadline - absl::Now());
+absl::StatusOr<AddressBook> GetBook(const MeshConnection& connection, int node, absl::Time deadline) {
+  const absl::StatusOr<std::string> text = AwaitValue(connection, BookKey(node), deadline);
   if (text.ok()) return DecodeBook(*text);
   if (!absl::IsDeadlineExceeded(text.status())) return text.status();
   return absl::UnavailableError(
-      absl::StrCat("node ", node, " expected within ", absl::FormatDuration(timeout), ", it did not come"));
+      absl::StrCat("node ", node, " expected within ", absl::FormatDuration(connection.timeout), ", it did not come"));
 }
 
 absl::StatusOr<std::map<int, AddressBook>> ShareBooks(const MeshConnection& connection, const Meshes& meshes,
@@ -83,7 +87,7 @@ absl::StatusOr<std::map<int, AddressBook>> ShareBooks(const MeshConnection& conn
   RETURN_IF_ERROR(connection.rendezvous->Put(BookKey(connection.node), EncodeBook(books[connection.node])));
   for (int node : nodes) {
     if (node == connection.node) continue;
-    ASSIGN_OR_RETURN(books[node], GetBook(*connection.rendezvous, node, connection.timeout, deadline));
+    ASSIGN_OR_RETURN(books[node], GetBook(connection, node, deadline));
   }
   return books;
 }
@@ -126,6 +130,13 @@ class ParallelConnect {
     return status_;
   }
 
+  // As if a connection had failed.
+  void Abort(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mu_);
+    status_.Update(status);
+    changed_.notify_all();
+  }
+
  private:
   void Finish(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mu_);
@@ -156,8 +167,21 @@ absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
   const absl::Time deadline = absl::Now() + connection.timeout;
   ASSIGN_OR_RETURN(Meshes meshes, Listen(connection));
   ASSIGN_OR_RETURN(const auto books, ShareBooks(connection, meshes, deadline));
-  RETURN_IF_ERROR(ParallelConnect(connection, meshes, books).Wait(deadline));
+  ParallelConnect connect(connection, meshes, books);
+  {
+    const ConnectAbort::Hook hook(connection.abort, [&](const absl::Status& status) { connect.Abort(status); });
+    RETURN_IF_ERROR(connect.Wait(deadline));
+  }
   return meshes;
+}
+
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, absl::Time deadline) {
+  while (true) {
+    const absl::Duration left = deadline - absl::Now();
+    absl::StatusOr<std::string> value = connection.rendezvous->Get(key, std::min(left, kAbortLatency));
+    if (value.ok() || !absl::IsDeadlineExceeded(value.status()) || left <= kAbortLatency) return value;
+    if (connection.abort != nullptr) RETURN_IF_ERROR(connection.abort->status());
+  }
 }
 
 }  // namespace paramshard::server

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
+#include "server/collective/connect_abort.h"
 #include "server/collective/tcp_mesh.h"
 
 namespace paramshard::server {
@@ -29,11 +30,15 @@ struct MeshConnection {
   Rendezvous* rendezvous = nullptr;
   absl::Duration timeout;
   std::string listen_address;
+  ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
 };
+
+// What another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within a second.
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, absl::Time deadline);
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other.
 // UNAVAILABLE naming a node that did not come within the timeout or a rank that could not be
-// connected; the rendezvous' own errors (ABORTED).
+// connected; the rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 
 }  // namespace paramshard::server

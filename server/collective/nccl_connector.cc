@@ -23,13 +23,13 @@ using NcclMeshes = std::vector<std::unique_ptr<NcclMesh>>;
 // NCCL takes seconds to look at the machine and to connect: this long at least, though a step may wait less for a rank.
 constexpr absl::Duration kShortestTimeout = absl::Seconds(30);
 
-absl::StatusOr<const gpu::Nccl*> LoadNccl(const std::string& path) {
+absl::StatusOr<const gpu::Nccl*> LoadNcclOrSayHow(const std::string& path) {
   absl::StatusOr<const gpu::Nccl*> nccl = gpu::Nccl::Load(path);
   if (nccl.ok()) return nccl;
-  return absl::Status(nccl.status().code(),
-                      absl::StrCat(nccl.status().message(),
-                                   "; say with --nccl-library where NCCL is (PyTorch's copy serves: "
-                                   "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
+  return absl::Status(nccl.status().code(), absl::StrCat(nccl.status().message(),
+                                                         "; install NCCL (libnccl2), or say with --nccl-library or "
+                                                         "PARAMSHARD_NCCL_LIBRARY where it is (PyTorch's copy serves: "
+                                                         "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
 }
 
 absl::Status CheckSizes(const std::vector<MeshPlan>& plans) {
@@ -59,7 +59,7 @@ absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
 absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, absl::Time deadline) {
   std::vector<std::string> ids;
   for (const MeshPlan& plan : connection.plans) {
-    const absl::StatusOr<std::string> id = connection.rendezvous->Get(IdKey(plan), deadline - absl::Now());
+    const absl::StatusOr<std::string> id = AwaitValue(connection, IdKey(plan), deadline);
     if (absl::IsDeadlineExceeded(id.status())) {
       return absl::UnavailableError(absl::StrCat(MemberName(plan.members[0].member), ": NCCL's id expected of it"));
     }
@@ -101,14 +101,19 @@ absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshe
 
 }  // namespace
 
+absl::Status LoadNccl(const std::string& library) { return LoadNcclOrSayHow(library).status(); }
+
 absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection& connection) {
   RETURN_IF_ERROR(CheckSizes(connection.hosts.plans));
-  ASSIGN_OR_RETURN(const gpu::Nccl* const nccl, LoadNccl(connection.library));
+  ASSIGN_OR_RETURN(const gpu::Nccl* const nccl, LoadNcclOrSayHow(connection.library));
   ASSIGN_OR_RETURN(auto hosts, ConnectMeshes(connection.hosts));
   NcclMeshes meshes;
   for (size_t i = 0; i < hosts.size(); ++i) {
     ASSIGN_OR_RETURN(meshes.emplace_back(), NcclMesh::Create(*nccl, connection.devices[i], std::move(hosts[i])));
   }
+  const ConnectAbort::Hook hook(connection.hosts.abort, [&](const absl::Status& status) {
+    for (const auto& mesh : meshes) mesh->Abort(status);
+  });
   const absl::Time deadline = absl::Now() + std::max(connection.hosts.timeout, kShortestTimeout);
   RETURN_IF_ERROR(PutIds(*nccl, connection.hosts));
   ASSIGN_OR_RETURN(const std::vector<std::string> ids, GetIds(connection.hosts, deadline));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
 
@@ -26,12 +27,8 @@ ReplicatedCollectives::ReplicatedCollectives(const Options& options, std::unique
       replicas_(std::move(replicas)) {}
 
 absl::Status ReplicatedCollectives::Allocate() {
-  int64_t largest = 0;
-  for (size_t unit = 0; unit < options_.model->units.size(); ++unit) {
-    largest = std::max(largest, ExtentElements(static_cast<int>(unit)));
-  }
-  const int64_t bytes = largest * replicas_->size() * static_cast<int64_t>(sizeof(float));
-  ASSIGN_OR_RETURN(partials_, options_.device->Allocate("partial sums", bytes, Sharing::kPrivate));
+  const int64_t bytes = PartialSumBytes(*options_.model, *options_.layout, options_.rank, replicas_->size());
+  ASSIGN_OR_RETURN(partials_, options_.device->Allocate("paramshard-partial-sums", bytes, Sharing::kPrivate));
   ASSIGN_OR_RETURN(queue_, options_.device->MakeQueue());
   return absl::OkStatus();
 }

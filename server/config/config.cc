@@ -284,12 +284,16 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+// Tests leave theirs to the daemons that they start.
+constexpr absl::string_view kTestVariablePrefix = "PARAMSHARD_TEST_";
+
 std::vector<std::string> UnknownVariables(const Environment& environment) {
   std::set<std::string> known;
   for (const Setting& setting : kSettings) known.insert(VariableName(setting));
   std::vector<std::string> unknown;
   for (const auto& [name, value] : environment) {
-    if (absl::StartsWith(name, kVariablePrefix) && known.count(name) == 0) unknown.push_back(name);
+    if (!absl::StartsWith(name, kVariablePrefix) || absl::StartsWith(name, kTestVariablePrefix)) continue;
+    if (known.count(name) == 0) unknown.push_back(name);
   }
   return unknown;
 }

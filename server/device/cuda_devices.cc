@@ -22,21 +22,23 @@
 namespace paramshard::server {
 namespace {
 
-class GpuRange final : public Memory::Owner {
+// Gives `Resource` back at its end, but for one of a broken device: that would wait for work that may never end, and the
+// daemon has to be restarted anyway.
+template <typename Resource>
+class OwnerOf final : public Memory::Owner {
  public:
-  explicit GpuRange(gpu::DeviceMemory memory) : memory_(std::move(memory)) {}
+  OwnerOf(int device, Resource resource) : device_(device), resource_(std::move(resource)) {}
+  ~OwnerOf() override {
+    if (!gpu::FaultOf(device_).ok()) new Resource(std::move(resource_));
+  }
 
  private:
-  const gpu::DeviceMemory memory_;
+  const int device_;
+  Resource resource_;
 };
 
-class OpenHostRange final : public Memory::Owner {
- public:
-  explicit OpenHostRange(gpu::HostRegistration registration) : registration_(std::move(registration)) {}
-
- private:
-  const gpu::HostRegistration registration_;
-};
+using GpuRange = OwnerOf<gpu::DeviceMemory>;
+using OpenHostRange = OwnerOf<gpu::HostRegistration>;
 
 class CudaShardArithmetic final : public ShardArithmetic {
  public:
@@ -156,7 +158,7 @@ class CudaDevice final : public ComputeDevice {
       fd = wire::FileDescriptor(exported);
     }
     uint8_t* const data = memory->data();
-    return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(*std::move(memory)));
+    return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(id().index, *std::move(memory)));
   }
 
   int64_t AvailableBytes() const override {
@@ -171,7 +173,7 @@ class CudaDevice final : public ComputeDevice {
     const gpu::DeviceScope scope(id().index);
     ASSIGN_OR_RETURN(gpu::HostRegistration registration,
                      gpu::HostRegistration::Register(page.data(), page.size_bytes()));
-    return std::make_unique<OpenHostRange>(std::move(registration));
+    return std::make_unique<OpenHostRange>(id().index, std::move(registration));
   }
 
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {

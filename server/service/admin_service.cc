@@ -51,6 +51,9 @@ absl::Status ListShardsPage(const ModelStore& store, const v1::ListShardsRequest
     return absl::InvalidArgumentError(absl::StrCat("list shards: page_size >= 0 expected, got ", request.page_size()));
   }
   const int64_t limit = request.page_size() == 0 ? kDefaultPageSize : std::min(request.page_size(), kMaxPageSize);
+  for (v1::BrokenDevice& broken : ListBrokenDevices(store.world())) {
+    *response.add_broken_devices() = std::move(broken);
+  }
   std::vector<v1::Shard> shards = ListShards(*model, skip, limit + 1);
   if (static_cast<int64_t>(shards.size()) > limit) {
     shards.pop_back();
@@ -138,6 +141,9 @@ grpc::Status AdminService::GetMemory(grpc::ServerContext* context, const v1::Get
     }
   }
   response->set_resident_bytes(ResidentBytes());
+  for (v1::BrokenDevice& broken : ListBrokenDevices(store_->world())) {
+    *response->add_broken_devices() = std::move(broken);
+  }
   return grpc::Status::OK;
 }
 
@@ -178,6 +184,7 @@ grpc::Status AdminService::GetVersion(grpc::ServerContext* context, const v1::Ge
   response->set_nodes(world.cluster->nodes());
   *response->mutable_started_at() = ToProto(started_at_);
   response->set_pid(getpid());
+  for (v1::BrokenDevice& broken : ListBrokenDevices(world)) *response->add_broken_devices() = std::move(broken);
   return grpc::Status::OK;
 }
 

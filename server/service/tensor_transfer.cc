@@ -372,6 +372,7 @@ class Export {
       : model_(model), pinned_(model.commit_log().numbers()), writer_(writer) {}
 
   absl::Status Run(const v1::ExportRequest& request) {
+    RETURN_IF_ERROR(model_.usable());
     if (request.has_version() && request.version() != pinned_.version) {
       return absl::FailedPreconditionError(absl::StrCat("export ", model_.spec().name, ": version ", request.version(),
                                                         " expected, the present one is ", pinned_.version));

@@ -40,9 +40,10 @@ wire::WordsCounts CountsOf(const Layout& layout) {
           .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
 }
 
+// What broke a device was said when it broke.
 void LogUnencoded(const Shard& shard, const absl::Status& status) {
-  Log(LogLevel::kError, "planes could not be encoded: the device is broken",
-      {{"device", shard.device().Name()}, {"why", status.ToString()}});
+  if (!shard.device().health().status().ok()) return;
+  Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
 // Norm, clip and unscaling, in the order of docs/numerics.md.
@@ -141,6 +142,7 @@ absl::Status Epoch::Connect() {
   if (options_.cluster->nodes() > 1 || options_.engines.mesh_inside) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
+  const absl::Time start = absl::Now();
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < ranks_; ++rank) {
     memory.push_back({.arena = options_.shards[rank]->planes().data(),
@@ -155,7 +157,13 @@ absl::Status Epoch::Connect() {
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
-                                                 .settings = options_.engines}));
+                                                 .settings = options_.engines,
+                                                 .abort = &connect_abort_}));
+  Log(LogLevel::kDebug, "engines connected",
+      {{"model", options_.spec->name},
+       {"epoch", absl::StrCat(options_.number)},
+       {"engine", std::string(engines[0]->name())},
+       {"took", absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1)))}});
   absl::MutexLock lock(&mu_);
   engines_ = std::move(engines);
   return ended_ ? why_ : absl::OkStatus();
@@ -269,6 +277,7 @@ void Epoch::EndLocked(const absl::Status& why) {
   work_.SignalAll();
   if (std::exchange(ended_, true)) return;
   sequence_.Stop();
+  connect_abort_.Abort(why_);
   for (const auto& engine : engines_) engine->Abort(why_);
   for (const Seat& seat : seats_) {
     if (seat.words_memory.data() != nullptr) seat.words.Ring();
@@ -285,6 +294,11 @@ void Epoch::EndOnError(const absl::Status& status) {
 bool Epoch::ended() const {
   absl::MutexLock lock(&mu_);
   return ended_;
+}
+
+absl::Status Epoch::torn() const {
+  absl::MutexLock lock(&mu_);
+  return apply_failure_;
 }
 
 void Epoch::AwaitCommits(absl::Time deadline) {
@@ -512,12 +526,12 @@ void Epoch::RunApply(int rank, const v1::Command& command) {
   const absl::Status applied = apply ? shard.Step(step) : absl::OkStatus();
   absl::MutexLock lock(&mu_);
   EndOnError(applied);
-  apply_failed_ = apply_failed_ || !applied.ok();
+  apply_failure_.Update(applied);
   // Before FinishApply, which forgets the command.
   std::vector<std::string> client_states;
   for (int i = 0; i < ranks_; ++i) client_states.push_back(sequence_.ClientState(i, command.number()));
   // A step that failed on one device is never answered: the device is broken, and the model with it.
-  if (sequence_.FinishApply(rank, absl::Now()) && !apply_failed_) Answer(std::move(client_states));
+  if (sequence_.FinishApply(rank, absl::Now()) && apply_failure_.ok()) Answer(std::move(client_states));
   WakeRunnable();
 }
 

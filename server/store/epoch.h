@@ -62,6 +62,8 @@ class Epoch : private TrainerWords {
   void End(const absl::Status& why);
   // Whether it has ended, though its memory may still be in use for a moment.
   bool ended() const;
+  // OK unless a commit was applied on some ranks and failed on others: then what it failed with, once Run has returned.
+  absl::Status torn() const;
   // Waits until no commit that all ranks have sent is unanswered.
   void AwaitCommits(absl::Time deadline);
 
@@ -131,6 +133,7 @@ class Epoch : private TrainerWords {
   const int ranks_;
   std::vector<Seat> seats_;  // constant while threads run, but for `gone` (guarded by mu_)
   std::unique_ptr<Rendezvous> rendezvous_;
+  ConnectAbort connect_abort_;
 
   mutable absl::Mutex mu_;
   absl::CondVar work_;  // push threads wait here; also AwaitCommits and Work
@@ -143,7 +146,7 @@ class Epoch : private TrainerWords {
   std::vector<SquareSum> sums_ ABSL_GUARDED_BY(mu_);
   CommitDecision decision_ ABSL_GUARDED_BY(mu_);
   double gradient_norm_ ABSL_GUARDED_BY(mu_) = 0;
-  bool apply_failed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status apply_failure_ ABSL_GUARDED_BY(mu_);
   // By when the other daemons must have voted; a later end of the epoch leaves the decision to the coordinator.
   absl::Time vote_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   StepParameters step_ ABSL_GUARDED_BY(mu_);

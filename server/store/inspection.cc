@@ -161,6 +161,7 @@ v1::ModelSummary Summarize(const Model& model) {
   summary.set_last_end(status.last_end);
   summary.set_engine(status.engine);
   summary.set_imbalance(proto.imbalance());
+  summary.set_unusable(std::string(model.usable().message()));
   return summary;
 }
 
@@ -229,6 +230,7 @@ absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& mod
 
 absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
                                               absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink) {
+  RETURN_IF_ERROR(model.usable());
   const CommitLog::Numbers pinned = model.commit_log().numbers();
   v1::VerifySummary summary;
   summary.set_version(pinned.version);
@@ -254,6 +256,18 @@ absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
   summary.set_state_hash(
       HashOf(HostView(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()))));
   return summary;
+}
+
+std::vector<v1::BrokenDevice> ListBrokenDevices(const World& world) {
+  std::vector<v1::BrokenDevice> broken;
+  for (const ComputeDevice* device : world.devices) {
+    const absl::Status health = device->health().status();
+    if (health.ok()) continue;
+    v1::BrokenDevice& listed = broken.emplace_back();
+    listed.set_device(device->Name());
+    listed.set_reason(std::string(health.message()));
+  }
+  return broken;
 }
 
 std::vector<v1::MemoryUse> CountMemory(const Model& model) {

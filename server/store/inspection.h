@@ -23,9 +23,12 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
 absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter);
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
-// meanwhile.
+// meanwhile; Model::usable().
 absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
                                               absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink);
+
+// In the order of ranks.
+std::vector<v1::BrokenDevice> ListBrokenDevices(const World& world);
 
 // Bytes of one model by device and class.
 std::vector<v1::MemoryUse> CountMemory(const Model& model);

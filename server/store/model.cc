@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
 
 namespace paramshard::server {
@@ -30,6 +32,7 @@ int ShardSizeOf(const ModelSpec& spec, const World& world) { return spec.shard_s
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   std::unique_ptr<Model> model(new Model(std::move(options)));
+  RETURN_IF_ERROR(model->CheckDevices());
   RETURN_IF_ERROR(model->CheckShardSize());
   model->layout_ = std::make_unique<Layout>(model->spec(), ShardSizeOf(model->spec(), model->world()));
   RETURN_IF_ERROR(model->CheckBudget());
@@ -64,34 +67,59 @@ absl::Status Model::CheckShardSize() const {
                                                  " (the world) expected, got ", shard_size));
 }
 
+absl::Status Model::CheckDevices() const {
+  for (const ComputeDevice* device : world().devices) RETURN_IF_ERROR(device->health().status());
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> Model::ScratchBytesByRank() const {
+  const EngineChoice choice{.devices = world().devices.front()->id().kind,
+                            .device_counts = world().cluster->device_counts(),
+                            .mesh_inside = world().engines.mesh_inside};
+  std::vector<int64_t> bytes;
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    bytes.push_back(ScratchBytes(spec(), *layout_, GroupRank(rank), choice));
+  }
+  return bytes;
+}
+
 // What all ranks need against the daemon's limit, and what each one needs against its device.
 absl::Status Model::CheckBudget() const {
-  // A legal spec may have slots of almost 2^62 bytes.
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
-  const int64_t slots = std::min(layout_->slots_bytes(), kMost / world().rank_count());
-  ShardBytes all;
-  for (int rank = 0; rank < world().rank_count(); ++rank) all += Shard::SizeOf(spec(), *layout_, GroupRank(rank));
-  RETURN_IF_ERROR(CheckFits(all, slots * world().rank_count(), options_.available_bytes, ""));
+  // A legal spec may have slots of almost 2^62 bytes, and as much scratch.
+  const int64_t most = std::numeric_limits<int64_t>::max() / 4 / world().rank_count();
+  const std::vector<int64_t> scratch = ScratchBytesByRank();
+  std::vector<Budget> ranks;
+  Budget all;
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    const Budget& needed = ranks.emplace_back(Budget{.shards = Shard::SizeOf(spec(), *layout_, GroupRank(rank)),
+                                                     .slots = std::min(layout_->slots_bytes(), most),
+                                                     .scratch = std::min(scratch[rank], most)});
+    all.shards += needed.shards;
+    all.slots += needed.slots;
+    all.scratch += needed.scratch;
+  }
+  RETURN_IF_ERROR(CheckFits(all, options_.available_bytes, ""));
   for (int rank = 0; rank < world().rank_count(); ++rank) {
     const ComputeDevice& device = *world().devices[rank];
-    RETURN_IF_ERROR(CheckFits(Shard::SizeOf(spec(), *layout_, GroupRank(rank)), slots, device.AvailableBytes(),
-                              absl::StrCat(" on ", device.Name())));
+    RETURN_IF_ERROR(CheckFits(ranks[rank], device.AvailableBytes(), absl::StrCat(" on ", device.Name())));
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::CheckFits(const ShardBytes& needed, int64_t slots, int64_t available,
-                              absl::string_view where) const {
-  if (needed.Total() + slots <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("create model ", spec().name, ": ", needed.Total() + slots, " bytes needed", where, " (master ",
-                   needed.master, ", exp_avg ", needed.exp_avg, ", exp_avg_sq ", needed.exp_avg_sq, ", gradients ",
-                   needed.gradients, ", planes ", needed.planes, ", slots ", slots, "), ", available, " bytes free"));
+absl::Status Model::CheckFits(const Budget& needed, int64_t available, absl::string_view where) const {
+  const ShardBytes& shards = needed.shards;
+  const int64_t total = shards.Total() + needed.slots + needed.scratch;
+  if (total <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "create model ", spec().name, ": ", total, " bytes needed", where, " (master ", shards.master, ", exp_avg ",
+      shards.exp_avg, ", exp_avg_sq ", shards.exp_avg_sq, ", gradients ", shards.gradients, ", planes ", shards.planes,
+      ", slots ", needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
 }
 
 void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : shards_) bytes += shard->bytes();
+  const std::vector<int64_t> scratch = ScratchBytesByRank();
   Log(LogLevel::kInfo, "model opened",
       {{"model", spec().name},
        {"shard_size", absl::StrCat(layout_->ranks())},
@@ -100,7 +128,8 @@ void Model::LogBudget() const {
        {"exp_avg_sq_bytes", absl::StrCat(bytes.exp_avg_sq)},
        {"gradients_bytes", absl::StrCat(bytes.gradients)},
        {"planes_bytes", absl::StrCat(bytes.planes)},
-       {"slots_bytes_per_trainer", absl::StrCat(layout_->slots_bytes())}});
+       {"slots_bytes_per_trainer", absl::StrCat(layout_->slots_bytes())},
+       {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))}});
   if (layout_->Imbalance() <= kImbalanceWarning) return;
   Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
@@ -120,6 +149,8 @@ absl::Status Model::Attach(Trainer trainer) {
   absl::MutexLock lock(&mu_);
   const int rank = trainer.rank;
   if (draining_) return drain_reason_;
+  RETURN_IF_ERROR(CheckDevices());
+  RETURN_IF_ERROR(usable_);
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
                                                    world().first_rank + world().rank_count(), ") expected, got ",
@@ -249,6 +280,9 @@ void Model::RunEpoch(Epoch& epoch) {
       {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}, {"why", why.ToString()}});
   absl::MutexLock lock(&mu_);
   last_end_ = why.ToString();
+  if (const absl::Status torn = epoch.torn(); !torn.ok()) {
+    Spoil(absl::StrCat("commit ", commit_log_.numbers().commit_number + 1), torn);
+  }
   epoch_ = nullptr;
   Report();
 }
@@ -310,15 +344,34 @@ absl::Status Model::Close(const absl::Status& why) {
 absl::Status Model::Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change) {
   absl::MutexLock lock(&mu_);
   if (draining_) return drain_reason_;
+  RETURN_IF_ERROR(CheckDevices());
+  RETURN_IF_ERROR(usable_);
   RETURN_IF_ERROR(AwaitVacant("import into"));
-  RETURN_IF_ERROR(change());
+  absl::Status status = change();
   for (const auto& shard : shards_) {
-    RETURN_IF_ERROR(shard->EncodePlanes());
+    if (status.ok()) status = shard->EncodePlanes();
     shard->SetVersion(version);
+  }
+  if (!status.ok()) {
+    Spoil("an import", status);
+    return usable_;
   }
   commit_log_.Reset(commit_number, version);
   Report();
   return absl::OkStatus();
+}
+
+void Model::Spoil(absl::string_view what, const absl::Status& why) {
+  if (!usable_.ok()) return;
+  usable_ =
+      absl::DataLossError(absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
+                                       "), its state is partly the old and partly the new one; delete the model"));
+  Log(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
+}
+
+absl::Status Model::usable() const {
+  absl::MutexLock lock(&mu_);
+  return usable_;
 }
 
 // --- Inspection ---

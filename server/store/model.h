@@ -51,14 +51,14 @@ class Model {
   };
 
   // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT a shard size that does not fit the world;
-  // RESOURCE_EXHAUSTED with needed and free bytes by class.
+  // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device.
   static absl::StatusOr<std::unique_ptr<Model>> Create(Options options);
 
   // Ends a running epoch and waits until its threads are gone.
   ~Model();
 
   // Gives a rank a trainer. When every rank of the world has one, an epoch starts. INVALID_ARGUMENT a rank of another
-  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining.
+  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining; what broke a device; usable().
   absl::Status Attach(Trainer trainer);
   // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
@@ -85,9 +85,14 @@ class Model {
   // FAILED_PRECONDITION naming a trainer that is attached.
   absl::Status Close(const absl::Status& why);
 
-  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over.
-  // FAILED_PRECONDITION naming a trainer that is.
+  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over. When `change` fails, or
+  // the encoding after it, nobody can say what the state is: the model is not usable any more. FAILED_PRECONDITION naming a
+  // trainer that is attached; what broke a device; usable().
   absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change);
+
+  // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one. What is
+  // left to do is to delete the model.
+  absl::Status usable() const;
 
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
@@ -96,6 +101,8 @@ class Model {
   // By rank of this daemon.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
+  // That the engine of each rank of this daemon will hold while an epoch runs, beside shards and slots.
+  std::vector<int64_t> ScratchBytesByRank() const;
 
   struct Seat {
     Trainer trainer;
@@ -121,8 +128,14 @@ class Model {
  private:
   explicit Model(Options options);
   absl::Status CheckShardSize() const;
+  absl::Status CheckDevices() const;
   absl::Status CheckBudget() const;
-  absl::Status CheckFits(const ShardBytes& needed, int64_t slots, int64_t available, absl::string_view where) const;
+  struct Budget {
+    ShardBytes shards;
+    int64_t slots = 0;
+    int64_t scratch = 0;  // of engines
+  };
+  absl::Status CheckFits(const Budget& needed, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
@@ -130,6 +143,8 @@ class Model {
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
+  // The state is lost, by `what`; the first loss stays.
+  void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
@@ -150,6 +165,7 @@ class Model {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
+  absl::Status usable_ ABSL_GUARDED_BY(mu_);
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);
   std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,6 @@
 #include "client/ctl/tables.h"
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace paramshard::ctl {
@@ -26,6 +27,28 @@ TEST(TablesTest, Models) {
             "IMBALANCE  LAST END\n"
             "tiny           10      1000           2       3/4        7       8        1      2  yes      memcpy  "
             "    1.062  -\n");
+}
+
+TEST(TablesTest, AModelThatIsUnusableSaysSo) {
+  v1::ListModelsResponse response;
+  v1::ModelSummary& model = *response.add_models();
+  model.set_name("torn");
+  model.set_last_end("ABORTED: somebody left");
+  model.set_unusable("an import broke off");
+  EXPECT_THAT(ModelsText(response), testing::EndsWith("an import broke off\n"));
+}
+
+TEST(TablesTest, BrokenDevicesComeLast) {
+  const auto check = [](auto response, std::string (*text)(const decltype(response)&)) {
+    const std::string without = text(response);
+    v1::BrokenDevice& broken = *response.add_broken_devices();
+    broken.set_device("cuda:1");
+    broken.set_reason("it fell off the bus; restart paramshardd");
+    EXPECT_EQ(text(response), without + "BROKEN cuda:1: it fell off the bus; restart paramshardd\n");
+  };
+  check(v1::ListShardsResponse(), ShardsText);
+  check(v1::GetMemoryResponse(), MemoryText);
+  check(v1::GetVersionResponse(), VersionText);
 }
 
 TEST(TablesTest, Parameter) {

@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "tests/client/session/fake_epoch.h"
 #include "tests/client/session/fake_gpu.h"
+#include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::internal {
@@ -56,6 +57,27 @@ class SessionOnStreamsTest : public testing::Test {
   std::shared_ptr<Session> session_;
   v1::Command last_;
 };
+
+// --- Memory that cannot be mapped
+
+// A wrong GPU, or a descriptor that is no memory of one, is for the mapper to tell.
+TEST(SessionMemoryTest, WhatCannotBeMappedIsRefusedAndLeavesNothing) {
+  const absl::Status refusal = absl::FailedPreconditionError("session memory: another GPU expected");
+  FakeEpochOptions options;
+  options.gpu_uuid = kFakeGpuUuid;
+  options.map_tensors = [&](absl::string_view uuid, const TensorMemoryParts& parts) {
+    EXPECT_EQ(uuid, kFakeGpuUuid);
+    EXPECT_GE(parts.memory->planes.get(), 0);
+    return absl::StatusOr<std::unique_ptr<TensorMemory>>(refusal);
+  };
+  FakeEpoch epoch(ThreeUnits(), options);
+  int64_t descriptors = 0;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    EXPECT_EQ(epoch.Attach().status(), refusal);
+    if (attempt == 0) descriptors = OpenDescriptors();
+  }
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+}
 
 // --- The calls of the host, in memory of a GPU
 

@@ -9,9 +9,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/collective/mesh_connector.h"
+#include "server/collective/scratch_memory.h"
 #include "server/collective/tcp_mesh.h"
 #include "tests/server/collective/engine_world.h"
 #include "tests/status_matchers.h"
@@ -165,6 +168,16 @@ TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
   auto reduced = std::async(std::launch::async, [&] { return world_.OnAllRanks(reductions); });
   EXPECT_THAT(world_.OnAllRanks(gathers), Each(IsOk()));
   EXPECT_THAT(reduced.get(), Each(IsOk()));
+}
+
+TEST_P(CollectivesTest, ItsMemoryIsKnownBeforehand) {
+  const EngineChoice choice{world_.shape().devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+                            world_.shape().device_counts, world_.shape().mesh_inside};
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    EXPECT_EQ(world_.engine(rank).scratch_bytes(),
+              ScratchBytes(world_.model(), world_.layout(), world_.group_rank(rank), choice))
+        << "rank " << rank;
+  }
 }
 
 TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
@@ -356,6 +369,43 @@ TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {
         StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("connect engines of test"), HasSubstr("node 1"))));
     EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   }
+}
+
+// A minute is the timeout.
+TEST(ConnectEnginesTest, AnAbortEndsConnectingWithinASecondOrSo) {
+  for (const bool before : {true, false}) {
+    EngineWorld world({"Aborted", {1, 1}, 2, "cpu"});
+    ConnectAbort abort;
+    if (before) abort.Abort(absl::AbortedError("enough"));
+    const absl::Time start = absl::Now();
+    absl::Status connected;
+    std::thread connecting([&] { connected = world.ConnectNode(0, &abort).status(); });
+    abort.Abort(absl::AbortedError("enough"));
+    connecting.join();
+    EXPECT_THAT(connected, StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  }
+}
+
+// Both have met at the rendezvous, and one does not connect.
+TEST(ConnectMeshesTest, AnAbortEndsAWaitForAConnection) {
+  SharedRendezvous rendezvous;
+  ConnectAbort abort;
+  const MeshPlan plan{{{{0, 0}, 0}, {{1, 1}, 0}}, 0};
+  const MeshConnection connection{0, {plan}, &rendezvous, absl::Minutes(1), "127.0.0.1", &abort};
+  const auto device = MakeTcpDevice("127.0.0.1");
+  ASSERT_OK(device);
+  const auto peer = TcpMesh::Create(*device, {{0, 0}, {1, 1}}, 1, absl::Minutes(1));
+  ASSERT_OK(peer);
+  ASSERT_OK(rendezvous.Put("meshes/1", absl::BytesToHexString((*peer)->AddressFor(0)) + ","));
+  const absl::Time start = absl::Now();
+  absl::Status connected;
+  std::thread connecting([&] { connected = ConnectMeshes(connection).status(); });
+  EXPECT_OK(rendezvous.Get("meshes/0", absl::Minutes(1)));
+  abort.Abort(absl::AbortedError("enough"));
+  connecting.join();
+  EXPECT_THAT(connected, StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
 TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {

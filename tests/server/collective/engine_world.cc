@@ -143,7 +143,7 @@ std::vector<uint8_t> EngineWorld::slots(int rank) const {
   return {view->bytes().begin(), view->bytes().end()};
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node) {
+absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node, ConnectAbort* abort) {
   if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
   EngineSpec spec;
   spec.model = &model_;
@@ -162,6 +162,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.timeout = timeout_;
   spec.settings = {.mesh_inside = shape_.mesh_inside,
                    .nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "")};
+  spec.abort = abort;
   return ConnectEngines(spec);
 }
 

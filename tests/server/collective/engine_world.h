@@ -64,7 +64,7 @@ class EngineWorld {
 
   // Connects all daemons at the same time. The first error; FAILED_PRECONDITION when there are too few GPUs.
   absl::Status Connect();
-  absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node);
+  absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node, ConnectAbort* abort = nullptr);
   Collectives& engine(int rank) { return *engines_[rank]; }
   void DestroyEngine(int rank) { engines_[rank].reset(); }
 

@@ -22,7 +22,15 @@ TEST(ConnectNcclMeshesTest, ALibraryThatIsNotThereIsNamedWithWhatToDo) {
   EXPECT_THAT(ConnectWith("/nowhere/libnccl.so.2"),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("NCCL: 2.24.0 or newer expected"), HasSubstr("/nowhere/libnccl.so.2"),
-                             HasSubstr("--nccl-library"))));
+                             HasSubstr("--nccl-library"), HasSubstr("PARAMSHARD_NCCL_LIBRARY"))));
+}
+
+TEST(LoadNcclTest, SaysAtTheStartWhatConnectingWouldSay) {
+  for (const char* library : {"/nowhere/libnccl.so.2", "libm.so.6", PARAMSHARD_OLD_NCCL}) {
+    const absl::Status loaded = LoadNccl(library);
+    EXPECT_THAT(loaded, StatusIs(absl::StatusCode::kFailedPrecondition)) << library;
+    EXPECT_EQ(loaded, ConnectWith(library)) << library;
+  }
 }
 
 TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {

@@ -166,8 +166,10 @@ TEST(ParseArgumentsTest, WrongVariableIsNamed) {
 }
 
 TEST(ParseArgumentsTest, UnknownVariablesAreListed) {
-  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments,
-                       Parse({}, {{"PARAMSHARD_STEP_TIMOUT", "1s"}, {"PATH", "/bin"}, {"PARAMSHARD_NODE", "0"}}));
+  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments, Parse({}, {{"PARAMSHARD_STEP_TIMOUT", "1s"},
+                                                                   {"PATH", "/bin"},
+                                                                   {"PARAMSHARD_NODE", "0"},
+                                                                   {"PARAMSHARD_TEST_DEVICES", "cuda"}}));
   EXPECT_THAT(arguments.unknown_variables, ElementsAre("PARAMSHARD_STEP_TIMOUT"));
 }
 

@@ -62,6 +62,67 @@ TEST_F(DaemonTest, HealthNeedsNoToken) {
   EXPECT_THAT(CallRaw("/grpc.health.v1.Health/Check", ""), IsOkAndHolds(std::string("\x08\x01", 2)));
 }
 
+class BrokenDeviceDaemonTest : public DaemonTest {
+ protected:
+  static constexpr char kServing[] = "\x08\x01";
+  static constexpr char kNotServing[] = "\x08\x02";
+
+  void SetUp() override {
+    client_.reset();
+    daemon_.reset();
+    const auto open = [this](absl::Span<const Device> ids) {
+      std::vector<std::unique_ptr<ComputeDevice>> devices;
+      for (const Device& id : ids) devices.push_back(MakeCpuDevice(id.index));
+      second_ = devices[1].get();
+      return absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(std::move(devices));
+    };
+    ASSERT_OK_AND_ASSIGN(daemon_, Daemon::Start(Config(), open));
+    client_ = std::make_unique<DaemonClient>(socket_dir());
+  }
+
+  // Of a service; of all without a name.
+  absl::StatusOr<std::string> Health(const std::string& service) {
+    const std::string request = service.empty() ? "" : "\x0a" + std::string(1, char(service.size())) + service;
+    return CallRaw("/grpc.health.v1.Health/Check", request);
+  }
+
+  ComputeDevice* second_ = nullptr;
+};
+
+TEST_F(BrokenDeviceDaemonTest, IsNotServingAndStaysOpenToInspection) {
+  ASSERT_OK(client_->CreateModel(Spec()));
+  for (const char* service : {"", "paramshard.v1.TrainerService", "paramshard.v1.AdminService"}) {
+    EXPECT_THAT(Health(service), IsOkAndHolds(kServing)) << service;
+  }
+  second_->health().Break(absl::InternalError("cpu:1 is broken: a test has said so"));
+  EXPECT_THAT(Health(""), IsOkAndHolds(kNotServing));
+  EXPECT_THAT(Health("paramshard.v1.TrainerService"), IsOkAndHolds(kNotServing));
+  EXPECT_THAT(Health("paramshard.v1.AdminService"), IsOkAndHolds(kServing));
+
+  v1::ModelSpec another = Spec();
+  another.set_name("another");
+  const auto is_broken = StatusIs(absl::StatusCode::kInternal, HasSubstr("cpu:1 is broken: a test has said so"));
+  EXPECT_THAT(client_->CreateModel(another), is_broken);
+  TestSession session(socket_dir());
+  session.Attach(MakeAttach("m", 0));
+  EXPECT_THAT(session.Finish(), is_broken);
+
+  using Admin = v1::AdminService::Stub;
+  v1::ListShardsRequest of_model;
+  of_model.set_model("m");
+  ASSERT_OK_AND_ASSIGN(const v1::ListShardsResponse shards,
+                       client_->Call(client_->admin(), &Admin::ListShards, of_model));
+  ASSERT_OK_AND_ASSIGN(const v1::GetMemoryResponse memory,
+                       client_->Call(client_->admin(), &Admin::GetMemory, v1::GetMemoryRequest()));
+  ASSERT_OK_AND_ASSIGN(const v1::GetVersionResponse version,
+                       client_->Call(client_->admin(), &Admin::GetVersion, v1::GetVersionRequest()));
+  for (const auto& broken : {shards.broken_devices(), memory.broken_devices(), version.broken_devices()}) {
+    ASSERT_EQ(broken.size(), 1);
+    EXPECT_EQ(broken[0].device(), "cpu:1");
+    EXPECT_THAT(broken[0].reason(), HasSubstr("a test has said so"));
+  }
+}
+
 TEST_F(DaemonTest, ReflectionNeedsNoTokenAndKnowsTheServices) {
   // ServerReflectionRequest{list_services: ""}: the stream answers one request.
   EXPECT_THAT(CallRaw("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\x00", 2)),
@@ -97,6 +158,29 @@ TEST_F(DaemonTest, BadDevicesAreRefused) {
   config.devices = {"cuda:4096"};
   EXPECT_THAT(Daemon::Start(config), StatusIs(AnyOf(absl::StatusCode::kFailedPrecondition,  // no driver, no such GPU
                                                     absl::StatusCode::kUnimplemented)));    // no CUDA in this build
+}
+
+// Before a GPU is opened: this machine need not have one.
+TEST_F(DaemonTest, GpusOfSeveralDaemonsWithoutNcclAreRefusedAtOnce) {
+  DaemonConfig config = Config();
+  config.devices = {"cuda:0"};
+  config.nodes = 2;
+  config.cluster_address = "127.0.0.1:1";
+  config.nccl_library = "/nowhere/libnccl.so.2";
+  const auto is_refused =
+      AnyOf(StatusIs(absl::StatusCode::kFailedPrecondition,
+                     AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("PARAMSHARD_NCCL_LIBRARY"))),
+            StatusIs(absl::StatusCode::kUnimplemented));  // no CUDA in this build
+  EXPECT_THAT(Daemon::Check(config), is_refused);
+  EXPECT_THAT(Daemon::Start(config).status(), is_refused);
+  config.nodes = 1;
+  EXPECT_OK(Daemon::Check(config)) << "copy engines need none";
+  config.local_engine = "mesh";
+  EXPECT_OK(Daemon::Check(config)) << "one GPU has nobody to exchange bytes with";
+  config.devices = {"cuda:0", "cuda:1"};
+  EXPECT_THAT(Daemon::Check(config), is_refused);
+  config.devices = {"cpu:0", "cpu:1"};
+  EXPECT_OK(Daemon::Check(config));
 }
 
 TEST_F(DaemonTest, AnUnknownUserIsRefused) {

@@ -84,8 +84,10 @@ Trainer FakeTrainer::MakeTrainer() {
 absl::Status FakeTrainer::TakeMemory(const wire::HandoffMemory& message, absl::Span<const int> fds) {
   PARAMSHARD_CHECK(message.session == session_ && fds.size() == 3);
   if (refuses_memory_) return absl::AbortedError("handoff: the trainer has closed its companion connection");
-  planes_ = std::make_unique<Mapping>(fds[0], message.planes_bytes, PROT_READ);
-  slots_ = std::make_unique<Mapping>(fds[1], message.slots_bytes, PROT_READ | PROT_WRITE);
+  if (model_->world().devices[0]->id().kind == DeviceKind::kCpu) {
+    planes_ = std::make_unique<Mapping>(fds[0], message.planes_bytes, PROT_READ);
+    slots_ = std::make_unique<Mapping>(fds[1], message.slots_bytes, PROT_READ | PROT_WRITE);
+  }
   words_page_ = std::make_unique<Mapping>(fds[2], message.words_bytes, PROT_READ | PROT_WRITE);
   const Layout& layout = model_->layout();
   const wire::WordsCounts counts{.slots = static_cast<int>(layout.slot_bytes().size()),

@@ -11,14 +11,19 @@
 namespace paramshard::server {
 namespace {
 
-std::vector<std::unique_ptr<ComputeDevice>> MakeDevices(int ranks) {
+std::vector<std::unique_ptr<ComputeDevice>> MakeDevices(const TestWorld::Options& options) {
   std::vector<std::unique_ptr<ComputeDevice>> devices;
-  for (int rank = 0; rank < ranks; ++rank) devices.push_back(MakeCpuDevice(rank));
+  for (int rank = 0; rank < options.ranks; ++rank) devices.push_back(options.make_device(rank));
   return devices;
 }
 
-World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevice>>& devices) {
-  World world{.cluster = cluster, .devices = {}, .first_rank = 0, .world_size = static_cast<int>(devices.size())};
+World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevice>>& devices,
+                const EngineSettings& engines) {
+  World world{.cluster = cluster,
+              .devices = {},
+              .first_rank = 0,
+              .world_size = static_cast<int>(devices.size()),
+              .engines = engines};
   for (const auto& device : devices) world.devices.push_back(device.get());
   return world;
 }
@@ -26,9 +31,9 @@ World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevic
 }  // namespace
 
 TestWorld::TestWorld(const Options& options)
-    : devices_(MakeDevices(options.ranks)),
+    : devices_(MakeDevices(options)),
       cluster_(options.ranks),
-      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_),
+      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_, options.engines),
                                                               .step_timeout = options.step_timeout,
                                                               .memory_limit_bytes = options.memory_limit_bytes})) {}
 

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_TESTS_SERVER_STORE_TEST_WORLD_H_
 #define PARAMSHARD_TESTS_SERVER_STORE_TEST_WORLD_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ class TestWorld {
     int ranks = 2;
     absl::Duration step_timeout = absl::Minutes(1);
     int64_t memory_limit_bytes = 0;
+    std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
+    EngineSettings engines = {};
   };
   explicit TestWorld(const Options& options);
 

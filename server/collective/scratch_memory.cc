@@ -1,0 +1,60 @@
+#include "server/collective/scratch_memory.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/reduce/gradient_sum.h"
+
+namespace paramshard::server {
+namespace {
+
+int64_t Padded(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+// Over units.
+template <typename BytesOfUnit>
+int64_t Largest(const ModelSpec& model, BytesOfUnit bytes_of_unit) {
+  int64_t largest = 0;
+  for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit) {
+    largest = std::max(largest, bytes_of_unit(unit));
+  }
+  return largest;
+}
+
+}  // namespace
+
+int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment) {
+  const auto bytes_of_unit = [&](int unit) {
+    int64_t bytes = 0;
+    for (const GradientSlice& slice : layout.Slices(unit, rank)) {
+      const ParameterSpec& parameter = model.units[unit].parameters[slice.parameter];
+      bytes += Padded(slice.elements * GradientBytes(parameter.gradient_type), alignment);
+    }
+    return bytes;
+  };
+  return Largest(model, bytes_of_unit) * (layout.ranks() - 1);
+}
+
+int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes) {
+  const auto bytes_of_unit = [&](int unit) {
+    int64_t elements = 0;
+    for (const GradientSlice& slice : layout.Slices(unit, rank)) elements += slice.elements;
+    return elements * static_cast<int64_t>(sizeof(float));
+  };
+  return Largest(model, bytes_of_unit) * nodes;
+}
+
+int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice) {
+  const int nodes = static_cast<int>(choice.device_counts.size());
+  const int world = std::accumulate(choice.device_counts.begin(), choice.device_counts.end(), 0);
+  const bool across_daemons = nodes > 1 && layout.ranks() == world;
+  int64_t bytes = 0;
+  if (across_daemons || choice.mesh_inside) {
+    bytes += ReceiveMemoryBytes(model, layout, rank, kMeshSliceAlignment);
+  } else if (choice.devices == DeviceKind::kCuda) {
+    bytes += ReceiveMemoryBytes(model, layout, rank, kCopyEngineSliceAlignment);
+  }
+  if (nodes > 1 && !across_daemons) bytes += PartialSumBytes(model, layout, rank, nodes);
+  return bytes;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,37 @@
+// What engines allocate for themselves on their rank's device: memory to receive slices of gradients, and partial sums. Pure
+// functions of model and layout, so that a model's budget is known before its first epoch; the engines allocate what these
+// say.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+
+// Which engines ConnectEngines will choose, as far as their memory depends on it.
+struct EngineChoice {
+  DeviceKind devices = DeviceKind::kCpu;
+  std::vector<int> device_counts;  // of every node
+  bool mesh_inside = false;        // see EngineSettings
+};
+
+// Bytes that the engine of `rank` of the shard group will hold, all in all: Collectives::scratch_bytes.
+int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice);
+
+// Its parts. The slices of the rank's largest unit, each padded to a multiple of `alignment` bytes, of every other rank.
+int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment);
+// An fp32 sum of the rank's extents of its largest unit, of each of `nodes` replicas.
+int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes);
+
+// How engines pad slices: for the loads of the GPU's kernels, and for cache lines.
+inline constexpr int64_t kCopyEngineSliceAlignment = 256;
+inline constexpr int64_t kMeshSliceAlignment = 64;
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_

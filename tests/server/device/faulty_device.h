@@ -1,0 +1,58 @@
+// A device that fails when a test says so, over one that works.
+#ifndef PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
+#define PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "server/device/compute_device.h"
+
+namespace paramshard::server {
+
+// What the devices of one test share. Thread-safe.
+struct DeviceFaults {
+  // Memory, arithmetic, queues and opened pages count alike.
+  std::atomic<int> allocations{0};
+  std::atomic<int> failing_allocation{0};  // counted from 1; 0: none
+  std::atomic<int> writes{0};
+  std::atomic<int> failing_write{0};  // likewise
+
+  // Of memory that lives.
+  std::atomic<int64_t> allocated_bytes{0};
+};
+
+// Allocations that fail are RESOURCE_EXHAUSTED, writes INTERNAL. A device that is broken (health().Break) answers with what
+// broke it. `faults` outlives the device and its memory.
+class FaultyDevice final : public ComputeDevice {
+ public:
+  FaultyDevice(std::unique_ptr<ComputeDevice> inner, DeviceFaults* faults)
+      : ComputeDevice(inner->id()), faults_(faults), inner_(std::move(inner)) {
+    inner_->health().SetListener([this](const absl::Status& why) { health().Break(why); });
+  }
+  ~FaultyDevice() override { inner_->health().SetListener(nullptr); }
+
+  std::string gpu_uuid() const override { return inner_->gpu_uuid(); }
+  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override;
+  int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
+  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override;
+  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override;
+  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override;
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
+
+ private:
+  absl::Status CountAllocation();
+
+  DeviceFaults* const faults_;
+  const std::unique_ptr<ComputeDevice> inner_;
+};
+
+// Of the kind that tests run on (tests/support/environment.h), or fewer: `count` at most, those that there are.
+// FAILED_PRECONDITION there is none.
+absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenFaultyDevices(int count, DeviceFaults* faults);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
