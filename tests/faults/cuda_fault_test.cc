@@ -1,7 +1,9 @@
-// Trainers that die with work on their GPU's streams, and a daemon that dies while streams wait for it. Afterwards the state
+// GPUs that break under the daemon, trainers that die with work on their GPU's streams, and a daemon that dies while streams
+// wait for it. Afterwards the state
 // is what an uninterrupted run makes it, and whoever lives on has a context that works.
 
 #include <cuda_runtime.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,17 +13,20 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/cuda.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
 #include "nlohmann/json.hpp"
+#include "server/daemon.h"
 #include "tests/faults/bad_access.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
@@ -32,12 +37,13 @@
 namespace paramshard::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
 constexpr int64_t kFaultStep = 3;
 // Which number of a trainer's board says what.
-enum BoardNumber { kWaiting = 0, kGrandchild = 1 };
+enum BoardNumber { kWaiting, kGrandchild, kServing, kBreakNow, kBroken, kStep };
 
 // This process must not open a GPU: its children do.
 int GpuCount() {
@@ -110,6 +116,155 @@ class CudaFaultTest : public testing::Test {
   TemporaryDirectory directory_;
   std::optional<DaemonProcess> daemon_;
 };
+
+// --- Devices of the daemon that break
+
+// A daemon in a process of its own that breaks its own GPU when the board says so.
+absl::Status ServeAndBreak(const std::string& socket_dir, const std::function<absl::Status(Board&)>& break_gpu,
+                           Board& board) {
+  server::DaemonConfig config;
+  config.devices = {"cuda:0"};
+  config.socket_dir = socket_dir;
+  ASSIGN_OR_RETURN(const auto daemon, server::Daemon::Start(config));
+  Reach(board, kServing, 1);
+  while (board.numbers[kBreakNow] == 0) usleep(1000);
+  const absl::Status fault = break_gpu(board);
+  Reach(board, kBroken, 1);
+  while (true) pause();
+  return fault;
+}
+
+// Needs one GPU, and starts no daemon of its own accord.
+class BrokenGpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (GpuCount() < 1) GTEST_SKIP() << "a GPU expected, got none";
+  }
+
+  std::string Ctl(const std::string& arguments) const {
+    const auto output =
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " ", arguments));
+    EXPECT_OK(output.status());
+    return output.value_or("");
+  }
+
+  ChildProcess Open(const std::string& model) const {
+    return ChildProcess::Run([this, model](Board&) -> absl::Status {
+      ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 0, .socket_dir = directory_.path()}));
+      return client.OpenModel(SmallModel(model)).status();
+    });
+  }
+
+  // Whatever breaks it: a trainer that is attached, and those that come later, are told; inspection goes on.
+  void ExpectAllIsToldAfter(const std::function<absl::Status(Board&)>& break_gpu, const std::string& what) {
+    ChildProcess daemon =
+        ChildProcess::Run([&](Board& board) { return ServeAndBreak(directory_.path(), break_gpu, board); });
+    ASSERT_TRUE(daemon.AwaitNumber(kServing, 1));
+    ChildProcess trainer = ChildProcess::Run([&](Board& board) -> absl::Status {
+      Training training{.socket_dir = directory_.path(), .model = "interrupted", .rank = 0};
+      training.resume = false;
+      training.commits = 1000000;
+      training.at = [&](Point point, int64_t commit) {
+        if (point == Point::kCommitted) Reach(board, kStep, static_cast<uint32_t>(commit));
+      };
+      return Train(training);
+    });
+    ASSERT_TRUE(trainer.AwaitNumber(kStep, 3));
+    Reach(daemon.board(), kBreakNow, 1);
+    ASSERT_TRUE(daemon.AwaitNumber(kBroken, 1));
+    const auto is_told = StatusIs(absl::StatusCode::kInternal,
+                                  AllOf(HasSubstr("cuda:0 is broken"), HasSubstr(what), HasSubstr("restart")));
+    EXPECT_THAT(trainer.Await(), is_told);
+    EXPECT_THAT(Open("interrupted").Await(), is_told);
+    EXPECT_THAT(Open("another").Await(), is_told);
+    for (const char* command : {"version", "memory", "shards interrupted"}) {
+      EXPECT_THAT(Ctl(command), HasSubstr("BROKEN cuda:0: ")) << command;
+    }
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(BrokenGpuTest, AnIllegalAddressInTheDaemonIsRemembered) {
+  ExpectAllIsToldAfter(
+      [](Board&) -> absl::Status {
+        ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(0));
+        RETURN_IF_ERROR(WriteToNowhere(stream.get()));
+        return stream.Synchronize();
+      },
+      "cudaErrorIllegalAddress");
+}
+
+TEST_F(BrokenGpuTest, AStreamThatIsNotDoneInTimeBreaksItsGpu) {
+  ExpectAllIsToldAfter(
+      [](Board&) -> absl::Status {
+        ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(0));
+        // For ever: nobody writes this word.
+        void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        ASSIGN_OR_RETURN(gpu::HostRegistration registration, gpu::HostRegistration::Register(page, 4096));
+        gpu::WordOperations parked;
+        parked.Await(page, 1);
+        RETURN_IF_ERROR(parked.Enqueue(stream.get()));
+        const absl::Status fault = stream.Synchronize(absl::Milliseconds(200));
+        // Kept: unregistering the word would wait for the stream.
+        new gpu::Stream(std::move(stream));
+        new gpu::HostRegistration(std::move(registration));
+        return fault;
+      },
+      "a stream is not done after 200ms");
+}
+
+// --- Memory that a trainer cannot map
+
+TEST_F(CudaFaultTest, ATrainerThatSeesOnlyAnotherGpuIsToldAndHarmsNobody) {
+  const std::string expected = UninterruptedHash();
+  ChildProcess waiting = Start(TrainingOf("interrupted", 0));
+  ChildProcess astray = ChildProcess::Run([&](Board&) -> absl::Status {
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);  // rank 1's is the second
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 1, .socket_dir = directory_.path()}));
+    return client.OpenModel(SmallModel("interrupted")).status();
+  });
+  EXPECT_THAT(astray.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       AllOf(HasSubstr("expected among the GPUs of this process"),
+                                             HasSubstr("CUDA_VISIBLE_DEVICES is \"0\""))));
+  ChildProcess right = Start(TrainingOf("interrupted", 1));
+  EXPECT_OK(right.Await());
+  EXPECT_OK(waiting.Await());
+  EXPECT_EQ(StateHash("interrupted"), expected);
+}
+
+TEST_F(BrokenGpuTest, DescriptorsThatAreNoGpuMemoryOfTheSizeAreRefusedAndLeaveNothing) {
+  ChildProcess importer = ChildProcess::Run([](Board&) -> absl::Status {
+    const wire::FileDescriptor file(memfd_create("no GPU memory", MFD_CLOEXEC));
+    const int null_device = open("/dev/null", O_RDWR | O_CLOEXEC);
+    constexpr int64_t kBytes = 2 << 20;
+    ASSIGN_OR_RETURN(const gpu::DeviceMemory memory, gpu::DeviceMemory::Create(0, kBytes, {0}, /*shareable=*/true));
+    ASSIGN_OR_RETURN(const int small, memory.Export());
+    const auto free_bytes = [] {
+      size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      return static_cast<int64_t>(free);
+    };
+    int64_t before = 0;
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      for (const int fd : {-1, file.get(), null_device}) {
+        if (gpu::DeviceMemory::Import(0, fd, kBytes, /*read_only=*/true).ok()) return absl::InternalError("imported");
+      }
+      if (gpu::DeviceMemory::Import(0, small, 64 * kBytes, /*read_only=*/true).ok()) {
+        return absl::InternalError("more bytes mapped than there are");
+      }
+      if (attempt == 0) before = free_bytes();
+    }
+    close(small);
+    close(null_device);
+    RETURN_IF_ERROR(gpu::FaultOf(0));
+    if (free_bytes() == before) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(before - free_bytes(), " bytes were not given back"));
+  });
+  EXPECT_OK(importer.Await());
+}
+
+// --- Trainers that die
 
 // Two seconds of writes into a gradient slot, and then the end of the process.
 absl::Status DieWhileKernelsWrite(Model& model, Board&) {

@@ -245,6 +245,17 @@ TEST_F(FaultTest, AModelThatDoesNotFitIsRefusedWithNumbersAndLeavesNothing) {
   EXPECT_EQ(Ctl("memory")["totalBytes"], "0");
 }
 
+// Found before a GPU is opened: this machine need not have one.
+TEST_F(FaultTest, GpusOfSeveralDaemonsWithoutNcclEndTheStartAsAWrongFlagDoes) {
+  for (const char* library : {"/nowhere/libnccl.so.2", "libm.so.6"}) {
+    EXPECT_THAT(DaemonProcess::Start(kDaemon, directory_.path(),
+                                     {"--device=cuda:0", "--nodes=2", "--cluster-address=127.0.0.1:1",
+                                      absl::StrCat("--nccl-library=", library)})
+                    .status(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("exited with 2")));
+  }
+}
+
 int64_t EntriesOf(pid_t pid, const std::string& folder) {
   const auto listing = OutputOf(absl::StrCat("ls /proc/", pid, "/", folder, " | wc -l"));
   return listing.ok() ? std::atoll(listing->c_str()) : -1;
@@ -316,18 +327,26 @@ int FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Two daemons of two devices each: four ranks. The parameter is the shard size.
-class TwoDaemonsTest : public testing::TestWithParam<int> {
+int GpuCount() {
+  const auto count = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
+  return count.ok() ? std::atoi(count->c_str()) : 0;
+}
+
+// What a shard group spans.
+enum class Sharding { kInsideDaemons, kOverTheWorld };
+
+// Two daemons of two devices each, four ranks; where there are fewer than four GPUs, of one GPU each.
+class TwoDaemonsTest : public testing::TestWithParam<Sharding> {
  protected:
   void SetUp() override {
     if (TestDevices() == "cuda") {
-      const auto gpus = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
-      if (!gpus.ok() || std::atoi(gpus->c_str()) < 4)
-        GTEST_SKIP() << "four GPUs expected, got " << gpus.value_or("none");
+      const int gpus = GpuCount();
+      if (gpus < 2) GTEST_SKIP() << "two GPUs expected, got " << gpus;
+      if (gpus < 4) devices_ = 1;
     }
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
-      std::vector<std::string> flags = DeviceFlags(2, TestDevices() == "cuda" ? 2 * node : 0);
+      std::vector<std::string> flags = DeviceFlags(devices_, TestDevices() == "cuda" ? devices_ * node : 0);
       flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster, step_timeout()});
       daemons_.push_back(DaemonProcess::Spawn(kDaemon, directories_[node].path(), flags));
     }
@@ -337,10 +356,14 @@ class TwoDaemonsTest : public testing::TestWithParam<int> {
   virtual std::string step_timeout() const { return "--step-timeout=20s"; }
 
   Training TrainingOf(const std::string& model, int rank) const {
-    Training training{.socket_dir = directories_[rank / 2].path(), .model = model, .rank = rank};
-    training.shard_size = GetParam();
+    Training training{.socket_dir = directories_[NodeOf(rank)].path(), .model = model, .rank = rank};
+    training.shard_size = ShardSize();
     return training;
   }
+
+  int ranks() const { return 2 * devices_; }
+  int NodeOf(int rank) const { return rank / devices_; }
+  int ShardSize() const { return GetParam() == Sharding::kOverTheWorld ? ranks() : devices_; }
 
   std::vector<std::string> Hashes(const std::string& model) const {
     return {StateHashOf(directories_[0].path(), model), StateHashOf(directories_[1].path(), model)};
@@ -348,31 +371,33 @@ class TwoDaemonsTest : public testing::TestWithParam<int> {
 
   std::vector<std::string> UninterruptedHashes() {
     std::vector<ChildProcess> trainers;
-    for (int rank = 0; rank < 4; ++rank) trainers.push_back(Start(TrainingOf("uninterrupted", rank)));
+    for (int rank = 0; rank < ranks(); ++rank) trainers.push_back(Start(TrainingOf("uninterrupted", rank)));
     for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
     return Hashes("uninterrupted");
   }
 
+  int devices_ = 2;  // of each daemon
   TemporaryDirectory directories_[2];
   std::vector<DaemonProcess> daemons_;
 };
 
 TEST_P(TwoDaemonsTest, AKilledTrainerLeavesNoTraceInTheEnd) {
   const std::vector<std::string> expected = UninterruptedHashes();
-  if (GetParam() == 2) {
+  if (GetParam() == Sharding::kInsideDaemons) {
     EXPECT_EQ(expected[0], expected[1]) << "replicas hold equal bytes";
   }
+  const int last = ranks() - 1;
   std::vector<ChildProcess> survivors;
-  for (int rank = 0; rank < 3; ++rank) survivors.push_back(Start(TrainingOf("interrupted", rank)));
+  for (int rank = 0; rank < last; ++rank) survivors.push_back(Start(TrainingOf("interrupted", rank)));
   ChildProcess victim = ChildProcess::Run([&](Board&) {
-    Training training = TrainingOf("interrupted", 3);
+    Training training = TrainingOf("interrupted", last);
     training.at = [](Point reached, int64_t commit) {
       if (commit == kKillStep && reached == Point::kPushed) raise(SIGKILL);
     };
     return Train(training);
   });
   EXPECT_THAT(victim.Await(), StatusIs(absl::StatusCode::kUnknown, HasSubstr("signal 9")));
-  ChildProcess replacement = Start(TrainingOf("interrupted", 3));
+  ChildProcess replacement = Start(TrainingOf("interrupted", last));
   EXPECT_OK(replacement.Await());
   for (ChildProcess& survivor : survivors) EXPECT_OK(survivor.Await());
   EXPECT_EQ(Hashes("interrupted"), expected);
@@ -380,7 +405,7 @@ TEST_P(TwoDaemonsTest, AKilledTrainerLeavesNoTraceInTheEnd) {
 
 TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
   std::vector<ChildProcess> trainers;
-  for (int rank = 0; rank < 4; ++rank) {
+  for (int rank = 0; rank < ranks(); ++rank) {
     Training training = TrainingOf("bereft", rank);
     training.resume = false;
     training.commits = 1000000;
@@ -393,26 +418,24 @@ TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
   }
   for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitNumber(kStepReached, 3));
   daemons_[1].Signal(SIGKILL);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
-  }
-  for (int rank = 2; rank < 4; ++rank) {
-    EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+  for (int rank = 0; rank < ranks(); ++rank) {
+    EXPECT_THAT(trainers[rank].Await(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(NodeOf(rank) == 0 ? "node 1" : "daemon")));
   }
   StateHashOf(directories_[0].path(), "bereft");
 }
 
 TEST_P(TwoDaemonsTest, RanksOfDifferentDaemonsThatDisagreeAreBothNamed) {
   std::vector<ChildProcess> trainers;
-  for (int rank = 0; rank < 4; ++rank) {
+  for (int rank = 0; rank < ranks(); ++rank) {
     trainers.push_back(ChildProcess::Run([&, rank](Board&) -> absl::Status {
-      auto client = Client::Connect({.rank = rank, .socket_dir = directories_[rank / 2].path()});
+      auto client = Client::Connect({.rank = rank, .socket_dir = directories_[NodeOf(rank)].path()});
       if (!client.ok()) return client.status();
       ModelSpec spec = SmallModel("disagreeing");
-      spec.shard_size = GetParam();
+      spec.shard_size = ShardSize();
       auto model = client->OpenModel(spec);
       if (!model.ok()) return model.status();
-      auto gathered = model->Gather(rank < 2 ? "first" : "second", Phase::kForward);
+      auto gathered = model->Gather(NodeOf(rank) == 0 ? "first" : "second", Phase::kForward);
       if (!gathered.ok()) return gathered.status();
       // Where groups lie inside daemons this gather succeeds; the disagreement is told to a later call.
       absl::Status status = gathered->Wait();
@@ -436,25 +459,27 @@ class ImpatientDaemonsTest : public TwoDaemonsTest {
 
 TEST_P(ImpatientDaemonsTest, ADaemonWhoseTrainersStopBeforeTheirCommitHoldsNobodyForLong) {
   std::vector<ChildProcess> trainers;
-  for (int rank = 0; rank < 4; ++rank) {
+  for (int rank = 0; rank < ranks(); ++rank) {
     trainers.push_back(ChildProcess::Run([&, rank](Board&) {
       Training training = TrainingOf("unvoted", rank);
       training.resume = false;
-      training.at = [rank](Point reached, int64_t commit) {
-        if (rank >= 2 && commit == kKillStep && reached == Point::kAllPushed) raise(SIGSTOP);
+      training.at = [this, rank](Point reached, int64_t commit) {
+        if (NodeOf(rank) == 1 && commit == kKillStep && reached == Point::kAllPushed) raise(SIGSTOP);
       };
       return Train(training);
     }));
   }
-  for (int rank = 0; rank < 2; ++rank) {
+  for (int rank = 0; NodeOf(rank) == 0; ++rank) {
     EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("commit 3")));
   }
   StateHashOf(directories_[0].path(), "unvoted");
   StateHashOf(directories_[1].path(), "unvoted");
 }
 
-INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, ImpatientDaemonsTest, testing::Values(2, 4));
-INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, TwoDaemonsTest, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, ImpatientDaemonsTest,
+                         testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, TwoDaemonsTest,
+                         testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
 
 }  // namespace
 }  // namespace paramshard::test

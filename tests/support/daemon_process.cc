@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/handoff.h"
+#include "tests/support/environment.h"
 
 namespace paramshard::test {
 
@@ -34,7 +35,8 @@ TemporaryDirectory::~TemporaryDirectory() {
 
 DaemonProcess DaemonProcess::Spawn(const std::string& binary, const std::string& socket_dir,
                                    const std::vector<std::string>& flags) {
-  std::vector<std::string> words{binary, absl::StrCat("--socket-dir=", socket_dir), "--log-level=warning"};
+  std::vector<std::string> words{binary, absl::StrCat("--socket-dir=", socket_dir),
+                                 absl::StrCat("--log-level=", EnvironmentOr("PARAMSHARD_TEST_LOG_LEVEL", "warning"))};
   words.insert(words.end(), flags.begin(), flags.end());
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
