@@ -1,4 +1,4 @@
-// The casts of bfloat16.h and float8.h by the GPU's instructions, several elements at a time.
+// The casts of bfloat16.h, float16.h and float8.h by the GPU's instructions, several elements at a time.
 //
 // Internal to kernels/, for CUDA sources. The same codes as the formulas for every float32: round to nearest even, FP8
 // saturates, NaN becomes 0x7fff or 0x7f.
@@ -17,6 +17,44 @@ __device__ __forceinline__ uint32_t EncodeBFloat16Pair(float first, float second
   uint32_t codes;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
   return codes;
+}
+
+// What is beyond the range becomes an infinity.
+__device__ __forceinline__ uint32_t EncodeFloat16Pair(float first, float second) {
+  uint32_t codes;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+  return codes;
+}
+
+// What is beyond the range becomes +-65504.
+__device__ __forceinline__ uint32_t EncodeFloat16PairSaturating(float first, float second) {
+  uint32_t codes;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+  return codes;
+}
+
+// Of a NaN, some NaN.
+__device__ __forceinline__ float DecodeFloat16Value(uint16_t code) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+}
+
+// The values of four E4M3 codes, the first one in the low byte. Of a NaN, some NaN.
+__device__ __forceinline__ void DecodeE4M3Quad(uint32_t codes, float (&values)[4]) {
+  asm("{.reg .b16 low, high, a, b, c, d;\n"
+      ".reg .b32 first, second;\n"
+      "mov.b32 {low, high}, %4;\n"
+      "cvt.rn.f16x2.e4m3x2 first, low;\n"
+      "cvt.rn.f16x2.e4m3x2 second, high;\n"
+      "mov.b32 {a, b}, first;\n"
+      "mov.b32 {c, d}, second;\n"
+      "cvt.f32.f16 %0, a;\n"
+      "cvt.f32.f16 %1, b;\n"
+      "cvt.f32.f16 %2, c;\n"
+      "cvt.f32.f16 %3, d;}"
+      : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+      : "r"(codes));
 }
 
 // The codes of four values, the first one in the low byte.

@@ -4,9 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/fp8_tensor.h"
+#include "kernels/formats/scale_math.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/status.h"
@@ -27,53 +30,113 @@ int PhaseOf(const void* address, int64_t size, int alignment) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(address) / size % alignment);
 }
 
-DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
-  const MatrixShape walked = WalkedShape(extent.encoding.format, extent.rows, extent.columns);
-  DeviceExtent device_extent = {};
-  device_extent.gradient = extent.gradient;
-  device_extent.master = extent.state.master;
-  device_extent.exp_avg = extent.state.exp_avg.data;
-  device_extent.exp_avg_sq = extent.state.exp_avg_sq.data;
-  device_extent.row_wise = extent.row_wise;
-  device_extent.column_wise = extent.column_wise;
-  device_extent.rows = walked.rows;
-  device_extent.columns = walked.cols;
-  device_extent.encoding = extent.encoding;
-  device_extent.phase = PhaseOf(extent.state.master, sizeof(float), kShiftAlignment);
-  return device_extent;
-}
-
 // True for null, too.
 bool IsInPhase(const void* address, int64_t size, int phase) {
   return address == nullptr || PhaseOf(address, size, kQuad) == phase % kQuad;
 }
 
-AdamAccess AccessOf(const DeviceExtent& extent, MomentType exp_avg, MomentType exp_avg_sq) {
+bool IsBlock(Format format) { return GpuTileShape(format).rows != 0; }
+
+// Formats whose rows nothing ties together are walked as one long row, if blocks of moments do not end inside of it.
+bool WalksRows(const AdamExtent& extent) {
+  const bool has_scales = HasMomentScales(extent.state.exp_avg.type) || HasMomentScales(extent.state.exp_avg_sq.type);
+  return !IsBlock(extent.encoding.format) && has_scales && extent.rows > 1 && extent.columns % kMomentBlockSize != 0;
+}
+
+DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
+  DeviceExtent device_extent = {};
+  device_extent.gradient = extent.gradient;
+  device_extent.master = extent.state.master;
+  device_extent.remainder = extent.state.remainder;
+  device_extent.exp_avg = extent.state.exp_avg;
+  device_extent.exp_avg_sq = extent.state.exp_avg_sq;
+  device_extent.row_wise = extent.row_wise;
+  device_extent.column_wise = extent.column_wise;
+  device_extent.rows = extent.rows;
+  device_extent.columns = extent.columns;
+  device_extent.encoding = extent.encoding;
+  device_extent.by_rows = WalksRows(extent);
+  device_extent.phase = PhaseOf(extent.state.master, sizeof(float), kShiftAlignment);
+  return device_extent;
+}
+
+absl::Status CheckExtent(const AdamExtent& extent) {
+  RETURN_IF_ERROR(CheckEncodable(extent.encoding));
+  if (extent.state.remainder == nullptr || extent.rows * extent.columns == 0) return absl::OkStatus();
+  const uint8_t* const weights = extent.row_wise.data;
+  if (extent.encoding.format == Format::kBF16 && weights != nullptr && IsAligned(weights, sizeof(uint16_t))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("fused step: a master with a remainder needs BF16 weights that are aligned to 2 bytes, got format ",
+                   FormatName(extent.encoding.format), weights == nullptr ? " without a plane" : ""));
+}
+
+// Whether four elements can be accessed at once from the first of each array on.
+bool IsInPhase(const DeviceExtent& extent) {
+  const auto moment = [&](const MutableMoment& m) { return IsInPhase(m.data, MomentBytes(m.type), extent.phase); };
+  const bool split = extent.remainder != nullptr;
+  return IsInPhase(extent.gradient, sizeof(float), extent.phase) && moment(extent.exp_avg) &&
+         moment(extent.exp_avg_sq) && IsInPhase(extent.remainder, sizeof(int16_t), extent.phase) &&
+         (!split || IsInPhase(extent.row_wise.data, sizeof(uint16_t), extent.phase));
+}
+
+// Whether no group of four elements is cut, by a row that begins among them or by a plane that lies otherwise.
+bool HasWholeQuads(const DeviceExtent& extent) {
   const int64_t plane_quad = DataBytes(extent.encoding, 1, kQuad);
-  const bool in_phase = IsInPhase(extent.gradient, sizeof(float), extent.phase) &&
-                        IsInPhase(extent.exp_avg, MomentBytes(exp_avg), extent.phase) &&
-                        IsInPhase(extent.exp_avg_sq, MomentBytes(exp_avg_sq), extent.phase);
-  if (!in_phase) return AdamAccess::kStrided;
-  const bool quads = extent.phase % kQuad == 0 && extent.columns % kQuad == 0 &&
-                     IsAligned(extent.row_wise.data, plane_quad) && IsAligned(extent.column_wise.data, plane_quad) &&
-                     IsAligned(extent.column_wise.scales, kQuad);
+  const bool is_flat = !IsBlock(extent.encoding.format) && !extent.by_rows;
+  const int64_t row = is_flat ? extent.rows * extent.columns : extent.columns;
+  return extent.phase % kQuad == 0 && row % kQuad == 0 && IsAligned(extent.row_wise.data, plane_quad) &&
+         IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
+}
+
+AdamMoments MomentsOf(const DeviceExtent& extent) {
+  const MomentType type = extent.exp_avg.type;
+  return type == extent.exp_avg_sq.type ? static_cast<AdamMoments>(type) : AdamMoments::kAny;
+}
+
+// The access, and the moments that a kernel of it takes.
+AdamKind KindOf(const DeviceExtent& extent, bool large) {
+  const AdamMoments moments = MomentsOf(extent);
+  if (!IsInPhase(extent)) return {AdamMoments::kAny, AdamAccess::kStrided, large};
+  const bool can_shift =
+      (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) && extent.remainder == nullptr;
   // Rows that begin inside of a sector cost more than their own bytes.
-  const bool whole_sectors = extent.rows <= 1 || extent.columns % kShiftAlignment == 0;
-  return quads && whole_sectors ? AdamAccess::kQuads : AdamAccess::kShifted;
+  const bool whole_sectors =
+      !IsBlock(extent.encoding.format) || extent.rows <= 1 || extent.columns % kShiftAlignment == 0;
+  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, AdamAccess::kQuads, large};
+  if (can_shift) return {moments, AdamAccess::kShifted, large};
+  return {AdamMoments::kAny, AdamAccess::kStrided, large};
 }
 
-MatrixShape TilesOf(const DeviceExtent& extent) {
-  const MatrixShape tile = GpuTileShape(extent.encoding.format);
-  return {(extent.rows + tile.rows - 1) / tile.rows, (extent.columns + tile.cols - 1) / tile.cols};
+MatrixShape CutInto(const MatrixShape& shape, const MatrixShape& tile) {
+  return {(shape.rows + tile.rows - 1) / tile.rows, (shape.cols + tile.cols - 1) / tile.cols};
 }
 
-// Whether formats without scales are in better company with 128 x 128 blocks than with MXFP8.
+// How many tiles an extent has in a pass.
+MatrixShape TilesOf(const DeviceExtent& extent, AdamPass pass) {
+  const Format format = extent.encoding.format;
+  const MatrixShape shape = {extent.rows, extent.columns};
+  if (shape.rows * shape.cols == 0) return {0, 0};
+  if (IsBlock(format)) return CutInto(shape, GpuTileShape(format));
+  if (format == Format::kNVFP4_2D && pass == AdamPass::kEncode) return CutInto(shape, kNvfp4TileShape);
+  if (extent.by_rows) return CutInto(shape, kRowsTileShape);
+  return CutInto({1, shape.rows * shape.cols}, {1, kFlatTileColumns});
+}
+
+// Whether flat extents are in better company with 128 x 128 blocks than with MXFP8.
 bool IsMostlyLarge(absl::Span<const AdamExtent> extents) {
-  const auto count = [&](Format format) {
+  const auto count = [&](auto... formats) {
     return std::count_if(extents.begin(), extents.end(),
-                         [&](const AdamExtent& extent) { return extent.encoding.format == format; });
+                         [&](const AdamExtent& extent) { return ((extent.encoding.format == formats) || ...); });
   };
-  return count(Format::kFP8Block128x128) > count(Format::kMXFP8);
+  return count(Format::kFP8Block128x128) > count(Format::kMXFP8, Format::kMXFP8_2D);
+}
+
+DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& scaling, bool is_stored) {
+  if (encoding.format == Format::kNVFP4_2D) return {ComputeNvfp4TensorScale(scaling.amax), scaling.amax, is_stored};
+  const float multiplier = Fp8TensorScale(encoding, scaling);
+  return {multiplier, 1.0f / multiplier, is_stored};
 }
 
 // Bit by bit: -0 is another weight decay than 0.
@@ -86,6 +149,33 @@ bool AreSame(const AdamStep& a, const AdamStep& b) {
   return a.mode == b.mode;
 }
 
+// An array in device memory, written from one in pinned memory.
+template <typename T>
+class UploadedArray {
+ public:
+  static absl::StatusOr<UploadedArray> Create(int device, int64_t count) {
+    UploadedArray array;
+    const int accessors[] = {device};
+    ASSIGN_OR_RETURN(array.memory_, DeviceMemory::Create(device, count * sizeof(T), accessors, /*shareable=*/false));
+    ASSIGN_OR_RETURN(array.host_, PinnedArray<T>::Create(count));
+    return array;
+  }
+
+  T& operator[](int64_t i) const { return host_[i]; }
+  T* device_data() const { return reinterpret_cast<T*>(memory_.data()); }
+
+  // Enqueues copying the first `count`.
+  absl::Status Upload(int64_t count, cudaStream_t stream) const {
+    if (count == 0) return absl::OkStatus();
+    return ToStatus(cudaMemcpyAsync(memory_.data(), host_.data(), count * sizeof(T), cudaMemcpyHostToDevice, stream),
+                    "upload the tables of a fused step");
+  }
+
+ private:
+  DeviceMemory memory_;
+  PinnedArray<T> host_;
+};
+
 // The extents that one launch takes, and their active tiles' place in the table.
 struct KindTiles {
   AdamKind kind;
@@ -94,6 +184,68 @@ struct KindTiles {
   int64_t tile_count = 0;
 };
 
+// The tiles of active extents, kind by kind. Uploaded again when other extents are active.
+class TileTable {
+ public:
+  static absl::StatusOr<TileTable> Create(int device, AdamPass pass, const std::vector<DeviceExtent>& extents,
+                                          std::vector<KindTiles> kinds) {
+    TileTable table;
+    table.pass_ = pass;
+    table.kinds_ = std::move(kinds);
+    int64_t most_tiles = 0;
+    for (const DeviceExtent& extent : extents) {
+      const MatrixShape tiles = TilesOf(extent, pass);
+      most_tiles += tiles.rows * tiles.cols;
+    }
+    ASSIGN_OR_RETURN(table.tiles_, UploadedArray<AdamTile>::Create(device, most_tiles));
+    return table;
+  }
+
+  const std::vector<KindTiles>& kinds() const { return kinds_; }
+  const AdamTile* device_tiles() const { return tiles_.device_data(); }
+
+  absl::Status Activate(const std::vector<DeviceExtent>& extents, const std::vector<bool>& active,
+                        cudaStream_t stream) {
+    if (active == active_) return absl::OkStatus();
+    int64_t count = 0;
+    for (KindTiles& kind : kinds_) {
+      kind.first_tile = count;
+      for (uint32_t extent : kind.extents) {
+        if (active[extent]) List(extents[extent], extent, count);
+      }
+      kind.tile_count = count - kind.first_tile;
+    }
+    active_.clear();
+    RETURN_IF_ERROR(tiles_.Upload(count, stream));
+    active_ = active;
+    return absl::OkStatus();
+  }
+
+ private:
+  void List(const DeviceExtent& extent, uint32_t index, int64_t& count) const {
+    const MatrixShape tiles = TilesOf(extent, pass_);
+    for (int64_t row = 0; row < tiles.rows; ++row) {
+      for (int64_t column = 0; column < tiles.cols; ++column) {
+        tiles_[count++] = {index, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
+      }
+    }
+  }
+
+  AdamPass pass_ = AdamPass::kStep;
+  std::vector<KindTiles> kinds_;
+  UploadedArray<AdamTile> tiles_;
+  std::vector<bool> active_;
+};
+
+void AddToKind(const AdamKind& kind, uint32_t extent, std::vector<KindTiles>& kinds) {
+  auto place = std::find_if(kinds.begin(), kinds.end(), [&](const KindTiles& other) { return other.kind == kind; });
+  if (place == kinds.end()) place = kinds.insert(kinds.end(), KindTiles{kind, {}});
+  place->extents.push_back(extent);
+}
+
+// A kind of its own in the table of encodings.
+constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamAccess::kNvfp4, false};
+
 }  // namespace
 
 class FusedAdamPlan::Impl {
@@ -101,112 +253,81 @@ class FusedAdamPlan::Impl {
   explicit Impl(int device) : device_(device) {}
 
   absl::Status Allocate(absl::Span<const AdamExtent> extents);
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
-  absl::Status Encode(cudaStream_t stream);
+  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                    cudaStream_t stream);
+  absl::Status Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings, cudaStream_t stream);
+  absl::Status EncodeAll(absl::Span<const TensorScaling> scalings, cudaStream_t stream);
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+                               cudaStream_t stream);
+  absl::Status MeasureAmaxes(cudaStream_t stream);
+  absl::StatusOr<std::vector<float>> Amaxes(cudaStream_t stream);
 
  private:
-  void AddToKind(const AdamKind& kind, uint32_t extent);
-  absl::Status Activate(std::vector<bool> active, cudaStream_t stream);
-  void ListTiles(const std::vector<bool>& active);
-  void ListTilesOf(uint32_t extent);
+  Format FormatOf(size_t extent) const { return extents_[extent].encoding.format; }
+  absl::Status AllocateTables();
   absl::Status UploadConstants(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
-  AdamLaunch LaunchOf(const KindTiles& kind) const;
+  absl::Status StoreScalings(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+                             cudaStream_t stream);
+  absl::Status ClearAmaxes(cudaStream_t stream);
+  absl::Status Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active, cudaStream_t stream);
 
   // Constant after Create().
   int device_;
+  bool needs_amax_ = false;
   std::vector<DeviceExtent> extents_;
+  std::vector<KindTiles> step_kinds_;
+  std::vector<KindTiles> encode_kinds_;
   DeviceMemory device_extents_;
-  DeviceMemory device_constants_;
-  DeviceMemory device_tiles_;
-  PinnedArray<AdamConstants> constants_;
-  DeviceMemory device_constants_of_;
-  PinnedArray<uint32_t> constants_of_;
-  PinnedArray<AdamTile> tiles_;
 
-  // The extents whose tiles the table holds, kind by kind.
-  std::vector<bool> active_;
-  std::vector<KindTiles> kinds_;
-  int64_t tile_count_ = 0;
+  UploadedArray<AdamConstants> constants_;
+  UploadedArray<uint32_t> constants_of_;
+  UploadedArray<DeviceScaling> scalings_;
+  // Their bits; read back into the pinned part.
+  DeviceMemory device_amaxes_;
+  PinnedArray<float> amaxes_;
+  TileTable step_tiles_;
+  TileTable encode_tiles_;
 };
 
 absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents) {
-  int64_t most_tiles = 0;
   const bool mostly_large = IsMostlyLarge(extents);
   for (const AdamExtent& extent : extents) {
-    RETURN_IF_ERROR(CheckEncodable(extent.encoding));
+    RETURN_IF_ERROR(CheckExtent(extent));
+    const Format format = extent.encoding.format;
+    const bool large = format == Format::kFP8Block128x128 || (!IsBlock(format) && mostly_large);
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
-    const AdamState& state = extent.state;
-    const AdamAccess access = AccessOf(added, state.exp_avg.type, state.exp_avg_sq.type);
-    const bool large = extent.encoding.format == Format::kFP8Block128x128 ||
-                       (extent.encoding.format != Format::kMXFP8 && mostly_large);
-    AddToKind({state.exp_avg.type, state.exp_avg_sq.type, access, large}, static_cast<uint32_t>(extents_.size() - 1));
-    const MatrixShape tiles = TilesOf(added);
-    most_tiles += tiles.rows * tiles.cols;
+    const auto index = static_cast<uint32_t>(extents_.size() - 1);
+    AddToKind(KindOf(added, large), index, step_kinds_);
+    // Encoding reads no moments.
+    AdamKind encode_kind = KindOf(added, large);
+    encode_kind.moments = AdamMoments::kAny;
+    AddToKind(format == Format::kNVFP4_2D ? kNvfp4Kind : encode_kind, index, encode_kinds_);
+    needs_amax_ = needs_amax_ || NeedsAmax(format);
   }
+  return AllocateTables();
+}
+
+absl::Status FusedAdamPlan::Impl::AllocateTables() {
   const int accessors[] = {device_};
   const auto count = static_cast<int64_t>(extents_.size());
   ASSIGN_OR_RETURN(device_extents_,
                    DeviceMemory::Create(device_, count * sizeof(DeviceExtent), accessors, /*shareable=*/false));
-  ASSIGN_OR_RETURN(device_constants_,
-                   DeviceMemory::Create(device_, count * sizeof(AdamConstants), accessors, /*shareable=*/false));
-  ASSIGN_OR_RETURN(device_constants_of_,
-                   DeviceMemory::Create(device_, count * sizeof(uint32_t), accessors, /*shareable=*/false));
-  ASSIGN_OR_RETURN(device_tiles_,
-                   DeviceMemory::Create(device_, most_tiles * sizeof(AdamTile), accessors, /*shareable=*/false));
-  ASSIGN_OR_RETURN(constants_, PinnedArray<AdamConstants>::Create(count));
-  ASSIGN_OR_RETURN(constants_of_, PinnedArray<uint32_t>::Create(count));
-  ASSIGN_OR_RETURN(tiles_, PinnedArray<AdamTile>::Create(most_tiles));
+  ASSIGN_OR_RETURN(device_amaxes_,
+                   DeviceMemory::Create(device_, count * sizeof(float), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(amaxes_, PinnedArray<float>::Create(count));
+  ASSIGN_OR_RETURN(constants_, UploadedArray<AdamConstants>::Create(device_, count));
+  ASSIGN_OR_RETURN(constants_of_, UploadedArray<uint32_t>::Create(device_, count));
+  ASSIGN_OR_RETURN(scalings_, UploadedArray<DeviceScaling>::Create(device_, count));
+  ASSIGN_OR_RETURN(step_tiles_, TileTable::Create(device_, AdamPass::kStep, extents_, std::move(step_kinds_)));
+  ASSIGN_OR_RETURN(encode_tiles_, TileTable::Create(device_, AdamPass::kEncode, extents_, std::move(encode_kinds_)));
+  if (count == 0) return absl::OkStatus();
   const DeviceScope scope(device_);
   RETURN_IF_ERROR(ToStatus(
       cudaMemcpy(device_extents_.data(), extents_.data(), count * sizeof(DeviceExtent), cudaMemcpyHostToDevice),
       "upload the extents of a fused step"));
+  RETURN_IF_ERROR(ClearAmaxes(nullptr));
   // A copy from memory that is not pinned may return before its last bytes have arrived.
   return AwaitStream(device_, nullptr);
-}
-
-void FusedAdamPlan::Impl::AddToKind(const AdamKind& kind, uint32_t extent) {
-  auto place = std::find_if(kinds_.begin(), kinds_.end(), [&](const KindTiles& other) { return other.kind == kind; });
-  if (place == kinds_.end()) place = kinds_.insert(kinds_.end(), KindTiles{kind, {}});
-  place->extents.push_back(extent);
-}
-
-// The table changes rarely: the same extents have gradients in most steps.
-absl::Status FusedAdamPlan::Impl::Activate(std::vector<bool> active, cudaStream_t stream) {
-  if (active == active_) return absl::OkStatus();
-  ListTiles(active);
-  active_.clear();
-  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_tiles_.data(), tiles_.data(), tile_count_ * sizeof(AdamTile),
-                                           cudaMemcpyHostToDevice, stream),
-                           "upload the tiles of a fused step"));
-  active_ = std::move(active);
-  return absl::OkStatus();
-}
-
-void FusedAdamPlan::Impl::ListTiles(const std::vector<bool>& active) {
-  tile_count_ = 0;
-  for (KindTiles& kind : kinds_) {
-    kind.first_tile = tile_count_;
-    for (uint32_t extent : kind.extents) {
-      if (active[extent]) ListTilesOf(extent);
-    }
-    kind.tile_count = tile_count_ - kind.first_tile;
-  }
-}
-
-void FusedAdamPlan::Impl::ListTilesOf(uint32_t extent) {
-  const MatrixShape tiles = TilesOf(extents_[extent]);
-  for (int64_t row = 0; row < tiles.rows; ++row) {
-    for (int64_t column = 0; column < tiles.cols; ++column) {
-      tiles_[tile_count_++] = {extent, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
-    }
-  }
-}
-
-AdamLaunch FusedAdamPlan::Impl::LaunchOf(const KindTiles& kind) const {
-  return {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
-          reinterpret_cast<const AdamConstants*>(device_constants_.data()),
-          reinterpret_cast<const uint32_t*>(device_constants_of_.data()),
-          reinterpret_cast<const AdamTile*>(device_tiles_.data()) + kind.first_tile, kind.tile_count};
 }
 
 absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional<AdamStep>> steps,
@@ -214,41 +335,112 @@ absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional
   uint32_t count = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     if (!steps[i].has_value()) continue;
-    if (count == 0 || !AreSame(constants_[count - 1].step, *steps[i]))
+    if (count == 0 || !AreSame(constants_[count - 1].step, *steps[i])) {
       constants_[count++] = MakeAdamConstants(*steps[i]);
+    }
     constants_of_[i] = count - 1;
   }
-  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(device_constants_.data(), constants_.data(), count * sizeof(AdamConstants),
-                                           cudaMemcpyHostToDevice, stream),
-                           "upload the constants of a fused step"));
-  return ToStatus(cudaMemcpyAsync(device_constants_of_.data(), constants_of_.data(), steps.size() * sizeof(uint32_t),
-                                  cudaMemcpyHostToDevice, stream),
-                  "upload the constants of a fused step");
+  RETURN_IF_ERROR(constants_.Upload(count, stream));
+  return constants_of_.Upload(static_cast<int64_t>(steps.size()), stream);
 }
 
-absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream) {
+// Those of active extents are what is encoded with, and stored with their planes.
+absl::Status FusedAdamPlan::Impl::StoreScalings(const std::vector<bool>& active,
+                                                absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  if (!needs_amax_) return absl::OkStatus();
+  if (scalings.size() != extents_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fused step: scalings of ", extents_.size(), " extents expected, got ", scalings.size()));
+  }
+  for (size_t i = 0; i < scalings.size(); ++i) {
+    const bool is_stored = active[i] && NeedsAmax(FormatOf(i));
+    scalings_[i] = is_stored ? ToDeviceScaling(extents_[i].encoding, scalings[i], true) : DeviceScaling{};
+  }
+  const auto count = static_cast<uint32_t>(scalings.size());
+  RETURN_IF_ERROR(scalings_.Upload(count, stream));
+  return ToStatus(LaunchStoreScalings(reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
+                                      scalings_.device_data(), count, stream),
+                  "store the scales of tensors");
+}
+
+absl::Status FusedAdamPlan::Impl::ClearAmaxes(cudaStream_t stream) {
+  if (!needs_amax_) return absl::OkStatus();
+  return ToStatus(cudaMemsetAsync(device_amaxes_.data(), 0, extents_.size() * sizeof(float), stream), "clear amaxes");
+}
+
+absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active,
+                                         cudaStream_t stream) {
+  RETURN_IF_ERROR(table.Activate(extents_, active, stream));
+  for (const KindTiles& kind : table.kinds()) {
+    if (kind.tile_count == 0) continue;
+    const AdamLaunch launch = {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
+                               constants_.device_data(),
+                               constants_of_.device_data(),
+                               scalings_.device_data(),
+                               reinterpret_cast<uint32_t*>(device_amaxes_.data()),
+                               table.device_tiles() + kind.first_tile,
+                               kind.tile_count,
+                               pass};
+    const cudaError_t error = pass == AdamPass::kStep ? LaunchAdamStep(kind.kind, launch, stream)
+                                                      : LaunchAdamEncode(kind.kind, launch, stream);
+    RETURN_IF_ERROR(ToStatus(error, pass == AdamPass::kStep ? "launch a fused step" : "launch an encoding"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
+                                       absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
   const DeviceScope scope(device_);
   std::vector<bool> active(steps.size());
-  for (size_t i = 0; i < steps.size(); ++i) active[i] = steps[i].has_value();
-  RETURN_IF_ERROR(Activate(std::move(active), stream));
-  if (tile_count_ == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(UploadConstants(steps, stream));
-  for (const KindTiles& kind : kinds_) {
-    if (kind.tile_count == 0) continue;
-    RETURN_IF_ERROR(ToStatus(LaunchAdamStep(kind.kind, LaunchOf(kind), stream), "launch a fused step"));
+  std::vector<bool> encoded(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    active[i] = steps[i].has_value();
+    encoded[i] = active[i] && !EncodesAfterAmax(FormatOf(i));
   }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(StoreScalings(encoded, scalings, stream));
+  RETURN_IF_ERROR(ClearAmaxes(stream));
+  RETURN_IF_ERROR(UploadConstants(steps, stream));
+  return Launch(step_tiles_, AdamPass::kStep, active, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::Encode(cudaStream_t stream) {
+absl::Status FusedAdamPlan::Impl::Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+                                         cudaStream_t stream) {
   const DeviceScope scope(device_);
-  RETURN_IF_ERROR(Activate(std::vector<bool>(extents_.size(), true), stream));
-  for (const KindTiles& kind : kinds_) {
-    if (kind.tile_count == 0) continue;
-    RETURN_IF_ERROR(ToStatus(LaunchAdamEncode(kind.kind, LaunchOf(kind), stream), "launch an encoding"));
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(StoreScalings(active, scalings, stream));
+  return Launch(encode_tiles_, AdamPass::kEncode, active, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::EncodeAll(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  return Encode(std::vector<bool>(extents_.size(), true), scalings, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::EncodeAfterAmax(const std::vector<bool>& active,
+                                                  absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  PARAMSHARD_CHECK(active.size() == extents_.size());
+  std::vector<bool> encoded(active);
+  for (size_t i = 0; i < active.size(); ++i) encoded[i] = active[i] && EncodesAfterAmax(FormatOf(i));
+  return Encode(encoded, scalings, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::MeasureAmaxes(cudaStream_t stream) {
+  const DeviceScope scope(device_);
+  std::vector<bool> active(extents_.size());
+  for (size_t i = 0; i < active.size(); ++i) active[i] = NeedsAmax(FormatOf(i));
+  RETURN_IF_ERROR(ClearAmaxes(stream));
+  return Launch(step_tiles_, AdamPass::kMeasure, active, stream);
+}
+
+absl::StatusOr<std::vector<float>> FusedAdamPlan::Impl::Amaxes(cudaStream_t stream) {
+  const DeviceScope scope(device_);
+  std::vector<float> amaxes(extents_.size(), 0.0f);
+  if (!needs_amax_) return amaxes;
+  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(amaxes_.data(), device_amaxes_.data(), amaxes.size() * sizeof(float),
+                                           cudaMemcpyDeviceToHost, stream),
+                           "read amaxes"));
+  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(stream), "read amaxes"));
+  std::copy_n(amaxes_.data(), amaxes.size(), amaxes.begin());
+  return amaxes;
 }
 
 absl::StatusOr<FusedAdamPlan> FusedAdamPlan::Create(int device, absl::Span<const AdamExtent> extents) {
@@ -262,10 +454,22 @@ FusedAdamPlan::FusedAdamPlan(FusedAdamPlan&& other) noexcept = default;
 FusedAdamPlan& FusedAdamPlan::operator=(FusedAdamPlan&& other) noexcept = default;
 FusedAdamPlan::~FusedAdamPlan() = default;
 
-absl::Status FusedAdamPlan::Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream) {
-  return impl_->Step(steps, stream);
+absl::Status FusedAdamPlan::Step(absl::Span<const std::optional<AdamStep>> steps,
+                                 absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  return impl_->Step(steps, scalings, stream);
 }
 
-absl::Status FusedAdamPlan::Encode(cudaStream_t stream) { return impl_->Encode(stream); }
+absl::Status FusedAdamPlan::Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  return impl_->EncodeAll(scalings, stream);
+}
+
+absl::Status FusedAdamPlan::EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+                                            cudaStream_t stream) {
+  return impl_->EncodeAfterAmax(active, scalings, stream);
+}
+
+absl::Status FusedAdamPlan::MeasureAmaxes(cudaStream_t stream) { return impl_->MeasureAmaxes(stream); }
+
+absl::StatusOr<std::vector<float>> FusedAdamPlan::Amaxes(cudaStream_t stream) { return impl_->Amaxes(stream); }
 
 }  // namespace paramshard::gpu

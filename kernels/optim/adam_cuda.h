@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,8 +20,12 @@
 namespace paramshard::gpu {
 
 // One extent, with what stays the same from step to step. Pointers to memory of the device, as FusedAdam() takes them: state
-// and gradient aligned for their elements, planes of any alignment. They are fastest where four elements of every array can
-// be accessed at once: aligned to 16 bytes, and `columns` a multiple of 4.
+// and gradient aligned for their elements, planes of any alignment; but the weights of a master with a remainder are aligned
+// to 2 bytes. The up to 15 bytes before an array, as far as they share 16 aligned ones with it, are read.
+//
+// Fastest where all arrays are aligned to 16 bytes and `columns` is a multiple of 16. Other numbers of columns are nearly as
+// fast with moments of equal type, FP32 or BF16; else elements are accessed one by one, as they are where arrays differ in
+// their alignment to four elements.
 struct AdamExtent {
   const float* gradient = nullptr;
   AdamState state;
@@ -32,26 +37,47 @@ struct AdamExtent {
 };
 
 // The steps of a fixed list of extents. Move-only; owns its tables on the device, not the extents' memory, which must
-// outlive it. Not thread-safe.
+// outlive it. Not thread-safe. A stream must be done with one call before the next call on another stream, and before any
+// that enqueues work of other arguments: the tables are the plan's.
 //
-// A step is one launch for each kind of extents that the plan has: by the types of their moments, by whether they can be
-// accessed four elements at a time, and by FP8_BLOCK_128X128 or MXFP8, which extents without scales join. A model has one or
-// two.
+//   ASSIGN_OR_RETURN(FusedAdamPlan plan, FusedAdamPlan::Create(device, extents));
+//   RETURN_IF_ERROR(plan.Step(steps, scalings, stream));
+//   ASSIGN_OR_RETURN(std::vector<float> amaxes, plan.Amaxes(stream));
+//   // The largest over all ranks become scalings; then:
+//   RETURN_IF_ERROR(plan.EncodeAfterAmax(stepped, scalings, stream));
+//
+// A step is one launch for each kind of extents that the plan has: by the types of their moments, by how they can be
+// accessed, and by FP8_BLOCK_128X128 or MXFP8, which other formats join. A model has one or two.
+//
+// `scalings` has an entry per extent, or is empty where no extent NeedsAmax().
 class FusedAdamPlan {
  public:
-  // INVALID_ARGUMENT and UNIMPLEMENTED of CheckEncodable(); RESOURCE_EXHAUSTED.
+  // INVALID_ARGUMENT of CheckEncodable(), and for a remainder without BF16 weights; RESOURCE_EXHAUSTED.
   static absl::StatusOr<FusedAdamPlan> Create(int device, absl::Span<const AdamExtent> extents);
 
   FusedAdamPlan(FusedAdamPlan&& other) noexcept;
   FusedAdamPlan& operator=(FusedAdamPlan&& other) noexcept;
   ~FusedAdamPlan();
 
-  // Enqueues one optimizer step on every extent whose entry in `steps` has a value; of the others no byte changes. The
-  // stream must be done with it before the next call of Step() or Encode().
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
+  // Enqueues one optimizer step on every extent whose entry in `steps` has a value; of the others no byte changes. Encodes
+  // those that do not EncodesAfterAmax(), FP8_TENSOR_DELAYED with its scaling's `scale`. INVALID_ARGUMENT for missing
+  // scalings, here and below.
+  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                    cudaStream_t stream);
 
-  // Enqueues encoding the planes of every extent from its master.
-  absl::Status Encode(cudaStream_t stream);
+  // Enqueues encoding the planes of every extent from its master. Masters with remainders are their planes.
+  absl::Status Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream);
+
+  // The same for those extents that are active and EncodesAfterAmax().
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+                               cudaStream_t stream);
+
+  // Enqueues finding the amax of the master of every extent that NeedsAmax().
+  absl::Status MeasureAmaxes(cudaStream_t stream);
+
+  // What the latest Step() or MeasureAmaxes() found, an entry per extent: 0 where not NeedsAmax(), and where not stepped.
+  // Waits for the stream.
+  absl::StatusOr<std::vector<float>> Amaxes(cudaStream_t stream);
 
  private:
   class Impl;

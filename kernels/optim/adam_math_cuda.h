@@ -115,6 +115,16 @@ __device__ __forceinline__ float OrdinaryQuotient(const AdamConstants& constants
 constexpr float kUp = 0x1p64f;
 constexpr float kDown = 0x1p-64f;
 
+// sqrtf(x) for x in [0, 2^64).
+__device__ __forceinline__ float SmallRoot(float x) {
+  const bool tiny = x < 0x1p-90f;
+  const float scaled = tiny ? x * kUp : x;
+  // Finite also for zero, whose root is then zero.
+  const float reciprocal_root = fminf(ApproximateReciprocalRoot(scaled), 0x1p80f);
+  const float root = Root(scaled, reciprocal_root);
+  return tiny ? root * 0x1p-32f : root;
+}
+
 // `quotient` is dividend / divisor rounded to nearest, and about to be multiplied by kDown to a subnormal, which rounds again.
 // That goes wrong where the first rounding ended halfway between two subnormals: there, takes the neighbor of `quotient`
 // that lies on the side of the exact value.
@@ -132,12 +142,7 @@ __device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, fl
 __device__ __forceinline__ float SmallQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
   const float mean = static_cast<float>(static_cast<double>(exp_avg) * constants.wide_reciprocal1);
   const float square = static_cast<float>(static_cast<double>(exp_avg_sq) * constants.wide_reciprocal2);
-  const bool tiny_square = square < 0x1p-90f;
-  const float scaled_square = tiny_square ? square * kUp : square;
-  // Finite also for zero, whose root is then zero.
-  const float reciprocal_root = fminf(ApproximateReciprocalRoot(scaled_square), 0x1p80f);
-  const float scaled_root = Root(scaled_square, reciprocal_root);
-  const float divisor = (tiny_square ? scaled_root * 0x1p-32f : scaled_root) + constants.step.epsilon;
+  const float divisor = SmallRoot(square) + constants.step.epsilon;
   const bool tiny_mean = fabsf(mean) < 0x1p-30f;
   const float dividend = tiny_mean ? mean * kUp : mean;
   const float quotient = Divide(dividend, divisor);

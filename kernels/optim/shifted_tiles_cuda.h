@@ -23,6 +23,8 @@ class ShiftedWalk {
  public:
   struct Place : ShiftedRows::Place {
     int slot;
+    // No moments in blocks here.
+    static constexpr int64_t block = 0;
   };
 
   explicit __device__ ShiftedWalk(const ShiftedRows& pieces)
@@ -47,7 +49,7 @@ constexpr int ShiftedRowCount(MatrixShape tile) {
   return static_cast<int>((tile.rows * ShiftedQuads(static_cast<int>(tile.cols)) + kThreads - 1) / kThreads);
 }
 
-// What the tiles have in common.
+// What the tiles of blocks have in common.
 class ShiftedTile {
  public:
   __device__ const ShiftedWalk& walk() const { return walk_; }
@@ -111,45 +113,57 @@ __device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t*
   }
 }
 
-// Encodes element by element, as memory has them.
-class ShiftedFlatTile : public ShiftedTile {
+// One of a long row.
+class ShiftedFlatTile {
  public:
-  static constexpr MatrixShape kShape = GpuTileShape(Format::kFP32);
-  static constexpr int kRows = ShiftedRowCount(kShape);
+  static constexpr bool kSplitMaster = false;
+  static constexpr int kRows = ShiftedRowCount({1, kFlatTileColumns});
   static constexpr int kExtraBytes = 0;
 
-  __device__ ShiftedFlatTile(const DeviceExtent& extent, const AdamTile& tile) : ShiftedTile(extent, tile, kShape) {}
+  __device__ ShiftedFlatTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+      : encoder_(extent, tile, launch), walk_(PiecesOf(extent, tile)) {}
+
+  __device__ const ShiftedWalk& walk() const { return walk_; }
+  __device__ uint32_t Valid(const ShiftedWalk::Place& place) const { return place.valid; }
 
   __device__ void Visit(const ShiftedWalk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
-    uint8_t* const data = extent_.row_wise.data;
-    if (data == nullptr) return;
-    if (extent_.encoding.format == Format::kFP32) {
-      const Quad<float> quad = {{master[0], master[1], master[2], master[3]}};
-      ShiftedAccess::StoreAnywhere(quad, place.index, valid, data);
-    } else {
-      ShiftedAccess::StoreAnywhere(EncodeBFloat16Quad(master), place.index, valid, data);
-    }
+    encoder_.Visit(place.index, valid, master);
   }
 
-  __device__ void Finish() {}
+  __device__ void Finish() const { encoder_.Finish(); }
+
+ private:
+  __device__ static ShiftedRows PiecesOf(const DeviceExtent& extent, const AdamTile& tile) {
+    const int64_t first = tile.column * kFlatTileColumns;
+    const int64_t count = min(kFlatTileColumns, extent.rows * extent.columns - first);
+    return ShiftedRows(extent.phase, first, 0, 1, static_cast<int>(count));
+  }
+
+  FlatEncoder<ShiftedAccess> encoder_;
+  ShiftedWalk walk_;
 };
 
-// Each thread finds the amax of one column; then each warp encodes halves of rows, into both planes.
+// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, a warp those of 32, which are a square; then each warp encodes
+// halves of rows.
 template <typename Element>
 class ShiftedMxfp8Tile : public ShiftedTile {
  public:
+  static constexpr bool kSplitMaster = false;
   static constexpr MatrixShape kShape = GpuTileShape(Format::kMXFP8);
   static constexpr int kRows = ShiftedRowCount(kShape);
   static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4;
 
-  __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : ShiftedTile(extent, tile, kShape) {}
+  __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+      : ShiftedTile(extent, tile, kShape), has_squares_(extent.encoding.format == Format::kMXFP8_2D) {}
 
   __device__ void Visit(const ShiftedWalk::Place&, uint32_t, const float (&)[kQuad]) {}
 
   __device__ void Finish() {
     __syncthreads();
-    if (extent_.column_wise.data != nullptr) {
-      ScaleColumns();
+    // The plane whose scales are of columns or squares.
+    uint8_t* const data = has_squares_ ? extent_.row_wise.data : extent_.column_wise.data;
+    if (data != nullptr) {
+      ScaleColumns(has_squares_ ? extent_.row_wise.scales : extent_.column_wise.scales);
       __syncthreads();
     }
     const int column = Warp() % kHalves * kWarpColumns;
@@ -158,8 +172,8 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     for (int row = Warp() / kHalves; row < rows_; row += kWarps / kHalves) {
       float values[kQuad];
       ReadMasters(row, column, count, values);
-      if (extent_.row_wise.data != nullptr) EncodeRow(values, row, column, count);
-      if (extent_.column_wise.data != nullptr) EncodeColumns(values, row, column, count);
+      if (extent_.row_wise.data != nullptr && !has_squares_) EncodeRow(values, row, column, count);
+      if (data != nullptr) EncodeColumns(values, row, column, count, data);
     }
   }
 
@@ -169,15 +183,22 @@ class ShiftedMxfp8Tile : public ShiftedTile {
   // What the elements of a column are multiplied by.
   __device__ static float* ColumnMultipliers() { return reinterpret_cast<float*>(MasterRow(kRows)); }
 
-  __device__ void ScaleColumns() const {
+  __device__ void ScaleColumns(uint8_t* scales) const {
     const int column = static_cast<int>(threadIdx.x);
-    if (column >= columns_) return;
     float amax = 0.0f;
+    if (column < columns_) {
 #pragma unroll 8
-    for (int row = 0; row < rows_; ++row) amax = fmaxf(amax, fabsf(Master(row, column)));
+      for (int row = 0; row < rows_; ++row) amax = fmaxf(amax, fabsf(Master(row, column)));
+    }
+    if (has_squares_) amax = FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
     const uint8_t scale = ComputeE8M0Scale(amax, Element::kMax);
     ColumnMultipliers()[column] = E8M0EncodeMultiplier(scale);
-    StoreGlobal(scale, extent_.column_wise.scales + tile_.row * extent_.columns + first_column_ + column);
+    if (column >= columns_) return;
+    if (!has_squares_) {
+      StoreGlobal(scale, scales + tile_.row * extent_.columns + first_column_ + column);
+    } else if (Lane() == 0) {
+      StoreGlobal(scale, scales + tile_.row * BlocksAcross() + (first_column_ + column) / 32);
+    }
   }
 
   // Half of a row into the row-wise plane.
@@ -191,22 +212,27 @@ class ShiftedMxfp8Tile : public ShiftedTile {
         extent_.row_wise.scales + (first_row_ + row) * blocks_across + (first_column_ + column) / 32);
   }
 
-  // Half of a row into the column-wise plane.
-  __device__ void EncodeColumns(const float (&values)[kQuad], int row, int column, int count) const {
+  // Half of a row with the scales of columns or squares.
+  __device__ void EncodeColumns(const float (&values)[kQuad], int row, int column, int count, uint8_t* data) const {
     const float4 own = reinterpret_cast<const float4*>(ColumnMultipliers() + column)[Lane()];
     const float multipliers[kQuad] = {own.x, own.y, own.z, own.w};
-    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, extent_.column_wise.data + Index(row, column));
+    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, data + Index(row, column));
   }
+
+  __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
+
+  const bool has_squares_;
 };
 
 template <typename Element>
 class ShiftedFp8BlockTile : public ShiftedTile {
  public:
+  static constexpr bool kSplitMaster = false;
   static constexpr MatrixShape kShape = GpuTileShape(Format::kFP8Block128x128);
   static constexpr int kRows = ShiftedRowCount(kShape);
   static constexpr int kExtraBytes = 0;
 
-  __device__ ShiftedFp8BlockTile(const DeviceExtent& extent, const AdamTile& tile)
+  __device__ ShiftedFp8BlockTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
       : ShiftedTile(extent, tile, kShape) {}
 
   __device__ void Visit(const ShiftedWalk::Place&, uint32_t valid, const float (&master)[kQuad]) {

@@ -95,6 +95,8 @@ struct alignas(kQuad * sizeof(T)) Quad {
 // QuadAccess: next to each other, all valid or none. ShiftedAccess: the same, in part valid. StridedAccess: 32 apart, so that
 // a warp's accesses are dense whatever the alignment.
 struct QuadAccess {
+  // A quad may be valid in part.
+  static constexpr bool kInPart = false;
   static constexpr int kFirst = kQuad;  // of a lane's first element, per lane
   static constexpr int kStep = 1;
   // Lanes that share a block of 32 columns.
@@ -138,6 +140,20 @@ struct QuadAccess {
     if (valid != 0) StoreGlobal(codes, target + index);
   }
 
+  // Raises the amax of each element to that of its block of 32 columns in the warp.
+  __device__ static void RaiseToBlocks(float (&amax)[kQuad]) {
+    float largest = fmaxf(fmaxf(amax[0], amax[1]), fmaxf(amax[2], amax[3]));
+#pragma unroll
+    for (int distance = 1; distance < kBlockLanes; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    }
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) amax[j] = largest;
+  }
+
+  // Of the scales of four elements' blocks, as bytes, the one that this lane stores.
+  __device__ static uint8_t OwnScale(uint32_t scales) { return static_cast<uint8_t>(scales); }
+
   // For the blocks of 32 columns that the row of a warp has: what each element is multiplied by, and the scale that this lane
   // stores.
   template <typename Element>
@@ -164,6 +180,8 @@ struct QuadAccess {
 // A thread's four elements are next to each other and aligned to 16 bytes in memory, but a row may begin or end among them:
 // any of them may be invalid. Those come along, and are not stored.
 struct ShiftedAccess : QuadAccess {
+  static constexpr bool kInPart = true;
+
   template <typename T>
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
     // Nothing beyond the last valid one, which may be the array's end.
@@ -192,6 +210,7 @@ struct ShiftedAccess : QuadAccess {
 };
 
 struct StridedAccess {
+  static constexpr bool kInPart = true;
   static constexpr int kFirst = 1;
   static constexpr int kStep = kWarpSize;
 
@@ -260,7 +279,15 @@ struct StridedAccess {
     }
   }
 
-  // A warp has four blocks, one for each of a lane's elements. Lane l computes the scale of block l modulo 4.
+  // A warp has four blocks, one for each of a lane's elements.
+  __device__ static void RaiseToBlocks(float (&amax)[kQuad]) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) amax[j] = FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax[j])));
+  }
+
+  __device__ static uint8_t OwnScale(uint32_t scales) { return static_cast<uint8_t>(scales >> (8 * (Lane() % kQuad))); }
+
+  // Lane l computes the scale of block l modulo 4.
   template <typename Element>
   __device__ static uint8_t ScaleBlocks(const float (&values)[kQuad], float (&multipliers)[kQuad]) {
     uint32_t own = 0;
@@ -290,6 +317,20 @@ __device__ __forceinline__ Quad<uint16_t> EncodeBFloat16Quad(const float (&value
   return quad;
 }
 
+__device__ __forceinline__ Quad<uint16_t> EncodeFloat16Quad(const float (&values)[kQuad]) {
+  const uint32_t pairs[] = {EncodeFloat16Pair(values[0], values[1]), EncodeFloat16Pair(values[2], values[3])};
+  Quad<uint16_t> quad;
+  memcpy(quad.values, pairs, sizeof(pairs));
+  return quad;
+}
+
+// Four bytes of a word, the low one first.
+__device__ __forceinline__ Quad<uint8_t> CodeQuad(uint32_t codes) {
+  Quad<uint8_t> quad;
+  memcpy(quad.values, &codes, sizeof(codes));
+  return quad;
+}
+
 // Four codes, the first in the low byte.
 template <typename Element>
 __device__ __forceinline__ uint32_t EncodeFloat8(const float (&values)[kQuad], const float (&multipliers)[kQuad]) {
@@ -315,19 +356,26 @@ __device__ __forceinline__ float BlockAmax(const float (&amax)[kQuad]) {
   return FloatFromBits(block_amax);
 }
 
-// The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent.
+// The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent, in block
+// `first_block + r * block_stride` of 128 columns.
 struct Walk {
   struct Place {
     int64_t index;
+    int64_t block;
   };
 
-  __device__ Place At(int row) const { return {first + row * stride}; }
-  __device__ void Advance(Place& place) const { place.index += stride; }
+  __device__ Place At(int row) const { return {first + row * stride, first_block + row * block_stride}; }
+  __device__ void Advance(Place& place) const {
+    place.index += stride;
+    place.block += block_stride;
+  }
 
   int64_t first;
   int64_t stride;
   // Rows that exist; the same for all lanes of a warp, 0 when none of the warp's columns does.
   int rows;
+  int64_t first_block;
+  int64_t block_stride;
 };
 
 __device__ __forceinline__ int RowsUpTo(int64_t most, int64_t remaining, int64_t step) {

@@ -10,6 +10,7 @@
 
 #include "kernels/formats/float8.h"
 #include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/master_rows_cuda.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {
@@ -20,57 +21,140 @@ __device__ __forceinline__ void StoreBlockScale(float scale_inv, const DeviceExt
   StoreBytes(scale_inv, extent.row_wise.scales + (tile.row * blocks_across + tile.column) * sizeof(float));
 }
 
-// Encodes the rows of a tile that holds a part of a long row, element by element.
+// Encodes elements one by one, and finds their amax: the formats without blocks, and NVFP4_2D while it waits for its amax.
 template <typename Access>
-class FlatTile {
+class FlatEncoder {
  public:
-  static constexpr int kRows = 8;
-  static constexpr int kExtraBytes = 0;
-
-  __device__ FlatTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent) {
-    constexpr int64_t kTileColumns = GpuTileShape(Format::kFP32).cols;
-    constexpr int64_t kRowColumns = kThreads * kQuad;
-    const int64_t column = tile.column * kTileColumns + Warp() * kWarpColumns;
-    walk_ = {column + Lane() * Access::kFirst, kRowColumns, RowsUpTo(kRows, extent.columns - column, kRowColumns)};
+  __device__ FlatEncoder(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+      : extent_(extent), amax_of_extent_(launch.amaxes + tile.extent), multiplier_(1.0f) {
+    const Format format = extent.encoding.format;
+    const bool late = format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D;
+    const bool encodes = launch.pass == AdamPass::kEncode || (launch.pass == AdamPass::kStep && !late);
+    encodes_ = encodes && extent.row_wise.data != nullptr;
+    is_tensor_ = late || format == Format::kFP8TensorDelayed;
+    records_ = is_tensor_ && launch.pass != AdamPass::kEncode;
+    if (encodes_ && is_tensor_) multiplier_ = launch.scalings[tile.extent].multiplier;
   }
 
-  __device__ const Walk& walk() const { return walk_; }
-  // Which of the elements from `index`, of a row that exists, exist.
-  __device__ uint32_t Valid(const Walk::Place& place) const { return Access::Below(place.index, extent_.columns); }
+  __device__ void Visit(int64_t index, uint32_t valid, const float (&master)[kQuad]) {
+    if (records_) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) amax_ = fmaxf(amax_, (valid >> j & 1) != 0 ? fabsf(master[j]) : 0.0f);
+    }
+    if (encodes_) Encode(index, valid, master);
+  }
 
-  __device__ void Visit(const Walk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
+  __device__ void Finish() const {
+    if (!records_) return;
+    const uint32_t amax = __reduce_max_sync(~0u, FloatBits(amax_));
+    // Magnitudes compare like their bits, and the largest is the same in any order.
+    if (Lane() == 0 && amax != 0) atomicMax(amax_of_extent_, amax);
+  }
+
+ private:
+  __device__ void Encode(int64_t index, uint32_t valid, const float (&master)[kQuad]) const {
     uint8_t* const data = extent_.row_wise.data;
-    if (data == nullptr) return;
-    if (extent_.encoding.format == Format::kFP32) {
-      const Quad<float> quad = {{master[0], master[1], master[2], master[3]}};
-      Access::StoreAnywhere(quad, place.index, valid, data);
-    } else {
-      Access::StoreAnywhere(EncodeBFloat16Quad(master), place.index, valid, data);
+    if (is_tensor_) {
+      const float multipliers[kQuad] = {multiplier_, multiplier_, multiplier_, multiplier_};
+      const uint32_t codes = extent_.encoding.element == ElementType::kE4M3 ? EncodeFloat8<E4M3>(master, multipliers)
+                                                                            : EncodeFloat8<E5M2>(master, multipliers);
+      return Access::StoreAnywhere(CodeQuad(codes), index, valid, data);
+    }
+    switch (extent_.encoding.format) {
+      case Format::kFP32:
+        return Access::StoreAnywhere(Quad<float>{{master[0], master[1], master[2], master[3]}}, index, valid, data);
+      case Format::kFP16:
+        return Access::StoreAnywhere(EncodeFloat16Quad(master), index, valid, data);
+      default:
+        return Access::StoreAnywhere(EncodeBFloat16Quad(master), index, valid, data);
     }
   }
 
-  __device__ void Finish() {}
-
- private:
   const DeviceExtent& extent_;
-  Walk walk_;
+  uint32_t* amax_of_extent_;
+  float multiplier_;
+  float amax_ = 0.0f;
+  bool encodes_;
+  bool is_tensor_;
+  bool records_;
 };
 
-// Four groups of eight rows, of two warps side by side. The row-wise plane is encoded as rows pass; the column-wise one when
-// the groups have told each other their columns' amaxes.
+// A part of a long row, or eight rows by 1024 columns, a row to a warp, where blocks of moments end with rows.
+template <typename Access>
+class FlatTile {
+ public:
+  static constexpr bool kSplitMaster = false;
+  static constexpr int kRows = 8;
+  static constexpr int kExtraBytes = 0;
+
+  __device__ FlatTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+      : encoder_(extent, tile, launch) {
+    if (extent.by_rows) {
+      const int64_t row = tile.row * int64_t{kWarps} + Warp();
+      const int64_t column = tile.column * int64_t{kRows * kWarpColumns};
+      const int rows = row < extent.rows ? RowsUpTo(kRows, extent.columns - column, kWarpColumns) : 0;
+      const int64_t blocks_across = (extent.columns + kWarpColumns - 1) / kWarpColumns;
+      walk_ = {row * extent.columns + column + Lane() * Access::kFirst, kWarpColumns, rows,
+               row * blocks_across + column / kWarpColumns, 1};
+      end_ = (row + 1) * extent.columns;
+    } else {
+      constexpr int64_t kRowColumns = kThreads * kQuad;
+      const int64_t column = tile.column * kFlatTileColumns + Warp() * kWarpColumns;
+      end_ = extent.rows * extent.columns;
+      walk_ = {column + Lane() * Access::kFirst, kRowColumns, RowsUpTo(kRows, end_ - column, kRowColumns),
+               column / kWarpColumns, kWarps};
+    }
+  }
+
+  __device__ const Walk& walk() const { return walk_; }
+  // Which of the elements from a place, of a row that exists, exist.
+  __device__ uint32_t Valid(const Walk::Place& place) const { return Access::Below(place.index, end_); }
+
+  __device__ void Visit(const Walk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
+    encoder_.Visit(place.index, valid, master);
+  }
+
+  __device__ void Finish() const { encoder_.Finish(); }
+
+ private:
+  FlatEncoder<Access> encoder_;
+  Walk walk_;
+  // The element behind the last one.
+  int64_t end_;
+};
+
+// The same for masters that are split into weights, which are the plane, and remainders.
+template <typename Access>
+class SplitFlatTile : public FlatTile<Access> {
+ public:
+  static constexpr bool kSplitMaster = true;
+  static constexpr int kExtraBytes = SplitMasters<Access>::kExtraRows * FlatTile<Access>::kRows * kFloatRowBytes;
+
+  using FlatTile<Access>::FlatTile;
+
+  __device__ void Visit(const Walk::Place&, uint32_t, const float (&)[kQuad]) {}
+  __device__ void Finish() const {}
+};
+
+// MXFP8 and MXFP8_2D. Four groups of eight rows, of two warps side by side. MXFP8's row-wise plane is encoded as rows pass;
+// its column-wise one, and the squares of MXFP8_2D, when the groups have told each other their columns' amaxes.
 template <typename Access, typename Element>
 class Mxfp8Tile {
  public:
+  static constexpr bool kSplitMaster = false;
   static constexpr int kRows = 8;
   static constexpr int kGroups = 4;
   static constexpr int kWarpsAcross = kWarps / kGroups;
   static constexpr int kColumns = kWarpsAcross * kWarpColumns;
   static constexpr int kExtraBytes = kGroups * kColumns * 4;
 
-  __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
+  __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+      : extent_(extent), tile_(tile), has_squares_(extent.encoding.format == Format::kMXFP8_2D) {
     columns_ = Access::Below(Column(), extent.columns);
     const int64_t rows = FirstColumn() < extent.columns ? extent.rows - FirstRow() : 0;
-    walk_ = {FirstRow() * extent.columns + Column(), extent.columns, RowsUpTo(kRows, rows, 1)};
+    const int64_t moment_blocks = (extent.columns + kWarpColumns - 1) / kWarpColumns;
+    walk_ = {FirstRow() * extent.columns + Column(), extent.columns, RowsUpTo(kRows, rows, 1),
+             FirstRow() * moment_blocks + FirstColumn() / kWarpColumns, moment_blocks};
     row_scales_ = extent.row_wise.scales + FirstRow() * BlocksAcross() + FirstColumn() / 32;
   }
 
@@ -79,7 +163,7 @@ class Mxfp8Tile {
 
   __device__ void Visit(const Walk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
     RaiseAmax(master, column_amax_);
-    if (extent_.row_wise.data == nullptr) return;
+    if (extent_.row_wise.data == nullptr || has_squares_) return;
     float multipliers[kQuad];
     const uint8_t scale = Access::template ScaleBlocks<Element>(master, multipliers);
     Access::StoreCodes(EncodeFloat8<Element>(master, multipliers), place.index, valid, extent_.row_wise.data);
@@ -88,18 +172,18 @@ class Mxfp8Tile {
   }
 
   __device__ void Finish() {
-    if (extent_.column_wise.data == nullptr) return;
+    uint8_t* const data = has_squares_ ? extent_.row_wise.data : extent_.column_wise.data;
+    if (data == nullptr) return;
     ShareAmax();
+    if (has_squares_) Access::RaiseToBlocks(column_amax_);
     float multipliers[kQuad];
     const uint32_t scales = EncodeScales(column_amax_, multipliers);
-    if (Group() == 0) {
-      Access::StoreCodes(scales, tile_.row * extent_.columns + Column(), columns_, extent_.column_wise.scales);
-    }
+    if (Group() == 0) StoreScales(scales);
     int64_t index = walk_.first;
 #pragma unroll 4
     for (int row = 0; row < walk_.rows; ++row) {
       const Quad<float> master = Access::template Read<float>(nullptr, 0, MasterRow(row));
-      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, columns_, extent_.column_wise.data);
+      Access::StoreCodes(EncodeFloat8<Element>(master.values, multipliers), index, columns_, data);
       index += walk_.stride;
     }
   }
@@ -127,6 +211,16 @@ class Mxfp8Tile {
     return scales;
   }
 
+  // Of columns, or of squares.
+  __device__ void StoreScales(uint32_t scales) const {
+    if (has_squares_) {
+      uint8_t* const first = extent_.row_wise.scales + tile_.row * BlocksAcross() + FirstColumn() / 32;
+      Access::StoreScale(Access::OwnScale(scales), columns_, first);
+    } else {
+      Access::StoreCodes(scales, tile_.row * extent_.columns + Column(), columns_, extent_.column_wise.scales);
+    }
+  }
+
   // Raises every thread's amaxes to those of whole columns.
   __device__ void ShareAmax() {
     float* const shared = reinterpret_cast<float*>(MasterRow(kRows));
@@ -145,6 +239,7 @@ class Mxfp8Tile {
 
   const DeviceExtent& extent_;
   const AdamTile& tile_;
+  const bool has_squares_;
   Walk walk_;
   // Which of this thread's columns exist.
   uint32_t columns_;
@@ -157,15 +252,19 @@ class Mxfp8Tile {
 template <typename Access, typename Element>
 class Fp8BlockTile {
  public:
+  static constexpr bool kSplitMaster = false;
   static constexpr int kRows = 16;
   static constexpr int kExtraBytes = 0;
 
-  __device__ Fp8BlockTile(const DeviceExtent& extent, const AdamTile& tile) : extent_(extent), tile_(tile) {
+  __device__ Fp8BlockTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+      : extent_(extent), tile_(tile) {
     const int64_t first_row = tile.row * int64_t{128} + Warp();
+    const int64_t blocks_across = (extent.columns + 127) / 128;
     const int64_t column = tile.column * int64_t{kWarpColumns} + Lane() * Access::kFirst;
     columns_ = Access::Below(column, extent.columns);
     walk_ = {first_row * extent.columns + column, kWarps * extent.columns,
-             RowsUpTo(kRows, extent.rows - first_row, kWarps)};
+             RowsUpTo(kRows, extent.rows - first_row, kWarps), first_row * blocks_across + tile.column,
+             kWarps * blocks_across};
   }
 
   __device__ const Walk& walk() const { return walk_; }

@@ -69,7 +69,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
 
   absl::Status EncodePlanes() override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Encode(stream_.get()));
+    RETURN_IF_ERROR(adam_.Encode({}, stream_.get()));
     return stream_.Synchronize();
   }
 
@@ -80,7 +80,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
 
   absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Step(steps, stream_.get()));
+    RETURN_IF_ERROR(adam_.Step(steps, {}, stream_.get()));
     return stream_.Synchronize();
   }
 

@@ -254,7 +254,7 @@ class AdamBench {
     step.bias_correction1 = BiasCorrection(step.beta1, 7);
     step.bias_correction2 = BiasCorrection(step.beta2, 7);
     const std::vector<std::optional<AdamStep>> steps(extents_.size(), step);
-    bench_.Measure(name(), bytes_, [&] { Check(plan->Step(steps, bench_.stream())); });
+    bench_.Measure(name(), bytes_, [&] { Check(plan->Step(steps, {}, bench_.stream())); });
     Check(cudaStreamSynchronize(bench_.stream()));
   }
 
@@ -414,7 +414,7 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
     const int64_t planes = HasColumnPlane(format) ? 2 : 1;
     const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, kRows, kColumns);
     measure(absl::StrCat("Encode ", FormatName(format)), kCount * 4 + planes * (kCount + scale_bytes),
-            [&] { Check(plan->Encode(bench.stream())); });
+            [&] { Check(plan->Encode({}, bench.stream())); });
     for (DecodedType type : {DecodedType::kFP32, DecodedType::kBF16}) {
       const int64_t out_bytes = type == DecodedType::kFP32 ? 4 : 2;
       measure(absl::StrCat("DecodePlane ", FormatName(format), out_bytes == 4 ? " to fp32" : " to bf16"),

@@ -26,7 +26,7 @@ class FusedAdamPlanTest : public GpuTest {
  protected:
   // Runs the plan of all extents and checks every byte.
   void StepAndCheck(const std::vector<DeviceAdam>& extents, FusedAdamPlan& plan, const Steps& steps) {
-    ASSERT_OK(plan.Step(steps, stream()));
+    ASSERT_OK(plan.Step(steps, {}, stream()));
     Synchronize();
     for (size_t i = 0; i < extents.size(); ++i) {
       SCOPED_TRACE(absl::StrCat("extent ", i, " of ", extents[i].rows(), " x ", extents[i].columns()));
@@ -241,7 +241,7 @@ TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
     }
   }
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-  ASSERT_OK(plan.Encode(stream()));
+  ASSERT_OK(plan.Encode({}, stream()));
   Synchronize();
   for (const DeviceAdam& extent : extents) extent.Check();
 }
@@ -262,7 +262,7 @@ TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
     OwnedState expected = state;
     const AdamStep step = TypicalStep(AdamMode::kAdamW);
     FusedAdam(step, gradient.data(), expected.View(), 64, 40, encoding, {}, {});
-    ASSERT_OK(plan.Step({step}, stream()));
+    ASSERT_OK(plan.Step({step}, {}, stream()));
     Synchronize();
     EXPECT_TRUE(SameBytes(AsBytes(expected.master), AsBytes(extents[0].DownloadMaster())));
   }
@@ -277,8 +277,8 @@ TEST_F(FusedAdamPlanTest, FormatsOfLaterVersionsAreRefused) {
 
 TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {}));
-  EXPECT_OK(plan.Step({}, stream()));
-  EXPECT_OK(plan.Encode(stream()));
+  EXPECT_OK(plan.Step({}, {}, stream()));
+  EXPECT_OK(plan.Encode({}, stream()));
 }
 
 // The state of a golden case, stored as the case says.
@@ -327,7 +327,7 @@ TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
     std::vector<DeviceAdam> extents;
     extents.emplace_back(golden.encoding(), golden.rows(), golden.cols(), state, Offsets{});
     ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-    ASSERT_OK(plan.Encode(stream()));
+    ASSERT_OK(plan.Encode({}, stream()));
     Synchronize();
     EXPECT_TRUE(SameBytes(golden.Bytes("row_data"), extents[0].DownloadRowData()));
     extents[0].ExpectEncoded();
@@ -372,7 +372,7 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   ASSERT_OK(FillInitialValues(uniform, 1, 3, 0, kCount, exp_avg_sq, stream()));
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {extent}));
   const AdamStep step = TypicalStep(AdamMode::kAdamW);
-  ASSERT_OK(plan.Step({step}, stream()));
+  ASSERT_OK(plan.Step({step}, {}, stream()));
   Synchronize();
   for (int64_t first_row : {int64_t{0}, kRows - 32}) {
     constexpr int64_t kPart = 32 * kColumns;

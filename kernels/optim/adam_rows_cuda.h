@@ -1,0 +1,282 @@
+// The kernels of the fused step, as templates: each source that includes this compiles those of one access.
+//
+// Internal to kernels/, for CUDA sources.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/base/float_bits.h"
+#include "kernels/formats/float8.h"
+#include "kernels/optim/adam_kernel.h"
+#include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/adam_math_cuda.h"
+#include "kernels/optim/master_rows_cuda.h"
+#include "kernels/optim/moment_rows_cuda.h"
+#include "kernels/optim/shifted_tiles_cuda.h"
+#include "kernels/optim/tile_memory_cuda.h"
+#include "kernels/optim/tiles_cuda.h"
+
+namespace paramshard::gpu {
+
+// Moves the rows of one tile through shared memory and updates them.
+template <typename Access, AdamMoments kMoments, int kSharedBytes>
+class StepRows {
+ public:
+  __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
+      : extent_(extent), constants_(constants), exp_avg_(extent.exp_avg), exp_avg_sq_(extent.exp_avg_sq) {}
+
+  template <typename TileType>
+  __device__ void Run(TileType& tile) {
+    using Masters = std::conditional_t<TileType::kSplitMaster, SplitMasters<Access>, FloatMasters<Access>>;
+    constexpr int kRows = TileType::kRows;
+    // Rows on their way at a time.
+    constexpr int kSlots =
+        std::min(kRows, (kSharedBytes - kRows * kFloatRowBytes - TileType::kExtraBytes) / kSlotBytes);
+    static_assert(kSlots >= 2, "too little shared memory");
+    const Masters masters(extent_);
+    const auto& walk = tile.walk();
+    uint8_t* const slots = MasterRow(kRows) + TileType::kExtraBytes;
+    // The master has all rows at once, and the first rows of the others come with it.
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int row = slot; row < kRows; row += kSlots) {
+        if (row >= walk.rows) break;
+        const auto place = walk.At(row);
+        masters.template Fetch<kRows>(place.index, tile.Valid(place), row);
+      }
+      if (slot < walk.rows) FetchOthers(tile, walk.At(slot), slots + slot * kSlotBytes);
+      CommitCopies();
+    }
+    auto fetched = walk.At(kSlots);
+    auto place = walk.At(0);
+    int slot = 0;
+#pragma unroll 1
+    for (int row = 0; row < walk.rows; ++row) {
+      AwaitCopies<kSlots - 1>();
+      uint8_t* const others = slots + slot * kSlotBytes;
+      Elements elements;
+      elements.master = masters.template Read<kRows>(place.index, row);
+      ReadOthers(place.index, others, elements);
+      const uint32_t valid = tile.Valid(place);
+      if constexpr (Access::kInPart) MakeOrdinary(valid, elements);
+      if (row + kSlots < walk.rows) FetchOthers(tile, fetched, others);
+      CommitCopies();
+      walk.Advance(fetched);
+      Update(elements);
+      masters.Store(elements.master, place.index, valid, row);
+      exp_avg_.Store(elements.exp_avg, place.index, place.block, valid);
+      exp_avg_sq_.Store(elements.exp_avg_sq, place.index, place.block, valid);
+      tile.Visit(place, valid, elements.master.values);
+      walk.Advance(place);
+      slot = slot + 1 == kSlots ? 0 : slot + 1;
+    }
+    tile.Finish();
+  }
+
+ private:
+  using ExpAvg = MomentRows<Access, kMoments, false>;
+  using ExpAvgSq = MomentRows<Access, kMoments, true>;
+
+  static constexpr int kGradientBytes = Access::template kRowBytes<float>;
+  static constexpr int kSlotBytes = kGradientBytes + ExpAvg::kSlotBytes + ExpAvgSq::kSlotBytes;
+
+  struct Elements {
+    Quad<float> master;
+    Quad<float> gradient;
+    float exp_avg[kQuad];
+    float exp_avg_sq[kQuad];
+  };
+
+  template <typename TileType, typename Place>
+  __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) const {
+    const uint32_t valid = tile.Valid(place);
+    Access::Fetch(extent_.gradient, place.index, valid, slot);
+    exp_avg_.Fetch(place.index, place.block, valid, slot + kGradientBytes);
+    exp_avg_sq_.Fetch(place.index, place.block, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
+  }
+
+  __device__ void ReadOthers(int64_t index, const uint8_t* slot, Elements& elements) const {
+    elements.gradient = Access::Read(extent_.gradient, index, slot);
+    exp_avg_.Read(index, slot + kGradientBytes, elements.exp_avg);
+    exp_avg_sq_.Read(index, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
+  }
+
+  // Zeros where there are no elements would send whole warps the slow way of UpdateAdamElements().
+  __device__ static void MakeOrdinary(uint32_t valid, Elements& elements) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const bool is_element = (valid >> j & 1) != 0;
+      elements.exp_avg[j] = is_element ? elements.exp_avg[j] : 1.0f;
+      elements.exp_avg_sq[j] = is_element ? elements.exp_avg_sq[j] : 1.0f;
+    }
+  }
+
+  __device__ void Update(Elements& elements) const {
+    AdamElement updated[kQuad];
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      updated[j] = {elements.master.values[j], elements.exp_avg[j], elements.exp_avg_sq[j]};
+    }
+    UpdateAdamElements(constants_, elements.gradient.values, updated);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      elements.master.values[j] = updated[j].master;
+      elements.exp_avg[j] = updated[j].exp_avg;
+      elements.exp_avg_sq[j] = updated[j].exp_avg_sq;
+    }
+  }
+
+  const DeviceExtent& extent_;
+  const AdamConstants& constants_;
+  const ExpAvg exp_avg_;
+  const ExpAvgSq exp_avg_sq_;
+};
+
+// Brings the master's rows into shared memory, and nothing else.
+template <typename Access>
+class EncodeRows {
+ public:
+  explicit __device__ EncodeRows(const DeviceExtent& extent) : extent_(extent) {}
+
+  template <typename TileType>
+  __device__ void Run(TileType& tile) {
+    // A split master is its plane.
+    if constexpr (!TileType::kSplitMaster) Encode(tile);
+  }
+
+ private:
+  template <typename TileType>
+  __device__ void Encode(TileType& tile) const {
+    const auto& walk = tile.walk();
+    for (int row = 0; row < walk.rows; ++row) {
+      const auto place = walk.At(row);
+      Access::Fetch(extent_.master, place.index, tile.Valid(place), MasterRow(row));
+    }
+    CommitCopies();
+    AwaitCopies<0>();
+    for (int row = 0; row < walk.rows; ++row) {
+      const auto place = walk.At(row);
+      Quad<float> master = Access::Read(extent_.master, place.index, MasterRow(row));
+      for (int j = 0; j < kQuad; ++j) master.values[j] = CanonicalNan(master.values[j]);
+      Access::Keep(master, MasterRow(row));
+      tile.Visit(place, tile.Valid(place), master.values);
+    }
+    tile.Finish();
+  }
+
+  const DeviceExtent& extent_;
+};
+
+template <typename Access>
+struct TilesOf {
+  using Flat = FlatTile<Access>;
+  using SplitFlat = SplitFlatTile<Access>;
+  template <typename Element>
+  using Mxfp8 = Mxfp8Tile<Access, Element>;
+  template <typename Element>
+  using Fp8Block = Fp8BlockTile<Access, Element>;
+};
+
+template <>
+struct TilesOf<ShiftedAccess> {
+  using Flat = ShiftedFlatTile;
+  using SplitFlat = void;
+  template <typename Element>
+  using Mxfp8 = ShiftedMxfp8Tile<Element>;
+  template <typename Element>
+  using Fp8Block = ShiftedFp8BlockTile<Element>;
+};
+
+// Runs a tile of an extent with `rows`.
+template <typename Access, bool kLarge, typename Rows>
+class TileRun {
+ public:
+  __device__ TileRun(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows& rows)
+      : extent_(extent), tile_(tile), launch_(launch), rows_(rows) {}
+
+  __device__ void Run() {
+    const bool e4m3 = extent_.encoding.element == ElementType::kE4M3;
+    if (GpuTileShape(extent_.encoding.format).rows == 0) {
+      RunFlat();
+    } else if constexpr (kLarge) {
+      if (e4m3) return RunAs<typename Tiles::template Fp8Block<E4M3>>();
+      RunAs<typename Tiles::template Fp8Block<E5M2>>();
+    } else {
+      if (e4m3) return RunAs<typename Tiles::template Mxfp8<E4M3>>();
+      RunAs<typename Tiles::template Mxfp8<E5M2>>();
+    }
+  }
+
+ private:
+  using Tiles = TilesOf<Access>;
+
+  __device__ void RunFlat() {
+    if constexpr (!std::is_same_v<Access, ShiftedAccess>) {
+      if (extent_.remainder != nullptr) return RunAs<typename Tiles::SplitFlat>();
+    }
+    RunAs<typename Tiles::Flat>();
+  }
+
+  template <typename TileType>
+  __device__ void RunAs() {
+    TileType tile(extent_, tile_, launch_);
+    rows_.Run(tile);
+  }
+
+  const DeviceExtent& extent_;
+  const AdamTile& tile_;
+  const AdamLaunch& launch_;
+  Rows& rows_;
+};
+
+template <typename Access, bool kLarge, typename Rows>
+__device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows rows) {
+  TileRun<Access, kLarge, Rows>(extent, tile, launch, rows).Run();
+}
+
+// How many blocks share a multiprocessor, and what of its shared memory each has, less a little for static arrays.
+template <typename Access, bool kLarge, AdamMoments kMoments>
+constexpr int kResidentBlocks =
+    kLarge || std::is_same_v<Access, StridedAccess> || kMoments == AdamMoments::kAny ? 2 : 3;
+template <typename Access, bool kLarge, AdamMoments kMoments>
+constexpr int kSharedBytes = (kResidentBlocks<Access, kLarge, kMoments> == 2 ? 112 : 74) * 1024;
+
+template <typename Access, bool kLarge, AdamMoments kMoments>
+__global__ __launch_bounds__(kThreads,
+                             kResidentBlocks<Access, kLarge, kMoments>) void AdamStepKernel(AdamLaunch launch) {
+  // Copies, which need not be read again after every store.
+  const AdamTile tile = launch.tiles[blockIdx.x];
+  const DeviceExtent extent = launch.extents[tile.extent];
+  const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
+  using Rows = StepRows<Access, kMoments, kSharedBytes<Access, kLarge, kMoments>>;
+  RunTile<Access, kLarge>(extent, tile, launch, Rows(extent, constants));
+}
+
+template <typename Access, bool kLarge>
+__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kLarge, AdamMoments::kFP32>) void AdamEncodeKernel(
+    AdamLaunch launch) {
+  const AdamTile tile = launch.tiles[blockIdx.x];
+  const DeviceExtent extent = launch.extents[tile.extent];
+  RunTile<Access, kLarge>(extent, tile, launch, EncodeRows<Access>(extent));
+}
+
+template <typename Access, AdamMoments kMoments>
+AdamKernel StepKernelOf(bool large) {
+  if (large) return {AdamStepKernel<Access, true, kMoments>, kSharedBytes<Access, true, kMoments>};
+  return {AdamStepKernel<Access, false, kMoments>, kSharedBytes<Access, false, kMoments>};
+}
+
+template <typename Access>
+AdamKernel EncodeKernelOf(bool large) {
+  if (large) return {AdamEncodeKernel<Access, true>, kSharedBytes<Access, true, AdamMoments::kFP32>};
+  return {AdamEncodeKernel<Access, false>, kSharedBytes<Access, false, AdamMoments::kFP32>};
+}
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_

@@ -1,0 +1,98 @@
+// Masters on a GPU: a thread's four elements of a row, in shared memory and back to global memory.
+//
+// Internal to kernels/, for CUDA sources.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_MASTER_ROWS_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_MASTER_ROWS_CUDA_H_
+
+#include <cstdint>
+
+#include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/master_remainder.h"
+#include "kernels/optim/tile_memory_cuda.h"
+
+namespace paramshard::gpu {
+
+// Stored as they are. After an update the row in shared memory holds the new master.
+template <typename Access>
+class FloatMasters {
+ public:
+  static constexpr int kExtraRows = 0;
+
+  explicit __device__ FloatMasters(const DeviceExtent& extent) : master_(extent.master) {}
+
+  template <int kRows>
+  __device__ void Fetch(int64_t index, uint32_t valid, int row) const {
+    Access::Fetch(master_, index, valid, MasterRow(row));
+  }
+  template <int kRows>
+  __device__ Quad<float> Read(int64_t index, int row) const {
+    return Access::Read(master_, index, MasterRow(row));
+  }
+  __device__ void Store(const Quad<float>& quad, int64_t index, uint32_t valid, int row) const {
+    Access::Keep(quad, MasterRow(row));
+    Access::Store(quad, index, valid, master_);
+  }
+
+ private:
+  float* master_;
+};
+
+// Stored as BF16 weights, which are the plane, and remainders.
+template <typename Access>
+class SplitMasters {
+ private:
+  static constexpr int kHalfRowBytes = Access::template kRowBytes<uint16_t>;
+
+ public:
+  // Rows of remainders that do not fit beside the weights of a row.
+  static constexpr int kExtraRows = 2 * kHalfRowBytes > kFloatRowBytes ? 1 : 0;
+
+  explicit __device__ SplitMasters(const DeviceExtent& extent)
+      : weights_(reinterpret_cast<uint16_t*>(extent.row_wise.data)),
+        remainders_(reinterpret_cast<uint16_t*>(extent.remainder)) {}
+
+  template <int kRows>
+  __device__ void Fetch(int64_t index, uint32_t valid, int row) const {
+    Access::Fetch(weights_, index, valid, MasterRow(row));
+    Access::Fetch(remainders_, index, valid, RemainderRow<kRows>(row));
+  }
+
+  template <int kRows>
+  __device__ Quad<float> Read(int64_t index, int row) const {
+    const Quad<uint16_t> weights = Access::Read(weights_, index, MasterRow(row));
+    const Quad<uint16_t> remainders = Access::Read(remainders_, index, RemainderRow<kRows>(row));
+    Quad<float> quad;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      quad.values[j] = Join({weights.values[j], static_cast<int16_t>(remainders.values[j])});
+    }
+    return quad;
+  }
+
+  __device__ void Store(const Quad<float>& quad, int64_t index, uint32_t valid, int) const {
+    Quad<uint16_t> weights;
+    Quad<uint16_t> remainders;
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const auto split = Split(quad.values[j]);
+      weights.values[j] = split.weight;
+      remainders.values[j] = static_cast<uint16_t>(split.remainder);
+    }
+    Access::Store(weights, index, valid, weights_);
+    Access::Store(remainders, index, valid, remainders_);
+  }
+
+ private:
+  template <int kRows>
+  __device__ static uint8_t* RemainderRow(int row) {
+    return kExtraRows == 0 ? MasterRow(row) + kHalfRowBytes : MasterRow(kRows + row);
+  }
+
+  uint16_t* weights_;
+  uint16_t* remainders_;
+};
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_MASTER_ROWS_CUDA_H_
