@@ -6,6 +6,8 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float16.h"
+#include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
 #include "kernels/gpu/status.h"
@@ -42,39 +44,61 @@ __device__ void ReadCodes(const uint8_t* source, Code (&codes)[kCount]) {
   }
 }
 
-// How the elements of a plane are read: an element's code, and its value.
-struct FloatPlane {
-  using Code = uint32_t;
-  const uint8_t* data;
+// How the elements of a plane are read: codes, and the value of each.
 
+// Codes that fill whole bytes.
+template <typename CodeType>
+struct BytePlane {
+  using Code = CodeType;
+
+  template <int kCount>
+  __device__ void Read(int64_t row, int64_t col, int64_t cols, Code (&codes)[kCount]) const {
+    ReadCodes(data + (row * cols + col) * sizeof(Code), codes);
+  }
+
+  const uint8_t* data;
+};
+
+struct FloatPlane : BytePlane<uint32_t> {
   __device__ float Decode(Code code, int64_t, int64_t) const { return CanonicalNan(FloatFromBits(code)); }
 };
 
-struct BFloat16Plane {
-  using Code = uint16_t;
-  const uint8_t* data;
-
+struct BFloat16Plane : BytePlane<uint16_t> {
   __device__ float Decode(Code code, int64_t, int64_t) const { return CanonicalNan(DecodeBFloat16(code)); }
 };
 
+struct Float16Plane : BytePlane<uint16_t> {
+  __device__ float Decode(Code code, int64_t, int64_t) const { return CanonicalNan(DecodeFloat16(code)); }
+};
+
+__device__ float LoadFloat(const uint8_t* address) {
+  float value;
+  memcpy(&value, address, sizeof(value));
+  return value;
+}
+
 template <typename Element>
-struct Fp8BlockPlane {
-  using Code = uint8_t;
-  const uint8_t* data;
+struct Fp8TensorPlane : BytePlane<uint8_t> {
+  const uint8_t* scales;
+
+  __device__ float Decode(Code code, int64_t, int64_t) const {
+    return CanonicalNan(Element::Decode(code) * LoadFloat(scales));
+  }
+};
+
+template <typename Element>
+struct Fp8BlockPlane : BytePlane<uint8_t> {
   const uint8_t* scales;
   int64_t blocks_across;
 
   __device__ float Decode(Code code, int64_t row, int64_t col) const {
-    float scale_inv;
-    memcpy(&scale_inv, scales + (row / 128 * blocks_across + col / 128) * sizeof(float), sizeof(scale_inv));
+    const float scale_inv = LoadFloat(scales + (row / 128 * blocks_across + col / 128) * sizeof(float));
     return CanonicalNan(Element::Decode(code) * scale_inv);
   }
 };
 
 template <typename Element>
-struct Mxfp8Plane {
-  using Code = uint8_t;
-  const uint8_t* data;
+struct Mxfp8Plane : BytePlane<uint8_t> {
   const uint8_t* scales;
   int64_t scales_across;
   // Log2 of how many rows and columns one scale serves.
@@ -84,6 +108,32 @@ struct Mxfp8Plane {
   __device__ float Decode(Code code, int64_t row, int64_t col) const {
     const uint8_t scale = scales[(row >> row_shift) * scales_across + (col >> col_shift)];
     return CanonicalNan(Element::Decode(code) * DecodeE8M0(scale));
+  }
+};
+
+// Two codes to a byte, and rows that begin with a byte of their own.
+struct Nvfp4Plane {
+  using Code = uint8_t;
+  const uint8_t* data;
+  const uint8_t* scales;
+  const uint8_t* amax;
+  int64_t blocks_across;
+
+  template <int kCount>
+  __device__ void Read(int64_t row, int64_t col, int64_t cols, Code (&codes)[kCount]) const {
+    const uint8_t* const first = data + row * ((cols + 1) / 2) + col / 2;
+    if constexpr (kCount == 1) {
+      codes[0] = first[0] >> (col % 2 * 4) & 0xf;
+    } else {
+      const uint32_t pairs = *reinterpret_cast<const uint16_t*>(first);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) codes[j] = static_cast<uint8_t>(pairs >> (4 * j) & 0xf);
+    }
+  }
+
+  __device__ float Decode(Code code, int64_t row, int64_t col) const {
+    const float block_scale = E4M3::Decode(scales[row / 16 * blocks_across + col / 16]);
+    return CanonicalNan(DecodeNvfp4(E2M1::Decode(code), block_scale, LoadFloat(amax)));
   }
 };
 
@@ -116,7 +166,7 @@ __global__ __launch_bounds__(kThreads) void DecodeKernel(SourcePlane plane, int6
 #pragma unroll
     for (int i = 0; i < kGroupsPerThread; ++i) {
       const int64_t col = first_col + i * kThreads * kGroup;
-      if (col < cols) ReadCodes(plane.data + (first + col) * sizeof(Code), codes[i]);
+      if (col < cols) plane.Read(row, col, cols, codes[i]);
     }
 #pragma unroll
     for (int i = 0; i < kGroupsPerThread; ++i) {
@@ -157,12 +207,20 @@ template <typename Out, typename Element>
 void DecodeFloat8(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, void* out,
                   cudaStream_t stream) {
   const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
-  if (encoding.format == Format::kFP8Block128x128) {
-    return Decode<Out>(Fp8BlockPlane<Element>{encoded.data, encoded.scales, across}, rows, cols, out, stream);
+  switch (encoding.format) {
+    case Format::kFP8Block128x128:
+      return Decode<Out>(Fp8BlockPlane<Element>{{encoded.data}, encoded.scales, across}, rows, cols, out, stream);
+    case Format::kMXFP8:
+    case Format::kMXFP8_2D: {
+      const bool is_square = encoding.format == Format::kMXFP8_2D;
+      const int row_shift = is_square || plane == Plane::kColumnWise ? 5 : 0;
+      const int col_shift = is_square || plane == Plane::kRowWise ? 5 : 0;
+      const Mxfp8Plane<Element> source = {{encoded.data}, encoded.scales, across, row_shift, col_shift};
+      return Decode<Out>(source, rows, cols, out, stream);
+    }
+    default:
+      return Decode<Out>(Fp8TensorPlane<Element>{{encoded.data}, encoded.scales}, 1, rows * cols, out, stream);
   }
-  const int row_shift = plane == Plane::kRowWise ? 0 : 5;
-  const Mxfp8Plane<Element> source = {encoded.data, encoded.scales, across, row_shift, 5 - row_shift};
-  return Decode<Out>(source, rows, cols, out, stream);
 }
 
 template <typename Out>
@@ -170,9 +228,15 @@ void DecodeInto(const Encoding& encoding, Plane plane, ConstPlane encoded, int64
                 cudaStream_t stream) {
   switch (encoding.format) {
     case Format::kFP32:
-      return Decode<Out>(FloatPlane{encoded.data}, 1, rows * cols, out, stream);
+      return Decode<Out>(FloatPlane{{encoded.data}}, 1, rows * cols, out, stream);
     case Format::kBF16:
-      return Decode<Out>(BFloat16Plane{encoded.data}, 1, rows * cols, out, stream);
+      return Decode<Out>(BFloat16Plane{{encoded.data}}, 1, rows * cols, out, stream);
+    case Format::kFP16:
+      return Decode<Out>(Float16Plane{{encoded.data}}, 1, rows * cols, out, stream);
+    case Format::kNVFP4_2D: {
+      const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
+      return Decode<Out>(Nvfp4Plane{encoded.data, encoded.scales, encoded.amax, across}, rows, cols, out, stream);
+    }
     default:
       if (encoding.element == ElementType::kE4M3) {
         return DecodeFloat8<Out, E4M3>(encoding, plane, encoded, rows, cols, out, stream);

@@ -17,8 +17,8 @@ namespace paramshard::gpu {
 enum class DecodedType : uint8_t { kFP32 = 1, kBF16 = 2 };
 
 // Enqueues decoding one plane of a rows x cols matrix into `out`, an array of the decoded type, row-major and contiguous.
-// Memory of the current device; data and scales of any alignment. INVALID_ARGUMENT and UNIMPLEMENTED of CheckEncodable();
-// INVALID_ARGUMENT for a plane that the format lacks.
+// Memory of the current device; data, scales and amax of any alignment. INVALID_ARGUMENT of CheckEncodable(), and for a plane
+// that the format lacks.
 absl::Status DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols,
                          DecodedType type, void* out, cudaStream_t stream);
 

@@ -1,6 +1,7 @@
 #include "kernels/optim/adam_cuda.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -99,11 +100,12 @@ AdamMoments MomentsOf(const DeviceExtent& extent) {
 AdamKind KindOf(const DeviceExtent& extent, bool large) {
   const AdamMoments moments = MomentsOf(extent);
   if (!IsInPhase(extent)) return {AdamMoments::kAny, AdamAccess::kStrided, large};
-  const bool can_shift =
-      (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) && extent.remainder == nullptr;
-  // Rows that begin inside of a sector cost more than their own bytes.
-  const bool whole_sectors =
-      !IsBlock(extent.encoding.format) || extent.rows <= 1 || extent.columns % kShiftAlignment == 0;
+  const bool can_shift = (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) &&
+                         extent.remainder == nullptr && extent.columns < std::numeric_limits<int32_t>::max();
+  // Rows that begin inside of a sector cost more than their own bytes. With BF16 moments, which leave less time for an
+  // element, shifting costs more than that.
+  const bool whole_sectors = !IsBlock(extent.encoding.format) || extent.rows <= 1 ||
+                             extent.columns % kShiftAlignment == 0 || moments == AdamMoments::kBF16;
   if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, AdamAccess::kQuads, large};
   if (can_shift) return {moments, AdamAccess::kShifted, large};
   return {AdamMoments::kAny, AdamAccess::kStrided, large};

@@ -27,8 +27,10 @@ class ShiftedRows {
  public:
   // `rows` pieces of `width` elements, the first of which is number `first` of its array, `pitch` elements apart; element 0 of
   // the array is `phase` elements past an aligned address.
+  //
+  // Requires: pitch < 2^31.
   PARAMSHARD_HOST_DEVICE ShiftedRows(int phase, int64_t first, int64_t pitch, int rows, int width)
-      : first_(first), pitch_(pitch), rows_(rows), width_(width) {
+      : first_(first), pitch_(static_cast<int>(pitch)), rows_(rows), width_(width) {
     shift_ = static_cast<int>((phase + first) & (kShiftAlignment - 1));
     shift_step_ = static_cast<int>(pitch & (kShiftAlignment - 1));
     quads_ = rows == 1 ? (shift_ + width + 3) / 4 : ShiftedQuads(width);
@@ -49,9 +51,11 @@ class ShiftedRows {
     // slot / quads_: the reciprocal is too large by less than 2^-32 of itself times quads_.
     const int row = static_cast<int>(uint64_t{static_cast<uint32_t>(slot)} * reciprocal_ >> 32);
     const int column = (slot - row * quads_) * 4 - Shift(row);
-    uint32_t valid = 0;
-    for (int j = 0; j < 4; ++j) valid |= column + j >= 0 && column + j < width_ ? 1u << j : 0u;
-    return {first_ + row * pitch_ + column, row < rows_ ? valid : 0u};
+    // Elements before the piece, and up to its end.
+    const int before = column < 0 ? -column : 0;
+    const int count = width_ - column < 4 ? (width_ > column ? width_ - column : 0) : 4;
+    const uint32_t valid = (0xfu << before) & ((1u << count) - 1);
+    return {first_ + int64_t{row} * pitch_ + column, row < rows_ ? valid : 0u};
   }
 
   // Where an element lies in shared memory, in elements.
@@ -61,7 +65,7 @@ class ShiftedRows {
   PARAMSHARD_HOST_DEVICE int Shift(int row) const { return (shift_ + row * shift_step_) & (kShiftAlignment - 1); }
 
   int64_t first_;
-  int64_t pitch_;
+  int pitch_;
   int rows_;
   int width_;
   // Elements of its first quad that are before a row's piece, for the first row and how it grows.

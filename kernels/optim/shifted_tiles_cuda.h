@@ -143,15 +143,16 @@ class ShiftedFlatTile {
   ShiftedWalk walk_;
 };
 
-// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, a warp those of 32, which are a square; then each warp encodes
-// halves of rows.
+// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, and a warp, which has 32 of them, those of their blocks in
+// rows, or of the square; then each warp encodes halves of rows.
 template <typename Element>
 class ShiftedMxfp8Tile : public ShiftedTile {
  public:
   static constexpr bool kSplitMaster = false;
   static constexpr MatrixShape kShape = GpuTileShape(Format::kMXFP8);
   static constexpr int kRows = ShiftedRowCount(kShape);
-  static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4;
+  // Multipliers of columns, and scales of blocks in rows.
+  static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4 + static_cast<int>(kShape.rows) * kWarps;
 
   __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
       : ShiftedTile(extent, tile, kShape), has_squares_(extent.encoding.format == Format::kMXFP8_2D) {}
@@ -160,66 +161,78 @@ class ShiftedMxfp8Tile : public ShiftedTile {
 
   __device__ void Finish() {
     __syncthreads();
-    // The plane whose scales are of columns or squares.
-    uint8_t* const data = has_squares_ ? extent_.row_wise.data : extent_.column_wise.data;
-    if (data != nullptr) {
-      ScaleColumns(has_squares_ ? extent_.row_wise.scales : extent_.column_wise.scales);
-      __syncthreads();
-    }
+    FindScales();
+    __syncthreads();
+    // What has scales of columns or squares, and of rows.
+    uint8_t* const column_data = has_squares_ ? extent_.row_wise.data : extent_.column_wise.data;
+    uint8_t* const row_data = has_squares_ ? nullptr : extent_.row_wise.data;
+    if (row_data != nullptr) StoreRowScales();
     const int column = Warp() % kHalves * kWarpColumns;
     const int count = CountFrom(column);
     if (count <= 0) return;
+    const float4 own = reinterpret_cast<const float4*>(ColumnMultipliers() + column)[Lane()];
+    const float of_columns[kQuad] = {own.x, own.y, own.z, own.w};
     for (int row = Warp() / kHalves; row < rows_; row += kWarps / kHalves) {
       float values[kQuad];
       ReadMasters(row, column, count, values);
-      if (extent_.row_wise.data != nullptr && !has_squares_) EncodeRow(values, row, column, count);
-      if (data != nullptr) EncodeColumns(values, row, column, count, data);
+      if (row_data != nullptr) {
+        const float of_row = E8M0EncodeMultiplier(RowScales()[row * kWarps + (column + Lane() * kQuad) / 32]);
+        const float multipliers[kQuad] = {of_row, of_row, of_row, of_row};
+        StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, row_data + Index(row, column));
+      }
+      if (column_data != nullptr) {
+        StoreCodeRow(EncodeFloat8<Element>(values, of_columns), count, column_data + Index(row, column));
+      }
     }
   }
 
  private:
   static constexpr int kHalves = static_cast<int>(kShape.cols) / kWarpColumns;
 
-  // What the elements of a column are multiplied by.
   __device__ static float* ColumnMultipliers() { return reinterpret_cast<float*>(MasterRow(kRows)); }
+  // [row][block of 32 columns].
+  __device__ static uint8_t* RowScales() { return reinterpret_cast<uint8_t*>(ColumnMultipliers() + kShape.cols); }
 
-  __device__ void ScaleColumns(uint8_t* scales) const {
+  __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
+
+  __device__ void FindScales() const {
     const int column = static_cast<int>(threadIdx.x);
     float amax = 0.0f;
-    if (column < columns_) {
+    // Of the warp's block in row number Lane().
+    uint32_t row_amax = 0;
 #pragma unroll 8
-      for (int row = 0; row < rows_; ++row) amax = fmaxf(amax, fabsf(Master(row, column)));
+    for (int row = 0; row < rows_; ++row) {
+      const float magnitude = column < columns_ ? fmaxf(0.0f, fabsf(Master(row, column))) : 0.0f;
+      amax = fmaxf(amax, magnitude);
+      if (has_squares_) continue;
+      const uint32_t block_amax = __reduce_max_sync(~0u, FloatBits(magnitude));
+      if (row == Lane()) row_amax = block_amax;
     }
     if (has_squares_) amax = FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
     const uint8_t scale = ComputeE8M0Scale(amax, Element::kMax);
     ColumnMultipliers()[column] = E8M0EncodeMultiplier(scale);
-    if (column >= columns_) return;
+    if (column < columns_) StoreColumnScale(scale, column);
+    RowScales()[Lane() * kWarps + Warp()] = ComputeE8M0Scale(FloatFromBits(row_amax), Element::kMax);
+  }
+
+  // Of a column, or of a square.
+  __device__ void StoreColumnScale(uint8_t scale, int column) const {
     if (!has_squares_) {
-      StoreGlobal(scale, scales + tile_.row * extent_.columns + first_column_ + column);
-    } else if (Lane() == 0) {
-      StoreGlobal(scale, scales + tile_.row * BlocksAcross() + (first_column_ + column) / 32);
+      if (extent_.column_wise.data == nullptr) return;
+      StoreGlobal(scale, extent_.column_wise.scales + tile_.row * extent_.columns + first_column_ + column);
+    } else if (Lane() == 0 && extent_.row_wise.data != nullptr) {
+      StoreGlobal(scale, extent_.row_wise.scales + tile_.row * BlocksAcross() + (first_column_ + column) / 32);
     }
   }
 
-  // Half of a row into the row-wise plane.
-  __device__ void EncodeRow(const float (&values)[kQuad], int row, int column, int count) const {
-    float multipliers[kQuad];
-    const uint8_t scale = QuadAccess::ScaleBlocks<Element>(values, multipliers);
-    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, extent_.row_wise.data + Index(row, column));
-    const int64_t blocks_across = (extent_.columns + 31) / 32;
-    QuadAccess::StoreScale(
-        scale, Lane() * kQuad < count ? kAll : 0u,
-        extent_.row_wise.scales + (first_row_ + row) * blocks_across + (first_column_ + column) / 32);
+  // A thread for each.
+  __device__ void StoreRowScales() const {
+    const int row = static_cast<int>(threadIdx.x) / kWarps;
+    const int block = static_cast<int>(threadIdx.x) % kWarps;
+    if (row >= rows_ || block * 32 >= columns_) return;
+    StoreGlobal(RowScales()[threadIdx.x],
+                extent_.row_wise.scales + (first_row_ + row) * BlocksAcross() + first_column_ / 32 + block);
   }
-
-  // Half of a row with the scales of columns or squares.
-  __device__ void EncodeColumns(const float (&values)[kQuad], int row, int column, int count, uint8_t* data) const {
-    const float4 own = reinterpret_cast<const float4*>(ColumnMultipliers() + column)[Lane()];
-    const float multipliers[kQuad] = {own.x, own.y, own.z, own.w};
-    StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, data + Index(row, column));
-  }
-
-  __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
 
   const bool has_squares_;
 };
@@ -245,16 +258,32 @@ class ShiftedFp8BlockTile : public ShiftedTile {
     // Also waits for all masters.
     const float scale = ComputeScale(BlockAmax(amax_), Element::kMax, extent_.encoding.power_of_two_scales);
     if (threadIdx.x == 0) StoreBlockScale(1.0f / scale, extent_, tile_);
-    const float multipliers[kQuad] = {scale, scale, scale, scale};
 #pragma unroll 2
-    for (int row = Warp(); row < rows_; row += kWarps) {
-      float values[kQuad];
-      ReadMasters(row, 0, columns_, values);
-      StoreCodeRow(EncodeFloat8<Element>(values, multipliers), columns_, extent_.row_wise.data + Index(row, 0));
-    }
+    for (int row = Warp(); row < rows_; row += kWarps) EncodeRow(row, scale);
   }
 
  private:
+  // All elements have one scale, so that a lane can take those of a word that is aligned in the plane. What is left of the
+  // first and the last word has a lane for each byte.
+  __device__ void EncodeRow(int row, float scale) const {
+    uint8_t* const target = extent_.row_wise.data + Index(row, 0);
+    const float* const masters = reinterpret_cast<const float*>(shared_memory) + walk_.pieces().Position(row, 0);
+    const int head = static_cast<int>(-reinterpret_cast<uintptr_t>(target) & 3);
+    const int column = head + Lane() * kQuad;
+    if (column + kQuad <= columns_) {
+      const float values[kQuad] = {masters[column], masters[column + 1], masters[column + 2], masters[column + 3]};
+      const float multipliers[kQuad] = {scale, scale, scale, scale};
+      StoreGlobal(EncodeFloat8<Element>(values, multipliers), target + column);
+    }
+    // Of the row, less what words hold: at most six.
+    const int words = max(columns_ - head, 0) & ~(kQuad - 1);
+    const int edge = Lane() < head ? Lane() : Lane() + words;
+    if (edge < columns_ && Lane() < 2 * kQuad) {
+      const float value = masters[edge] * scale;
+      StoreGlobal(static_cast<uint8_t>(EncodeFloat8Quad<Element>(value, value, value, value)), target + edge);
+    }
+  }
+
   float amax_[kQuad] = {};
 };
 

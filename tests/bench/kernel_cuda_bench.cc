@@ -28,6 +28,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 #include "kernels/reduce/sum_of_squares_cuda.h"
@@ -221,12 +222,30 @@ struct Arenas {
   Arena scratch;
 };
 
+// How the master is stored.
+enum class MasterType { kFP32, kBF16AndRemainder };
+
 struct AdamArm {
   Encoding encoding;
   MomentType exp_avg;
   MomentType exp_avg_sq;
   Contents contents = Contents::kRandom;
+  MasterType master = MasterType::kFP32;
 };
+
+const char* MomentName(MomentType type) {
+  switch (type) {
+    case MomentType::kFP32:
+      return "fp32";
+    case MomentType::kBF16:
+      return "bf16";
+    case MomentType::kFP16:
+      return "fp16";
+    case MomentType::kFP8:
+      return "fp8";
+  }
+  return "";
+}
 
 class AdamBench {
  public:
@@ -238,9 +257,9 @@ class AdamBench {
   }
 
   std::string name() const {
-    const auto moment = [](MomentType type) { return type == MomentType::kFP32 ? "fp32" : "bf16"; };
-    return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), " ", moment(arm_.exp_avg), "/",
-                        moment(arm_.exp_avg_sq), ", ", model_.name, ContentsName(arm_.contents));
+    return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), is_split() ? " + remainder " : " ",
+                        MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq), ", ", model_.name,
+                        ContentsName(arm_.contents));
   }
 
   void Run() {
@@ -254,7 +273,14 @@ class AdamBench {
     step.bias_correction1 = BiasCorrection(step.beta1, 7);
     step.bias_correction2 = BiasCorrection(step.beta2, 7);
     const std::vector<std::optional<AdamStep>> steps(extents_.size(), step);
-    bench_.Measure(name(), bytes_, [&] { Check(plan->Step(steps, {}, bench_.stream())); });
+    const std::vector<TensorScaling> scalings(extents_.size(), {0.1f, 1000.0f});
+    const std::vector<bool> stepped(extents_.size(), true);
+    // Formats that wait for an amax have a second pass, as if the amax over all ranks were there at once.
+    const bool encodes_after = EncodesAfterAmax(arm_.encoding.format);
+    bench_.Measure(name(), bytes_, [&] {
+      Check(plan->Step(steps, scalings, bench_.stream()));
+      if (encodes_after) Check(plan->EncodeAfterAmax(stepped, scalings, bench_.stream()));
+    });
     Check(cudaStreamSynchronize(bench_.stream()));
   }
 
@@ -266,15 +292,30 @@ class AdamBench {
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = Floats(count);
-    extent.state.master = Floats(count);
-    extent.state.exp_avg.data = arenas_.state.Take(count * MomentBytes(arm_.exp_avg), 64);
-    extent.state.exp_avg.type = arm_.exp_avg;
-    extent.state.exp_avg_sq.data = arenas_.state.Take(count * MomentBytes(arm_.exp_avg_sq), 64);
-    extent.state.exp_avg_sq.type = arm_.exp_avg_sq;
+    extent.state.exp_avg = MomentOf(extent, arm_.exp_avg);
+    extent.state.exp_avg_sq = MomentOf(extent, arm_.exp_avg_sq);
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
-    bytes_ += count * (4 + 8 + 2 * MomentBytes(arm_.exp_avg) + 2 * MomentBytes(arm_.exp_avg_sq));
+    if (is_split()) {
+      // The weights are read, too.
+      extent.state.remainder = reinterpret_cast<int16_t*>(arenas_.state.Take(count * 2, 64));
+      bytes_ += count * (4 + 2 * 2 + 2);
+    } else {
+      extent.state.master = Floats(count);
+      bytes_ += count * (4 + 8);
+    }
+    if (EncodesAfterAmax(extent.encoding.format)) bytes_ += count * 4;
     extents_.push_back(extent);
+  }
+
+  bool is_split() const { return arm_.master == MasterType::kBF16AndRemainder; }
+
+  MutableMoment MomentOf(const AdamExtent& extent, MomentType type) {
+    const int64_t data = extent.rows * extent.columns * MomentBytes(type);
+    const int64_t scales = MomentScaleCount(type, extent.rows, extent.columns);
+    bytes_ += 2 * (data + scales * 4);
+    uint8_t* const first = arenas_.state.Take(data, 64);
+    return {first, scales == 0 ? nullptr : Floats(scales), type};
   }
 
   float* Floats(int64_t count) { return reinterpret_cast<float*>(arenas_.state.Take(count * 4, 64)); }
@@ -284,8 +325,11 @@ class AdamBench {
     const int64_t data = DataBytes(extent.encoding, extent.rows, extent.columns);
     const int64_t scales = ScaleBytes(extent.encoding, plane, extent.rows, extent.columns);
     bytes_ += data + scales;
-    uint8_t* const first = arenas_.planes.Take(data, alignment);
-    return {first, arenas_.planes.Take(scales, alignment)};
+    MutablePlane taken;
+    taken.data = arenas_.planes.Take(data, alignment);
+    taken.scales = arenas_.planes.Take(scales, alignment);
+    taken.amax = arenas_.planes.Take(AmaxBytes(extent.encoding.format), alignment);
+    return taken;
   }
 
   void Fill() {
@@ -294,13 +338,15 @@ class AdamBench {
     int64_t parameter = 0;
     for (const AdamExtent& extent : extents_) {
       const int64_t count = extent.rows * extent.columns;
-      FillFloats({Initializer::kNormal, 0.0f, 0.02f}, parameter++, count, extent.state.master);
+      FillMaster(extent, parameter++, count);
       FillFloats({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count,
                  const_cast<float*>(extent.gradient));
-      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg.data, arm_.exp_avg);
+      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg,
+                  MomentScaleCount(arm_.exp_avg, extent.rows, extent.columns));
       const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
                                                  : InitialValue{Initializer::kUniform, 0.0f, random ? 1e-6f : range};
-      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq.data, arm_.exp_avg_sq);
+      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq,
+                  MomentScaleCount(arm_.exp_avg_sq, extent.rows, extent.columns));
     }
   }
 
@@ -308,12 +354,30 @@ class AdamBench {
     Check(FillInitialValues(value, 1, parameter, 0, count, out, bench_.stream()));
   }
 
-  void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, void* out, MomentType type) {
-    if (type == MomentType::kFP32) return FillFloats(value, parameter, count, static_cast<float*>(out));
+  void FillMaster(const AdamExtent& extent, int64_t parameter, int64_t count) {
+    const InitialValue normal = {Initializer::kNormal, 0.0f, 0.02f};
+    if (!is_split()) return FillFloats(normal, parameter, count, extent.state.master);
+    arenas_.scratch.Clear();
+    float* const values = reinterpret_cast<float*>(arenas_.scratch.Take(count * 4, 64));
+    FillFloats(normal, parameter, count, values);
+    Check(SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data), extent.state.remainder,
+                      bench_.stream()));
+  }
+
+  // Moments in blocks begin at zero: the steps before the first timed one make them what they are later.
+  void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, const MutableMoment& moment,
+                   int64_t scale_count) {
+    if (HasMomentScales(moment.type)) {
+      Check(cudaMemsetAsync(moment.data, 0, count * MomentBytes(moment.type), bench_.stream()));
+      return FillFloats({Initializer::kOnes}, parameter, scale_count, moment.scales);
+    }
+    if (moment.type == MomentType::kFP32) {
+      return FillFloats(value, parameter, count, static_cast<float*>(moment.data));
+    }
     arenas_.scratch.Clear();
     uint8_t* const floats = arenas_.scratch.Take(count * 4, 64);
     FillFloats(value, parameter, count, reinterpret_cast<float*>(floats));
-    Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {floats, nullptr}, 1, count, DecodedType::kBF16, out,
+    Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {floats, nullptr}, 1, count, DecodedType::kBF16, moment.data,
                       bench_.stream()));
   }
 
@@ -349,6 +413,19 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
     }
   }
   MeasureAdam(bench, arenas, whole, {{Format::kFP32}, wide, wide});
+  const Encoding nvfp4 = {Format::kNVFP4_2D, ElementType::kE2M1};
+  for (const Encoding& encoding : {Encoding{Format::kFP16}, Encoding{Format::kFP8TensorDelayed},
+                                   Encoding{Format::kFP8TensorCurrent}, Encoding{Format::kMXFP8_2D}, nvfp4}) {
+    for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+  }
+  for (const Encoding& encoding : {mx, block, nvfp4}) {
+    for (MomentType moments : {MomentType::kFP16, MomentType::kFP8}) {
+      MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+    }
+  }
+  for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
+    MeasureAdam(bench, arenas, whole, {bf16, moments, moments, Contents::kRandom, MasterType::kBF16AndRemainder});
+  }
   for (const Model& model : {ShardedBlocks(), BlocksWithVectors(), OddBlocks(4), OddBlocks(3)}) {
     for (const Encoding& encoding : {mx, block}) {
       for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, model, {encoding, moments, moments});

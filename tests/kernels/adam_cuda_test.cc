@@ -1,5 +1,6 @@
 #include "kernels/optim/adam_cuda.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -24,9 +25,20 @@ using Steps = std::vector<std::optional<AdamStep>>;
 
 class FusedAdamPlanTest : public GpuTest {
  protected:
-  // Runs the plan of all extents and checks every byte.
+  // Runs the plan of all extents, in two passes where an amax is needed, and checks every byte and amax.
   void StepAndCheck(const std::vector<DeviceAdam>& extents, FusedAdamPlan& plan, const Steps& steps) {
-    ASSERT_OK(plan.Step(steps, {}, stream()));
+    std::vector<TensorScaling> scalings;
+    std::vector<float> expected_amaxes;
+    std::vector<bool> stepped;
+    for (size_t i = 0; i < extents.size(); ++i) {
+      scalings.push_back(extents[i].scaling());
+      stepped.push_back(steps[i].has_value());
+      expected_amaxes.push_back(stepped[i] && NeedsAmax(extents[i].encoding().format) ? extents[i].scaling().amax : 0);
+    }
+    ASSERT_OK(plan.Step(steps, scalings, stream()));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, plan.Amaxes(stream()));
+    EXPECT_TRUE(SameBytes(AsBytes(expected_amaxes), AsBytes(amaxes))) << "amaxes";
+    ASSERT_OK(plan.EncodeAfterAmax(stepped, scalings, stream()));
     Synchronize();
     for (size_t i = 0; i < extents.size(); ++i) {
       SCOPED_TRACE(absl::StrCat("extent ", i, " of ", extents[i].rows(), " x ", extents[i].columns()));
@@ -92,9 +104,7 @@ TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
     for (MomentType exp_avg : kMomentTypes) {
       for (MomentType exp_avg_sq : kMomentTypes) {
         for (Alignment alignment : kAlignments) {
-          for (int i = 0; i < 3; ++i) {
-            extents.push_back(AnyExtent(encoding, exp_avg, exp_avg_sq, alignment, random));
-          }
+          extents.push_back(AnyExtent(encoding, exp_avg, exp_avg_sq, alignment, random));
         }
       }
     }
@@ -116,9 +126,11 @@ TEST_F(FusedAdamPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
     for (int64_t rows : {0, 1, 31, 32, 33, 127, 129}) {
       for (int64_t columns : {1, 3, 4, 31, 32, 36, 128, 132, 255, 257, 8196}) {
         if (rows * columns > 40000 && columns != 257) continue;
-        const OwnedState state = RandomState(random, rows, columns, MomentType::kFP32, MomentType::kBF16);
-        extents.emplace_back(encoding, rows, columns, state, Offsets{});
-        steps.push_back(AnyStep(random));
+        for (MomentType type : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP8}) {
+          const OwnedState state = RandomState(random, rows, columns, type, type);
+          extents.emplace_back(encoding, rows, columns, state, Offsets{});
+          steps.push_back(AnyStep(random));
+        }
       }
     }
     SCOPED_TRACE(FormatName(encoding.format));
@@ -132,8 +144,8 @@ TEST_F(FusedAdamPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
   RandomFloats random(43);
   std::vector<DeviceAdam> extents;
   for (int i = 0; i < 20; ++i) {
-    extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 1)],
-                                kMomentTypes[random.Integer(0, 1)], kAlignments[random.Integer(0, 2)], random));
+    extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 3)],
+                                kMomentTypes[random.Integer(0, 3)], kAlignments[random.Integer(0, 2)], random));
   }
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
   for (int round = 0; round < 4; ++round) {
@@ -188,15 +200,15 @@ TEST_F(FusedAdamPlanTest, BitsAreAnyBits) {
   const uint64_t seed = FirstSeed(44);
   SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
   RandomFloats random(seed);
-  constexpr int64_t kRows = 512;
-  constexpr int64_t kColumns = 1024;
+  constexpr int64_t kRows = 256;
+  constexpr int64_t kColumns = 512;
   std::vector<DeviceAdam> extents;
   Steps steps;
-  for (Format format : {Format::kFP32, Format::kBF16, Format::kMXFP8, Format::kFP8Block128x128}) {
+  for (const Encoding& encoding : AllEncodings()) {
     const OwnedState state = {random.AnyBits(kRows * kColumns),
                               Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns)),
                               Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns))};
-    extents.emplace_back(Encoding{format}, kRows, kColumns, state, Offsets{});
+    extents.emplace_back(encoding, kRows, kColumns, state, Offsets{});
     extents.back().SetGradient(random.AnyBits(kRows * kColumns));
     steps.push_back(AnyStep(random));
     extents.back().ExpectStep(*steps.back());
@@ -234,16 +246,98 @@ TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
 TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
   RandomFloats random(46);
   std::vector<DeviceAdam> extents;
+  std::vector<TensorScaling> scalings;
+  std::vector<float> expected_amaxes;
   for (const Encoding& encoding : AllEncodings()) {
     for (Alignment alignment : kAlignments) {
       extents.push_back(AnyExtent(encoding, MomentType::kFP32, MomentType::kFP32, alignment, random));
       extents.back().ExpectEncoded();
+      scalings.push_back(extents.back().scaling());
+      expected_amaxes.push_back(NeedsAmax(encoding.format) ? scalings.back().amax : 0.0f);
     }
   }
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK(plan.MeasureAmaxes(stream()));
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, plan.Amaxes(stream()));
+  EXPECT_TRUE(SameBytes(AsBytes(expected_amaxes), AsBytes(amaxes)));
+  ASSERT_OK(plan.Encode(scalings, stream()));
+  Synchronize();
+  for (const DeviceAdam& extent : extents) extent.Check();
+}
+
+TEST_F(FusedAdamPlanTest, SplitMastersStepAsOnTheHost) {
+  RandomFloats random(48);
+  std::vector<DeviceAdam> extents;
+  for (MomentType exp_avg : kMomentTypes) {
+    for (MomentType exp_avg_sq : kMomentTypes) {
+      for (Alignment alignment : kAlignments) {
+        const int64_t rows = random.Integer(0, 300);
+        const int64_t columns = random.Integer(1, 300);
+        extents.emplace_back(Encoding{Format::kBF16}, rows, columns,
+                             RandomState(random, rows, columns, exp_avg, exp_avg_sq), AnyOffsets(random, alignment),
+                             DeviceAdam::Master::kSplit);
+      }
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  for (int round = 0; round < 2; ++round) {
+    Steps steps;
+    for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+    Expect(extents, steps, random);
+    StepAndCheck(extents, plan, steps);
+  }
   ASSERT_OK(plan.Encode({}, stream()));
   Synchronize();
   for (const DeviceAdam& extent : extents) extent.Check();
+}
+
+// All kinds of extents in one plan.
+TEST_F(FusedAdamPlanTest, MixedExtentsStepTogether) {
+  RandomFloats random(49);
+  std::vector<DeviceAdam> extents;
+  for (int i = 0; i < 150; ++i) {
+    extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 3)],
+                                kMomentTypes[random.Integer(0, 3)], kAlignments[random.Integer(0, 2)], random));
+  }
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  for (int round = 0; round < 2; ++round) {
+    Steps steps;
+    for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+    Expect(extents, steps, random);
+    StepAndCheck(extents, plan, steps);
+  }
+}
+
+// What two extents of a tensor store is what the whole stores, when both are encoded with the amax of the whole.
+TEST_F(FusedAdamPlanTest, CutTensorsAreEncodedLikeTheWhole) {
+  RandomFloats random(50);
+  constexpr int64_t kRows = 256;
+  constexpr int64_t kColumns = 200;
+  constexpr int64_t kCut = 128;
+  for (const Encoding& encoding : AllEncodings()) {
+    SCOPED_TRACE(FormatName(encoding.format));
+    const std::vector<float> matrix = random.Normal(kRows * kColumns, 1.0f);
+    const auto part = [&](int64_t first_row, int64_t rows) {
+      const auto first = matrix.begin() + first_row * kColumns;
+      const std::vector<float> values(first, first + rows * kColumns);
+      const OwnedState state = {values, Moments(MomentType::kFP32, values), Moments(MomentType::kFP32, values)};
+      return DeviceAdam(encoding, rows, kColumns, state, Offsets{});
+    };
+    std::vector<DeviceAdam> extents;
+    extents.push_back(part(0, kCut));
+    extents.push_back(part(kCut, kRows - kCut));
+    extents.push_back(part(0, kRows));
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK(plan.MeasureAmaxes(stream()));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, plan.Amaxes(stream()));
+    EXPECT_EQ(std::max(amaxes[0], amaxes[1]), amaxes[2]);
+    ASSERT_OK(plan.Encode(std::vector<TensorScaling>(3, {amaxes[2], 3.0f}), stream()));
+    Synchronize();
+    std::vector<uint8_t> cut = extents[0].DownloadRowData();
+    const std::vector<uint8_t> rest = extents[1].DownloadRowData();
+    cut.insert(cut.end(), rest.begin(), rest.end());
+    EXPECT_TRUE(SameBytes(extents[2].DownloadRowData(), cut));
+  }
 }
 
 TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
@@ -262,17 +356,32 @@ TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
     OwnedState expected = state;
     const AdamStep step = TypicalStep(AdamMode::kAdamW);
     FusedAdam(step, gradient.data(), expected.View(), 64, 40, encoding, {}, {});
-    ASSERT_OK(plan.Step({step}, {}, stream()));
+    ASSERT_OK(plan.Step({step}, {TensorScaling{}}, stream()));
     Synchronize();
     EXPECT_TRUE(SameBytes(AsBytes(expected.master), AsBytes(extents[0].DownloadMaster())));
   }
 }
 
-TEST_F(FusedAdamPlanTest, FormatsOfLaterVersionsAreRefused) {
-  AdamExtent extent;
-  extent.encoding.format = Format::kNVFP4_2D;
-  extent.encoding.element = ElementType::kE2M1;
-  EXPECT_THAT(FusedAdamPlan::Create(kDevice, {extent}), StatusIs(absl::StatusCode::kUnimplemented, testing::_));
+TEST_F(FusedAdamPlanTest, RemaindersWithoutWeightsAreRefused) {
+  RandomFloats random(51);
+  const DeviceAdam other(Encoding{Format::kFP16}, 8, 8, RandomState(random, 8, 8, MomentType::kFP32, MomentType::kFP32),
+                         Offsets{});
+  const DeviceArray<int16_t> remainder(std::vector<int16_t>(64));
+  AdamExtent extent = other.extent();
+  extent.state.remainder = remainder.data();
+  EXPECT_THAT(FusedAdamPlan::Create(kDevice, {extent}),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("got format FP16")));
+}
+
+TEST_F(FusedAdamPlanTest, MissingScalingsAreRefused) {
+  RandomFloats random(52);
+  std::vector<DeviceAdam> extents;
+  extents.push_back(
+      AnyExtent(Encoding{Format::kFP8TensorDelayed}, MomentType::kFP32, MomentType::kFP32, Alignment::kRows, random));
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  EXPECT_THAT(
+      plan.Step({TypicalStep(AdamMode::kAdamW)}, {}, stream()),
+      StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("scalings of 1 extents expected, got 0")));
 }
 
 TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {
@@ -281,57 +390,112 @@ TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {
   EXPECT_OK(plan.Encode({}, stream()));
 }
 
-// The state of a golden case, stored as the case says.
-OwnedState StateOf(const GoldenCase& golden) {
-  const auto moments = [&](const std::string& moment) {
-    if (golden.options().at(moment) != "bf16") return Moments(MomentType::kFP32, golden.Values<float>(moment));
-    std::vector<float> values;
-    for (uint16_t code : golden.Values<uint16_t>(moment + "_bf16")) values.push_back(DecodeBFloat16(code));
-    return Moments(MomentType::kBF16, values);
-  };
-  return {golden.Values<float>("param"), moments("exp_avg"), moments("exp_avg_sq")};
-}
+// A view's memory on the GPU, and back.
+template <typename T>
+class Mirror {
+ public:
+  Mirror(T* host, int64_t count) : host_(host), device_(std::vector<T>(host, host + (host == nullptr ? 0 : count))) {}
 
-// The host passes the golden cases (golden_test), and every byte is compared with the host's.
-TEST_F(FusedAdamPlanTest, GoldenCasesStepAsOnTheHost) {
+  T* device() const { return host_ == nullptr ? nullptr : device_.data(); }
+  void Fetch() const {
+    const std::vector<T> values = device_.Download();
+    std::copy(values.begin(), values.end(), host_);
+  }
+
+ private:
+  T* host_;
+  DeviceArray<T> device_;
+};
+
+class MomentMirror {
+ public:
+  MomentMirror(const MutableMoment& host, int64_t rows, int64_t cols)
+      : type_(host.type),
+        data_(static_cast<uint8_t*>(host.data), rows * cols * MomentBytes(host.type)),
+        scales_(host.scales, MomentScaleCount(host.type, rows, cols)) {}
+
+  MutableMoment View() const { return {data_.device(), scales_.device(), type_}; }
+  void Fetch() const {
+    data_.Fetch();
+    scales_.Fetch();
+  }
+
+ private:
+  MomentType type_;
+  Mirror<uint8_t> data_;
+  Mirror<float> scales_;
+};
+
+TEST_F(FusedAdamPlanTest, GoldenCasesUpdateTheState) {
   for (const char* kind : {"adam", "adam_and_quantize"}) {
     for (const GoldenCase& golden : ComputableCases(kind)) {
       SCOPED_TRACE(golden.name());
-      const std::vector<Encoding> encodings =
-          golden.kind() == "adam" ? AllEncodings() : std::vector<Encoding>{golden.encoding()};
-      for (const Encoding& encoding : encodings) {
-        std::vector<DeviceAdam> extents;
-        extents.emplace_back(encoding, golden.rows(), golden.cols(), StateOf(golden), Offsets{});
-        ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-        const std::vector<float> gradients = golden.Values<float>("grad");
-        const nlohmann::json& steps = golden.options().at("steps");
-        for (size_t t = 0; t < steps.size(); ++t) {
-          const auto first = gradients.begin() + t * extents[0].count();
-          extents[0].SetGradient({first, first + extents[0].count()});
-          const AdamStep step = StepOf(golden.options(), steps[t]);
-          extents[0].ExpectStep(step);
-          StepAndCheck(extents, plan, {step});
-        }
+      const int64_t count = golden.rows() * golden.cols();
+      CaseState state(golden);
+      const AdamState view = state.View();
+      const Mirror<float> master(view.master, count);
+      const Mirror<int16_t> remainder(view.remainder, count);
+      const Mirror<uint8_t> weights(state.weights().data, state.is_split() ? count * 2 : 0);
+      const MomentMirror exp_avg(view.exp_avg, golden.rows(), golden.cols());
+      const MomentMirror exp_avg_sq(view.exp_avg_sq, golden.rows(), golden.cols());
+      const std::vector<float> gradients = golden.Values<float>("grad");
+      DeviceArray<float> gradient{std::vector<float>(count)};
+      AdamExtent extent;
+      extent.gradient = gradient.data();
+      extent.state = {master.device(), remainder.device(), exp_avg.View(), exp_avg_sq.View()};
+      extent.rows = golden.rows();
+      extent.columns = golden.cols();
+      extent.encoding = {Format::kBF16};
+      if (state.is_split()) extent.row_wise.data = weights.device();
+      ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {extent}));
+      const nlohmann::json& steps = golden.options().at("steps");
+      for (size_t t = 0; t < steps.size(); ++t) {
+        gradient.Upload({gradients.begin() + t * count, gradients.begin() + (t + 1) * count});
+        ASSERT_OK(plan.Step({StepOf(golden.options(), steps[t])}, {}, stream()));
+        Synchronize();
+        master.Fetch();
+        remainder.Fetch();
+        weights.Fetch();
+        exp_avg.Fetch();
+        exp_avg_sq.Fetch();
+        state.ExpectAfterStep(t);
       }
     }
   }
 }
 
-// Golden cases that quantize a matrix: FusedAdamPlan's other way to write planes.
+// Golden cases that quantize a matrix, or the master after steps.
 TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
-  for (const GoldenCase& golden : ComputableCases("quantize")) {
-    SCOPED_TRACE(golden.name());
-    const std::vector<float> zeros(golden.rows() * golden.cols());
-    const OwnedState state = {golden.Values<float>("input"), Moments(MomentType::kFP32, zeros),
-                              Moments(MomentType::kFP32, zeros)};
-    std::vector<DeviceAdam> extents;
-    extents.emplace_back(golden.encoding(), golden.rows(), golden.cols(), state, Offsets{});
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-    ASSERT_OK(plan.Encode({}, stream()));
-    Synchronize();
-    EXPECT_TRUE(SameBytes(golden.Bytes("row_data"), extents[0].DownloadRowData()));
-    extents[0].ExpectEncoded();
-    extents[0].Check();
+  for (const char* kind : {"quantize", "adam_and_quantize"}) {
+    for (const GoldenCase& golden : ComputableCases(kind)) {
+      SCOPED_TRACE(golden.name());
+      std::vector<float> matrix;
+      if (golden.kind() == "quantize") {
+        matrix = golden.Values<float>("input");
+      } else {
+        CaseState state(golden);
+        const Encoding stepped = state.is_split() ? Encoding{Format::kBF16} : Encoding{Format::kFP32};
+        const MutablePlane weights = state.is_split() ? state.weights() : MutablePlane{};
+        const std::vector<float> gradients = golden.Values<float>("grad");
+        const nlohmann::json& steps = golden.options().at("steps");
+        for (size_t t = 0; t < steps.size(); ++t) {
+          FusedAdam(StepOf(golden.options(), steps[t]), gradients.data() + t * golden.rows() * golden.cols(),
+                    state.View(), golden.rows(), golden.cols(), stepped, weights, {});
+        }
+        matrix = state.Master();
+      }
+      const std::vector<float> zeros(matrix.size());
+      const OwnedState state = {matrix, Moments(MomentType::kFP32, zeros), Moments(MomentType::kFP32, zeros)};
+      std::vector<DeviceAdam> extents;
+      extents.emplace_back(golden.encoding(), golden.rows(), golden.cols(), state, Offsets{});
+      extents[0].set_scaling({0.0f, golden.options().value("scale", 1.0f)});
+      extents[0].ExpectEncoded();
+      ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+      ASSERT_OK(plan.Encode({extents[0].scaling()}, stream()));
+      Synchronize();
+      EXPECT_TRUE(SameBytes(golden.Bytes("row_data"), extents[0].DownloadRowData()));
+      extents[0].Check();
+    }
   }
 }
 

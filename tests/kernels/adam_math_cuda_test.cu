@@ -1,21 +1,26 @@
 // The GPU's shortcuts against the formulas that they stand for: billions of elements, counted on the GPU.
 
+#include <algorithm>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/float16.h"
+#include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/packed_casts_cuda.h"
+#include "kernels/formats/scale_math.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/adam_math_cuda.h"
+#include "kernels/optim/moment_rows_cuda.h"
 #include "kernels/random/philox.h"
 #include "tests/kernels/gpu_test.h"
 
 namespace paramshard::gpu {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kBlocks = 132 * 8;
 
 // What moments look like.
@@ -81,18 +86,111 @@ __global__ void CountWrongUpdates(AdamConstants constants, Moments moments, uint
   }
 }
 
-// One thread per pair of float32 of neighboring bits.
-__global__ void CountWrongCasts(unsigned long long* wrong) {
+// All casts of a float32.
+struct Casts {
+  uint8_t e4m3;
+  uint8_t e5m2;
+  uint8_t e2m1;
+  uint8_t e8m0;
+  uint16_t bfloat16;
+  uint16_t float16;
+  uint16_t float16_saturating;
+};
+
+// Of the 2^kChunkBits float32 whose bits begin with `chunk`; two of neighboring bits by one thread, with the GPU's
+// instructions where they are used.
+constexpr int kChunkBits = 24;
+
+__global__ void CastChunk(uint32_t chunk, Casts* casts) {
+  const uint32_t pair = blockIdx.x * kThreads + threadIdx.x;
+  const float a = FloatFromBits((chunk << kChunkBits) + pair * 2);
+  const float b = FloatFromBits((chunk << kChunkBits) + pair * 2 + 1);
+  const uint32_t e4m3 = EncodeFloat8Quad<E4M3>(a, b, b, a);
+  const uint32_t e5m2 = EncodeFloat8Quad<E5M2>(a, b, b, a);
+  const uint32_t bfloat16 = EncodeBFloat16Pair(a, b);
+  const uint32_t float16 = EncodeFloat16Pair(a, b);
+  const uint32_t saturating = EncodeFloat16PairSaturating(a, b);
+  for (int i = 0; i < 2; ++i) {
+    const float value = i == 0 ? a : b;
+    casts[pair * 2 + i] = {static_cast<uint8_t>(e4m3 >> (8 * i)),
+                           static_cast<uint8_t>(e5m2 >> (8 * i)),
+                           E2M1::Encode(value),
+                           EncodeE8M0RoundUp(value),
+                           static_cast<uint16_t>(bfloat16 >> (16 * i)),
+                           static_cast<uint16_t>(float16 >> (16 * i)),
+                           static_cast<uint16_t>(saturating >> (16 * i))};
+  }
+}
+
+// How many casts of a chunk differ from the host's.
+int64_t CountDifferences(uint32_t chunk, const Casts* casts, int64_t first, int64_t last) {
+  int64_t differences = 0;
+  for (int64_t i = first; i < last; ++i) {
+    const float value = FloatFromBits((chunk << kChunkBits) + static_cast<uint32_t>(i));
+    const Casts& cast = casts[i];
+    differences += cast.e4m3 != E4M3::Encode(value);
+    differences += cast.e5m2 != E5M2::Encode(value);
+    differences += cast.e2m1 != E2M1::Encode(value);
+    differences += cast.e8m0 != EncodeE8M0RoundUp(value);
+    differences += cast.bfloat16 != EncodeBFloat16(value);
+    differences += cast.float16 != EncodeFloat16(value);
+    differences += cast.float16_saturating != EncodeFloat16Saturating(value);
+  }
+  return differences;
+}
+
+// The codes of a block with the GPU's shortcuts, against the formula. Scales of every exponent.
+template <typename Moment, AdamMoments kType>
+__global__ void CountWrongCodes(uint64_t quads, unsigned long long* wrong) {
+  for (uint64_t q = uint64_t{blockIdx.x} * kThreads + threadIdx.x; q < quads; q += uint64_t{gridDim.x} * kThreads) {
+    const PhiloxCounter counter = {{static_cast<uint32_t>(q), static_cast<uint32_t>(q >> 32), 3, 0}};
+    const PhiloxBlock a = Philox4x32(counter, {{21, 0}});
+    const PhiloxBlock b = Philox4x32(counter, {{22, 0}});
+    const float amax = fabsf(RandomFloat(a.word[0], b.word[0], 0, 255));
+    const float scale_inv = BlockScaleInv<MomentCasts<kType>>(amax);
+    if (scale_inv != MomentScaleInv(amax, Moment::kMax)) atomicAdd(wrong, 1ull);
+    float values[4];
+    // Few mantissa bits, which make ties; as large as the amax at most, and down to nothing.
+    for (int i = 0; i < 4; ++i) {
+      const float value = RandomFloat(a.word[i] & (0xffffffffu << b.word[1] % 24), b.word[2] >> (8 * i), 0, 255);
+      const float near =
+          ldexpf(amax, -static_cast<int>(b.word[3] >> (8 * i) & 31)) * (1.0f + (a.word[i] & 0xff) / 256.0f);
+      values[i] = (b.word[1] >> (24 + i) & 1) != 0 ? near : value;
+      if (!(fabsf(values[i]) <= amax)) values[i] = -amax;
+    }
+    float divided[4] = {values[0], values[1], values[2], values[3]};
+    DivideByScale(amax, scale_inv, divided);
+    const auto codes = MomentCasts<kType>::Encode(divided);
+    for (int i = 0; i < 4; ++i) {
+      if (codes.values[i] != EncodeBlockMoment<Moment>(values[i], scale_inv)) atomicAdd(wrong, 1ull);
+    }
+  }
+}
+
+// Roots of float32 of all bits.
+__global__ void CountWrongRoots(unsigned long long* wrong) {
   const uint64_t stride = uint64_t{gridDim.x} * kThreads;
-  for (uint64_t pair = uint64_t{blockIdx.x} * kThreads + threadIdx.x; pair < (1ull << 31); pair += stride) {
-    const float a = FloatFromBits(static_cast<uint32_t>(pair * 2));
-    const float b = FloatFromBits(static_cast<uint32_t>(pair * 2 + 1));
-    const uint32_t bfloat16 = EncodeBFloat16(a) | uint32_t{EncodeBFloat16(b)} << 16;
-    const uint32_t e4m3 = (E4M3::Encode(a) | uint32_t{E4M3::Encode(b)} << 8) * 0x10001u;
-    const uint32_t e5m2 = (E5M2::Encode(a) | uint32_t{E5M2::Encode(b)} << 8) * 0x10001u;
-    if (EncodeBFloat16Pair(a, b) != bfloat16) atomicAdd(&wrong[0], 1ull);
-    if (EncodeFloat8Quad<E4M3>(a, b, a, b) != e4m3) atomicAdd(&wrong[1], 1ull);
-    if (EncodeFloat8Quad<E5M2>(a, b, a, b) != e5m2) atomicAdd(&wrong[2], 1ull);
+  for (uint64_t quad = uint64_t{blockIdx.x} * kThreads + threadIdx.x; quad < (1ull << 30); quad += stride) {
+    float values[4];
+    for (int i = 0; i < 4; ++i) values[i] = FloatFromBits(static_cast<uint32_t>(quad * 4 + i));
+    float roots[4] = {values[0], values[1], values[2], values[3]};
+    TakeRoots(roots);
+    for (int i = 0; i < 4; ++i) {
+      if (!SameBits(CanonicalNan(roots[i]), CanonicalNan(sqrtf(values[i])))) atomicAdd(wrong, 1ull);
+    }
+  }
+}
+
+// The values of all codes.
+__global__ void CountWrongDecodings(unsigned long long* wrong) {
+  const uint32_t code = blockIdx.x * kThreads + threadIdx.x;
+  const float half = DecodeFloat16Value(static_cast<uint16_t>(code));
+  if (!SameBits(CanonicalNan(half), CanonicalNan(DecodeFloat16(static_cast<uint16_t>(code))))) atomicAdd(wrong, 1ull);
+  float values[4];
+  DecodeE4M3Quad(code | code << 16, values);
+  for (int i = 0; i < 4; ++i) {
+    const float expected = E4M3::Decode(static_cast<uint8_t>(code >> (i % 2 * 8)));
+    if (!SameBits(CanonicalNan(values[i]), CanonicalNan(expected))) atomicAdd(wrong, 1ull);
   }
 }
 
@@ -170,11 +268,41 @@ TEST_F(AdamMathCudaTest, TinyMomentsGiveTheFormula) {
   ExpectNoneWrong(wrong);
 }
 
-TEST_F(AdamMathCudaTest, CastsOfEveryFloatAreTheFormulas) {
-  const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(3, 0));
-  CountWrongCasts<<<kBlocks, kThreads, 0, stream()>>>(wrong.data());
+TEST_F(AdamMathCudaTest, CastsOfEveryFloatAreTheHosts) {
+  constexpr int64_t kChunk = int64_t{1} << kChunkBits;
+  Casts* device_casts = nullptr;
+  Casts* casts = nullptr;
+  ASSERT_EQ(cudaMalloc(&device_casts, kChunk * sizeof(Casts)), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(&casts, kChunk * sizeof(Casts)), cudaSuccess);
+  const int64_t thread_count = std::max(1u, std::thread::hardware_concurrency());
+  for (uint32_t chunk = 0; chunk < (1u << (32 - kChunkBits)); ++chunk) {
+    CastChunk<<<kChunk / 2 / kThreads, kThreads, 0, stream()>>>(chunk, device_casts);
+    ASSERT_EQ(cudaMemcpyAsync(casts, device_casts, kChunk * sizeof(Casts), cudaMemcpyDeviceToHost, stream()),
+              cudaSuccess);
+    Synchronize();
+    std::vector<int64_t> differences(thread_count);
+    std::vector<std::thread> threads;
+    for (int64_t t = 0; t < thread_count; ++t) {
+      threads.emplace_back([&, t] {
+        differences[t] = CountDifferences(chunk, casts, kChunk * t / thread_count, kChunk * (t + 1) / thread_count);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(differences, std::vector<int64_t>(thread_count, 0)) << "chunk " << chunk;
+  }
+  EXPECT_EQ(cudaFree(device_casts), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(casts), cudaSuccess);
+}
+
+TEST_F(AdamMathCudaTest, BlocksOfMomentsAreCastByTheFormula) {
+  constexpr uint64_t kQuads = 1ull << 26;
+  const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(4, 0));
+  CountWrongCodes<Float8Moment, AdamMoments::kFP8><<<kBlocks, kThreads, 0, stream()>>>(kQuads, wrong.data());
+  CountWrongCodes<Float16Moment, AdamMoments::kFP16><<<kBlocks, kThreads, 0, stream()>>>(kQuads, wrong.data() + 1);
+  CountWrongRoots<<<kBlocks, kThreads, 0, stream()>>>(wrong.data() + 2);
+  CountWrongDecodings<<<65536 / kThreads, kThreads, 0, stream()>>>(wrong.data() + 3);
   Synchronize();
-  EXPECT_EQ(wrong.Download(), std::vector<unsigned long long>(3, 0));
+  EXPECT_EQ(wrong.Download(), std::vector<unsigned long long>(4, 0));
 }
 
 }  // namespace

@@ -24,9 +24,10 @@ class DecodePlaneTest : public GpuTest {
                   int64_t offset) {
     const DeviceArray<uint8_t> data(encoded.data, offset);
     const DeviceArray<uint8_t> scales(encoded.scales, offset);
+    const DeviceArray<uint8_t> amax(encoded.amax, offset);
     const DeviceArray<float> floats(std::vector<float>(rows * cols), 4 * offset);
     const DeviceArray<uint16_t> halves(std::vector<uint16_t>(rows * cols), 2 * offset);
-    const ConstPlane view = {data.data(), scales.data()};
+    const ConstPlane view = {data.data(), scales.data(), amax.data()};
     ASSERT_OK(DecodePlane(encoding, plane, view, rows, cols, DecodedType::kFP32, floats.data(), stream()));
     ASSERT_OK(DecodePlane(encoding, plane, view, rows, cols, DecodedType::kBF16, halves.data(), stream()));
     Synchronize();
@@ -65,6 +66,7 @@ TEST_F(DecodePlaneTest, AnyBytesDecodeAsOnTheHost) {
       OwnedPlane encoded(encoding, plane, kRows, kCols);
       for (uint8_t& byte : encoded.data) byte = static_cast<uint8_t>(random.Integer(0, 255));
       for (uint8_t& byte : encoded.scales) byte = static_cast<uint8_t>(random.Integer(0, 255));
+      for (uint8_t& byte : encoded.amax) byte = static_cast<uint8_t>(random.Integer(0, 255));
       SCOPED_TRACE(FormatName(encoding.format));
       ExpectSame(encoding, plane, encoded, kRows, kCols, 0);
     }
