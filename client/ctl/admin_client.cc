@@ -55,6 +55,16 @@ absl::StatusOr<v1::ListShardsResponse> AdminClient::ListAllShards(const std::str
   return all;
 }
 
+absl::StatusOr<v1::GetParameterStatsResponse> AdminClient::Stats(const std::string& model, int limit) {
+  const std::unique_ptr<grpc::ClientContext> context = NewContext(options_.stream_timeout);
+  v1::GetParameterStatsRequest request;
+  request.set_model(model);
+  request.set_limit(limit);
+  v1::GetParameterStatsResponse response;
+  RETURN_IF_ERROR(Converted(stub_->GetParameterStats(context.get(), request, &response)));
+  return response;
+}
+
 absl::StatusOr<v1::VerifySummary> AdminClient::Verify(const std::string& model,
                                                       const std::function<void(const v1::ExtentVerification&)>& sink) {
   const std::unique_ptr<grpc::ClientContext> context = NewContext(options_.stream_timeout);

@@ -28,7 +28,7 @@ class AdminClient {
     std::string socket_dir;
     // Of connecting, and of each call.
     absl::Duration timeout = absl::Seconds(30);
-    // Of a whole VerifyModel, and of ImportFile.
+    // Of what reads or writes a whole model: VerifyModel, GetParameterStats, ImportFile.
     absl::Duration stream_timeout = absl::Minutes(10);
   };
 
@@ -43,6 +43,9 @@ class AdminClient {
     const std::unique_ptr<grpc::ClientContext> context = NewContext(options_.timeout);
     return Converted((stub_.get()->*rpc)(context.get(), request, &response));
   }
+
+  // The `limit` parameters whose planes are farthest from their masters.
+  absl::StatusOr<v1::GetParameterStatsResponse> Stats(const std::string& model, int limit);
 
   // The shards of all pages as one answer without a page token.
   absl::StatusOr<v1::ListShardsResponse> ListAllShards(const std::string& model, int page_size);

@@ -13,6 +13,7 @@ namespace paramshard::ctl {
 namespace {
 
 constexpr int kMaxPageSize = 10000;
+constexpr int kMaxLimit = 10000;
 
 // The command line as it is being read. CLI11 speaks of errors with exceptions; they end in ParseCommandLine.
 class Reader {
@@ -135,7 +136,7 @@ void Reader::AddGlobalOptions() {
   app_.add_option_function<std::string>(
           "--timeout",
           [this](const std::string& text) { command_line_.timeout = Parsed(ParseTimeout, "--timeout", text); },
-          "how long to wait for an answer (default: 30s, verify 10m)")
+          "how long to wait for an answer (default: 30s; stats, verify 10m)")
       ->type_name("DURATION");
 }
 
@@ -150,6 +151,11 @@ void Reader::AddDaemonCommands() {
   CLI::App* describe = AddCommand(app_, "describe", "describe a parameter and its extents", Command::kDescribe);
   AddModel(*describe);
   describe->add_option("parameter", command_line_.parameter, "its name")->required();
+  CLI::App* stats =
+      AddCommand(app_, "stats", "rank a model's parameters by how far planes are from masters", Command::kStats);
+  AddModel(*stats);
+  stats->add_option("--limit", command_line_.limit, "parameters to show, the farthest first (default: 20)")
+      ->check(CLI::Range(1, kMaxLimit));
   AddCommand(app_, "sessions", "list the attached trainers", Command::kSessions);
   AddCommand(app_, "memory", "count the bytes that the daemon holds", Command::kMemory);
   CLI::App* verify = AddCommand(
@@ -302,6 +308,8 @@ std::string CommandName(Command command) {
       return "shards";
     case Command::kDescribe:
       return "describe";
+    case Command::kStats:
+      return "stats";
     case Command::kSessions:
       return "sessions";
     case Command::kMemory:

@@ -17,6 +17,7 @@ enum class Command {
   kModels,
   kShards,
   kDescribe,
+  kStats,
   kSessions,
   kMemory,
   kVerify,
@@ -39,6 +40,7 @@ struct CommandLine {
   std::string model;
   std::string parameter;
   int page_size = 0;  // 0: the daemon's default
+  int limit = 20;
   bool quiet = false;
   // codec: from a file to a directory (encode) or back (decode).
   Encoding encoding;

@@ -43,6 +43,7 @@ class DaemonCommand {
   absl::StatusOr<int> Write(const Response& response, std::string (*text)(const Response&));
   absl::StatusOr<int> ShowShards();
   absl::StatusOr<int> Describe();
+  absl::StatusOr<int> ShowStats();
   absl::StatusOr<int> Verify();
   absl::StatusOr<int> Import();
 
@@ -81,6 +82,11 @@ absl::StatusOr<int> DaemonCommand::Describe() {
   request.set_model(command_line_.model);
   request.set_parameter(command_line_.parameter);
   return Show(&Stub::DescribeParameter, request, ParameterText);
+}
+
+absl::StatusOr<int> DaemonCommand::ShowStats() {
+  ASSIGN_OR_RETURN(const v1::GetParameterStatsResponse stats, client_.Stats(command_line_.model, command_line_.limit));
+  return Write(stats, StatsText);
 }
 
 // Counts the extents of a verify on a terminal, and wipes the line at the end.
@@ -153,6 +159,8 @@ absl::StatusOr<int> DaemonCommand::Run() {
       return ShowShards();
     case Command::kDescribe:
       return Describe();
+    case Command::kStats:
+      return ShowStats();
     case Command::kSessions:
       return Show(&Stub::ListSessions, v1::ListSessionsRequest(), SessionsText);
     case Command::kMemory:

@@ -1,5 +1,7 @@
 #include "client/ctl/tables.h"
 
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,12 @@ std::string FormatCell(v1::Format format) { return EnumCell(v1::Format_Name(form
 std::string MomentCell(v1::MomentType type) { return EnumCell(v1::MomentType_Name(type), "MOMENT_TYPE_"); }
 
 std::string ScaleCell(bool present, double scale) { return present ? RealCell(scale) : "-"; }
+
+// Of `count` things; "-" of none.
+std::string ShareCell(int64_t part, int64_t count) {
+  return count == 0 ? "-"
+                    : absl::StrCat(RealCell(100.0 * static_cast<double>(part) / static_cast<double>(count)), " %");
+}
 
 // A heading of a thing's properties, one on a line.
 class Properties {
@@ -39,19 +47,55 @@ std::string BrokenDevicesText(const Response& response) {
   return text;
 }
 
-std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
-  if (response.extents().empty()) return "no extents on this daemon\n";
+std::string PlanesText(const v1::DescribeParameterResponse& response) {
   Table table({Right("RANK"), Left("DEVICE"), Right("FIRST ROW"), Right("ROWS"), Right("AMAX"), Right("NORM"),
-               Right("NON-FINITE"), Right("SCALE MIN"), Right("SCALE MAX"), Right("RELATIVE ERROR"), Right("MAX ERROR"),
-               Right("EXP_AVG NORM"), Right("EXP_AVG_SQ NORM")});
+               Right("NON-FINITE"), Right("ZERO"), Right("SATURATED"), Right("SCALE MIN"), Right("SCALE MAX"),
+               Right("RELATIVE ERROR"), Right("MAX RELATIVE"), Right("MAX ERROR")});
   for (const v1::ExtentDescription& extent : response.extents()) {
+    const int64_t elements = extent.rows() * extent.columns();
     table.AddRow({absl::StrCat(extent.rank()), extent.device(), absl::StrCat(extent.first_row()),
                   absl::StrCat(extent.rows()), RealCell(extent.master_amax()), RealCell(extent.master_norm()),
-                  absl::StrCat(extent.non_finite_count()), ScaleCell(extent.has_scale_min(), extent.scale_min()),
+                  absl::StrCat(extent.non_finite_count()), ShareCell(extent.zero_count(), elements),
+                  ShareCell(extent.saturated_count(), elements), ScaleCell(extent.has_scale_min(), extent.scale_min()),
                   ScaleCell(extent.has_scale_max(), extent.scale_max()), RealCell(extent.relative_error()),
-                  RealCell(extent.max_error()), RealCell(extent.exp_avg_norm()), RealCell(extent.exp_avg_sq_norm())});
+                  RealCell(extent.max_relative_error()), RealCell(extent.max_error())});
   }
   return table.Text();
+}
+
+std::string MomentsText(const v1::DescribeParameterResponse& response) {
+  Table table({Right("RANK"), Right("EXP_AVG NORM"), Right("MIN"), Right("MAX"), Right("EXP_AVG_SQ NORM"), Right("MIN"),
+               Right("MAX")});
+  for (const v1::ExtentDescription& extent : response.extents()) {
+    table.AddRow({absl::StrCat(extent.rank()), RealCell(extent.exp_avg_norm()), RealCell(extent.exp_avg_min()),
+                  RealCell(extent.exp_avg_max()), RealCell(extent.exp_avg_sq_norm()), RealCell(extent.exp_avg_sq_min()),
+                  RealCell(extent.exp_avg_sq_max())});
+  }
+  return table.Text();
+}
+
+// Of all extents; empty where the format has no scales.
+std::string ScalesText(const v1::DescribeParameterResponse& response) {
+  std::map<std::optional<int>, int64_t> counts;
+  int64_t all = 0;
+  for (const v1::ExtentDescription& extent : response.extents()) {
+    for (const v1::ScaleCount& bucket : extent.scale_histogram()) {
+      counts[bucket.has_exponent() ? std::optional(bucket.exponent()) : std::nullopt] += bucket.count();
+      all += bucket.count();
+    }
+  }
+  if (counts.empty()) return "";
+  Table table({Right("SCALES FROM"), Right("COUNT"), Right("SHARE")});
+  for (const auto& [exponent, count] : counts) {
+    table.AddRow(
+        {exponent.has_value() ? absl::StrCat("2^", *exponent) : "0, NaN", absl::StrCat(count), ShareCell(count, all)});
+  }
+  return absl::StrCat("\n", table.Text());
+}
+
+std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
+  if (response.extents().empty()) return "no extents on this daemon\n";
+  return absl::StrCat(PlanesText(response), "\n", MomentsText(response), ScalesText(response));
 }
 
 }  // namespace
@@ -93,12 +137,29 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
   properties.Add("format", FormatCell(response.format()));
   properties.Add("element", EnumCell(v1::Element_Name(response.element()), "ELEMENT_"));
   properties.Add("gradient", EnumCell(v1::GradientType_Name(response.gradient_type()), "GRADIENT_TYPE_"));
+  properties.Add("master", EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_"));
   properties.Add("exp_avg", MomentCell(response.exp_avg_type()));
   properties.Add("exp_avg_sq", MomentCell(response.exp_avg_sq_type()));
   properties.Add("version", absl::StrCat(response.version()));
   properties.Add("step", absl::StrCat(response.step()));
   properties.Add("group", absl::StrCat(response.group()));
+  if (response.has_amax()) properties.Add("amax", RealCell(response.amax()));
+  if (response.has_scale()) properties.Add("scale", RealCell(response.scale()));
   return absl::StrCat(properties.Text(), "\n", ExtentDescriptionsText(response));
+}
+
+std::string StatsText(const v1::GetParameterStatsResponse& response) {
+  if (response.parameters().empty()) return "no parameters on this daemon\n";
+  Table table({Left("PARAMETER"), Left("UNIT"), Left("FORMAT"), Right("ELEMENTS"), Right("RELATIVE ERROR"),
+               Right("MAX RELATIVE"), Right("AMAX"), Right("ZERO"), Right("SATURATED"), Right("NON-FINITE")});
+  for (const v1::ParameterStats& stats : response.parameters()) {
+    const int64_t elements = stats.element_count();
+    table.AddRow({stats.parameter(), stats.unit(), FormatCell(stats.format()), absl::StrCat(elements),
+                  RealCell(stats.relative_error()), RealCell(stats.max_relative_error()), RealCell(stats.amax()),
+                  ShareCell(stats.zero_count(), elements), ShareCell(stats.saturated_count(), elements),
+                  absl::StrCat(stats.non_finite_count())});
+  }
+  return absl::StrCat(table.Text(), response.parameters_size(), " of ", response.parameter_count(), " parameters\n");
 }
 
 std::string SessionsText(const v1::ListSessionsResponse& response) {

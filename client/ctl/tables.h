@@ -12,6 +12,7 @@ namespace paramshard::ctl {
 std::string ModelsText(const v1::ListModelsResponse& response);
 std::string ShardsText(const v1::ListShardsResponse& response);
 std::string ParameterText(const v1::DescribeParameterResponse& response);
+std::string StatsText(const v1::GetParameterStatsResponse& response);
 std::string SessionsText(const v1::ListSessionsResponse& response);
 std::string MemoryText(const v1::GetMemoryResponse& response);
 std::string ExtentsText(const std::vector<v1::ExtentVerification>& extents);

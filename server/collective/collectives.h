@@ -73,6 +73,11 @@ class Collectives {
   // Sums this rank's slices of the unit's gradients over the group and the replicas.
   virtual absl::Status Reduce(const ReduceCall& call) = 0;
 
+  // Replaces every value by the largest that any daemon of the world has there. Called for one rank of each daemon, its first,
+  // between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN does not
+  // compare: callers pass none. Values of a failed call are unspecified.
+  virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
+
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more
   // than once.
   virtual void Abort(const absl::Status& status) = 0;

@@ -32,6 +32,7 @@ class CopyEngineCollectives final : public Collectives {
 
   absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
+  absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   void Abort(const absl::Status& status) override { abort_.Set(status); }
   bool lands_own_pieces() const override { return false; }
   int64_t scratch_bytes() const override { return received_.size_bytes(); }

@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
@@ -138,6 +139,16 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
     offset += Padded(GradientSliceBytes(call.unit, slice));
   }
   return reduce_queue_->Sum(sums);
+}
+
+// Amaxes.
+
+absl::Status MeshCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
+  RETURN_IF_ERROR(end_.status());
+  const absl::Status status = server::MaxOverDaemons(*reduce_, number, values, absl::Now() + options_.timeout);
+  if (status.ok()) return status;
+  end_.Set(status);
+  return end_.status();
 }
 
 int64_t MeshCollectives::GradientSliceBytes(int unit, const GradientSlice& slice) const {

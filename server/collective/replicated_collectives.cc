@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
@@ -57,6 +58,14 @@ absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, absl::Time
   RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(replicas_->Exchange(Transfers(call.unit), deadline, [](int) {}));
   return SumReplicas(call);
+}
+
+absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
+  RETURN_IF_ERROR(end_.status());
+  const absl::Status status = server::MaxOverDaemons(*replicas_, number, values, absl::Now() + options_.timeout);
+  if (status.ok()) return status;
+  end_.Set(status);
+  return end_.status();
 }
 
 int64_t ReplicatedCollectives::ExtentElements(int unit) const {

@@ -41,6 +41,7 @@ class ReplicatedCollectives final : public Collectives {
 
   absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
+  absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return local_->lands_own_pieces(); }
   int64_t scratch_bytes() const override { return local_->scratch_bytes() + partials_.size_bytes(); }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/optim/master_remainder.h"
 #include "server/device/cuda_devices.h"
 
 namespace paramshard::server {
@@ -11,22 +12,41 @@ namespace {
 
 class CpuShardArithmetic final : public ShardArithmetic {
  public:
-  explicit CpuShardArithmetic(std::vector<ExtentTensors> tensors) : tensors_(std::move(tensors)) {}
+  explicit CpuShardArithmetic(std::vector<ExtentTensors> tensors)
+      : tensors_(std::move(tensors)),
+        needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
+                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors& extent = tensors_[i];
+      float* const values = HasRemainder(extent) ? extent.gradient : extent.state.master;
       FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
-                        tensors_[i].elements(), tensors_[i].state.master);
+                        extent.elements(), values);
+      if (HasRemainder(extent)) SplitMasters(values, extent.elements(), extent.row_wise.data, extent.state.remainder);
     }
     return absl::OkStatus();
   }
 
-  absl::Status EncodePlanes() override {
-    for (const ExtentTensors& extent : tensors_) {
-      paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
-                               extent.column_wise);
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) Encode(i, scalings[i]);
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (active[i]) Encode(i, scalings[i]);
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() override {
+    std::vector<float> amaxes(tensors_.size(), 0.0f);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors& extent = tensors_[i];
+      if (NeedsAmax(extent.encoding.format)) amaxes[i] = Amax(extent.state.master, extent.elements());
+    }
+    return amaxes;
   }
 
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
@@ -37,18 +57,30 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return sums;
   }
 
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) override {
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+                                          absl::Span<const TensorScaling> scalings) override {
+    std::vector<float> amaxes(tensors_.size(), 0.0f);
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const ExtentTensors& extent = tensors_[i];
       if (!steps[i].has_value()) continue;
-      FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
-                extent.column_wise);
+      amaxes[i] = FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding,
+                            extent.row_wise, extent.column_wise, scalings[i]);
     }
-    return absl::OkStatus();
+    return needs_amax_ ? amaxes : std::vector<float>();
   }
 
  private:
+  static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
+
+  void Encode(size_t index, const TensorScaling& scaling) const {
+    const ExtentTensors& extent = tensors_[index];
+    if (HasRemainder(extent)) return;
+    paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
+                             extent.column_wise, scaling);
+  }
+
   const std::vector<ExtentTensors> tensors_;
+  const bool needs_amax_;
 };
 
 class CpuQueue final : public DeviceQueue {

@@ -26,7 +26,8 @@
 
 namespace paramshard::server {
 
-// One extent's tensors, at addresses of the device: `rows` x `columns` elements each.
+// One extent's tensors, at addresses of the device: `rows` x `columns` elements each. `state` has a remainder where the
+// upper half of the master is the row-wise plane.
 struct ExtentTensors {
   float* gradient = nullptr;
   AdamState state;
@@ -45,6 +46,7 @@ class ShardArithmetic {
   virtual ~ShardArithmetic() = default;
 
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
+  // Gradients of extents whose master is stored with a remainder are written over.
   struct Initial {
     InitialValue value;
     int64_t parameter_index = 0;
@@ -52,14 +54,24 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Encodes every extent's planes from its master.
-  virtual absl::Status EncodePlanes() = 0;
+  // Encodes every extent's planes from its master, but for a plane that is a part of it. `scalings` has an entry for each
+  // extent, here and below.
+  virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) = 0;
+
+  // The same for the extents that are `active`, whose format EncodesAfterAmax().
+  virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
+
+  // Of the masters of extents whose format NeedsAmax(); zeros for the others.
+  virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
 
   // Of the gradients of the extents that are `active`; zeros for the others.
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) = 0;
 
-  // One fused step on every extent whose entry has a value. The others' bytes stay.
-  virtual absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) = 0;
+  // One fused step on every extent whose entry has a value. The others' bytes stay, and planes of formats that
+  // EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no step;
+  // empty when no extent's format NeedsAmax().
+  virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+                                                  absl::Span<const TensorScaling> scalings) = 0;
 };
 
 // Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a time.

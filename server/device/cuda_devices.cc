@@ -15,6 +15,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 #include "kernels/reduce/sum_of_squares_cuda.h"
@@ -60,17 +61,34 @@ class CudaShardArithmetic final : public ShardArithmetic {
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     const gpu::DeviceScope scope(stream_.device());
     for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors& extent = tensors_[i];
+      const bool has_remainder = extent.state.remainder != nullptr;
+      float* const values = has_remainder ? extent.gradient : extent.state.master;
       RETURN_IF_ERROR(gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
-                                             initials[i].first_element, tensors_[i].elements(),
-                                             tensors_[i].state.master, stream_.get()));
+                                             initials[i].first_element, extent.elements(), values, stream_.get()));
+      if (!has_remainder) continue;
+      RETURN_IF_ERROR(gpu::SplitMaster(values, extent.elements(), reinterpret_cast<uint16_t*>(extent.row_wise.data),
+                                       extent.state.remainder, stream_.get()));
     }
     return stream_.Synchronize();
   }
 
-  absl::Status EncodePlanes() override {
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Encode({}, stream_.get()));
+    RETURN_IF_ERROR(adam_.Encode(scalings, stream_.get()));
     return stream_.Synchronize();
+  }
+
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(adam_.EncodeAfterAmax(active, scalings, stream_.get()));
+    return stream_.Synchronize();
+  }
+
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() override {
+    const gpu::DeviceScope scope(stream_.device());
+    RETURN_IF_ERROR(adam_.MeasureAmaxes(stream_.get()));
+    return adam_.Amaxes(stream_.get());
   }
 
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
@@ -78,21 +96,27 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return squares_.Run(active, stream_.get());
   }
 
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps) override {
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+                                          absl::Span<const TensorScaling> scalings) override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Step(steps, {}, stream_.get()));
-    return stream_.Synchronize();
+    RETURN_IF_ERROR(adam_.Step(steps, scalings, stream_.get()));
+    if (needs_amax_) return adam_.Amaxes(stream_.get());
+    RETURN_IF_ERROR(stream_.Synchronize());
+    return std::vector<float>();
   }
 
  private:
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, gpu::Stream stream, gpu::FusedAdamPlan adam,
                       gpu::SquareSumPlan squares)
       : tensors_(std::move(tensors)),
+        needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
+                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
         stream_(std::move(stream)),
         adam_(std::move(adam)),
         squares_(std::move(squares)) {}
 
   const std::vector<ExtentTensors> tensors_;
+  const bool needs_amax_;
   const gpu::Stream stream_;
   gpu::FusedAdamPlan adam_;
   gpu::SquareSumPlan squares_;

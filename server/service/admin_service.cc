@@ -21,6 +21,8 @@ namespace {
 
 constexpr int32_t kDefaultPageSize = 1000;
 constexpr int32_t kMaxPageSize = 10000;
+constexpr int32_t kDefaultStatsLimit = 100;
+constexpr int32_t kMaxStatsLimit = 10000;
 
 google::protobuf::Timestamp ToProto(absl::Time time) {
   google::protobuf::Timestamp proto;
@@ -61,6 +63,16 @@ absl::Status ListShardsPage(const ModelStore& store, const v1::ListShardsRequest
   }
   response.mutable_shards()->Assign(shards.begin(), shards.end());
   return absl::OkStatus();
+}
+
+absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, const grpc::ServerContext& context,
+                                                       const v1::GetParameterStatsRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
+  if (request.limit() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter stats: limit >= 0 expected, got ", request.limit()));
+  }
+  const int32_t limit = request.limit() == 0 ? kDefaultStatsLimit : std::min(request.limit(), kMaxStatsLimit);
+  return ListParameterStats(*model, limit, [&] { return context.IsCancelled(); });
 }
 
 v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
@@ -117,6 +129,14 @@ grpc::Status AdminService::DescribeParameter(grpc::ServerContext* context, const
   auto described = server::DescribeParameter(**model, request->parameter());
   if (described.ok()) *response = *std::move(described);
   return ToGrpc(described.status());
+}
+
+grpc::Status AdminService::GetParameterStats(grpc::ServerContext* context, const v1::GetParameterStatsRequest* request,
+                                             v1::GetParameterStatsResponse* response) {
+  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
+  auto stats = GetStats(*store_, *context, *request);
+  if (stats.ok()) *response = *std::move(stats);
+  return ToGrpc(stats.status());
 }
 
 grpc::Status AdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,

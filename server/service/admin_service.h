@@ -27,6 +27,8 @@ class AdminService final : public v1::AdminService::Service {
                           v1::ListShardsResponse* response) override;
   grpc::Status DescribeParameter(grpc::ServerContext* context, const v1::DescribeParameterRequest* request,
                                  v1::DescribeParameterResponse* response) override;
+  grpc::Status GetParameterStats(grpc::ServerContext* context, const v1::GetParameterStatsRequest* request,
+                                 v1::GetParameterStatsResponse* response) override;
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* request,
                             v1::ListSessionsResponse* response) override;
   grpc::Status GetMemory(grpc::ServerContext* context, const v1::GetMemoryRequest* request,

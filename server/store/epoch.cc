@@ -112,6 +112,7 @@ absl::Status Epoch::Run() {
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   RETURN_IF_ERROR(Connect());
+  RETURN_IF_ERROR(EncodeByAmax());
   return Greet();
 }
 
@@ -167,6 +168,29 @@ absl::Status Epoch::Connect() {
   absl::MutexLock lock(&mu_);
   engines_ = std::move(engines);
   return ended_ ? why_ : absl::OkStatus();
+}
+
+// The masters of another daemon may have been imported, or it may not know what this one did to them at the end of the last
+// epoch.
+absl::Status Epoch::EncodeByAmax() {
+  ScalingBook& book = *options_.scaling_book;
+  if (book.empty()) return absl::OkStatus();
+  for (const Shard* shard : options_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book));
+  RETURN_IF_ERROR(ShareAmaxes(0));
+  for (Shard* shard : options_.shards) RETURN_IF_ERROR(shard->EncodePlanes(book));
+  return absl::OkStatus();
+}
+
+// Replicas take the same steps: only what they begin with may differ.
+absl::Status Epoch::ShareAmaxes(int64_t command_number) {
+  ScalingBook& book = *options_.scaling_book;
+  std::vector<float> offers = book.Offer();
+  const bool spans_daemons = options_.layout->ranks() > ranks_;
+  if (spans_daemons || command_number == 0) {
+    RETURN_IF_ERROR(engines_[0]->MaxOverDaemons(command_number, absl::MakeSpan(offers)));
+  }
+  book.Settle(offers);
+  return absl::OkStatus();
 }
 
 absl::Status Epoch::Greet() {
@@ -241,7 +265,8 @@ void Epoch::Finish(const absl::Status& why) {
   for (Shard* shard : options_.shards) {
     shard->DropGradients();
     // A trainer that wrote over exported planes spoils its own epoch only.
-    if (const absl::Status encoded = shard->EncodePlanes(); !encoded.ok()) LogUnencoded(*shard, encoded);
+    if (const absl::Status encoded = shard->EncodePlanes(*options_.scaling_book); !encoded.ok())
+      LogUnencoded(*shard, encoded);
   }
 }
 
@@ -449,6 +474,10 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
       return RunVote(*work.command);
     case Sequence::Work::kApply:
       return RunApply(rank, *work.command);
+    case Sequence::Work::kShareAmaxes:
+      return RunShareAmaxes(*work.command);
+    case Sequence::Work::kEncode:
+      return RunEncode(rank, *work.command);
   }
 }
 
@@ -500,7 +529,10 @@ void Epoch::RunVote(const v1::Command& command) {
   const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
   absl::MutexLock lock(&mu_);
   vote_deadline_ = absl::InfiniteFuture();
+  auto verdict = Sequence::Verdict::kGivenUp;
   if (decision.ok()) {
+    const bool encodes = decision->apply && !options_.scaling_book->empty();
+    verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     const GradientScale scale =
         ScaleOf(command.commit(), decision->square_sum, options_.spec->mean_gradients, options_.world_size);
     decision_ = *decision;
@@ -509,7 +541,7 @@ void Epoch::RunVote(const v1::Command& command) {
   } else {
     EndOnError(decision.status());
   }
-  sequence_.FinishVote(decision.ok());
+  sequence_.FinishVote(verdict);
   WakeRunnable();
 }
 
@@ -523,15 +555,34 @@ void Epoch::RunApply(int rank, const v1::Command& command) {
   }
   Shard& shard = *options_.shards[rank];
   if (!apply) shard.DropGradients();
-  const absl::Status applied = apply ? shard.Step(step) : absl::OkStatus();
+  const absl::Status applied = apply ? shard.Step(step, *options_.scaling_book) : absl::OkStatus();
+  FinishStage(rank, command, applied, &Sequence::FinishApply);
+}
+
+// Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
+void Epoch::RunShareAmaxes(const v1::Command& command) {
+  const absl::Status shared = ShareAmaxes(command.number());
   absl::MutexLock lock(&mu_);
-  EndOnError(applied);
-  apply_failure_.Update(applied);
-  // Before FinishApply, which forgets the command.
+  EndOnError(shared);
+  sequence_.FinishShareAmaxes();
+  WakeRunnable();
+}
+
+void Epoch::RunEncode(int rank, const v1::Command& command) {
+  const absl::Status encoded = options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book);
+  FinishStage(rank, command, encoded, &Sequence::FinishEncode);
+}
+
+void Epoch::FinishStage(int rank, const v1::Command& command, const absl::Status& status,
+                        bool (Sequence::*finish)(int rank, absl::Time now)) {
+  absl::MutexLock lock(&mu_);
+  EndOnError(status);
+  apply_failure_.Update(status);
+  // Before the last stage finishes, which forgets the command.
   std::vector<std::string> client_states;
   for (int i = 0; i < ranks_; ++i) client_states.push_back(sequence_.ClientState(i, command.number()));
   // A step that failed on one device is never answered: the device is broken, and the model with it.
-  if (sequence_.FinishApply(rank, absl::Now()) && apply_failure_.ok()) Answer(std::move(client_states));
+  if ((sequence_.*finish)(rank, absl::Now()) && apply_failure_.ok()) Answer(std::move(client_states));
   WakeRunnable();
 }
 

@@ -1,7 +1,7 @@
 // One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
 //
 // Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from the trainer's
-// ring and sleeps on its doorbell; the push thread sums, votes and applies. The Sequence says what may run; this class
+// ring and sleeps on its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
 // runs it and publishes words.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
@@ -25,6 +25,7 @@
 #include "server/collective/engines.h"
 #include "server/device/memory.h"
 #include "server/store/commit_log.h"
+#include "server/store/scaling_book.h"
 #include "server/store/sequence.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -36,10 +37,11 @@ class Epoch : private TrainerWords {
  public:
   struct Options {
     int64_t number = 0;
-    const ModelSpec* spec = nullptr;  // these four outlive the epoch
+    const ModelSpec* spec = nullptr;  // these five outlive the epoch
     const Layout* layout = nullptr;
     Cluster* cluster = nullptr;
     CommitLog* commit_log = nullptr;
+    ScalingBook* scaling_book = nullptr;
     std::vector<Shard*> shards;     // of the daemon's ranks, in order
     std::vector<Trainer> trainers;  // likewise
     int first_rank = 0;
@@ -100,6 +102,10 @@ class Epoch : private TrainerWords {
   absl::Status AllocateSeats();
   absl::StatusOr<Seat> AllocateSeat(ComputeDevice& device) const;
   absl::Status Connect();
+  // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
+  absl::Status EncodeByAmax();
+  // Of the commit `command_number`, or at the start: 0.
+  absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
   std::vector<std::thread> StartThreads();
@@ -126,6 +132,11 @@ class Epoch : private TrainerWords {
   void RunSum(int rank);
   void RunVote(const v1::Command& command);
   void RunApply(int rank, const v1::Command& command);
+  void RunShareAmaxes(const v1::Command& command);
+  void RunEncode(int rank, const v1::Command& command);
+  // A rank's stage of a commit has ended with `status`.
+  void FinishStage(int rank, const v1::Command& command, const absl::Status& status,
+                   bool (Sequence::*finish)(int rank, absl::Time now));
   void Answer(std::vector<std::string> client_states) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishAnswer(const Seat& seat, const v1::CommitResult& result) const;
 

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/formats/codec.h"
-#include "kernels/formats/scale_math.h"
+#include "server/store/plane_statistics.h"
 
 namespace paramshard::server {
 namespace {
@@ -26,9 +24,11 @@ std::string HashOf(const std::vector<HostView>& views) {
   return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
 }
 
-std::string HashOf(HostView view) {
+std::string HashOf(const std::vector<PlaneViews>& planes) {
   std::vector<HostView> views;
-  views.push_back(std::move(view));
+  for (const PlaneViews& plane : planes) {
+    for (const HostView* view : {&plane.data, &plane.scales, &plane.amax}) views.emplace_back(view->bytes());
+  }
   return HashOf(views);
 }
 
@@ -50,75 +50,72 @@ absl::Status ForEachExtent(const Model& model, Visit visit) {
   return absl::OkStatus();
 }
 
-double Norm(const std::vector<float>& values) {
+// Of the finite ones.
+struct Range {
+  double norm = 0, min = 0, max = 0;
+};
+
+Range RangeOf(const std::vector<float>& values) {
+  Range range;
   double sum = 0;
-  for (float value : values) sum += static_cast<double>(value) * value;
-  return std::sqrt(sum);
+  bool is_first = true;
+  for (double value : values) {
+    if (!std::isfinite(value)) continue;
+    sum += value * value;
+    range.min = is_first ? value : std::min(range.min, value);
+    range.max = is_first ? value : std::max(range.max, value);
+    is_first = false;
+  }
+  range.norm = std::sqrt(sum);
+  return range;
 }
 
-// Smallest and largest decoded scale of the row-wise plane.
-void DescribeScales(const Encoding& encoding, absl::Span<const uint8_t> scales, v1::ExtentDescription& description) {
-  if (scales.empty()) return;
-  double low = std::numeric_limits<double>::infinity();
-  double high = 0;
-  const auto take = [&](double scale) {
-    low = std::min(low, scale);
-    high = std::max(high, scale);
-  };
-  if (encoding.format == Format::kMXFP8) {
-    for (uint8_t exponent : scales) take(std::ldexp(1.0, static_cast<int>(exponent) - 127));
-  } else {
-    for (size_t offset = 0; offset + sizeof(float) <= scales.size(); offset += sizeof(float)) {
-      float scale;
-      std::memcpy(&scale, scales.data() + offset, sizeof(scale));
-      take(scale);
-    }
-  }
-  description.set_scale_min(low);
-  description.set_scale_max(high);
+// Requires shard.mutex().
+absl::StatusOr<PlaneStatistics> MeasureExtent(const Shard& shard, const ShardExtent& extent) {
+  ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster));
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
+  const PlaneViews& row_wise = planes.front();
+  return MeasurePlane(shard.Spec(extent).encoding,
+                      {.data = row_wise.data.data(), .scales = row_wise.scales.data(), .amax = row_wise.amax.data()},
+                      static_cast<int64_t>(row_wise.scales.size()), master, shard.Spec(extent).columns);
 }
 
-// `row_wise` is the extent's plane.
-void DescribeError(const ParameterSpec& spec, ConstPlane row_wise, const std::vector<float>& master,
-                   v1::ExtentDescription& description) {
-  std::vector<float> decoded(master.size());
-  const int64_t rows = static_cast<int64_t>(master.size()) / spec.columns;
-  DecodePlane(spec.encoding, Plane::kRowWise, row_wise, rows, spec.columns, decoded.data());
-  double error_sum = 0;
-  double master_sum = 0;
-  double max_error = 0;
-  for (size_t i = 0; i < master.size(); ++i) {
-    if (!std::isfinite(master[i])) continue;
-    const double error = std::abs(static_cast<double>(decoded[i]) - master[i]);
-    error_sum += error * error;
-    master_sum += static_cast<double>(master[i]) * master[i];
-    max_error = std::max(max_error, error);
+void Describe(const PlaneStatistics& statistics, v1::ExtentDescription& description) {
+  description.set_master_amax(statistics.amax);
+  description.set_master_norm(statistics.Norm());
+  description.set_non_finite_count(statistics.non_finite);
+  description.set_zero_count(statistics.zeros);
+  description.set_saturated_count(statistics.saturated);
+  description.set_relative_error(statistics.RelativeError());
+  description.set_max_relative_error(statistics.max_relative_error);
+  description.set_max_error(statistics.max_error);
+  if (statistics.scale_min.has_value()) description.set_scale_min(*statistics.scale_min);
+  if (statistics.scale_max.has_value()) description.set_scale_max(*statistics.scale_max);
+  for (const auto& [exponent, count] : statistics.scale_counts) {
+    v1::ScaleCount& bucket = *description.add_scale_histogram();
+    if (exponent.has_value()) bucket.set_exponent(*exponent);
+    bucket.set_count(count);
   }
-  description.set_relative_error(master_sum > 0 ? std::sqrt(error_sum / master_sum) : 0);
-  description.set_max_error(max_error);
 }
 
 absl::StatusOr<v1::ExtentDescription> DescribeExtent(const Shard& shard, const ShardExtent& extent) {
   v1::ExtentDescription description;
   description.set_first_row(extent.rows.begin);
   description.set_rows(extent.rows.size());
+  description.set_columns(shard.Spec(extent).columns);
   absl::ReaderMutexLock lock(&shard.mutex());
-  ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster));
+  ASSIGN_OR_RETURN(const PlaneStatistics statistics, MeasureExtent(shard, extent));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg, shard.Read(extent, StateTensor::kExpAvg));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg_sq, shard.Read(extent, StateTensor::kExpAvgSq));
-  ASSIGN_OR_RETURN(const std::vector<HostView> planes, shard.PlaneBytes(extent));
-  double amax = 0;
-  int64_t non_finite = 0;
-  for (float value : master) {
-    std::isfinite(value) ? void(amax = std::max(amax, std::abs(static_cast<double>(value)))) : void(++non_finite);
-  }
-  description.set_master_amax(amax);
-  description.set_master_norm(Norm(master));
-  description.set_non_finite_count(non_finite);
-  DescribeScales(shard.Spec(extent).encoding, planes[1].bytes(), description);
-  DescribeError(shard.Spec(extent), {.data = planes[0].data(), .scales = planes[1].data()}, master, description);
-  description.set_exp_avg_norm(Norm(exp_avg));
-  description.set_exp_avg_sq_norm(Norm(exp_avg_sq));
+  Describe(statistics, description);
+  const Range first = RangeOf(exp_avg);
+  description.set_exp_avg_norm(first.norm);
+  description.set_exp_avg_min(first.min);
+  description.set_exp_avg_max(first.max);
+  const Range second = RangeOf(exp_avg_sq);
+  description.set_exp_avg_sq_norm(second.norm);
+  description.set_exp_avg_sq_min(second.min);
+  description.set_exp_avg_sq_max(second.max);
   return description;
 }
 
@@ -128,16 +125,33 @@ absl::StatusOr<v1::ExtentVerification> VerifyExtent(const Shard& shard, const Sh
   verification.set_first_row(extent.rows.begin);
   verification.set_rows(extent.rows.size());
   ASSIGN_OR_RETURN(const bool match, shard.PlanesMatch(extent));
-  ASSIGN_OR_RETURN(HostView master, shard.Stored(extent, StateTensor::kMaster));
-  ASSIGN_OR_RETURN(HostView exp_avg, shard.Stored(extent, StateTensor::kExpAvg));
-  ASSIGN_OR_RETURN(HostView exp_avg_sq, shard.Stored(extent, StateTensor::kExpAvgSq));
-  ASSIGN_OR_RETURN(const std::vector<HostView> planes, shard.PlaneBytes(extent));
+  const auto hash = [&](StateTensor tensor) -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const std::vector<HostView> parts, shard.Stored(extent, tensor));
+    return HashOf(parts);
+  };
+  ASSIGN_OR_RETURN(*verification.mutable_master_hash(), hash(StateTensor::kMaster));
+  ASSIGN_OR_RETURN(*verification.mutable_exp_avg_hash(), hash(StateTensor::kExpAvg));
+  ASSIGN_OR_RETURN(*verification.mutable_exp_avg_sq_hash(), hash(StateTensor::kExpAvgSq));
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
   verification.set_planes_match(match);
-  verification.set_master_hash(HashOf(std::move(master)));
-  verification.set_exp_avg_hash(HashOf(std::move(exp_avg)));
-  verification.set_exp_avg_sq_hash(HashOf(std::move(exp_avg_sq)));
   verification.set_planes_hash(HashOf(planes));
   return verification;
+}
+
+v1::ParameterStats StatsOf(const UnitSpec& unit, const ParameterSpec& spec, const PlaneStatistics& statistics) {
+  v1::ParameterStats stats;
+  stats.set_parameter(spec.name);
+  stats.set_unit(unit.name);
+  stats.set_format(static_cast<v1::Format>(spec.encoding.format));
+  stats.set_element(static_cast<v1::Element>(spec.encoding.element));
+  stats.set_element_count(statistics.elements);
+  stats.set_relative_error(statistics.RelativeError());
+  stats.set_max_relative_error(statistics.max_relative_error);
+  stats.set_amax(statistics.amax);
+  stats.set_zero_count(statistics.zeros);
+  stats.set_saturated_count(statistics.saturated);
+  stats.set_non_finite_count(statistics.non_finite);
+  return stats;
 }
 
 }  // namespace
@@ -181,8 +195,7 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
     listed.set_rows(extent.rows.size());
     listed.set_columns(spec.columns);
     listed.set_plane_bytes(shard.PlaneSize(extent));
-    listed.set_optimizer_bytes(extent.elements * (2 * static_cast<int64_t>(sizeof(float)) +
-                                                  MomentBytes(spec.exp_avg_type) + MomentBytes(spec.exp_avg_sq_type)));
+    listed.set_optimizer_bytes(shard.OptimizerSize(extent));
     listed.set_small(model.layout().units()[extent.unit].parameters[extent.parameter].owner.has_value());
     return absl::OkStatus();
   };
@@ -204,12 +217,15 @@ absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& mod
     response.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
     response.set_exp_avg_type(static_cast<v1::MomentType>(spec.exp_avg_type));
     response.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
+    response.set_master_type(static_cast<v1::MasterType>(spec.master_type));
     response.set_group(spec.group);
     ASSIGN_OR_RETURN(v1::ExtentDescription description, DescribeExtent(shard, extent));
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       response.set_version(shard.version());
       response.set_step(extent.step);
+      if (EncodesAfterAmax(spec.encoding.format)) response.set_amax(extent.scaling.amax);
+      if (spec.encoding.format == Format::kFP8TensorDelayed) response.set_scale(extent.scaling.scale);
     }
     description.set_rank(WorldRank(model, rank));
     description.set_device(model.world().devices[rank]->Name());
@@ -226,6 +242,32 @@ absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& mod
   }
   return absl::NotFoundError(
       absl::StrCat("describe ", model.spec().name, ": no parameter is named ", parameter.substr(0, kMaxNameBytes)));
+}
+
+absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& model, int64_t limit,
+                                                                 absl::FunctionRef<bool()> is_cancelled) {
+  // By unit and parameter: the order of the model.
+  std::map<std::pair<int, int>, PlaneStatistics> statistics;
+  const auto measure = [&](size_t, const Shard& shard, const ShardExtent& extent) -> absl::Status {
+    if (is_cancelled()) return absl::CancelledError("the caller has gone");
+    absl::ReaderMutexLock lock(&shard.mutex());
+    ASSIGN_OR_RETURN(const PlaneStatistics measured, MeasureExtent(shard, extent));
+    statistics[{extent.unit, extent.parameter}] += measured;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ForEachExtent(model, measure));
+  std::vector<v1::ParameterStats> ranked;
+  for (const auto& [key, measured] : statistics) {
+    const UnitSpec& unit = model.spec().units[key.first];
+    ranked.push_back(StatsOf(unit, unit.parameters[key.second], measured));
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.relative_error() > b.relative_error(); });
+  if (static_cast<int64_t>(ranked.size()) > limit) ranked.resize(limit);
+  v1::GetParameterStatsResponse response;
+  response.set_parameter_count(static_cast<int64_t>(statistics.size()));
+  response.mutable_parameters()->Assign(ranked.begin(), ranked.end());
+  return response;
 }
 
 absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
@@ -253,8 +295,9 @@ absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
-  summary.set_state_hash(
-      HashOf(HostView(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()))));
+  std::vector<HostView> all;
+  all.emplace_back(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()));
+  summary.set_state_hash(HashOf(all));
   return summary;
 }
 

@@ -47,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
 Model::Model(Options options)
     : options_(std::move(options)),
       fingerprint_(ModelSpecFingerprint(options_.spec)),
+      scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()) {}
 
 Model::~Model() {
@@ -140,6 +141,14 @@ absl::Status Model::AllocateShards() {
     ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, GroupRank(rank), world().devices[rank]));
     shards_.push_back(std::move(shard));
   }
+  return EncodePlanes();
+}
+
+absl::Status Model::EncodePlanes() {
+  scaling_book_.Restart();
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
+  scaling_book_.Settle(scaling_book_.Offer());
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
   return absl::OkStatus();
 }
 
@@ -256,6 +265,7 @@ void Model::OnEpochStart(int64_t number) {
                            .layout = layout_.get(),
                            .cluster = options_.world.cluster,
                            .commit_log = &commit_log_,
+                           .scaling_book = &scaling_book_,
                            .shards = {},
                            .trainers = {},
                            .first_rank = world().first_rank,
@@ -348,10 +358,8 @@ absl::Status Model::Change(int64_t commit_number, int64_t version, absl::Functio
   RETURN_IF_ERROR(usable_);
   RETURN_IF_ERROR(AwaitVacant("import into"));
   absl::Status status = change();
-  for (const auto& shard : shards_) {
-    if (status.ok()) status = shard->EncodePlanes();
-    shard->SetVersion(version);
-  }
+  if (status.ok()) status = EncodePlanes();
+  for (const auto& shard : shards_) shard->SetVersion(version);
   if (!status.ok()) {
     Spoil("an import", status);
     return usable_;

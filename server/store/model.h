@@ -22,6 +22,7 @@
 #include "server/layout/layout.h"
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
+#include "server/store/scaling_book.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
 
@@ -137,6 +138,8 @@ class Model {
   };
   absl::Status CheckFits(const Budget& needed, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
+  // From masters that are new. What other daemons hold is learnt when an epoch starts.
+  absl::Status EncodePlanes();
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -155,6 +158,7 @@ class Model {
   const Options options_;
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
+  ScalingBook scaling_book_;
   std::vector<std::unique_ptr<Shard>> shards_;
   v1::EpochStarted greeting_;
   CommitLog commit_log_;

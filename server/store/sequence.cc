@@ -316,15 +316,23 @@ std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
 
 std::optional<Sequence::Work> Sequence::CommitWork(int rank) const {
   const int64_t number = pushes_[rank].numbers.front();
-  if (vote_ == VoteState::kApplies) {
-    return stages_[rank] == Stage::kSummed ? std::optional(Work::kApply) : std::nullopt;
-  }
+  if (vote_ == VoteState::kApplies) return DecidedWork(rank);
   if (stopped_ || vote_ != VoteState::kNone) return std::nullopt;
   if (stages_[rank] == Stage::kPending) {
     return Gathered(rank, number) && PushWait(rank).rank < 0 ? std::optional(Work::kSum) : std::nullopt;
   }
-  const bool all_summed = std::all_of(stages_.begin(), stages_.end(), [](Stage s) { return s == Stage::kSummed; });
-  return all_summed ? std::optional(Work::kVote) : std::nullopt;
+  return AllAt(Stage::kSummed) ? std::optional(Work::kVote) : std::nullopt;
+}
+
+std::optional<Sequence::Work> Sequence::DecidedWork(int rank) const {
+  if (stages_[rank] == Stage::kSummed) return Work::kApply;
+  if (amaxes_ == AmaxState::kNeeded && AllAt(Stage::kApplied)) return Work::kShareAmaxes;
+  if (amaxes_ == AmaxState::kShared && stages_[rank] == Stage::kApplied) return Work::kEncode;
+  return std::nullopt;
+}
+
+bool Sequence::AllAt(Stage stage) const {
+  return std::all_of(stages_.begin(), stages_.end(), [stage](Stage s) { return s == stage; });
 }
 
 std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
@@ -334,6 +342,8 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   if (*work == Work::kSum) stages_[rank] = Stage::kSumming;
   if (*work == Work::kVote) vote_ = VoteState::kVoting;
   if (*work == Work::kApply) stages_[rank] = Stage::kApplying;
+  if (*work == Work::kShareAmaxes) amaxes_ = AmaxState::kSharing;
+  if (*work == Work::kEncode) stages_[rank] = Stage::kEncoding;
   return PushWork{.work = *work, .command = &At(pushes_[rank].numbers.front()).command};
 }
 
@@ -349,17 +359,33 @@ void Sequence::FinishSum(int rank) {
   pushes_[rank].running = false;
 }
 
-void Sequence::FinishVote(bool applies) {
-  vote_ = applies ? VoteState::kApplies : VoteState::kGivenUp;
+void Sequence::FinishVote(Verdict verdict) {
+  vote_ = verdict == Verdict::kGivenUp ? VoteState::kGivenUp : VoteState::kApplies;
+  amaxes_ = verdict == Verdict::kEncodes ? AmaxState::kNeeded : AmaxState::kUnneeded;
   for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].running = false;
 }
 
 bool Sequence::FinishApply(int rank, absl::Time now) {
+  if (amaxes_ == AmaxState::kUnneeded) return FinishRank(rank, now);
   stages_[rank] = Stage::kApplied;
-  const bool last = std::all_of(stages_.begin(), stages_.end(), [](Stage s) { return s == Stage::kApplied; });
+  pushes_[rank].running = false;
+  return false;
+}
+
+void Sequence::FinishShareAmaxes() {
+  amaxes_ = AmaxState::kShared;
+  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].running = false;
+}
+
+bool Sequence::FinishEncode(int rank, absl::Time now) { return FinishRank(rank, now); }
+
+bool Sequence::FinishRank(int rank, absl::Time now) {
+  stages_[rank] = Stage::kDone;
+  const bool last = AllAt(Stage::kDone);
   if (last) {
     commits_.pop_front();
     vote_ = VoteState::kNone;
+    amaxes_ = AmaxState::kUnneeded;
     std::fill(stages_.begin(), stages_.end(), Stage::kPending);
   }
   Pop(pushes_[rank], now);

@@ -9,7 +9,8 @@
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
 //   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every trainer has filled its slot, a commit's sum
 //   on a rank when that rank's trainer has released every gathered unit;
-// * a commit has four stages: every rank sums, one votes, every rank applies, then it is answered;
+// * a commit has stages: every rank sums, one votes, every rank applies; where formats need amaxes of whole tensors one
+//   shares them and every rank encodes; then it is answered;
 // * after Stop nothing begins, except what a decided commit still needs.
 #ifndef PARAMSHARD_SERVER_STORE_SEQUENCE_H_
 #define PARAMSHARD_SERVER_STORE_SEQUENCE_H_
@@ -48,7 +49,7 @@ class Sequence {
     absl::Duration step_timeout = absl::Seconds(60);
   };
 
-  enum class Work : uint8_t { kReduce, kSum, kVote, kApply };
+  enum class Work : uint8_t { kReduce, kSum, kVote, kApply, kShareAmaxes, kEncode };
   struct PushWork {
     Work work;
     const v1::Command* command;  // valid until the command is finished
@@ -71,10 +72,14 @@ class Sequence {
   // True when all ranks have read the slot: it is drained.
   bool FinishReduce(int rank, absl::Time now);
   void FinishSum(int rank);
-  // `applies` false: the commit was given up (the epoch ends) and nothing more happens to it.
-  void FinishVote(bool applies);
-  // True when all ranks are through: the commit is answered.
+  // kGivenUp: the epoch ends, and nothing more happens to the commit. kEncodes: amaxes are shared after all ranks have
+  // applied it, and every rank encodes.
+  enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
+  void FinishVote(Verdict verdict);
+  // These two are true when all ranks are through with all stages: the commit is answered.
   bool FinishApply(int rank, absl::Time now);
+  bool FinishEncode(int rank, absl::Time now);
+  void FinishShareAmaxes();
 
   // Ranks that could begin something now.
   std::vector<int> RunnableGathers() const;
@@ -127,8 +132,10 @@ class Sequence {
     std::string on;  // what is missing
     absl::Time since;
   };
-  enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied };
+  // Of one rank in a commit. kDone where it has nothing left to do.
+  enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied, kEncoding, kDone };
   enum class VoteState : uint8_t { kNone, kVoting, kApplies, kGivenUp };
+  enum class AmaxState : uint8_t { kUnneeded, kNeeded, kSharing, kShared };
 
   absl::Status CheckCommand(const v1::Command& command) const;
   absl::Status CheckGather(const v1::Gather& gather) const;
@@ -155,6 +162,9 @@ class Sequence {
   bool Gathered(int rank, int64_t number) const;
   std::optional<Work> RunnableWork(int rank) const;
   std::optional<Work> CommitWork(int rank) const;
+  std::optional<Work> DecidedWork(int rank) const;
+  bool AllAt(Stage stage) const;
+  bool FinishRank(int rank, absl::Time now);
   std::optional<Wait> Missing() const;
   std::vector<Wait> Waits() const;
   // A commit that is answered already, or will be: its answer stands, there is nothing to do.
@@ -172,6 +182,7 @@ class Sequence {
   int64_t last_commit_;              // highest commit number taken
   std::vector<Stage> stages_;        // of commits_.front()
   VoteState vote_ = VoteState::kNone;
+  AmaxState amaxes_ = AmaxState::kUnneeded;
   bool stopped_ = false;
 };
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/formats/bfloat16.h"
+#include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moment.h"
 
 namespace paramshard::server {
 namespace {
@@ -21,15 +23,33 @@ struct Placement {
   ShardBytes bytes;
 };
 
+// Where the scales of a moment begin, after its elements.
+int64_t MomentScaleOffset(MomentType type, int64_t elements) {
+  return AlignUp(elements * MomentBytes(type), kExtentAlignment);
+}
+
+int64_t MomentSize(MomentType type, const ShardExtent& extent, int64_t columns) {
+  const int64_t scales = MomentScaleCount(type, extent.rows.size(), columns) * static_cast<int64_t>(sizeof(float));
+  return scales == 0 ? extent.elements * MomentBytes(type) : MomentScaleOffset(type, extent.elements) + scales;
+}
+
+int64_t MasterSize(const ParameterSpec& spec, const ShardExtent& extent) {
+  return extent.elements *
+         static_cast<int64_t>(spec.master_type == MasterType::kFP32 ? sizeof(float) : sizeof(int16_t));
+}
+
+int64_t GradientSize(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
+
+// Puts `size` bytes at the end of a memory, and says where.
+int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
+
 void Place(const ParameterSpec& spec, ShardExtent extent, Placement& placement) {
   ShardBytes& bytes = placement.bytes;
   extent.elements = extent.rows.size() * spec.columns;
-  extent.master_offset = bytes.master / static_cast<int64_t>(sizeof(float));
-  extent.exp_avg_offset = bytes.exp_avg;
-  extent.exp_avg_sq_offset = bytes.exp_avg_sq;
-  bytes.master += AlignUp(extent.elements * static_cast<int64_t>(sizeof(float)), kExtentAlignment);
-  bytes.exp_avg += AlignUp(extent.elements * MomentBytes(spec.exp_avg_type), kExtentAlignment);
-  bytes.exp_avg_sq += AlignUp(extent.elements * MomentBytes(spec.exp_avg_sq_type), kExtentAlignment);
+  extent.master_offset = Append(bytes.master, MasterSize(spec, extent));
+  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(spec.exp_avg_type, extent, spec.columns));
+  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(spec.exp_avg_sq_type, extent, spec.columns));
+  extent.gradient_offset = Append(bytes.gradients, GradientSize(extent));
   placement.extents.push_back(extent);
 }
 
@@ -43,32 +63,30 @@ Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
         Place(parameters[parameter], {.unit = unit, .parameter = parameter, .rows = rows}, placement);
     }
   }
-  placement.bytes.gradients = placement.bytes.master;
   placement.bytes.planes = layout.arena_bytes();
   return placement;
 }
 
-std::vector<uint8_t> EncodeMoments(absl::Span<const float> values, MomentType type) {
-  std::vector<uint8_t> stored(values.size() * MomentBytes(type));
-  if (type == MomentType::kFP32) {
-    std::memcpy(stored.data(), values.data(), stored.size());
-    return stored;
-  }
-  auto* halves = reinterpret_cast<uint16_t*>(stored.data());
-  std::transform(values.begin(), values.end(), halves, [](float value) { return EncodeBFloat16(value); });
-  return stored;
+MomentKind KindOf(StateTensor tensor) {
+  return tensor == StateTensor::kExpAvg ? MomentKind::kExpAvg : MomentKind::kExpAvgSq;
 }
 
-std::vector<float> DecodeMoments(absl::Span<const uint8_t> stored, MomentType type) {
-  std::vector<float> values(stored.size() / MomentBytes(type));
-  if (type == MomentType::kFP32) {
-    std::memcpy(values.data(), stored.data(), stored.size());
-    return values;
-  }
-  const auto* halves = reinterpret_cast<const uint16_t*>(stored.data());
-  std::transform(halves, halves + values.size(), values.begin(), [](uint16_t half) { return DecodeBFloat16(half); });
-  return values;
+template <typename Value>
+absl::Span<const uint8_t> BytesOf(const std::vector<Value>& values) {
+  return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(Value));
 }
+
+// One plane's memory on the host.
+struct HostPlane {
+  std::vector<uint8_t> data, scales, amax;
+
+  explicit HostPlane(const PlaneViews& sizes)
+      : data(sizes.data.size()), scales(sizes.scales.size()), amax(sizes.amax.size()) {}
+  MutablePlane View() { return {.data = data.data(), .scales = scales.data(), .amax = amax.data()}; }
+  bool SameAs(const PlaneViews& served) const {
+    return served.data.bytes() == data && served.scales.bytes() == scales && served.amax.bytes() == amax;
+  }
+};
 
 }  // namespace
 
@@ -91,7 +109,6 @@ absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, cons
   RETURN_IF_ERROR(shard->Allocate());
   RETURN_IF_ERROR(shard->MakeArithmetic());
   RETURN_IF_ERROR(shard->FillInitialValues());
-  RETURN_IF_ERROR(shard->EncodePlanes());
   return shard;
 }
 
@@ -183,7 +200,13 @@ void Shard::DropGradients() {
   for (ShardExtent& extent : extents_) extent.has_gradient = false;
 }
 
-absl::Status Shard::Step(const StepParameters& parameters) {
+std::vector<TensorScaling> Shard::Scalings() const {
+  std::vector<TensorScaling> scalings;
+  for (const ShardExtent& extent : extents_) scalings.push_back(extent.scaling);
+  return scalings;
+}
+
+absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
   absl::MutexLock lock(&mu_);
   ++version_;
   std::vector<std::optional<AdamStep>> steps(extents_.size());
@@ -192,8 +215,33 @@ absl::Status Shard::Step(const StepParameters& parameters) {
     if (!std::exchange(extent.has_gradient, false)) continue;
     ++extent.step;
     steps[i] = StepOf(extent, parameters);
+    extent.awaits_amax = EncodesAfterAmax(Spec(extent).encoding.format);
+    if (!extent.awaits_amax) extent.scaling = book.Next(extent.unit, extent.parameter);
   }
-  return arithmetic_->Step(steps);
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings()));
+  for (size_t i = 0; i < amaxes.size(); ++i) {
+    if (steps[i].has_value()) book.AddStep(extents_[i].unit, extents_[i].parameter, amaxes[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::EncodeAfterAmax(const ScalingBook& book) {
+  absl::MutexLock lock(&mu_);
+  std::vector<bool> active;
+  for (ShardExtent& extent : extents_) {
+    if (extent.awaits_amax) extent.scaling = book.Present(extent.unit, extent.parameter);
+    active.push_back(std::exchange(extent.awaits_amax, false));
+  }
+  return arithmetic_->EncodeAfterAmax(active, Scalings());
+}
+
+absl::Status Shard::MeasureAmaxes(ScalingBook& book) const {
+  absl::ReaderMutexLock lock(&mu_);
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes());
+  for (size_t i = 0; i < amaxes.size(); ++i) {
+    book.AddMaster(extents_[i].unit, extents_[i].parameter, amaxes[i]);
+  }
+  return absl::OkStatus();
 }
 
 AdamStep Shard::StepOf(const ShardExtent& extent, const StepParameters& parameters) const {
@@ -211,9 +259,13 @@ AdamStep Shard::StepOf(const ShardExtent& extent, const StepParameters& paramete
           .gradient_scale = parameters.gradient_scale};
 }
 
-absl::Status Shard::EncodePlanes() {
+absl::Status Shard::EncodePlanes(const ScalingBook& book) {
   absl::MutexLock lock(&mu_);
-  return arithmetic_->EncodePlanes();
+  for (ShardExtent& extent : extents_) {
+    extent.scaling = book.Present(extent.unit, extent.parameter);
+    extent.awaits_amax = false;
+  }
+  return arithmetic_->EncodePlanes(Scalings());
 }
 
 MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
@@ -223,48 +275,100 @@ MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
   uint8_t* base = planes_.data() + unit.arena_offset;
   uint8_t* small = base + unit.small_extent_offset;
   return {.data = parameter.owner.has_value() ? small + layout.small_data_offset : base + layout.arena_offset,
-          .scales = layout.scale_offset < 0 ? nullptr : small + layout.scale_offset};
+          .scales = layout.scale_offset < 0 ? nullptr : small + layout.scale_offset,
+          .amax = layout.amax_offset < 0 ? nullptr : small + layout.amax_offset};
 }
 
 float* Shard::Gradient(const ShardExtent& extent) const {
-  return reinterpret_cast<float*>(gradients_.data()) + extent.master_offset;
+  return reinterpret_cast<float*>(gradients_.data() + extent.gradient_offset);
 }
 
-uint8_t* Shard::Tensor(const ShardExtent& extent, StateTensor tensor) const {
-  switch (tensor) {
-    case StateTensor::kMaster:
-      return master_.data() + extent.master_offset * static_cast<int64_t>(sizeof(float));
-    case StateTensor::kExpAvg:
-      return exp_avg_.data() + extent.exp_avg_offset;
-    case StateTensor::kExpAvgSq:
-      return exp_avg_sq_.data() + extent.exp_avg_sq_offset;
-  }
-  return nullptr;
-}
-
-MomentType Shard::Type(const ShardExtent& extent, StateTensor tensor) const {
-  if (tensor == StateTensor::kMaster) return MomentType::kFP32;
-  return tensor == StateTensor::kExpAvg ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type;
+MutableMoment Shard::Moment(const ShardExtent& extent, StateTensor tensor) const {
+  const bool is_first = tensor == StateTensor::kExpAvg;
+  const MomentType type = is_first ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type;
+  uint8_t* const data =
+      is_first ? exp_avg_.data() + extent.exp_avg_offset : exp_avg_sq_.data() + extent.exp_avg_sq_offset;
+  MutableMoment moment{.data = data, .scales = nullptr, .type = type};
+  if (HasMomentScales(type)) moment.scales = reinterpret_cast<float*>(data + MomentScaleOffset(type, extent.elements));
+  return moment;
 }
 
 AdamState Shard::State(const ShardExtent& extent) const {
-  return {.master = reinterpret_cast<float*>(Tensor(extent, StateTensor::kMaster)),
-          .exp_avg = {.data = Tensor(extent, StateTensor::kExpAvg), .type = Spec(extent).exp_avg_type},
-          .exp_avg_sq = {.data = Tensor(extent, StateTensor::kExpAvgSq), .type = Spec(extent).exp_avg_sq_type}};
+  AdamState state{.exp_avg = Moment(extent, StateTensor::kExpAvg),
+                  .exp_avg_sq = Moment(extent, StateTensor::kExpAvgSq)};
+  uint8_t* const master = master_.data() + extent.master_offset;
+  if (HasRemainder(extent)) {
+    state.remainder = reinterpret_cast<int16_t*>(master);
+  } else {
+    state.master = reinterpret_cast<float*>(master);
+  }
+  return state;
 }
 
-absl::StatusOr<HostView> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {
-  return device_->Read(Tensor(extent, tensor), extent.elements * MomentBytes(Type(extent, tensor)));
+absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {
+  std::vector<HostView> parts;
+  const auto read = [&](const void* data, int64_t size_bytes) -> absl::Status {
+    ASSIGN_OR_RETURN(parts.emplace_back(), device_->Read(static_cast<const uint8_t*>(data), size_bytes));
+    return absl::OkStatus();
+  };
+  if (tensor == StateTensor::kMaster) {
+    if (HasRemainder(extent)) {
+      RETURN_IF_ERROR(read(PlaneOf(extent, Plane::kRowWise).data, extent.elements * int64_t{sizeof(uint16_t)}));
+    }
+    RETURN_IF_ERROR(read(master_.data() + extent.master_offset, MasterSize(Spec(extent), extent)));
+    return parts;
+  }
+  const MutableMoment moment = Moment(extent, tensor);
+  RETURN_IF_ERROR(read(moment.data, extent.elements * MomentBytes(moment.type)));
+  if (moment.scales == nullptr) return parts;
+  const int64_t scales = MomentScaleCount(moment.type, extent.rows.size(), Spec(extent).columns);
+  RETURN_IF_ERROR(read(moment.scales, scales * int64_t{sizeof(float)}));
+  return parts;
 }
 
 absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor) const {
-  ASSIGN_OR_RETURN(const HostView stored, Stored(extent, tensor));
-  return DecodeMoments(stored.bytes(), Type(extent, tensor));
+  ASSIGN_OR_RETURN(const std::vector<HostView> parts, Stored(extent, tensor));
+  std::vector<float> values(extent.elements);
+  if (tensor != StateTensor::kMaster) {
+    const ConstMoment moment{.data = parts[0].data(),
+                             .scales = parts.size() > 1 ? reinterpret_cast<const float*>(parts[1].data()) : nullptr,
+                             .type = Moment(extent, tensor).type};
+    DecodeMoment(KindOf(tensor), moment, extent.rows.size(), Spec(extent).columns, values.data());
+  } else if (HasRemainder(extent)) {
+    JoinMasters(parts[0].data(), reinterpret_cast<const int16_t*>(parts[1].data()), extent.elements, values.data());
+  } else {
+    std::memcpy(values.data(), parts[0].data(), parts[0].size());
+  }
+  return values;
 }
 
 absl::Status Shard::Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
   absl::MutexLock lock(&mu_);
-  return device_->Write(Tensor(extent, tensor), EncodeMoments(values, Type(extent, tensor)));
+  return tensor == StateTensor::kMaster ? WriteMaster(extent, values) : WriteMoment(extent, tensor, values);
+}
+
+absl::Status Shard::WriteMaster(const ShardExtent& extent, absl::Span<const float> values) {
+  uint8_t* const master = master_.data() + extent.master_offset;
+  if (!HasRemainder(extent)) {
+    return device_->Write(
+        master, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)));
+  }
+  std::vector<uint8_t> weights(values.size() * sizeof(uint16_t));
+  std::vector<int16_t> remainders(values.size());
+  SplitMasters(values.data(), extent.elements, weights.data(), remainders.data());
+  RETURN_IF_ERROR(device_->Write(PlaneOf(extent, Plane::kRowWise).data, weights));
+  return device_->Write(master, BytesOf(remainders));
+}
+
+absl::Status Shard::WriteMoment(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
+  const MutableMoment moment = Moment(extent, tensor);
+  const int64_t columns = Spec(extent).columns;
+  std::vector<uint8_t> data(values.size() * MomentBytes(moment.type));
+  std::vector<float> scales(MomentScaleCount(moment.type, extent.rows.size(), columns));
+  EncodeMoment(KindOf(tensor), values.data(), extent.rows.size(), columns, {data.data(), scales.data(), moment.type});
+  RETURN_IF_ERROR(device_->Write(static_cast<uint8_t*>(moment.data), data));
+  if (scales.empty()) return absl::OkStatus();
+  return device_->Write(reinterpret_cast<uint8_t*>(moment.scales), BytesOf(scales));
 }
 
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
@@ -277,47 +381,62 @@ void Shard::SetVersion(int64_t version) {
   version_ = version;
 }
 
-std::vector<absl::Span<const uint8_t>> Shard::PlaneSpans(const ShardExtent& extent) const {
+std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  std::vector<absl::Span<const uint8_t>> spans;
+  const Format format = spec.encoding.format;
+  std::vector<PlaneSpans> spans;
   const auto add = [&](Plane plane) {
     const MutablePlane found = PlaneOf(extent, plane);
-    spans.emplace_back(found.data, DataBytes(spec.encoding, extent.rows.size(), spec.columns));
-    spans.emplace_back(found.scales, ScaleBytes(spec.encoding, plane, extent.rows.size(), spec.columns));
+    const int64_t amax_bytes = plane == Plane::kRowWise ? AmaxBytes(format) : 0;
+    spans.push_back(
+        {absl::MakeConstSpan(found.data, DataBytes(spec.encoding, extent.rows.size(), spec.columns)),
+         {found.scales, static_cast<size_t>(ScaleBytes(spec.encoding, plane, extent.rows.size(), spec.columns))},
+         {found.amax, static_cast<size_t>(amax_bytes)}});
   };
   add(Plane::kRowWise);
-  if (HasColumnPlane(spec.encoding.format)) add(Plane::kColumnWise);
+  if (HasColumnPlane(format)) add(Plane::kColumnWise);
   return spans;
 }
 
 int64_t Shard::PlaneSize(const ShardExtent& extent) const {
   int64_t bytes = 0;
-  for (const auto& span : PlaneSpans(extent)) bytes += static_cast<int64_t>(span.size());
+  for (const PlaneSpans& plane : Spans(extent)) {
+    for (const auto& span : plane) bytes += static_cast<int64_t>(span.size());
+  }
   return bytes;
 }
 
-absl::StatusOr<std::vector<HostView>> Shard::PlaneBytes(const ShardExtent& extent) const {
-  std::vector<HostView> views;
-  for (const auto& span : PlaneSpans(extent)) {
-    ASSIGN_OR_RETURN(views.emplace_back(), device_->Read(span.data(), static_cast<int64_t>(span.size())));
+int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
+  const ParameterSpec& spec = Spec(extent);
+  return MasterSize(spec, extent) + MomentSize(spec.exp_avg_type, extent, spec.columns) +
+         MomentSize(spec.exp_avg_sq_type, extent, spec.columns) + GradientSize(extent);
+}
+
+absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& extent) const {
+  const auto read = [&](absl::Span<const uint8_t> span) {
+    return device_->Read(span.data(), static_cast<int64_t>(span.size()));
+  };
+  std::vector<PlaneViews> planes;
+  for (const auto& [data, scales, amax] : Spans(extent)) {
+    PlaneViews& plane = planes.emplace_back();
+    ASSIGN_OR_RETURN(plane.data, read(data));
+    ASSIGN_OR_RETURN(plane.scales, read(scales));
+    ASSIGN_OR_RETURN(plane.amax, read(amax));
   }
-  return views;
+  return planes;
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
+  // The plane is a part of the master.
+  if (HasRemainder(extent)) return true;
   const ParameterSpec& spec = Spec(extent);
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster));
-  ASSIGN_OR_RETURN(const std::vector<HostView> served, PlaneBytes(extent));
-  std::vector<std::vector<uint8_t>> again;
-  for (const HostView& view : served) again.emplace_back(view.size());
-  const auto plane = [&](size_t first) {
-    return first < again.size() ? MutablePlane{again[first].data(), again[first + 1].data()} : MutablePlane{};
-  };
-  paramshard::EncodePlanes(spec.encoding, master.data(), extent.rows.size(), spec.columns, plane(0), plane(2));
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent));
+  std::vector<HostPlane> again(served.begin(), served.end());
+  paramshard::EncodePlanes(spec.encoding, master.data(), extent.rows.size(), spec.columns, again[0].View(),
+                           again.size() > 1 ? again[1].View() : MutablePlane{}, extent.scaling);
   return std::equal(served.begin(), served.end(), again.begin(),
-                    [](const HostView& view, const std::vector<uint8_t>& bytes) {
-                      return std::equal(bytes.begin(), bytes.end(), view.bytes().begin());
-                    });
+                    [](const PlaneViews& view, const HostPlane& plane) { return plane.SameAs(view); });
 }
 
 }  // namespace paramshard::server

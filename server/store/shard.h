@@ -1,7 +1,12 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
+//
+// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the host
+// its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to map planes
+// read-only.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +22,7 @@
 #include "kernels/reduce/sum_of_squares.h"
 #include "server/device/compute_device.h"
 #include "server/layout/layout.h"
+#include "server/store/scaling_book.h"
 
 namespace paramshard::server {
 
@@ -45,11 +51,15 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
-  int64_t master_offset = 0;      // in elements; also of the gradient accumulator
-  int64_t exp_avg_offset = 0;     // in bytes
-  int64_t exp_avg_sq_offset = 0;  // in bytes
-  int64_t step = 0;               // optimizer steps taken
-  bool has_gradient = false;      // since the last commit
+  // In bytes, each in its memory. Scales of a moment follow its elements.
+  int64_t master_offset = 0;
+  int64_t exp_avg_offset = 0;
+  int64_t exp_avg_sq_offset = 0;
+  int64_t gradient_offset = 0;
+  int64_t step = 0;           // optimizer steps taken
+  bool has_gradient = false;  // since the last commit
+  bool awaits_amax = false;   // has stepped, and EncodesAfterAmax()
+  TensorScaling scaling;      // what the planes were encoded with
 };
 
 // Bytes by memory class.
@@ -63,6 +73,11 @@ struct ShardBytes {
   ShardBytes& operator+=(const ShardBytes& other);
 };
 
+// One plane's bytes as they are served; empty where the format has none.
+struct PlaneViews {
+  HostView data, scales, amax;
+};
+
 // Thread-safe: a step excludes readers of the state, readers do not exclude each other. Accumulators belong to the push
 // thread of the rank. Versions are the model's business.
 class Shard {
@@ -70,8 +85,8 @@ class Shard {
   // What a shard will take, before anything is allocated.
   static ShardBytes SizeOf(const ModelSpec& spec, const Layout& layout, int rank);
 
-  // Allocates on `device` and fills in initial values; moments are zero, planes encoded. `spec`, `layout` and `device`
-  // outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
+  // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. `spec`, `layout` and
+  // `device` outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
                                                        ComputeDevice* device);
 
@@ -95,10 +110,15 @@ class Shard {
   absl::StatusOr<SquareSum> SumGradients() const;
   // Forgets the gradients since the last commit.
   void DropGradients();
-  // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients.
-  absl::Status Step(const StepParameters& parameters);
-  // Encodes every plane anew from the masters.
-  absl::Status EncodePlanes();
+  // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of what
+  // stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows when all
+  // shards have stepped and the book is settled.
+  absl::Status Step(const StepParameters& parameters, ScalingBook& book);
+  absl::Status EncodeAfterAmax(const ScalingBook& book);
+  // Adds the amaxes of the masters to `book`.
+  absl::Status MeasureAmaxes(ScalingBook& book) const;
+  // Encodes every plane anew from the masters, with what `book` says.
+  absl::Status EncodePlanes(const ScalingBook& book);
 
   // Readers hold this shared while they look at an extent's state. Views end with it.
   absl::Mutex& mutex() const ABSL_LOCK_RETURNED(mu_) { return mu_; }
@@ -106,16 +126,19 @@ class Shard {
   int64_t version() const { return version_; }
   // Decoded to fp32.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
-  // The stored bytes.
-  absl::StatusOr<HostView> Stored(const ShardExtent& extent, StateTensor tensor) const;
-  // Bytes of both planes, in the order row data, row scales, column data, column scales.
-  absl::StatusOr<std::vector<HostView>> PlaneBytes(const ShardExtent& extent) const;
-  // Sizes of the same.
+  // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then the
+  // remainders.
+  absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const;
+  // The row-wise plane, then the column-wise where the format has one.
+  absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const;
+  // Sizes of the same, and of masters, moments and gradients.
   int64_t PlaneSize(const ShardExtent& extent) const;
-  // Encodes the extent again, on the host, and compares with what is served.
+  int64_t OptimizerSize(const ShardExtent& extent) const;
+  // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const;
 
-  // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last.
+  // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last. (The upper
+  // half of a master with remainder is a plane, and is replaced.)
   absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
   void SetStep(const ShardExtent& extent, int64_t step);
   void SetVersion(int64_t version);
@@ -131,13 +154,17 @@ class Shard {
   absl::Status FillInitialValues();
   ExtentTensors Tensors(const ShardExtent& extent) const;
   AdamStep StepOf(const ShardExtent& extent, const StepParameters& parameters) const;
+  std::vector<TensorScaling> Scalings() const;
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
-  // Data and scales of the planes that the extent has, as PlaneBytes orders them.
-  std::vector<absl::Span<const uint8_t>> PlaneSpans(const ShardExtent& extent) const;
+  // Data, scales and amax of the planes that the extent has.
+  using PlaneSpans = std::array<absl::Span<const uint8_t>, 3>;
+  std::vector<PlaneSpans> Spans(const ShardExtent& extent) const;
   AdamState State(const ShardExtent& extent) const;
+  MutableMoment Moment(const ShardExtent& extent, StateTensor tensor) const;
   float* Gradient(const ShardExtent& extent) const;
-  uint8_t* Tensor(const ShardExtent& extent, StateTensor tensor) const;
-  MomentType Type(const ShardExtent& extent, StateTensor tensor) const;
+  absl::Status WriteMaster(const ShardExtent& extent, absl::Span<const float> values);
+  absl::Status WriteMoment(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
+  bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
 
   // Constant after Create.
   const ModelSpec& spec_;

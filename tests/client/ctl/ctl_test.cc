@@ -150,6 +150,19 @@ TEST(CtlTest, DescribeAsksForTheParameter) {
   EXPECT_FALSE(json["extents"][0].contains("scaleMax"));
 }
 
+TEST(CtlTest, StatsAsksForAsManyParametersAsTheLimit) {
+  FakeDaemon daemon;
+  daemon.service().answers.stats.add_parameters()->set_parameter("blocks.0.w1");
+  daemon.service().answers.stats.set_parameter_count(9);
+  EXPECT_THAT(Output(daemon, {"stats", "tiny", "--limit=5"}),
+              AllOf(HasSubstr("blocks.0.w1"), HasSubstr("1 of 9 parameters\n")));
+  EXPECT_EQ(daemon.service().requests.stats.model(), "tiny");
+  EXPECT_EQ(daemon.service().requests.stats.limit(), 5);
+  const nlohmann::json json = JsonOutput(daemon, {"stats", "tiny"});
+  EXPECT_EQ(json["parameters"][0]["parameter"], "blocks.0.w1");
+  EXPECT_EQ(daemon.service().requests.stats.limit(), 20);
+}
+
 TEST(CtlTest, SessionsMemoryAndVersionAreShown) {
   FakeDaemon daemon;
   FakeAnswers& answers = daemon.service().answers;
@@ -270,7 +283,7 @@ TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
   daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND, "model nope: tiny expected, got nope");
   const std::vector<std::vector<std::string>> commands = {{"models"},   {"shards", "nope"}, {"describe", "nope", "w"},
                                                           {"sessions"}, {"memory"},         {"verify", "nope"},
-                                                          {"drain"},    {"version"}};
+                                                          {"drain"},    {"version"},        {"stats", "nope"}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--socket-dir", daemon.directory()});
     const Result result = RunArguments(command);

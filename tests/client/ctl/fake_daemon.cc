@@ -78,6 +78,14 @@ grpc::Status FakeAdminService::DescribeParameter(grpc::ServerContext* context,
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::GetParameterStats(grpc::ServerContext* context,
+                                                 const v1::GetParameterStatsRequest* request,
+                                                 v1::GetParameterStatsResponse* response) {
+  requests.stats = *request;
+  *response = answers.stats;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,
                                             v1::ListSessionsResponse* response) {
   *response = answers.sessions;

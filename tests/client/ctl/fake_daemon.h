@@ -20,6 +20,7 @@ struct FakeAnswers {
   v1::ListModelsResponse models;
   std::vector<v1::ListShardsResponse> pages;  // page i has the token "page-<i>"
   v1::DescribeParameterResponse parameter;
+  v1::GetParameterStatsResponse stats;
   v1::ListSessionsResponse sessions;
   v1::GetMemoryResponse memory;
   std::vector<v1::VerifyModelResponse> verification;
@@ -30,6 +31,7 @@ struct FakeAnswers {
 // What the fake was asked last.
 struct FakeRequests {
   v1::DescribeParameterRequest describe;
+  v1::GetParameterStatsRequest stats;
   std::vector<v1::ListShardsRequest> shards;
   v1::VerifyModelRequest verify;
   v1::ImportFileRequest import_file;
@@ -47,6 +49,8 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status ListShards(grpc::ServerContext*, const v1::ListShardsRequest*, v1::ListShardsResponse*) override;
   grpc::Status DescribeParameter(grpc::ServerContext*, const v1::DescribeParameterRequest*,
                                  v1::DescribeParameterResponse*) override;
+  grpc::Status GetParameterStats(grpc::ServerContext*, const v1::GetParameterStatsRequest*,
+                                 v1::GetParameterStatsResponse*) override;
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override;
   grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,

@@ -58,6 +58,7 @@ TEST(TablesTest, Parameter) {
   response.set_format(v1::FORMAT_MXFP8);
   response.set_element(v1::ELEMENT_E5M2);
   response.set_gradient_type(v1::GRADIENT_TYPE_BF16);
+  response.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
   response.set_exp_avg_type(v1::MOMENT_TYPE_FP32);
   response.set_exp_avg_sq_type(v1::MOMENT_TYPE_BF16);
   response.set_version(3);
@@ -69,6 +70,7 @@ TEST(TablesTest, Parameter) {
             "format      MXFP8\n"
             "element     E5M2\n"
             "gradient    BF16\n"
+            "master      BF16_REMAINDER\n"
             "exp_avg     FP32\n"
             "exp_avg_sq  BF16\n"
             "version     3\n"
@@ -82,6 +84,50 @@ TEST(TablesTest, ScalesThatAFormatHasNotAreDashes) {
   v1::DescribeParameterResponse response;
   response.add_extents()->set_device("cpu:0");
   EXPECT_NE(ParameterText(response).find("  -          -  "), std::string::npos) << ParameterText(response);
+}
+
+TEST(TablesTest, ScalesAreCountedOverAllExtents) {
+  v1::DescribeParameterResponse response;
+  response.set_scale(64);
+  for (int64_t count : {1, 2}) {
+    v1::ExtentDescription& extent = *response.add_extents();
+    extent.set_rows(2);
+    extent.set_columns(4);
+    extent.set_zero_count(count);
+    extent.add_scale_histogram()->set_count(1);
+    v1::ScaleCount& bucket = *extent.add_scale_histogram();
+    bucket.set_exponent(-7);
+    bucket.set_count(count);
+  }
+  const std::string text = ParameterText(response);
+  EXPECT_NE(text.find("\nscale       64\n"), std::string::npos) << text;
+  EXPECT_EQ(text.find("amax  "), std::string::npos) << text;
+  EXPECT_NE(text.find("  12.5 %  "), std::string::npos) << text;
+  EXPECT_NE(text.find("SCALES FROM  COUNT  SHARE\n"
+                      "     0, NaN      2   40 %\n"
+                      "       2^-7      3   60 %\n"),
+            std::string::npos)
+      << text;
+}
+
+TEST(TablesTest, Stats) {
+  v1::GetParameterStatsResponse response;
+  EXPECT_EQ(StatsText(response), "no parameters on this daemon\n");
+  v1::ParameterStats& stats = *response.add_parameters();
+  stats.set_parameter("w");
+  stats.set_unit("block");
+  stats.set_format(v1::FORMAT_NVFP4_2D);
+  stats.set_element_count(200);
+  stats.set_relative_error(0.09375);
+  stats.set_max_relative_error(1);
+  stats.set_amax(2.5);
+  stats.set_zero_count(30);
+  stats.set_saturated_count(1);
+  response.set_parameter_count(7);
+  EXPECT_EQ(StatsText(response),
+            "PARAMETER  UNIT   FORMAT    ELEMENTS  RELATIVE ERROR  MAX RELATIVE  AMAX  ZERO  SATURATED  NON-FINITE\n"
+            "w          block  NVFP4_2D       200         0.09375             1   2.5  15 %      0.5 %           0\n"
+            "1 of 7 parameters\n");
 }
 
 TEST(TablesTest, Memory) {

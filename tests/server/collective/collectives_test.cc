@@ -1,7 +1,9 @@
 // The contract of Collectives, for every engine and shape of world.
 #include "server/collective/collectives.h"
 
+#include <algorithm>
 #include <future>
+#include <limits>
 #include <map>
 #include <thread>
 #include <tuple>
@@ -180,6 +182,59 @@ TEST_P(CollectivesTest, ItsMemoryIsKnownBeforehand) {
   }
 }
 
+// The ranks that are the first of their daemons.
+bool IsFirst(const EngineWorld& world, int rank) {
+  int first = 0;
+  for (int count : world.shape().device_counts) {
+    if (rank == first) return true;
+    first += count;
+  }
+  return false;
+}
+
+TEST_P(CollectivesTest, MaxOverDaemonsIsTheLargestOfTheDaemons) {
+  constexpr int kValues = 5000;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  // Each daemon has the largest of some; infinity and -1 go through.
+  const auto value = [](int node, int i) {
+    if (i == 0) return node == 0 ? kInfinity : 1.0f;
+    if (i == 1) return -1.0f;
+    return static_cast<float>((i * 7 + node * 13) % 101) * 0.37f;
+  };
+  for (int64_t number : {0, 3, 8}) {
+    std::vector<std::vector<float>> values(world_.ranks());
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) -> absl::Status {
+      if (!IsFirst(world_, rank)) return absl::OkStatus();
+      for (int i = 0; i < kValues; ++i) values[rank].push_back(value(world_.node(rank), i));
+      return world_.engine(rank).MaxOverDaemons(number, absl::MakeSpan(values[rank]));
+    }),
+                Each(IsOk()));
+    std::vector<float> expected(kValues, -kInfinity);
+    for (int node = 0; node < world_.shape().nodes(); ++node) {
+      for (int i = 0; i < kValues; ++i) expected[i] = std::max(expected[i], value(node, i));
+    }
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      if (IsFirst(world_, rank)) EXPECT_EQ(values[rank], expected) << "rank " << rank;
+    }
+  }
+}
+
+TEST_P(CollectivesTest, ReductionsAndMaximaTakeTurns) {
+  const int slot = GradientSlotOf(world_);
+  world_.FillGradients(kPlain, slot, 2);
+  ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+    absl::Status status;
+    Accumulators accumulators = world_.MakeAccumulators(kPlain, rank, 3);
+    for (int i = 1; i <= 20; ++i) {
+      status.Update(world_.Reduce(2 * i, kPlain, slot, rank, /*overwrite=*/true, {}, accumulators));
+      std::vector<float> values = {static_cast<float>(i + rank)};
+      if (IsFirst(world_, rank)) status.Update(world_.engine(rank).MaxOverDaemons(2 * i + 1, absl::MakeSpan(values)));
+    }
+    return status;
+  }),
+              Each(IsOk()));
+}
+
 TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
   const absl::Status why = absl::AbortedError("rank 7 left");
   for (int rank = 0; rank < world_.ranks(); ++rank) {
@@ -198,6 +253,8 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
   }),
               Each(why));
   for (int rank = 0; rank < world_.ranks(); ++rank) EXPECT_EQ(world_.slots(rank), untouched);
+  std::vector<float> values = {1};
+  EXPECT_EQ(world_.engine(0).MaxOverDaemons(1, absl::MakeSpan(values)), why);
 }
 
 std::string ShapeName(const ::testing::TestParamInfo<WorldShape>& info) { return info.param.name; }
@@ -243,6 +300,40 @@ TEST_P(CollectivesBetweenDaemonsTest, AbortEndsACallThatWaitsForAnotherRank) {
   world_.engine(0).Abort(why);
   EXPECT_EQ(waiting.get(), why);
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_P(CollectivesBetweenDaemonsTest, MaximaOfAnotherCommandAreRefusedNamingBoth) {
+  const int second_daemon = world_.shape().device_counts[0];
+  EXPECT_THAT(
+      world_.OnAllRanks([&](int rank) {
+        std::vector<float> values = {1, 2};
+        const int64_t number = rank < second_daemon ? 4 : 5;
+        if (!IsFirst(world_, rank)) return absl::FailedPreconditionError("command 4 command 5 (node 0) (node 1)");
+        return world_.engine(rank).MaxOverDaemons(number, absl::MakeSpan(values));
+      }),
+      Each(StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("command 4"), HasSubstr("command 5"),
+                                                                 HasSubstr("(node 0)"), HasSubstr("(node 1)")))));
+}
+
+TEST_P(CollectivesBetweenDaemonsTest, AbortEndsAMaximumThatWaitsForAnotherDaemon) {
+  const absl::Status why = absl::AbortedError("the epoch ended");
+  const absl::Time start = absl::Now();
+  auto waiting = std::async(std::launch::async, [&] {
+    std::vector<float> values = {1};
+    return world_.engine(0).MaxOverDaemons(1, absl::MakeSpan(values));
+  });
+  world_.engine(0).Abort(why);
+  EXPECT_EQ(waiting.get(), why);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_P(CollectivesBetweenDaemonsTest, ADaemonThatGoesAwayEndsTheMaximumNamingIt) {
+  auto waiting = std::async(std::launch::async, [&] {
+    std::vector<float> values = {1};
+    return world_.engine(0).MaxOverDaemons(1, absl::MakeSpan(values));
+  });
+  for (int rank = 1; rank < world_.ranks(); ++rank) world_.DestroyEngine(rank);
+  EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank ")));
 }
 
 TEST_P(CollectivesBetweenDaemonsTest, ARankThatGoesAwayEndsTheCallNamingIt) {
@@ -350,6 +441,17 @@ TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
                                       HasSubstr("command 1 gather(mixed, forward, slot"))));
   // The first to give up names the rank; the other may see that one's connection close.
   EXPECT_THAT(statuses, Contains(StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 (node 1)"))));
+}
+
+TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
+  EngineWorld world(kAcross, absl::Milliseconds(300));
+  CONNECT_OR_SKIP(world);
+  std::vector<float> values = {1};
+  const absl::Status status = world.engine(0).MaxOverDaemons(9, absl::MakeSpan(values));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("commit, command 9"), HasSubstr("rank 2 (node 1) did not come in time"))));
+  EXPECT_EQ(world.engine(0).MaxOverDaemons(10, absl::MakeSpan(values)), status) << "the first error stays";
 }
 
 TEST(MeshCollectivesTest, TheFirstErrorStays) {

@@ -166,6 +166,13 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   return ConnectEngines(spec);
 }
 
+int EngineWorld::node(int rank) const {
+  int node = 0;
+  for (int first = shape_.device_counts[0]; rank >= first; first += shape_.device_counts[++node]) {
+  }
+  return node;
+}
+
 absl::Status EngineWorld::Connect() {
   if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
   std::vector<absl::StatusOr<std::vector<std::unique_ptr<Collectives>>>> engines(shape_.nodes());

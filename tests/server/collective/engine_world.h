@@ -59,6 +59,7 @@ class EngineWorld {
   const ModelSpec& model() const { return model_; }
   const Layout& layout() const { return layout_; }
   int ranks() const { return shape_.ranks(); }
+  int node(int rank) const;
   int group_rank(int rank) const { return rank % layout_.ranks(); }
   int group_start(int rank) const { return rank - group_rank(rank); }
 

@@ -109,6 +109,20 @@ TEST_F(AdminServiceTest, AParameterIsDescribedOrNotFound) {
   EXPECT_THAT(Describe("x", "p3"), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(AdminServiceTest, StatsAreLimitedAndTheLimitIsChecked) {
+  const auto stats = [&](const std::string& model, int limit) {
+    v1::GetParameterStatsRequest request;
+    request.set_model(model);
+    request.set_limit(limit);
+    return client_->Call(client_->admin(), &Stub::GetParameterStats, request);
+  };
+  EXPECT_THAT(stats("m", 0)->parameters(), SizeIs(15));
+  EXPECT_THAT(stats("m", 4)->parameters(), SizeIs(4));
+  EXPECT_EQ(stats("m", 4)->parameter_count(), 15);
+  EXPECT_THAT(stats("m", -1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("limit >= 0 expected, got -1")));
+  EXPECT_THAT(stats("x", 4), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(AdminServiceTest, SessionsAreListedAsTheyBegan) {
   EXPECT_THAT(ListSessions()->sessions(), IsEmpty());
   TestSession second(socket_dir());

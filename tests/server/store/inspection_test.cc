@@ -146,6 +146,11 @@ TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
   EXPECT_EQ(extent.relative_error(), 0);
   EXPECT_NEAR(extent.exp_avg_norm(), 0.3 * 8, 1e-5);
   EXPECT_NEAR(extent.exp_avg_sq_norm(), 0.09 * 8, 1e-5);
+  EXPECT_NEAR(extent.exp_avg_min(), 0.3, 1e-5);
+  EXPECT_NEAR(extent.exp_avg_sq_max(), 0.09, 1e-5);
+  EXPECT_EQ(extent.zero_count(), 0);
+  EXPECT_EQ(extent.saturated_count(), 0);
+  EXPECT_EQ(extent.columns(), 64);
 }
 
 TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
@@ -153,7 +158,8 @@ TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;  // is no E4M3 number
   EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
-  EXPECT_OK(model_->shards()[0]->EncodePlanes());
+  ScalingBook book(model_->spec());
+  EXPECT_OK(model_->shards()[0]->EncodePlanes(book));
   ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "a.w"));
   EXPECT_GT(described.extents(0).max_error(), 0);
   EXPECT_LT(described.extents(0).max_error(), 0.1);
@@ -164,6 +170,39 @@ TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
   EXPECT_LE(described.extents(1).scale_min(), described.extents(1).scale_max());
   ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse blocks, DescribeParameter(*model_, "b.v"));
   EXPECT_TRUE(blocks.extents(0).has_scale_max());
+}
+
+v1::GetParameterStatsResponse Stats(const Model& model, int64_t limit = 100) {
+  auto stats = ListParameterStats(model, limit, [] { return false; });
+  EXPECT_OK(stats);
+  return stats.ok() ? *std::move(stats) : v1::GetParameterStatsResponse();
+}
+
+TEST_F(InspectionTest, StatsComeWorstFirst) {
+  Shard& shard = *model_->shards()[0];
+  const ShardExtent& extent = *shard.Find(0, 0);
+  std::vector<float> values(extent.elements, 2.0f);
+  values[5] = 1.7f;
+  EXPECT_OK(shard.Write(extent, StateTensor::kMaster, values));
+  EXPECT_OK(shard.EncodePlanes(ScalingBook(model_->spec())));
+  const v1::GetParameterStatsResponse stats = Stats(*model_);
+  ASSERT_THAT(stats.parameters(), SizeIs(4));
+  EXPECT_EQ(stats.parameter_count(), 4);
+  EXPECT_EQ(stats.parameters(0).parameter(), "a.w");
+  EXPECT_EQ(stats.parameters(0).element_count(), 96 * 64) << "of all ranks";
+  EXPECT_GT(stats.parameters(0).relative_error(), 0);
+  EXPECT_NEAR(stats.parameters(0).max_relative_error(), 0.05 / 1.7, 0.02);
+  EXPECT_EQ(stats.parameters(0).amax(), 2);
+  EXPECT_EQ(stats.parameters(1).parameter(), "a.b") << "the others have no error: the order of the model";
+  EXPECT_EQ(stats.parameters(3).parameter(), "b.v");
+  EXPECT_THAT(Stats(*model_, 1).parameters(), SizeIs(1));
+  EXPECT_EQ(Stats(*model_, 1).parameter_count(), 4);
+}
+
+TEST_F(InspectionTest, StatsEndWhenTheirCallerIsGone) {
+  int asked = 0;
+  EXPECT_THAT(ListParameterStats(*model_, 10, [&] { return ++asked == 3; }), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(asked, 3);
 }
 
 TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
@@ -201,7 +240,7 @@ TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
   v1::VerifySummary before;
   Verify(&before);
   const Shard& shard = *model_->shards()[1];
-  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))->front().data() - shard.planes().data()] ^= 1;
+  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))->front().data.data() - shard.planes().data()] ^= 1;
   v1::VerifySummary summary;
   const auto extents = Verify(&summary);
   EXPECT_EQ(summary.mismatch_count(), 1);

@@ -25,6 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
+using Verdict = Sequence::Verdict;
 using Work = Sequence::Work;
 
 // Units of the model.
@@ -115,9 +116,19 @@ class SequenceTest : public testing::Test {
       sequence_->FinishSum(rank);
     }
   }
-  void RunVote(bool applies = true) {
+  void RunVote(Verdict verdict = Verdict::kApplies) {
     EXPECT_EQ(BeginPush(0), Work::kVote);
-    sequence_->FinishVote(applies);
+    sequence_->FinishVote(verdict);
+  }
+  // A commit that encodes, up to where amaxes are shared.
+  void RunUntilShared() {
+    SubmitAll(CommitCommand(1, 1));
+    RunSums();
+    RunVote(Verdict::kEncodes);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(BeginPush(rank), Work::kApply);
+      EXPECT_FALSE(sequence_->FinishApply(rank, now_));
+    }
   }
   void RunApplies() {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -434,10 +445,70 @@ TEST_F(SequenceTest, ACommitSumsThenVotesOnceThenApplies) {
   EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
   EXPECT_EQ(BeginPush(1), Work::kVote);
   EXPECT_EQ(BeginPush(0), std::nullopt) << "one vote is enough";
-  sequence_->FinishVote(true);
+  sequence_->FinishVote(Verdict::kApplies);
   RunApplies();
   EXPECT_FALSE(sequence_->CommitInFlight());
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+}
+
+TEST_F(SequenceTest, AmaxesAreSharedOnceWhenAllRanksHaveApplied) {
+  SubmitAll(CommitCommand(1, 1));
+  RunSums();
+  RunVote(Verdict::kEncodes);
+  EXPECT_EQ(BeginPush(0), Work::kApply);
+  EXPECT_EQ(BeginPush(1), Work::kApply);
+  EXPECT_FALSE(sequence_->FinishApply(1, now_));
+  EXPECT_EQ(BeginPush(1), std::nullopt) << "rank 0 is still applying";
+  EXPECT_FALSE(sequence_->FinishApply(0, now_));
+  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+  EXPECT_EQ(BeginPush(1), Work::kShareAmaxes);
+  EXPECT_EQ(BeginPush(0), std::nullopt) << "one is enough";
+  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  sequence_->FinishShareAmaxes();
+  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+}
+
+TEST_F(SequenceTest, ACommitThatEncodesIsAnsweredWhenAllRanksHave) {
+  RunUntilShared();
+  SubmitAll(GatherCommand(2, kA, 0));
+  EXPECT_EQ(BeginPush(0), Work::kShareAmaxes);
+  sequence_->FinishShareAmaxes();
+  EXPECT_EQ(BeginPush(0), Work::kEncode);
+  EXPECT_FALSE(sequence_->FinishEncode(0, now_));
+  EXPECT_EQ(BeginPush(0), std::nullopt);
+  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "the planes of rank 1 are of the version before";
+  EXPECT_TRUE(sequence_->CommitInFlight());
+  EXPECT_EQ(BeginPush(1), Work::kEncode);
+  EXPECT_TRUE(sequence_->FinishEncode(1, now_));
+  EXPECT_FALSE(sequence_->CommitInFlight());
+  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+}
+
+TEST_F(SequenceTest, TheCommitAfterOneThatEncodesBeginsAnew) {
+  RunUntilShared();
+  SubmitAll(CommitCommand(2, 2));
+  EXPECT_EQ(BeginPush(0), Work::kShareAmaxes);
+  sequence_->FinishShareAmaxes();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(BeginPush(rank), Work::kEncode);
+    EXPECT_EQ(sequence_->FinishEncode(rank, now_), rank == kRanks - 1);
+  }
+  RunCommit();
+  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+}
+
+TEST_F(SequenceTest, ADecidedCommitSharesAndEncodesAfterStop) {
+  RunUntilShared();
+  sequence_->Stop();
+  EXPECT_FALSE(sequence_->Quiet());
+  EXPECT_EQ(BeginPush(0), Work::kShareAmaxes);
+  sequence_->FinishShareAmaxes();
+  EXPECT_FALSE(sequence_->Quiet());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(BeginPush(rank), Work::kEncode);
+    EXPECT_EQ(sequence_->FinishEncode(rank, now_), rank == kRanks - 1);
+  }
+  EXPECT_TRUE(sequence_->Quiet());
 }
 
 TEST_F(SequenceTest, ACommitIsInFlightWhenAllRanksHaveSentIt) {
@@ -600,7 +671,7 @@ TEST_F(SequenceTest, AVoteUnderWayAtStopDecides) {
   EXPECT_EQ(BeginPush(0), Work::kVote);
   sequence_->Stop();
   EXPECT_FALSE(sequence_->Quiet());
-  sequence_->FinishVote(true);
+  sequence_->FinishVote(Verdict::kApplies);
   EXPECT_FALSE(sequence_->Quiet());
   RunApplies();
   EXPECT_TRUE(sequence_->Quiet());
@@ -609,7 +680,7 @@ TEST_F(SequenceTest, AVoteUnderWayAtStopDecides) {
 TEST_F(SequenceTest, ACommitThatWasGivenUpIsAppliedNowhere) {
   SubmitAll(CommitCommand(1, 1));
   RunSums();
-  RunVote(/*applies=*/false);
+  RunVote(Verdict::kGivenUp);
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
   sequence_->Stop();
   EXPECT_TRUE(sequence_->Quiet());

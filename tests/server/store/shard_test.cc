@@ -1,16 +1,22 @@
 #include "server/store/shard.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/delayed_scaling.h"
+#include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moment.h"
 #include "kernels/random/initial_values.h"
 #include "tests/process_counts.h"
 #include "tests/server/store/test_spec.h"
@@ -22,12 +28,59 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-// Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one.
+v1::ParameterSpec Normal(v1::ParameterSpec parameter, float standard_deviation) {
+  parameter.mutable_initial_value()->mutable_normal()->set_standard_deviation(standard_deviation);
+  return parameter;
+}
+
+// Moments and master of a parameter.
+v1::ParameterSpec Stored(v1::ParameterSpec parameter, v1::MomentType exp_avg, v1::MomentType exp_avg_sq,
+                         v1::MasterType master = v1::MASTER_TYPE_FP32) {
+  parameter.set_exp_avg_type(exp_avg);
+  parameter.set_exp_avg_sq_type(exp_avg_sq);
+  parameter.set_master_type(master);
+  return parameter;
+}
+
+v1::ParameterSpec Delayed(std::string name, std::vector<int64_t> shape, v1::AmaxAlgorithm algorithm, int history_length,
+                          int margin) {
+  v1::ParameterSpec parameter = MakeParameter(std::move(name), std::move(shape), v1::FORMAT_FP8_TENSOR_DELAYED);
+  parameter.mutable_delayed_scaling()->set_algorithm(algorithm);
+  parameter.mutable_delayed_scaling()->set_history_length(history_length);
+  parameter.mutable_delayed_scaling()->set_margin(margin);
+  return Normal(std::move(parameter), 0.1f);
+}
+
+// Every other format and state, large and small: names say what is special.
+v1::UnitSpec EveryFormat() {
+  v1::ParameterSpec e5m2 = Normal(MakeParameter("c.current.e5m2", {40, 50}, v1::FORMAT_FP8_TENSOR_CURRENT), 3);
+  e5m2.set_element(v1::ELEMENT_E5M2);
+  e5m2.set_power_of_two_scales(true);
+  v1::ParameterSpec recent = Delayed("c.recent", {129, 20}, v1::AMAX_ALGORITHM_MOST_RECENT, 5, 1);
+  recent.set_element(v1::ELEMENT_E5M2);
+  return MakeUnit("c", {Normal(MakeParameter("c.fp16", {37, 19}, v1::FORMAT_FP16), 1),
+                        Normal(MakeParameter("c.current", {61, 33}, v1::FORMAT_FP8_TENSOR_CURRENT), 1), e5m2,
+                        Normal(MakeParameter("c.current.small", {7, 9}, v1::FORMAT_FP8_TENSOR_CURRENT), 1),
+                        Delayed("c.delayed", {61, 33}, v1::AMAX_ALGORITHM_MAX, 2, 0), recent,
+                        Delayed("c.delayed.small", {3, 5}, v1::AMAX_ALGORITHM_MAX, 1024, 0),
+                        Stored(Normal(MakeParameter("c.mx2d", {100, 70}, v1::FORMAT_MXFP8_2D), 1), v1::MOMENT_TYPE_FP16,
+                               v1::MOMENT_TYPE_FP8),
+                        Normal(MakeParameter("c.nvfp4", {100, 39}, v1::FORMAT_NVFP4_2D), 1),
+                        Stored(Normal(MakeParameter("c.nvfp4.small", {3, 5}, v1::FORMAT_NVFP4_2D), 1),
+                               v1::MOMENT_TYPE_FP8, v1::MOMENT_TYPE_FP8),
+                        Stored(Normal(MakeParameter("c.remainder", {45, 130}, v1::FORMAT_BF16), 1), v1::MOMENT_TYPE_FP8,
+                               v1::MOMENT_TYPE_FP16, v1::MASTER_TYPE_BF16_REMAINDER),
+                        Stored(Normal(MakeParameter("c.remainder.small", {5, 3}, v1::FORMAT_BF16), 1),
+                               v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, v1::MASTER_TYPE_BF16_REMAINDER)});
+}
+
+// Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one; and the rest.
 v1::ModelSpec TestSpec() {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {MakeParameter("a.w", {300, 70}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
             MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
-                           MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)})});
+                           MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
+            EveryFormat()});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(0.5);
@@ -36,9 +89,7 @@ v1::ModelSpec TestSpec() {
   uniform.set_low(-2);
   uniform.set_high(3);
   v1::ParameterSpec& other = *spec.mutable_units(1)->mutable_parameters(1);
-  other.mutable_initial_value()->mutable_normal()->set_standard_deviation(2);
-  other.set_exp_avg_type(v1::MOMENT_TYPE_BF16);
-  other.set_exp_avg_sq_type(v1::MOMENT_TYPE_BF16);
+  other = Stored(Normal(other, 2), v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_BF16);
   other.set_group(1);
   spec.add_groups();
   v1::ParameterGroup& group = *spec.add_groups();
@@ -52,34 +103,54 @@ const StepParameters kStep{
                {.learning_rate = 0.3f, .beta1 = 0.8f, .beta2 = 0.99f, .epsilon = 1e-6f, .weight_decay = 0.1f}},
     .gradient_scale = 0.25f};
 
-void Append(std::vector<uint8_t>& bytes, const HostView& more) {
-  bytes.insert(bytes.end(), more.bytes().begin(), more.bytes().end());
-}
-
 const std::unique_ptr<ComputeDevice> kDevice = MakeCpuDevice(0);
+
+using Bytes = std::vector<uint8_t>;
+
+void Append(Bytes& bytes, const HostView& more) { bytes.insert(bytes.end(), more.bytes().begin(), more.bytes().end()); }
+
+// Tensors that are stored in parts: those of every extent follow those of the extent before.
+void Append(std::vector<Bytes>& parts, const std::vector<HostView>& more) {
+  parts.resize(more.size());
+  for (size_t i = 0; i < more.size(); ++i) Append(parts[i], more[i]);
+}
 
 // One parameter's state in one piece.
 struct WholeState {
-  std::vector<uint8_t> master, exp_avg, exp_avg_sq;
-  std::vector<std::vector<uint8_t>> planes;  // row data, row scales, column data, column scales
+  std::vector<Bytes> master, exp_avg, exp_avg_sq;
+  std::vector<Bytes> planes;  // data, scales, amax of the row-wise one; of the column-wise one
 
   bool operator==(const WholeState&) const = default;
 };
 
-// A model in memory, cut over some ranks.
+// What belongs to the whole tensor lies at every extent.
+void AppendOnce(Bytes& bytes, const HostView& same) {
+  if (bytes.empty()) Append(bytes, same);
+  EXPECT_TRUE(same.bytes() == bytes) << "extents differ";
+}
+
+// A model in memory, cut over the ranks of some daemons.
 class ShardedModel {
  public:
-  explicit ShardedModel(int ranks) : spec_(Parse(TestSpec())), layout_(spec_, ranks) {
+  explicit ShardedModel(int ranks, int daemons = 1)
+      : spec_(Parse(TestSpec())), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
+    for (int daemon = 0; daemon < daemons; ++daemon) books_.push_back(std::make_unique<ScalingBook>(spec_));
     for (int rank = 0; rank < ranks; ++rank) {
       absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec_, layout_, rank, kDevice.get());
       EXPECT_OK(shard);
       shards_.push_back(*std::move(shard));
     }
+    // As at creation: every daemon for itself. Then as an epoch starts.
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(shards_[rank]->MeasureAmaxes(BookOf(rank)));
+    for (const auto& book : books_) book->Settle(book->Offer());
+    Encode();
+    BeginEpoch();
   }
 
   const ModelSpec& spec() const { return spec_; }
   const Layout& layout() const { return layout_; }
   std::vector<std::unique_ptr<Shard>>& shards() { return shards_; }
+  int units() const { return static_cast<int>(spec_.units.size()); }
 
   // The rows of all ranks, one rank's after the other's: what a whole tensor's encoding gives.
   WholeState Whole(int unit, int parameter) const {
@@ -90,13 +161,29 @@ class ShardedModel {
       Append(whole.master, *shard->Stored(*extent, StateTensor::kMaster));
       Append(whole.exp_avg, *shard->Stored(*extent, StateTensor::kExpAvg));
       Append(whole.exp_avg_sq, *shard->Stored(*extent, StateTensor::kExpAvgSq));
-      const std::vector<HostView> planes = *shard->PlaneBytes(*extent);
-      whole.planes.resize(planes.size());
-      for (size_t i = 0; i < planes.size(); ++i) Append(whole.planes[i], planes[i]);
+      const std::vector<PlaneViews> planes = *shard->PlaneBytes(*extent);
+      const Format format = shard->Spec(*extent).encoding.format;
+      const bool one_scale = NeedsAmax(format) && format != Format::kNVFP4_2D;
+      whole.planes.resize(3 * planes.size());
+      for (size_t i = 0; i < planes.size(); ++i) {
+        Append(whole.planes[3 * i], planes[i].data);
+        one_scale ? AppendOnce(whole.planes[3 * i + 1], planes[i].scales)
+                  : Append(whole.planes[3 * i + 1], planes[i].scales);
+        AppendOnce(whole.planes[3 * i + 2], planes[i].amax);
+      }
     }
     return whole;
   }
-  std::vector<WholeState> Whole() const { return {Whole(0, 0), Whole(0, 1), Whole(1, 0), Whole(1, 1)}; }
+  // In the order of the model.
+  std::vector<WholeState> Whole() const {
+    std::vector<WholeState> whole;
+    for (int unit = 0; unit < units(); ++unit) {
+      for (size_t i = 0; i < spec_.units[unit].parameters.size(); ++i) {
+        whole.push_back(Whole(unit, static_cast<int>(i)));
+      }
+    }
+    return whole;
+  }
 
   // Adds the owned rows of a whole gradient, as a push does.
   void Push(int unit, const std::vector<std::vector<float>>& gradients, const std::vector<int>& absent = {}) {
@@ -113,13 +200,37 @@ class ShardedModel {
       }
     }
   }
-  void Step(const StepParameters& step = kStep) {
-    for (const auto& shard : shards_) EXPECT_OK(shard->Step(step));
+  // A commit. `informed` daemons learn the others' amaxes.
+  void Step(int informed = 1000) {
+    for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->Step(kStep, BookOf(rank)));
+    Share(informed);
+    for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->EncodeAfterAmax(BookOf(rank)));
   }
+  // What the start of an epoch does to planes.
+  void BeginEpoch() {
+    for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->MeasureAmaxes(BookOf(rank)));
+    Share();
+    Encode();
+  }
+  void Encode() {
+    for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->EncodePlanes(BookOf(rank)));
+  }
+  ScalingBook& BookOf(size_t rank) { return *books_[rank / ranks_per_daemon_]; }
 
  private:
+  void Share(size_t informed = 1000) {
+    std::vector<float> largest = books_[0]->Offer();
+    for (const auto& book : books_) {
+      const std::vector<float> offer = book->Offer();
+      for (size_t i = 0; i < offer.size(); ++i) largest[i] = std::max(largest[i], offer[i]);
+    }
+    for (size_t i = 0; i < std::min(informed, books_.size()); ++i) books_[i]->Settle(largest);
+  }
+
   const ModelSpec spec_;
   const Layout layout_;
+  const size_t ranks_per_daemon_;
+  std::vector<std::unique_ptr<ScalingBook>> books_;
   std::vector<std::unique_ptr<Shard>> shards_;
 };
 
@@ -138,18 +249,30 @@ std::vector<std::vector<float>> RandomGradients(const ModelSpec& spec, int unit,
 class Reference {
  public:
   Reference(const ModelSpec& spec, int unit, int parameter, int64_t index)
-      : spec_(spec.units[unit].parameters[parameter]), group_(spec.groups[spec_.group]) {
+      : spec_(spec.units[unit].parameters[parameter]),
+        group_(spec.groups[spec_.group]),
+        delayed_(spec_.delayed_scaling, spec_.encoding.element == ElementType::kE5M2 ? 57344.0f : 448.0f) {
     const int64_t elements = spec_.rows * spec_.columns;
-    state_.master.resize(elements * sizeof(float));
-    state_.exp_avg.resize(elements * MomentBytes(spec_.exp_avg_type));
-    state_.exp_avg_sq.resize(elements * MomentBytes(spec_.exp_avg_sq_type));
-    FillInitialValues(spec_.initial_value, spec.seed, index, 0, elements, master());
     for (const Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
       if (plane == Plane::kColumnWise && !HasColumnPlane(spec_.encoding.format)) continue;
       state_.planes.emplace_back(DataBytes(spec_.encoding, spec_.rows, spec_.columns));
       state_.planes.emplace_back(ScaleBytes(spec_.encoding, plane, spec_.rows, spec_.columns));
+      state_.planes.emplace_back(plane == Plane::kRowWise ? AmaxBytes(spec_.encoding.format) : 0);
     }
-    EncodePlanes(spec_.encoding, master(), spec_.rows, spec_.columns, PlaneAt(0), PlaneAt(2));
+    std::vector<float> master(elements);
+    FillInitialValues(spec_.initial_value, spec.seed, index, 0, elements, master.data());
+    state_.exp_avg = Moment(spec_.exp_avg_type);
+    state_.exp_avg_sq = Moment(spec_.exp_avg_sq_type);
+    if (has_remainder()) {
+      state_.master = {Bytes(2 * elements), Bytes(2 * elements)};
+      SplitMasters(master.data(), elements, state_.planes[0].data(), remainder());
+    } else {
+      state_.master = {Bytes(4 * elements)};
+      std::memcpy(state_.master[0].data(), master.data(), 4 * elements);
+      delayed_.Update(Amax(master.data(), elements));
+      Encode({.amax = Amax(master.data(), elements), .scale = delayed_.scale()});
+    }
+    Finish();
   }
 
   void Step(const std::vector<float>& gradient, const StepParameters& parameters = kStep) {
@@ -164,52 +287,119 @@ class Reference {
                         .bias_correction1 = group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
                         .bias_correction2 = group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f,
                         .gradient_scale = parameters.gradient_scale};
-    const AdamState state{.master = master(),
-                          .exp_avg = {.data = state_.exp_avg.data(), .type = spec_.exp_avg_type},
-                          .exp_avg_sq = {.data = state_.exp_avg_sq.data(), .type = spec_.exp_avg_sq_type}};
-    FusedAdam(step, gradient.data(), state, spec_.rows, spec_.columns, spec_.encoding, PlaneAt(0), PlaneAt(2));
+    const AdamState state{.master = has_remainder() ? nullptr : master(),
+                          .remainder = has_remainder() ? remainder() : nullptr,
+                          .exp_avg = ViewOf(state_.exp_avg, spec_.exp_avg_type),
+                          .exp_avg_sq = ViewOf(state_.exp_avg_sq, spec_.exp_avg_sq_type)};
+    const float amax = FusedAdam(step, gradient.data(), state, spec_.rows, spec_.columns, spec_.encoding, PlaneAt(0),
+                                 PlaneAt(3), {.scale = delayed_.scale()});
+    delayed_.Update(amax);
+    if (EncodesAfterAmax(spec_.encoding.format)) Encode({.amax = amax});
+    Finish();
   }
 
   const WholeState& state() const { return state_; }
+  const std::string& name() const { return spec_.name; }
 
  private:
-  float* master() { return reinterpret_cast<float*>(state_.master.data()); }
+  bool has_remainder() const { return spec_.master_type == MasterType::kBF16Remainder; }
+  float* master() { return reinterpret_cast<float*>(state_.master[0].data()); }
+  int16_t* remainder() { return reinterpret_cast<int16_t*>(state_.master[1].data()); }
+  std::vector<Bytes> Moment(MomentType type) const {
+    std::vector<Bytes> parts = {Bytes(spec_.rows * spec_.columns * MomentBytes(type))};
+    if (HasMomentScales(type)) parts.emplace_back(4 * MomentScaleCount(type, spec_.rows, spec_.columns));
+    return parts;
+  }
+  static MutableMoment ViewOf(std::vector<Bytes>& parts, MomentType type) {
+    return {.data = parts[0].data(),
+            .scales = parts.size() > 1 ? reinterpret_cast<float*>(parts[1].data()) : nullptr,
+            .type = type};
+  }
   MutablePlane PlaneAt(size_t first) {
     if (first >= state_.planes.size()) return {};
-    return {.data = state_.planes[first].data(), .scales = state_.planes[first + 1].data()};
+    return {.data = state_.planes[first].data(),
+            .scales = state_.planes[first + 1].data(),
+            .amax = state_.planes[first + 2].empty() ? nullptr : state_.planes[first + 2].data()};
+  }
+  void Encode(const TensorScaling& scaling) {
+    EncodePlanes(spec_.encoding, master(), spec_.rows, spec_.columns, PlaneAt(0), PlaneAt(3), scaling);
+  }
+  // The upper half of such a master is the plane.
+  void Finish() {
+    if (has_remainder()) state_.master[0] = state_.planes[0];
   }
 
   const ParameterSpec& spec_;
   const ParameterGroup& group_;
+  DelayedScaling delayed_;
   WholeState state_;
   int64_t step_ = 0;
 };
 
 std::vector<Reference> References(const ModelSpec& spec) {
-  return {Reference(spec, 0, 0, 0), Reference(spec, 0, 1, 1), Reference(spec, 1, 0, 2), Reference(spec, 1, 1, 3)};
+  std::vector<Reference> references;
+  for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+    for (int i = 0; i < static_cast<int>(spec.units[unit].parameters.size()); ++i) {
+      references.emplace_back(spec, unit, i, static_cast<int64_t>(references.size()));
+    }
+  }
+  return references;
 }
 
-class ShardingTest : public testing::TestWithParam<int> {
+struct Cut {
+  int ranks;
+  int daemons;
+};
+
+class ShardingTest : public testing::TestWithParam<Cut> {
  protected:
   void ExpectEqual(const std::vector<Reference>& references) {
     const std::vector<WholeState> whole = model_.Whole();
     for (size_t i = 0; i < references.size(); ++i) {
       // No container in the message: it would print thousands of bytes.
-      EXPECT_TRUE(whole[i] == references[i].state()) << "parameter " << i;
+      EXPECT_TRUE(whole[i].master == references[i].state().master) << references[i].name();
+      EXPECT_TRUE(whole[i].exp_avg == references[i].state().exp_avg) << references[i].name();
+      EXPECT_TRUE(whole[i].exp_avg_sq == references[i].state().exp_avg_sq) << references[i].name();
+      EXPECT_TRUE(whole[i].planes == references[i].state().planes) << references[i].name();
+    }
+    for (const auto& shard : model_.shards()) {
+      for (const ShardExtent& extent : shard->extents()) {
+        EXPECT_TRUE(*shard->PlanesMatch(extent)) << shard->Spec(extent).name;
+      }
+    }
+  }
+  // Pushes the gradients of all units, without the parameters of the last one that `absent` names; then takes them to the
+  // references.
+  void PushAll(uint32_t seed, const std::vector<int>& absent = {}) {
+    size_t index = 0;
+    for (int unit = 0; unit < model_.units(); ++unit) {
+      const auto gradients = RandomGradients(model_.spec(), unit, 10 * seed + static_cast<uint32_t>(unit));
+      const bool is_last = unit + 1 == model_.units();
+      model_.Push(unit, gradients, is_last ? absent : std::vector<int>{});
+      for (int i = 0; i < static_cast<int>(gradients.size()); ++i, ++index) {
+        const bool is_absent = is_last && std::find(absent.begin(), absent.end(), i) != absent.end();
+        if (!is_absent) references_[index].Step(gradients[i]);
+      }
     }
   }
 
-  ShardedModel model_{GetParam()};
+  ShardedModel model_{GetParam().ranks, GetParam().daemons};
   std::vector<Reference> references_ = References(model_.spec());
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ShardingTest, testing::Range(1, 6));
+INSTANTIATE_TEST_SUITE_P(Cuts, ShardingTest,
+                         testing::Values(Cut{1, 1}, Cut{2, 1}, Cut{3, 1}, Cut{4, 1}, Cut{5, 1}, Cut{6, 1}, Cut{7, 1},
+                                         Cut{8, 1}, Cut{2, 2}, Cut{6, 2}, Cut{8, 4}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.ranks, "Ranks", info.param.daemons, "Daemons");
+                         });
 
 TEST_P(ShardingTest, InitialStateDoesNotDependOnTheCut) { ExpectEqual(references_); }
 
 TEST_P(ShardingTest, EveryRowHasOneOwner) {
-  for (int unit = 0; unit < 2; ++unit) {
-    for (int parameter = 0; parameter < 2; ++parameter) {
+  for (int unit = 0; unit < model_.units(); ++unit) {
+    const int parameters = static_cast<int>(model_.spec().units[unit].parameters.size());
+    for (int parameter = 0; parameter < parameters; ++parameter) {
       int64_t next = 0;
       for (const auto& shard : model_.shards()) {
         const ShardExtent* extent = shard->Find(unit, parameter);
@@ -225,12 +415,47 @@ TEST_P(ShardingTest, EveryRowHasOneOwner) {
 }
 
 TEST_P(ShardingTest, AStepIsTheKernelsStepOfTheWholeTensor) {
-  for (uint32_t step = 0; step < 3; ++step) {
-    for (int unit = 0; unit < 2; ++unit) {
-      const auto gradients = RandomGradients(model_.spec(), unit, 10 * step + static_cast<uint32_t>(unit));
-      model_.Push(unit, gradients);
-      for (int parameter = 0; parameter < 2; ++parameter) references_[2 * unit + parameter].Step(gradients[parameter]);
-    }
+  for (uint32_t step = 0; step < 4; ++step) {
+    PushAll(step);
+    model_.Step();
+    ExpectEqual(references_);
+  }
+}
+
+// Histories of amaxes too: their scales are those of a run without any of it.
+TEST_P(ShardingTest, SkippedStepsAbsentGradientsAndNewEpochsChangeNoBit) {
+  PushAll(1);
+  model_.Step();
+  model_.BeginEpoch();
+  ExpectEqual(references_);
+  model_.Push(2, RandomGradients(model_.spec(), 2, 77));
+  for (const auto& shard : model_.shards()) shard->DropGradients();
+  PushAll(2, {1, 4, 6, 8, 10});
+  model_.Step();
+  ExpectEqual(references_);
+  model_.Encode();
+  ExpectEqual(references_);
+  PushAll(3);
+  model_.Step();
+  PushAll(4, {5});
+  model_.Step();
+  model_.BeginEpoch();
+  model_.BeginEpoch();
+  ExpectEqual(references_);
+  PushAll(5);
+  model_.Step();
+  ExpectEqual(references_);
+}
+
+// A daemon is lost between the step and the exchange: some have settled, some have not.
+TEST_P(ShardingTest, AmaxesThatWereNotSharedAreSharedByTheNextEpoch) {
+  for (int informed : {0, 1, 3}) {
+    SCOPED_TRACE(absl::StrCat(informed, " informed"));
+    PushAll(10 + static_cast<uint32_t>(informed), {3, 6});
+    model_.Step(informed);
+    model_.BeginEpoch();
+    ExpectEqual(references_);
+    PushAll(20 + static_cast<uint32_t>(informed));
     model_.Step();
     ExpectEqual(references_);
   }
@@ -265,7 +490,7 @@ TEST_P(ShardingTest, AnAbsentGradientLeavesItsParameterAlone) {
   ExpectEqual(references_);
   for (const auto& shard : model_.shards()) {
     for (const ShardExtent& extent : shard->extents()) {
-      EXPECT_EQ(extent.step, extent.unit == 1 ? 0 : 2 - extent.parameter);
+      EXPECT_EQ(extent.step, extent.unit != 0 ? 0 : 2 - extent.parameter);
     }
   }
 }
@@ -306,20 +531,75 @@ TEST_P(ShardingTest, NonFiniteGradientsAreCounted) {
   EXPECT_EQ(non_finite, 3);
 }
 
+// A device that counts what is allocated on it.
+class CountingDevice final : public ComputeDevice {
+ public:
+  CountingDevice() : ComputeDevice({.kind = DeviceKind::kCpu, .index = 0}) {}
+
+  std::map<std::string, int64_t> bytes;
+
+  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
+    bytes[name] += size_bytes;
+    return kDevice->Allocate(name, size_bytes, sharing);
+  }
+  int64_t AvailableBytes() const override { return kDevice->AvailableBytes(); }
+  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
+    return kDevice->OpenHostMemory(page);
+  }
+  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
+    return kDevice->Read(data, size_bytes);
+  }
+  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
+    return kDevice->Write(data, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
+    return kDevice->MakeArithmetic(std::move(tensors));
+  }
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return kDevice->MakeQueue(); }
+};
+
 TEST_P(ShardingTest, SizesAreKnownBeforehand) {
-  for (int rank = 0; rank < GetParam(); ++rank) {
-    Shard& shard = *model_.shards()[rank];
+  for (int rank = 0; rank < GetParam().ranks; ++rank) {
     const ShardBytes bytes = Shard::SizeOf(model_.spec(), model_.layout(), rank);
-    EXPECT_EQ(bytes.Total(), shard.bytes().Total());
-    EXPECT_EQ(bytes.Total(), bytes.master + bytes.exp_avg + bytes.exp_avg_sq + bytes.gradients + bytes.planes);
-    EXPECT_EQ(bytes.planes, shard.planes().size_bytes());
-    int64_t elements = 0;
-    for (const ShardExtent& extent : shard.extents()) elements += extent.elements;
-    const int64_t padding = 64 * static_cast<int64_t>(shard.extents().size());
-    EXPECT_GE(bytes.master, 4 * elements);
-    EXPECT_LE(bytes.master, 4 * elements + padding);
-    EXPECT_EQ(bytes.gradients, bytes.master);
-    EXPECT_LE(bytes.exp_avg, bytes.master);
+    CountingDevice device;
+    ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(model_.spec(), model_.layout(), rank, &device));
+    EXPECT_EQ(device.bytes["paramshard-master"], bytes.master);
+    EXPECT_EQ(device.bytes["paramshard-exp-avg"], bytes.exp_avg);
+    EXPECT_EQ(device.bytes["paramshard-exp-avg-sq"], bytes.exp_avg_sq);
+    EXPECT_EQ(device.bytes["paramshard-gradients"], bytes.gradients);
+    EXPECT_EQ(device.bytes["paramshard-planes"], bytes.planes);
+    int64_t total = 0;
+    for (const auto& [name, size] : device.bytes) total += size;
+    EXPECT_EQ(bytes.Total(), total);
+    EXPECT_EQ(shard->bytes().Total(), total);
+  }
+}
+
+// By the letter of the states' definitions.
+TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
+  for (const auto& shard : model_.shards()) {
+    for (const ShardExtent& extent : shard->extents()) {
+      const ParameterSpec& spec = shard->Spec(extent);
+      const auto moment = [&](MomentType type) -> int64_t {
+        const int64_t scales = 4 * extent.rows.size() * ((spec.columns + 127) / 128);
+        if (type == MomentType::kFP32) return 4 * extent.elements;
+        if (type == MomentType::kBF16) return 2 * extent.elements;
+        return (type == MomentType::kFP16 ? 2 : 1) * extent.elements + scales;
+      };
+      const auto stored = [&](StateTensor tensor) {
+        int64_t bytes = 0;
+        const std::vector<HostView> parts = *shard->Stored(extent, tensor);
+        for (const HostView& part : parts) bytes += static_cast<int64_t>(part.size());
+        return bytes;
+      };
+      EXPECT_EQ(stored(StateTensor::kMaster), 4 * extent.elements);
+      EXPECT_EQ(stored(StateTensor::kExpAvg), moment(spec.exp_avg_type));
+      EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(spec.exp_avg_sq_type));
+      const int64_t master = (spec.master_type == MasterType::kFP32 ? 4 : 2) * extent.elements;
+      const int64_t sum = master + 4 * extent.elements + moment(spec.exp_avg_type) + moment(spec.exp_avg_sq_type);
+      EXPECT_GE(shard->OptimizerSize(extent), sum);
+      EXPECT_LT(shard->OptimizerSize(extent), sum + 2 * 64) << "scales begin at cache lines";
+    }
   }
 }
 
@@ -350,7 +630,7 @@ TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
 TEST_F(ShardTest, ExtentsBeginAtCacheLines) {
   for (const ShardExtent& extent : shard().extents()) {
     for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
-      EXPECT_EQ(reinterpret_cast<uintptr_t>(shard().Stored(extent, tensor)->data()) % 64, 0u);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(shard().Stored(extent, tensor)->back().data()) % 64, 0u);
     }
   }
 }
@@ -393,22 +673,31 @@ TEST_F(ShardTest, EveryStepCountsTheVersion) {
 
 TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
   ASSERT_TRUE(*shard().PlanesMatch(extent()));
-  const std::vector<HostView> spans = *shard().PlaneBytes(extent());
-  ASSERT_EQ(spans.size(), 4u);
-  for (const HostView& span : spans) {
-    for (uint8_t* byte : {Served(span), Served(span) + span.size() - 1}) {
-      *byte ^= 0x10;
-      EXPECT_FALSE(*shard().PlanesMatch(extent()));
-      *byte ^= 0x10;
-      EXPECT_TRUE(*shard().PlanesMatch(extent()));
+  ASSERT_EQ(shard().PlaneBytes(extent())->size(), 2u);
+  int flipped = 0;
+  for (const ShardExtent& extent : shard().extents()) {
+    if (shard().Spec(extent).master_type == MasterType::kBF16Remainder) continue;
+    const std::vector<PlaneViews> planes = *shard().PlaneBytes(extent);
+    for (const PlaneViews& plane : planes) {
+      for (const HostView* span : {&plane.data, &plane.scales, &plane.amax}) {
+        if (span->size() == 0) continue;
+        for (uint8_t* byte : {Served(span->bytes()), Served(span->bytes()) + span->size() - 1}) {
+          *byte ^= 0x10;
+          EXPECT_FALSE(*shard().PlanesMatch(extent)) << shard().Spec(extent).name;
+          *byte ^= 0x10;
+          EXPECT_TRUE(*shard().PlanesMatch(extent));
+          ++flipped;
+        }
+      }
     }
   }
+  EXPECT_GT(flipped, 40);
 }
 
 TEST_F(ShardTest, EncodingAnewRepairsPlanes) {
   std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
   EXPECT_FALSE(*shard().PlanesMatch(extent()));
-  EXPECT_OK(shard().EncodePlanes());
+  EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
   for (const ShardExtent& each : shard().extents()) EXPECT_TRUE(*shard().PlanesMatch(each));
 }
 
@@ -418,10 +707,10 @@ TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     EXPECT_OK(shard().Write(extent(), tensor, values));
     EXPECT_EQ(*shard().Read(extent(), tensor), values);
-    EXPECT_EQ(shard().Stored(extent(), tensor)->size(), values.size() * sizeof(float));
+    EXPECT_EQ(shard().Stored(extent(), tensor)->front().size(), values.size() * sizeof(float));
   }
   EXPECT_FALSE(*shard().PlanesMatch(extent())) << "planes are the caller's to encode";
-  EXPECT_OK(shard().EncodePlanes());
+  EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
   EXPECT_TRUE(*shard().PlanesMatch(extent()));
   shard().SetStep(extent(), 41);
   EXPECT_EQ(extent().step, 41);
@@ -443,7 +732,29 @@ TEST_F(ShardTest, Bf16MomentsAreRoundedWhenWritten) {
   std::vector<float> values(halves.elements, 1.0f + 1.0f / 1024);
   EXPECT_OK(shard().Write(halves, StateTensor::kExpAvg, values));
   EXPECT_THAT(*shard().Read(halves, StateTensor::kExpAvg), Each(DecodeBFloat16(EncodeBFloat16(values[0]))));
-  EXPECT_EQ(shard().Stored(halves, StateTensor::kExpAvg)->size(), values.size() * 2);
+  EXPECT_EQ(shard().Stored(halves, StateTensor::kExpAvg)->front().size(), values.size() * 2);
+}
+
+// An import into a master with a remainder gives every bit back.
+TEST_F(ShardTest, AMasterWithRemainderIsExact) {
+  const ShardExtent& split = *shard().Find(2, 10);
+  ASSERT_EQ(shard().Spec(split).master_type, MasterType::kBF16Remainder);
+  const std::vector<float> values = RandomGradients(model_.spec(), 2, 5)[10];
+  const std::vector<float> rows(values.begin(), values.begin() + split.elements);
+  EXPECT_OK(shard().Write(split, StateTensor::kMaster, rows));
+  EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), rows);
+  EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
+  EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), rows) << "the plane is a part of the master";
+}
+
+TEST_F(ShardTest, BlockMomentsAreStoredWithTheirScales) {
+  const ShardExtent& blocks = *shard().Find(2, 10);
+  std::vector<float> values(blocks.elements, 3.0f);
+  values[5] = -6.0f;
+  EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvg, values));
+  EXPECT_THAT(*shard().Read(blocks, StateTensor::kExpAvg), testing::Pointwise(testing::FloatNear(1e-6f), values));
+  EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvgSq, std::vector<float>(blocks.elements, 4.0f)));
+  EXPECT_THAT(*shard().Read(blocks, StateTensor::kExpAvgSq), Each(testing::FloatNear(4.0f, 1e-6f)));
 }
 
 TEST_F(ShardTest, AReaderSeesOneVersion) {
@@ -487,7 +798,8 @@ TEST(ShardMemoryTest, ARankMayOwnNothing) {
   EXPECT_TRUE(shard->extents().empty());
   EXPECT_EQ(shard->Find(0, 0), nullptr);
   EXPECT_EQ(shard->SumGradients()->sum, 0);
-  EXPECT_OK(shard->Step({.groups = {{}}, .gradient_scale = 1}));
+  ScalingBook book(spec);
+  EXPECT_OK(shard->Step({.groups = {{}}, .gradient_scale = 1}, book));
 }
 
 }  // namespace

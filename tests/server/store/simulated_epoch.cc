@@ -36,7 +36,7 @@ SimulatedEpoch::SimulatedEpoch(const ModelSpec* spec, const Layout* layout, cons
     trainer.released_words.resize(layout_.slot_bytes().size(), 0);
     trainer.filled_words.resize(drained_.size(), 0);
   }
-  for (Rank& rank : ranks_) rank.applied = commit_number;
+  for (Rank& rank : ranks_) rank.applied = rank.encoded = commit_number;
   WriteProgram(size.commands, commit_number);
 }
 
@@ -202,7 +202,8 @@ void SimulatedEpoch::BeginGather(int rank) {
     for (const Trainer& trainer : trainers_) EXPECT_TRUE(trainer.released.contains(before)) << "slot still used";
   }
   EXPECT_NE(state.work, Work::kApply);
-  EXPECT_EQ(state.applied, CommitBefore(number)) << "planes of another version";
+  EXPECT_NE(state.work, Work::kEncode);
+  EXPECT_EQ(state.encoded, CommitBefore(number)) << "planes of another version";
   state.gather = *command;
 }
 
@@ -228,7 +229,7 @@ void SimulatedEpoch::BeginPush(int rank) {
       EXPECT_TRUE(ranks_[rank].reduced.contains(before));
     }
   }
-  EXPECT_TRUE(!stopped_ || work->work == Work::kApply) << "begun after Stop";
+  EXPECT_TRUE(!stopped_ || vote_ == Vote::kApplies) << "begun after Stop";
   switch (work->work) {
     case Work::kReduce:
       CheckReduce(rank, command);
@@ -242,6 +243,13 @@ void SimulatedEpoch::BeginPush(int rank) {
       break;
     case Work::kApply:
       CheckApply(rank, command);
+      break;
+    case Work::kShareAmaxes:
+      CheckShareAmaxes(command);
+      amaxes_ = Amaxes::kSharing;
+      break;
+    case Work::kEncode:
+      CheckEncode(rank, command);
       break;
   }
   ranks_[rank].work = work->work;
@@ -289,6 +297,20 @@ void SimulatedEpoch::CheckApply(int rank, const v1::Command& command) const {
   }
 }
 
+void SimulatedEpoch::CheckShareAmaxes(const v1::Command& command) const {
+  EXPECT_EQ(vote_, Vote::kApplies);
+  EXPECT_EQ(amaxes_, Amaxes::kNeeded);
+  for (const Rank& rank : ranks_)
+    EXPECT_EQ(rank.applied, command.commit().commit_number()) << "shared before all applied";
+}
+
+void SimulatedEpoch::CheckEncode(int rank, const v1::Command& command) const {
+  EXPECT_EQ(amaxes_, Amaxes::kShared);
+  EXPECT_EQ(ranks_[rank].applied, command.commit().commit_number());
+  EXPECT_EQ(ranks_[rank].encoded, answered_) << "encoded twice";
+  EXPECT_FALSE(ranks_[rank].gather.has_value());
+}
+
 void SimulatedEpoch::FinishPush(int rank) {
   Rank& state = ranks_[rank];
   const Work work = *std::exchange(state.work, std::nullopt);
@@ -305,8 +327,13 @@ void SimulatedEpoch::FinishPush(int rank) {
     sequence_.FinishSum(rank);
   } else if (work == Work::kVote) {
     FinishVote();
-  } else {
+  } else if (work == Work::kApply) {
     FinishApply(rank);
+  } else if (work == Work::kShareAmaxes) {
+    amaxes_ = Amaxes::kShared;
+    sequence_.FinishShareAmaxes();
+  } else {
+    FinishEncode(rank);
   }
 }
 
@@ -315,25 +342,39 @@ void SimulatedEpoch::FinishVote() {
   const bool applies = !OneIn(30);
   if (!applies) Stop();
   vote_ = applies ? Vote::kApplies : Vote::kGivenUp;
-  sequence_.FinishVote(applies);
+  amaxes_ = applies && OneIn(2) ? Amaxes::kNeeded : Amaxes::kUnneeded;
+  using Verdict = Sequence::Verdict;
+  const Verdict applied = amaxes_ == Amaxes::kNeeded ? Verdict::kEncodes : Verdict::kApplies;
+  sequence_.FinishVote(applies ? applied : Verdict::kGivenUp);
 }
 
 void SimulatedEpoch::FinishApply(int rank) {
   const v1::Command& command = ranks_[rank].work_command;
   const int64_t commit_number = command.commit().commit_number();
   ranks_[rank].applied = commit_number;
+  if (amaxes_ == Amaxes::kUnneeded) ranks_[rank].encoded = commit_number;
   ranks_[rank].summed = false;
   ranks_[rank].accumulated.clear();
   for (int peer = 0; peer < ranks(); ++peer) {
     EXPECT_EQ(sequence_.ClientState(peer, command.number()), trainers_[peer].client_states.at(commit_number));
   }
-  const bool last =
-      std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& state) { return state.applied == commit_number; });
-  EXPECT_EQ(sequence_.FinishApply(rank, now_), last);
+  ExpectAnswer(commit_number, sequence_.FinishApply(rank, now_));
+}
+
+void SimulatedEpoch::FinishEncode(int rank) {
+  const int64_t commit_number = ranks_[rank].work_command.commit().commit_number();
+  ranks_[rank].encoded = commit_number;
+  ExpectAnswer(commit_number, sequence_.FinishEncode(rank, now_));
+}
+
+void SimulatedEpoch::ExpectAnswer(int64_t commit_number, bool last) {
+  EXPECT_EQ(last, std::all_of(ranks_.begin(), ranks_.end(),
+                              [&](const Rank& state) { return state.encoded == commit_number; }));
   if (!last) return;
   EXPECT_EQ(commit_number, answered_ + 1) << "answered out of order";
   answered_ = commit_number;
   vote_ = Vote::kNone;
+  amaxes_ = Amaxes::kUnneeded;
 }
 
 // --- What holds after every event ---
@@ -384,6 +425,7 @@ void SimulatedEpoch::ExpectComplete() const {
 void SimulatedEpoch::ExpectQuiet() const {
   EXPECT_TRUE(sequence_.Quiet());
   for (const Rank& rank : ranks_) EXPECT_EQ(rank.applied, answered_) << "applied by some, not by all";
+  for (const Rank& rank : ranks_) EXPECT_EQ(rank.encoded, answered_) << "encoded by some, not by all";
 }
 
 void SimulatedEpoch::ExpectHungIsNamed() const {

@@ -74,7 +74,8 @@ class SimulatedEpoch : private TrainerWords {
     std::set<int64_t> gathered, reduced;
     std::vector<int64_t> accumulated;  // pushes since the last commit
     bool summed = false;
-    int64_t applied = 0;  // last commit number in the planes
+    int64_t applied = 0;  // last commit number in the masters
+    int64_t encoded = 0;  // and in the planes
   };
   using Event = std::function<void()>;
 
@@ -106,9 +107,14 @@ class SimulatedEpoch : private TrainerWords {
   void CheckSum(int rank, const v1::Command& command) const;
   void CheckVote(const v1::Command& command) const;
   void CheckApply(int rank, const v1::Command& command) const;
+  void CheckShareAmaxes(const v1::Command& command) const;
+  void CheckEncode(int rank, const v1::Command& command) const;
   void FinishPush(int rank);
   void FinishVote();
   void FinishApply(int rank);
+  void FinishEncode(int rank);
+  // The commit's last stage on a rank; `last` is what the sequence says.
+  void ExpectAnswer(int64_t commit_number, bool last);
   void CheckState();
 
   int Random(int limit) { return static_cast<int>((*random_)() % static_cast<uint64_t>(limit)); }
@@ -130,6 +136,9 @@ class SimulatedEpoch : private TrainerWords {
   bool stopped_ = false;
   enum class Vote { kNone, kVoting, kApplies, kGivenUp };
   Vote vote_ = Vote::kNone;
+  // Of the commit that applies: it has the stages that amaxes need, and how far they are.
+  enum class Amaxes { kUnneeded, kNeeded, kSharing, kShared };
+  Amaxes amaxes_ = Amaxes::kUnneeded;
   int64_t answered_;
 };
 

@@ -1,0 +1,21 @@
+// The largest of what daemons have.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_DAEMON_MAX_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_DAEMON_MAX_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/collective/mesh.h"
+
+namespace paramshard::server {
+
+// Exchanges `values`, which are in host memory and as many on all daemons, with the first member of every other node, and keeps
+// the largest. Called on the first member of each node. FAILED_PRECONDITION naming both when a peer is at another command; else
+// the mesh's errors.
+absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, absl::Time deadline);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_DAEMON_MAX_H_

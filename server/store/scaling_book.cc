@@ -1,0 +1,117 @@
+#include "server/store/scaling_book.h"
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "kernels/formats/float8.h"
+
+namespace paramshard::server {
+
+ScalingBook::ScalingBook(const ModelSpec& spec) {
+  for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+    const auto& parameters = spec.units[unit].parameters;
+    for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
+      const Encoding& encoding = parameters[parameter].encoding;
+      if (!NeedsAmax(encoding.format)) continue;
+      Entry& entry = entries_[{unit, parameter}];
+      entry.options = parameters[parameter].delayed_scaling;
+      entry.fp8_max = encoding.element == ElementType::kE5M2 ? E5M2::kMax : E4M3::kMax;
+      entry.is_delayed = encoding.format == Format::kFP8TensorDelayed;
+    }
+  }
+}
+
+const ScalingBook::Entry* ScalingBook::Find(int unit, int parameter) const {
+  const auto found = entries_.find({unit, parameter});
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+ScalingBook::Entry* ScalingBook::Find(int unit, int parameter) {
+  const auto found = entries_.find({unit, parameter});
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+TensorScaling ScalingBook::Present(int unit, int parameter) const {
+  absl::MutexLock lock(&mu_);
+  const Entry* const entry = Find(unit, parameter);
+  return entry == nullptr ? TensorScaling{} : TensorScaling{.amax = entry->amax, .scale = entry->scale};
+}
+
+TensorScaling ScalingBook::Next(int unit, int parameter) const {
+  absl::MutexLock lock(&mu_);
+  const Entry* const entry = Find(unit, parameter);
+  if (entry == nullptr) return {};
+  return {.amax = entry->amax, .scale = entry->delayed.has_value() ? entry->delayed->scale() : entry->scale};
+}
+
+void ScalingBook::AddStep(int unit, int parameter, float amax) {
+  absl::MutexLock lock(&mu_);
+  Entry* const entry = Find(unit, parameter);
+  if (entry == nullptr) return;
+  // What was measured before the step is of another master.
+  entry->offered = entry->stepped ? std::max(entry->offered, amax) : amax;
+  entry->stepped = true;
+  entry->is_fresh = false;
+}
+
+void ScalingBook::AddMaster(int unit, int parameter, float amax) {
+  absl::MutexLock lock(&mu_);
+  Entry* const entry = Find(unit, parameter);
+  if (entry != nullptr) entry->offered = std::max(entry->offered, amax);
+}
+
+// All amaxes, then for each whether its history begins anew.
+std::vector<float> ScalingBook::Offer() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<float> offers;
+  for (const auto& [key, entry] : entries_) offers.push_back(entry.offered);
+  for (const auto& [key, entry] : entries_) offers.push_back(entry.offered >= 0 && entry.is_fresh ? 1.0f : 0.0f);
+  return offers;
+}
+
+void ScalingBook::Settle(absl::Span<const float> offers) {
+  absl::MutexLock lock(&mu_);
+  PARAMSHARD_CHECK(offers.size() == 2 * entries_.size());
+  size_t index = 0;
+  for (auto& [key, entry] : entries_) {
+    const float amax = offers[index];
+    const bool begins = offers[entries_.size() + index] > 0;
+    ++index;
+    if (begins) {
+      entry.Begin(amax);
+    } else if (entry.stepped) {
+      entry.Roll(amax);
+    } else if (amax >= 0) {
+      entry.amax = amax;
+    }
+    entry.offered = -1.0f;
+    entry.stepped = false;
+  }
+}
+
+void ScalingBook::Restart() {
+  absl::MutexLock lock(&mu_);
+  for (auto& [key, entry] : entries_) {
+    entry.offered = -1.0f;
+    entry.stepped = false;
+    entry.is_fresh = true;
+  }
+}
+
+void ScalingBook::Entry::Begin(float new_amax) {
+  amax = new_amax;
+  if (!is_delayed) return;
+  delayed.emplace(options, fp8_max);
+  delayed->Update(amax);
+  scale = delayed->scale();
+}
+
+// The planes of the step were encoded with the scale of before.
+void ScalingBook::Entry::Roll(float new_amax) {
+  amax = new_amax;
+  if (!is_delayed) return;
+  scale = delayed->scale();
+  delayed->Update(amax);
+}
+
+}  // namespace paramshard::server

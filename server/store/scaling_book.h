@@ -1,0 +1,83 @@
+// What encoding has to know of whole tensors.
+#ifndef PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
+#define PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/delayed_scaling.h"
+#include "server/layout/model_spec.h"
+
+namespace paramshard::server {
+
+// Of every parameter of a model that NeedsAmax(): the amax of its master over all ranks and, for FP8_TENSOR_DELAYED, the
+// history of amaxes with the scale that follows. All ranks of a daemon share one; daemons bring theirs to the same values:
+//
+//   every rank:  book.AddStep(unit, parameter, amax) for what it stepped, book.AddMaster(...) for what it measured
+//   one of them: values = book.Offer(); the largest over all daemons; book.Settle(values)
+//   every rank:  encodes with book.Present(unit, parameter)
+//
+// A history begins with zeros and the amax of the master at creation, or after an import; until the first step it begins anew
+// whenever amaxes are settled, on all daemons when it does on one. What was not offered keeps its values: a parameter without
+// a gradient in a step, and all of them in a skipped one. A step whose amaxes could not be settled, because another daemon
+// was lost, is made up for by the next ones that are: masters have not changed by then.
+//
+// Thread-safe.
+class ScalingBook {
+ public:
+  explicit ScalingBook(const ModelSpec& spec);
+
+  // Whether no parameter NeedsAmax(). Then everything else does nothing.
+  bool empty() const { return entries_.empty(); }
+
+  // What the planes of the master that was settled last are encoded with. Of other parameters the default, which no format of
+  // theirs reads.
+  TensorScaling Present(int unit, int parameter) const;
+  // What the coming step encodes FP8_TENSOR_DELAYED with.
+  TensorScaling Next(int unit, int parameter) const;
+
+  // The amax of one rank's extent, of the master that a step has made, or of the master as it is.
+  void AddStep(int unit, int parameter, float amax);
+  void AddMaster(int unit, int parameter, float amax);
+
+  // This daemon's part in the exchange; of the same size on every daemon.
+  std::vector<float> Offer() const;
+  // Takes over the largest of all daemons' offers, element by element.
+  void Settle(absl::Span<const float> offers);
+
+  // The masters are replaced.
+  void Restart();
+
+ private:
+  struct Entry {
+    DelayedScaling::Options options;
+    float fp8_max = 0.0f;
+    bool is_delayed = false;
+    float amax = 0.0f;
+    float scale = 1.0f;                     // of the present planes
+    std::optional<DelayedScaling> delayed;  // set once settled
+    float offered = -1.0f;                  // the amax of this daemon's extents since it was settled last; -1 none
+    bool stepped = false;                   // since then
+    bool is_fresh = true;                   // no step has entered the history
+
+    void Begin(float amax);
+    void Roll(float amax);
+  };
+
+  // Null for parameters that are not in the book.
+  const Entry* Find(int unit, int parameter) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  Entry* Find(int unit, int parameter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  mutable absl::Mutex mu_;
+  std::map<std::pair<int, int>, Entry> entries_;  // by unit and parameter; keys constant, entries guarded by mu_
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_

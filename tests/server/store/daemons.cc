@@ -1,0 +1,124 @@
+#include "tests/server/store/daemons.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "server/cluster/remote_cluster.h"
+#include "server/store/inspection.h"
+#include "tests/server/store/command.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+Daemons::Daemons(const std::vector<int>& device_counts) {
+  const int nodes = static_cast<int>(device_counts.size());
+  clusters_.resize(nodes);
+  if (nodes == 1) {
+    clusters_[0] = MakeLocalCluster(device_counts[0]);
+  } else {
+    zero_ = std::make_unique<CoordinatorNode>(MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0]}));
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(zero_->service.get());
+    server_ = builder.BuildAndStart();
+    for (int node = 1; node < nodes; ++node) {
+      auto joined = MakeRemoteCluster({.node = node,
+                                       .devices = device_counts[node],
+                                       .coordinator_address = absl::StrCat("127.0.0.1:", port),
+                                       .join_timeout = kPatience});
+      PARAMSHARD_CHECK(joined.ok());
+      clusters_[node] = *std::move(joined);
+    }
+  }
+  for (int node = 0; node < nodes; ++node) {
+    PARAMSHARD_CHECK(cluster(node)->AwaitWorld(kPatience).ok());
+    World world{.cluster = cluster(node), .devices = {}, .first_rank = ranks(), .world_size = 0};
+    world.world_size = std::accumulate(device_counts.begin(), device_counts.end(), 0);
+    for (int device = 0; device < device_counts[node]; ++device) {
+      devices_.push_back(MakeCpuDevice(device));
+      world.devices.push_back(devices_.back().get());
+      node_of_.push_back(node);
+    }
+    stores_.push_back(std::make_unique<ModelStore>(ModelStore::Options{.world = world}));
+  }
+}
+
+Daemons::~Daemons() {
+  trainers_.clear();
+  models_.clear();
+  stores_.clear();
+  for (int node = 0; node < static_cast<int>(clusters_.size()); ++node) cluster(node)->Stop();
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+}
+
+void Daemons::Create(const v1::ModelSpec& spec) {
+  for (const auto& store : stores_) {
+    auto created = store->CreateOrJoin(Parse(spec));
+    PARAMSHARD_CHECK(created.ok());
+    models_.push_back(created->model);
+  }
+}
+
+void Daemons::Attach() {
+  trainers_.clear();
+  for (int rank = 0; rank < ranks(); ++rank) {
+    trainers_.push_back(std::make_unique<FakeTrainer>(models_[node_of_[rank]].get(), rank));
+    EXPECT_OK(trainers_.back()->Attach());
+  }
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitStarted());
+}
+
+void Daemons::Kill(int rank) {
+  trainers_[rank]->Leave();
+  for (const auto& trainer : trainers_) ASSERT_NE(trainer->AwaitEnded(), nullptr);
+  trainers_.clear();
+}
+
+void Daemons::Push(int unit, const std::function<std::vector<float>(int rank)>& gradients) {
+  // Every unit fits the last one.
+  const int slot = models_[0]->spec().gradient_slots - 1;
+  int64_t number = 0;
+  for (const auto& trainer : trainers_) {
+    const std::vector<float> values = gradients(trainer->rank());
+    trainer->FillGradients(slot, unit, values);
+    number = trainer->Push(unit, slot, values.empty() ? std::vector<int>{0} : std::vector<int>{});
+  }
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDrained(slot, number));
+}
+
+wire::CommitRecord Daemons::Commit() {
+  const int64_t number = models_[0]->commit_log().numbers().commit_number + 1;
+  for (const auto& trainer : trainers_) trainer->Commit(number);
+  wire::CommitRecord answer{};
+  for (const auto& trainer : trainers_) {
+    const auto record = trainer->AwaitCommitted(number);
+    EXPECT_TRUE(record.has_value()) << "rank " << trainer->rank();
+    if (record.has_value()) answer = *record;
+  }
+  return answer;
+}
+
+std::vector<std::string> Daemons::Hashes() const {
+  std::vector<std::string> hashes;
+  for (const auto& model : models_) {
+    const auto verified = VerifyModel(*model, [&](const v1::ExtentVerification& extent) {
+      EXPECT_TRUE(extent.planes_match()) << extent.ShortDebugString();
+      hashes.push_back(absl::StrCat(extent.parameter(), "@", extent.rank(), " ", extent.master_hash(), " ",
+                                    extent.exp_avg_hash(), " ", extent.exp_avg_sq_hash(), " ", extent.planes_hash()));
+      return absl::OkStatus();
+    });
+    EXPECT_OK(verified);
+  }
+  std::sort(hashes.begin(), hashes.end());
+  return hashes;
+}
+
+}  // namespace paramshard::server

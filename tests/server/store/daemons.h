@@ -1,0 +1,62 @@
+// A world of daemons in one process, without trainers' sockets: clusters over loopback, stores, and a fake trainer for every
+// rank.
+#ifndef PARAMSHARD_TESTS_SERVER_STORE_DAEMONS_H_
+#define PARAMSHARD_TESTS_SERVER_STORE_DAEMONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "grpcpp/grpcpp.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/cluster/coordinator_cluster.h"
+#include "server/store/model.h"
+#include "server/store/model_store.h"
+#include "tests/server/store/fake_trainer.h"
+
+namespace paramshard::server {
+
+class Daemons {
+ public:
+  // By node.
+  explicit Daemons(const std::vector<int>& device_counts);
+  ~Daemons();
+
+  // On every daemon. Ends the test program when one refuses.
+  void Create(const v1::ModelSpec& spec);
+  Model& model(int node) { return *models_[node]; }
+  int ranks() const { return static_cast<int>(node_of_.size()); }
+  int nodes() const { return static_cast<int>(stores_.size()); }
+
+  // Gives every rank a trainer, in an epoch that has started.
+  void Attach();
+  // A trainer dies; all hear of it.
+  void Kill(int rank);
+
+  // Every trainer pushes the unit, whose only parameter has the gradient `gradients(rank)`; none where it is empty.
+  void Push(int unit, const std::function<std::vector<float>(int rank)>& gradients);
+  // The answer that all ranks get.
+  wire::CommitRecord Commit();
+
+  // Hashes of planes and state of every extent, in the order of parameters and ranks. Planes that do not match their master
+  // are GoogleTest failures.
+  std::vector<std::string> Hashes() const;
+
+ private:
+  Cluster* cluster(int node) const { return node == 0 && zero_ ? zero_->cluster.get() : clusters_[node].get(); }
+
+  std::vector<int> node_of_;  // by rank
+  std::vector<std::unique_ptr<ComputeDevice>> devices_;
+  std::unique_ptr<CoordinatorNode> zero_;  // of several
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::unique_ptr<Cluster>> clusters_;
+  std::vector<std::unique_ptr<ModelStore>> stores_;
+  std::vector<std::shared_ptr<Model>> models_;
+  std::vector<std::unique_ptr<FakeTrainer>> trainers_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_STORE_DAEMONS_H_
