@@ -1,18 +1,25 @@
-// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, around the calls
-// of the client library. What the calls cost is the difference between loops that run in turns.
+// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, around what moves
+// weights and gradients. What that costs is the difference between loops that run in turns.
 //
-// Usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS]. cuBLAS is loaded at run time: it is too large to carry along
-// (LD_LIBRARY_PATH says where it is). Loops, each with the products of a whole step:
+// Usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS]. cuBLAS is loaded at run time: it is too large to carry along
+// (LD_LIBRARY_PATH says where it is), and so is NCCL ($PARAMSHARD_NCCL_LIBRARY). Loops, each with the products of a whole
+// step; LOOPS are their letters (without: all):
 //
-//   products              nothing else
-//   gathers               + every block gathered for forward and for backward, two ahead of the products
-//   gathers and pushes    + gradients written into slots by the products, pushed, and the step committed
+//   0  products        nothing else
+//   g  gathers         + every block gathered for forward and for backward, two ahead of the products
+//   p  sums at push    + gradients written into slots by the products, pushed, and the step committed
+//   c  sums at commit  the same with ModelSpec::gradient_sums = kAtCommit
+//   b  NCCL bf16       all-gathers of bf16 weights, bf16 reduce-scatters and AdamW in the trainer's own process
+//   f  NCCL FP8        the same with all-gathers of FP8 weights
+//   a  gathers alone   no products: how fast gathers of FP8 weights follow each other, two ahead
+//   n  NCCL alone      NCCL's all-gathers of FP8 weights likewise
 //
-// TFLOP/s are of the slowest rank; `of products` is their ratio to the first loop's, from medians over the rounds.
+// Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the first loop's. `between steps` is
+// the time from a step's last product to the next one's first, of the rank that has the least of it (the others wait for that
+// one as well): what of commit and first gather is exposed. `daemon` is what the
+// daemon uses of a core meanwhile.
 
-#include <cublas_v2.h>
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,19 +27,25 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <iostream>
-#include <optional>
+#include <iterator>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/client.h"
-#include "client/cuda.h"
 #include "kernels/gpu/memory.h"
+#include "kernels/gpu/nccl.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
+#include "tests/bench/blas.h"
+#include "tests/bench/block_calls.h"
+#include "tests/bench/nccl_rank.h"
 #include "tests/bench/or_die.h"
 #include "tests/bench/process_barrier.h"
 #include "tests/support/daemon_process.h"
@@ -44,63 +57,46 @@ namespace {
 constexpr int kMaxGpus = 8;
 constexpr int kMaxRounds = 16;
 constexpr int kTokens = 8192;
-constexpr size_t kAhead = 2;
+constexpr absl::Duration kIdle = absl::Seconds(2);
 
-enum Loop { kProducts, kGathers, kPushes, kLoopCount };
-constexpr const char* kLoopNames[] = {"products", "gathers", "gathers and pushes"};
-
-struct Weight {
-  const char* name;
-  int64_t rows;
-  int64_t columns;
+enum Loop {
+  kProducts,
+  kGathers,
+  kSumsAtPush,
+  kSumsAtCommit,
+  kNcclBF16,
+  kNcclFP8,
+  kGathersAlone,
+  kNcclAlone,
+  kLoopCount
 };
-constexpr Weight kWeights[] = {{"q", 4096, 4096},     {"k", 1024, 4096},   {"v", 1024, 4096},    {"o", 4096, 4096},
-                               {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}};
+constexpr const char* kLoopNames[] = {"products",  "gathers",  "sums at push",  "sums at commit",
+                                      "NCCL bf16", "NCCL FP8", "gathers alone", "NCCL alone"};
+constexpr char kLoopLetters[] = "0gpcbfan";
 
-// The functions of cuBLAS that are used here.
-class Blas {
- public:
-  explicit Blas(cudaStream_t stream) {
-    void* const library = dlopen("libcublas.so.13", RTLD_NOW);
-    if (library == nullptr) OrDie(absl::NotFoundError(dlerror()), "load cuBLAS");
-    const auto create = reinterpret_cast<decltype(&cublasCreate_v2)>(dlsym(library, "cublasCreate_v2"));
-    const auto set_stream = reinterpret_cast<decltype(&cublasSetStream_v2)>(dlsym(library, "cublasSetStream_v2"));
-    multiply_ = reinterpret_cast<MultiplyFunction*>(dlsym(library, "cublasGemmEx"));
-    if (create == nullptr || set_stream == nullptr || multiply_ == nullptr ||
-        create(&handle_) != CUBLAS_STATUS_SUCCESS || set_stream(handle_, stream) != CUBLAS_STATUS_SUCCESS) {
-      OrDie(absl::InternalError("cublasCreate failed"), "load cuBLAS");
-    }
-  }
+bool IsNccl(Loop loop) { return loop == kNcclBF16 || loop == kNcclFP8 || loop == kNcclAlone; }
+bool IsAlone(Loop loop) { return loop == kGathersAlone || loop == kNcclAlone; }
 
-  // c (m x n) = a (m x k) times b (k x n), all bf16, in any layout: only the time counts.
-  void Multiply(int64_t m, int64_t n, int64_t k, const void* a, const void* b, void* c) const {
-    const float one = 1;
-    const float zero = 0;
-    const cublasStatus_t status =
-        multiply_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
-                  &one, a, CUDA_R_16BF, static_cast<int>(m), b, CUDA_R_16BF, static_cast<int>(k), &zero, c, CUDA_R_16BF,
-                  static_cast<int>(m), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (status != CUBLAS_STATUS_SUCCESS) OrDie(absl::InternalError(absl::StrCat("status ", status)), "matrix product");
-  }
+struct Arguments {
+  int gpus = 2;
+  int blocks = 4;
+  int steps = 4;
+  int rounds = 5;
+  std::string loops = kLoopLetters;
 
- private:
-  // cublasGemmEx, which the header overloads.
-  using MultiplyFunction = cublasStatus_t(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
-                                          const void*, const void*, cudaDataType, int, const void*, cudaDataType, int,
-                                          const void*, void*, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
-
-  cublasHandle_t handle_ = nullptr;
-  MultiplyFunction* multiply_ = nullptr;
+  bool Has(Loop loop) const { return loops.find(kLoopLetters[loop]) != std::string::npos; }
+  bool HasNccl() const { return Has(kNcclBF16) || Has(kNcclFP8) || Has(kNcclAlone); }
 };
 
-ModelSpec Spec(int blocks) {
+ModelSpec Spec(int blocks, GradientSums sums) {
   ModelSpec spec;
-  spec.name = "blocks";
+  spec.name = sums == GradientSums::kAtPush ? "sums-at-push" : "sums-at-commit";
+  spec.gradient_sums = sums;
   spec.gather_slots = 4;
   for (int block = 0; block < blocks; ++block) {
     UnitSpec unit;
     unit.name = absl::StrCat("block", block);
-    for (const Weight& weight : kWeights) {
+    for (const BlockWeight& weight : kBlockWeights) {
       ParameterSpec& parameter = unit.parameters.emplace_back();
       parameter.name = absl::StrCat(unit.name, ".", weight.name);
       parameter.shape = {weight.rows, weight.columns};
@@ -113,23 +109,46 @@ ModelSpec Spec(int blocks) {
   return spec;
 }
 
+// Of a step.
+struct StepTimes {
+  double seconds = 0;
+  double between_steps = 0;  // seconds too
+};
+
 // What the processes share.
 struct Board {
   ProcessBarrier barrier;
-  double seconds[kLoopCount][kMaxRounds][kMaxGpus] = {};
+  StepTimes times[kLoopCount][kMaxRounds][kMaxGpus] = {};
+  ncclUniqueId ids[2 * kLoopCount] = {};
 };
 
+// A moment on a stream.
+class Event {
+ public:
+  Event() { cudaEventCreate(&event_); }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+  void Record(cudaStream_t stream) { cudaEventRecord(event_, stream); }
+  double SecondsSince(const Event& earlier) const {
+    float milliseconds = 0;
+    OrDie(gpu::ToStatus(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "measure"), "measure");
+    return milliseconds / 1e3;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// The products, with their operands.
 class Trainer {
  public:
-  Trainer(Model model, int blocks)
-      : model_(std::move(model)),
-        blocks_(blocks),
-        compute_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
-        prefetch_(OrDie(gpu::Stream::Create(model_.gpu()), "stream")),
-        blas_(compute_.get()) {
-    const int accessors[] = {model_.gpu()};
+  Trainer(int gpu, int blocks)
+      : plan_(PlanStep(blocks)), compute_(OrDie(gpu::Stream::Create(gpu), "stream")), blas_(compute_.get()) {
+    const int accessors[] = {gpu};
     const auto allocate = [&](int64_t elements) {
-      return OrDie(gpu::DeviceMemory::Create(model_.gpu(), elements * 2, accessors, false), "allocate");
+      return OrDie(gpu::DeviceMemory::Create(gpu, elements * 2, accessors, false), "allocate");
     };
     activations_ = allocate(int64_t{kTokens} * 14336);
     outputs_ = allocate(int64_t{kTokens} * 14336);
@@ -139,25 +158,27 @@ class Trainer {
     Randomize(weights_);
   }
 
-  double Run(Loop loop, int steps) {
+  cudaStream_t stream() const { return compute_.get(); }
+
+  // Without products of gathers only.
+  StepTimes Run(BlockCalls& calls, int steps, bool products) {
     OrDie(compute_.Synchronize(), "synchronize");
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    cudaEventRecord(begin, compute_.get());
-    for (int step = 0; step < steps; ++step) Step(loop);
-    cudaEventRecord(end, compute_.get());
-    OrDie(gpu::ToStatus(cudaEventSynchronize(end), "train"), "train");
-    float milliseconds = 0;
-    cudaEventElapsedTime(&milliseconds, begin, end);
-    return milliseconds / 1e3 / steps;
+    std::vector<Event> ends(steps), begins(steps);
+    Event begin, end;
+    begin.Record(stream());
+    for (int step = 0; step < steps; ++step) Step(calls, products, begins[step], ends[step]);
+    calls.Finish();
+    end.Record(stream());
+    OrDie(compute_.Synchronize(), "train");
+    StepTimes times{.seconds = end.SecondsSince(begin) / steps};
+    for (int step = 1; step < steps; ++step) times.between_steps += begins[step].SecondsSince(ends[step - 1]);
+    times.between_steps /= std::max(1, steps - 1);
+    return times;
   }
 
   // Of one step: a product forward and two backward for every weight.
   double Operations() const {
-    double sum = 0;
-    for (const Weight& weight : kWeights) sum += 6.0 * kTokens * static_cast<double>(weight.rows * weight.columns);
-    return sum * blocks_;
+    return 6.0 * kTokens * static_cast<double>(BlockElements()) * static_cast<double>(plan_.size()) / 2;
   }
 
  private:
@@ -174,112 +195,203 @@ class Trainer {
     OrDie(gpu::ToStatus(cudaDeviceSynchronize(), "copy"), "fill");
   }
 
-  struct Planned {
-    int block;
-    Phase phase;
-  };
-
-  // Keeps `kAhead` gathers in front of the one that is computed with.
-  void Prefetch(std::deque<GatheredUnit>& units, const std::vector<Planned>& plan, size_t& next) {
-    while (units.size() <= kAhead && next < plan.size()) {
-      const Planned& planned = plan[next++];
-      units.push_back(OrDie(model_.Gather(absl::StrCat("block", planned.block), planned.phase), "gather"));
-      OrDie(cuda::WaitOn(units.back(), prefetch_.get()), "wait");
+  void Step(BlockCalls& calls, bool products, Event& begin, Event& end) {
+    calls.BeginStep();
+    for (size_t use = 0; use < plan_.size(); ++use) {
+      calls.Await(use);
+      if (use == 0) begin.Record(stream());
+      if (products) plan_[use].phase == Phase::kForward ? Forward() : Backward(plan_[use].block, calls);
+      calls.Release();
     }
-  }
-
-  void Step(Loop loop) {
-    std::vector<Planned> plan;
-    for (int block = 0; block < blocks_; ++block) plan.push_back({block, Phase::kForward});
-    for (int block = blocks_ - 1; block >= 0; --block) plan.push_back({block, Phase::kBackward});
-    std::deque<GatheredUnit> units;
-    size_t next = 0;
-    for (const Planned& planned : plan) {
-      if (loop != kProducts) {
-        Prefetch(units, plan, next);
-        OrDie(cuda::WaitOn(units.front(), compute_.get()), "wait");
-      }
-      planned.phase == Phase::kForward ? Forward() : Backward(planned.block, loop);
-      if (loop != kProducts) {
-        OrDie(cuda::Release(units.front(), compute_.get()), "release");
-        units.pop_front();
-      }
-    }
-    if (loop == kPushes) OrDie(model_.Commit({.learning_rate = 1e-4f, .max_grad_norm = 1.0f}).status(), "commit");
+    end.Record(stream());
+    if (products) calls.EndStep();
   }
 
   void Forward() const {
-    for (const Weight& weight : kWeights) {
+    for (const BlockWeight& weight : kBlockWeights) {
       blas_.Multiply(kTokens, weight.rows, weight.columns, activations_.data(), weights_.data(), outputs_.data());
     }
   }
 
-  void Backward(int block, Loop loop) {
-    std::optional<UnitGradients> gradients;
-    const std::string unit = absl::StrCat("block", block);
-    if (loop == kPushes) gradients = OrDie(cuda::Gradients(model_, unit, compute_.get()), "gradients");
-    for (const Weight& weight : kWeights) {
+  void Backward(int block, BlockCalls& calls) {
+    calls.BeginGradients(block);
+    for (int i = 0; i < static_cast<int>(std::size(kBlockWeights)); ++i) {
+      const BlockWeight& weight = kBlockWeights[i];
       blas_.Multiply(kTokens, weight.columns, weight.rows, activations_.data(), weights_.data(), outputs_.data());
-      void* gradient = gradient_.data();
-      if (gradients.has_value()) {
-        gradient = OrDie(gradients->Get(absl::StrCat(unit, ".", weight.name)), "gradient").data.data();
-      }
-      blas_.Multiply(weight.columns, weight.rows, kTokens, activations_.data(), outputs_.data(), gradient);
+      void* const gradient = calls.Gradient(i);
+      blas_.Multiply(weight.columns, weight.rows, kTokens, activations_.data(), outputs_.data(),
+                     gradient != nullptr ? gradient : gradient_.data());
     }
-    if (gradients.has_value()) OrDie(cuda::Push(*gradients, compute_.get()), "push");
+    calls.EndGradients(block);
   }
 
-  Model model_;
-  const int blocks_;
-  const gpu::Stream compute_, prefetch_;
+  const std::vector<BlockUse> plan_;
+  const gpu::Stream compute_;
   const Blas blas_;
   gpu::DeviceMemory activations_, outputs_, weights_, gradient_;
 };
 
-void Train(const std::string& socket_dir, int rank, int gpus, int blocks, int steps, int rounds, Board& board) {
+// Both models are open in all loops.
+struct Models {
+  Client client;
+  Model at_push, at_commit;
+};
+
+Models OpenModels(const std::string& socket_dir, int rank, int blocks) {
   Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
-  Model model = OrDie(client.OpenModel(Spec(blocks)), "open");
-  OrDie(gpu::ToStatus(cudaSetDevice(model.gpu()), "choose a GPU"), "choose a GPU");
-  Trainer trainer(std::move(model), blocks);
-  for (int loop = 0; loop < kLoopCount; ++loop) trainer.Run(static_cast<Loop>(loop), 2);
-  for (int round = 0; round < rounds; ++round) {
-    for (int loop = 0; loop < kLoopCount; ++loop) {
-      board.barrier.Await(gpus);
-      board.seconds[loop][round][rank] = trainer.Run(static_cast<Loop>(loop), steps);
-    }
-  }
-  board.barrier.Await(gpus);
-  if (rank != 0) return;
-  double first = 0;
-  for (int loop = 0; loop < kLoopCount; ++loop) {
-    std::vector<double> slowest;
-    for (int round = 0; round < rounds; ++round) {
-      slowest.push_back(*std::max_element(board.seconds[loop][round], board.seconds[loop][round] + gpus));
-    }
-    std::sort(slowest.begin(), slowest.end());
-    const double median = slowest[slowest.size() / 2];
-    if (loop == kProducts) first = median;
-    std::cout << absl::StrFormat("%-20s %8.2f ms a step %8.1f TFLOP/s %7.2f %% of products  (%.2f .. %.2f ms)\n",
-                                 kLoopNames[loop], median * 1e3, trainer.Operations() / median / 1e12,
-                                 100 * first / median, slowest.front() * 1e3, slowest.back() * 1e3);
+  const auto open = [&](GradientSums sums) { return OrDie(client.OpenModel(Spec(blocks, sums)), "open"); };
+  Model at_push = open(GradientSums::kAtPush);
+  Model at_commit = open(GradientSums::kAtCommit);
+  return {std::move(client), std::move(at_push), std::move(at_commit)};
+}
+
+std::unique_ptr<BlockCalls> MakeCalls(Loop loop, Models& models, int rank, const Arguments& arguments,
+                                      const Board& board, cudaStream_t stream) {
+  switch (loop) {
+    case kGathers:
+    case kGathersAlone:
+      return MakeClientCalls(models.at_push, arguments.blocks, /*pushes=*/false, stream);
+    case kSumsAtPush:
+      return MakeClientCalls(models.at_push, arguments.blocks, /*pushes=*/true, stream);
+    case kSumsAtCommit:
+      return MakeClientCalls(models.at_commit, arguments.blocks, /*pushes=*/true, stream);
+    case kNcclBF16:
+    case kNcclFP8:
+    case kNcclAlone:
+      return MakeNcclCalls({.blocks = arguments.blocks,
+                            .rank = rank,
+                            .ranks = arguments.gpus,
+                            .eight_bit_weights = loop != kNcclBF16,
+                            .gather_id = board.ids[2 * loop],
+                            .reduce_id = board.ids[2 * loop + 1]},
+                           stream);
+    default:
+      return std::make_unique<BlockCalls>();
   }
 }
 
-int Main(int gpus, int blocks, int steps, int rounds) {
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Of a process, over a stretch of time.
+class CoreMeter {
+ public:
+  explicit CoreMeter(const test::DaemonProcess& daemon) : daemon_(daemon) {}
+  void Begin() {
+    cpu_ -= daemon_.CpuTime();
+    time_ -= absl::Now() - absl::UnixEpoch();
+  }
+  void End() {
+    cpu_ += daemon_.CpuTime();
+    time_ += absl::Now() - absl::UnixEpoch();
+  }
+  double cores() const { return time_ > absl::ZeroDuration() ? absl::FDivDuration(cpu_, time_) : 0; }
+
+ private:
+  const test::DaemonProcess& daemon_;
+  absl::Duration cpu_, time_;
+};
+
+void Print(Loop loop, const Arguments& arguments, const Board& board, double operations, double cores, double& first) {
+  std::vector<double> seconds, between;
+  for (int round = 0; round < arguments.rounds; ++round) {
+    const StepTimes* const times = board.times[loop][round];
+    const StepTimes* const end = times + arguments.gpus;
+    const auto by = [](auto member) {
+      return [member](const StepTimes& a, const StepTimes& b) { return a.*member < b.*member; };
+    };
+    seconds.push_back(std::max_element(times, end, by(&StepTimes::seconds))->seconds);
+    between.push_back(std::min_element(times, end, by(&StepTimes::between_steps))->between_steps);
+  }
+  const double median = Median(seconds);
+  if (IsAlone(loop)) {
+    const double gathers = 2.0 * arguments.blocks;
+    const double bytes = static_cast<double>(BlockElements()) * gathers * (arguments.gpus - 1) / arguments.gpus;
+    std::cout << absl::StrFormat("%-15s %8.1f us a block %33.1f GB/s, daemon %4.2f cores\n", kLoopNames[loop],
+                                 median * 1e6 / gathers, bytes / median / 1e9, cores);
+    return;
+  }
+  if (first == 0) first = median;
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  std::cout << absl::StrFormat(
+      "%-15s %8.2f ms a step (%.2f .. %.2f) %7.1f TFLOP/s %7.2f %% of products, between steps %6.2f ms, daemon %4.2f "
+      "cores\n",
+      kLoopNames[loop], median * 1e3, *least * 1e3, *most * 1e3, operations / median / 1e12, 100 * first / median,
+      Median(between) * 1e3, cores);
+}
+
+void Train(const test::DaemonProcess& daemon, int rank, const Arguments& arguments, Board& board) {
+  Models models = OpenModels(daemon.socket_dir(), rank, arguments.blocks);
+  OrDie(gpu::ToStatus(cudaSetDevice(models.at_push.gpu()), "choose a GPU"), "choose a GPU");
+  board.barrier.Await(arguments.gpus);
+  if (rank == 0) {
+    CoreMeter idle(daemon);
+    idle.Begin();
+    absl::SleepFor(kIdle);
+    idle.End();
+    std::cout << absl::StrFormat("idle, models open: daemon %.3f cores\n", idle.cores());
+    if (arguments.HasNccl()) {
+      for (ncclUniqueId& id : board.ids) id = NcclRank::MakeId();
+    }
+  }
+  board.barrier.Await(arguments.gpus);
+  Trainer trainer(models.at_push.gpu(), arguments.blocks);
+  std::unique_ptr<BlockCalls> calls[kLoopCount];
+  std::vector<CoreMeter> meters(kLoopCount, CoreMeter(daemon));
+  for (int loop = 0; loop < kLoopCount; ++loop) {
+    if (!arguments.Has(static_cast<Loop>(loop))) continue;
+    calls[loop] = MakeCalls(static_cast<Loop>(loop), models, rank, arguments, board, trainer.stream());
+    trainer.Run(*calls[loop], 2, !IsAlone(static_cast<Loop>(loop)));
+  }
+  for (int round = 0; round < arguments.rounds; ++round) {
+    for (int loop = 0; loop < kLoopCount; ++loop) {
+      if (calls[loop] == nullptr) continue;
+      board.barrier.Await(arguments.gpus);
+      meters[loop].Begin();
+      board.times[loop][round][rank] = trainer.Run(*calls[loop], arguments.steps, !IsAlone(static_cast<Loop>(loop)));
+      meters[loop].End();
+    }
+  }
+  board.barrier.Await(arguments.gpus);
+  if (rank != 0) return;
+  double first = 0;
+  for (int loop = 0; loop < kLoopCount; ++loop) {
+    if (calls[loop] == nullptr) continue;
+    Print(static_cast<Loop>(loop), arguments, board, trainer.Operations(), meters[loop].cores(), first);
+  }
+}
+
+// Without what this machine lacks.
+Arguments Possible(Arguments arguments) {
+  const absl::Status nccl = NcclRank::Available(NcclRank::Kind::kKernels);
+  if (nccl.ok() || !arguments.HasNccl()) return arguments;
+  std::cout << "NCCL: skipped, " << nccl.message() << "\n";
+  const auto is_nccl = [](char letter) {
+    return IsNccl(static_cast<Loop>(std::find(kLoopLetters, std::end(kLoopLetters), letter) - kLoopLetters));
+  };
+  arguments.loops.erase(std::remove_if(arguments.loops.begin(), arguments.loops.end(), is_nccl), arguments.loops.end());
+  return arguments;
+}
+
+int Main(const Arguments& wanted) {
+  gpu::SetNcclEnvironment();
+  const Arguments arguments = Possible(wanted);
   const test::TemporaryDirectory directory;
   std::vector<std::string> flags;
-  for (int i = 0; i < gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
+  for (int i = 0; i < arguments.gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
   const test::DaemonProcess daemon =
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
   auto* const board =
       new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
-  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", gpus, blocks, kTokens);
+  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, kTokens);
   std::cout.flush();
   std::vector<pid_t> trainers;
-  for (int rank = 0; rank < gpus; ++rank) {
+  for (int rank = 0; rank < arguments.gpus; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) {
-      Train(directory.path(), rank, gpus, blocks, steps, rounds, *board);
+      Train(daemon, rank, arguments, *board);
       std::cout.flush();
       std::_Exit(0);
     }
@@ -287,7 +399,6 @@ int Main(int gpus, int blocks, int steps, int rounds) {
   }
   int failed = 0;
   for (const pid_t pid : trainers) failed += OrDie(test::AwaitChild(pid, absl::Minutes(5)), "await a trainer") != 0;
-  std::cout << absl::StrFormat("daemon: %.1f s of CPU\n", absl::ToDoubleSeconds(daemon.CpuTime()));
   return failed == 0 ? 0 : 1;
 }
 
@@ -295,16 +406,19 @@ int Main(int gpus, int blocks, int steps, int rounds) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int index, int otherwise) { return argc > index ? std::atoi(argv[index]) : otherwise; };
-  const int gpus = argument(1, 2);
-  const int rounds = argument(4, 5);
-  if (gpus < 1 || gpus > paramshard::kMaxGpus || rounds < 1 || rounds > paramshard::kMaxRounds) {
-    std::cerr << "usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS]\n";
-    return 2;
-  }
   if (!paramshard::test::HasGpuDriver()) {
     std::cout << "skipped: no GPU here\n";
     return 0;
   }
-  return paramshard::Main(gpus, argument(2, 4), argument(3, 4), rounds);
+  paramshard::Arguments arguments;
+  int* const counts[] = {&arguments.gpus, &arguments.blocks, &arguments.steps, &arguments.rounds};
+  for (int i = 1; i < std::min(argc, 5); ++i) *counts[i - 1] = std::atoi(argv[i]);
+  if (argc > 5) arguments.loops = argv[5];
+  if (arguments.gpus < 1 || arguments.gpus > paramshard::kMaxGpus || arguments.blocks < 1 || arguments.steps < 1 ||
+      arguments.rounds < 1 || arguments.rounds > paramshard::kMaxRounds ||
+      arguments.loops.find_first_not_of(paramshard::kLoopLetters) != std::string::npos) {
+    std::cerr << "usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS of 0gpcbfan]\n";
+    return 2;
+  }
+  return paramshard::Main(arguments);
 }

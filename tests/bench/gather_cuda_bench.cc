@@ -1,8 +1,15 @@
-// Gathers between GPUs: one daemon, a trainer process for each GPU, from the client's call to bytes usable on its stream.
+// Gathers between GPUs: one daemon, a trainer process for each GPU, and NCCL between the same processes.
 //
-// Usage: gather_cuda_bench [GPUS] [ITERATIONS]. Prints a row for each size: time p50 and p99 over all ranks, bus bandwidth
-// (bytes that cross a GPU's links: (n - 1) / n of the gathered bytes) and the trainer's CPU time for each gather when it
-// issues them back to back.
+// Usage: gather_cuda_bench [GPUS] [ITERATIONS]. For each size, idle and while every trainer's GPU is saturated by matrix
+// products of its own, in turns: time p50 and p99 over all ranks, and bus bandwidth (bytes that cross a GPU's links:
+// (n - 1) / n of the gathered bytes) of
+//
+//   usable       from Gather to a word that the trainer's stream writes after WaitOn: own pieces and scales are in place
+//   arrived      from Gather until the host sees that the pieces of all other ranks are there
+//   NCCL         from ncclAllGather to a word behind it: ordinary kernels
+//   NCCL 0-CTA   the same by copy engines: in symmetric windows, in place
+//
+// Then the trainer's CPU time for each gather when it issues them back to back.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>
@@ -15,7 +22,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,8 +33,11 @@
 #include "client/client.h"
 #include "client/cuda.h"
 #include "kernels/gpu/memory.h"
+#include "kernels/gpu/nccl.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "tests/bench/blas.h"
+#include "tests/bench/nccl_rank.h"
 #include "tests/bench/or_die.h"
 #include "tests/bench/process_barrier.h"
 #include "tests/support/daemon_process.h"
@@ -35,7 +48,8 @@ namespace {
 
 constexpr int kMaxGpus = 8;
 constexpr int kMaxIterations = 1000;
-constexpr int kWarmup = 20;
+constexpr int kWarmup = 10;
+constexpr int kRounds = 2;
 
 double Microseconds() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -43,16 +57,21 @@ double Microseconds() {
 
 double CpuMicroseconds() {
   rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
+  getrusage(RUSAGE_THREAD, &usage);  // NCCL has threads of its own
   const auto of = [](const timeval& t) { return 1e6 * static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec); };
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-// What trainers share: a barrier, and their measurements.
+enum Arm { kUsable, kArrived, kNccl, kNcclZeroCta, kArmCount };
+constexpr const char* kArmNames[] = {"usable", "arrived", "NCCL", "NCCL 0-CTA"};
+constexpr const char* kLoadNames[] = {"idle", "saturated"};
+
+// What trainers share: a barrier, and their measurements of the size at hand.
 struct Board {
   ProcessBarrier barrier;
-  double times[kMaxGpus][kMaxIterations] = {};
+  double times[2][kArmCount][kMaxGpus][kMaxIterations] = {};
   double cpu[kMaxGpus] = {};
+  ncclUniqueId ids[kArmCount] = {};
 };
 
 struct Size {
@@ -69,9 +88,9 @@ struct Size {
 // Every size is a unit: FP8 in 128x128 blocks.
 std::vector<Size> Sizes() {
   std::vector<Size> sizes;
-  for (const int64_t kib : {256, 1024, 4096, 16384, 65536, 262144, 1048576}) {
+  for (const int64_t kib : {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576}) {
     const std::string name = kib < 1024 ? absl::StrCat(kib, " KiB") : absl::StrCat(kib / 1024, " MiB");
-    const int64_t columns = kib < 4096 ? 256 : 4096;
+    const int64_t columns = kib < 256 ? 128 : kib < 4096 ? 256 : 4096;
     sizes.push_back({name, {{kib * 1024 / columns, columns}}});
   }
   sizes.push_back(
@@ -127,63 +146,176 @@ class Flag {
   uint32_t value_ = 0;
 };
 
-void Measure(Model& model, const Size& size, int gpus, int iterations, cudaStream_t stream, Flag& usable,
-             Board& board) {
-  const int rank = model.rank();
-  for (int i = -kWarmup; i < iterations; ++i) {
-    board.barrier.Await(gpus);
-    const double start = Microseconds();
-    GatheredUnit unit = OrDie(model.Gather(size.name, Phase::kForward), "gather");
-    OrDie(cuda::WaitOn(unit, stream), "wait");
-    usable.Enqueue(stream);
-    usable.Await();
-    if (i >= 0) board.times[rank][i] = Microseconds() - start;
-    OrDie(cuda::Release(unit, stream), "release");
+// Keeps the GPU busy with matrix products, from construction to destruction.
+class Load {
+ public:
+  explicit Load(int gpu) : gpu_(gpu), stream_(OrDie(gpu::Stream::Create(gpu), "stream")), blas_(stream_.get()) {
+    const int accessors[] = {gpu};
+    operands_ = OrDie(gpu::DeviceMemory::Create(gpu, 3 * kSide * kSide * 2, accessors, false), "allocate");
+    Multiply();
+    OrDie(stream_.Synchronize(), "matrix product");  // its kernel is loaded
+    thread_ = std::thread([this] { Run(); });
   }
-  board.barrier.Await(gpus);
-  const double cpu = CpuMicroseconds();
-  for (int i = 0; i < iterations; ++i) {
-    GatheredUnit unit = OrDie(model.Gather(size.name, Phase::kForward), "gather");
-    OrDie(cuda::WaitOn(unit, stream), "wait");
-    OrDie(cuda::Release(unit, stream), "release");
+  ~Load() {
+    stopped_ = true;
+    thread_.join();
   }
-  board.cpu[rank] = (CpuMicroseconds() - cpu) / iterations;
-  usable.Enqueue(stream);
-  usable.Await();
-  board.barrier.Await(gpus);
-}
 
-double Quantile(const Board& board, int gpus, int iterations, double q) {
-  std::vector<double> all;
-  for (int rank = 0; rank < gpus; ++rank) {
-    all.insert(all.end(), board.times[rank], board.times[rank] + iterations);
+ private:
+  static constexpr int64_t kSide = 8192;
+
+  void Multiply() {
+    uint8_t* const data = operands_.data();
+    blas_.Multiply(kSide, kSide, kSide, data, data + kSide * kSide * 2, data + kSide * kSide * 4);
   }
+
+  // Two products are enqueued at any time.
+  void Run() {
+    cudaSetDevice(gpu_);
+    cudaEvent_t events[2];
+    for (cudaEvent_t& event : events) cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming);
+    for (int i = 0; !stopped_; ++i) {
+      cudaEventSynchronize(events[i % 2]);
+      Multiply();
+      cudaEventRecord(events[i % 2], stream_.get());
+    }
+    OrDie(stream_.Synchronize(), "matrix products");
+  }
+
+  const int gpu_;
+  const gpu::Stream stream_;
+  const Blas blas_;
+  gpu::DeviceMemory operands_;
+  std::atomic<bool> stopped_{false};
+  std::thread thread_;
+};
+
+// What one rank measures with.
+class Rank {
+ public:
+  Rank(Model& model, int gpus, Board& board)
+      : model_(model), gpus_(gpus), board_(board), stream_(OrDie(gpu::Stream::Create(model.gpu()), "stream")) {
+    int64_t most = 0;
+    for (const Size& size : Sizes()) most = std::max(most, size.bytes());
+    for (const Arm arm : {kNccl, kNcclZeroCta}) {
+      const NcclRank::Kind kind = arm == kNccl ? NcclRank::Kind::kKernels : NcclRank::Kind::kZeroCta;
+      if (const absl::Status available = NcclRank::Available(kind); !available.ok()) {
+        if (model.rank() == 0) std::cout << kArmNames[arm] << ": skipped, " << available.message() << std::endl;
+        continue;
+      }
+      if (model.rank() == 0) board.ids[arm] = NcclRank::MakeId();
+      board.barrier.Await(gpus);
+      nccl_[arm] = std::make_unique<NcclRank>(kind, board.ids[arm], model.rank(), gpus);
+      buffers_[arm] = nccl_[arm]->Allocate(most);
+    }
+  }
+
+  bool Has(Arm arm) const { return arm == kUsable || arm == kArrived || nccl_[arm] != nullptr; }
+
+  void Measure(const Size& size, Arm arm, int load, int first, int end) {
+    for (int i = first - kWarmup; i < end; ++i) {
+      board_.barrier.Await(gpus_);
+      const double microseconds = Once(size, arm);
+      if (i >= first) board_.times[load][arm][model_.rank()][i] = microseconds;
+    }
+  }
+
+  void MeasureCpu(const Size& size, int iterations) {
+    board_.barrier.Await(gpus_);
+    const double cpu = CpuMicroseconds();
+    for (int i = 0; i < iterations; ++i) {
+      GatheredUnit unit = OrDie(model_.Gather(size.name, Phase::kForward), "gather");
+      OrDie(cuda::WaitOn(unit, stream_.get()), "wait");
+      OrDie(cuda::Release(unit, stream_.get()), "release");
+    }
+    board_.cpu[model_.rank()] = (CpuMicroseconds() - cpu) / iterations;
+    usable_.Enqueue(stream_.get());
+    usable_.Await();
+    board_.barrier.Await(gpus_);
+  }
+
+ private:
+  double Once(const Size& size, Arm arm) {
+    const double start = Microseconds();
+    if (arm == kUsable || arm == kArrived) return OwnOnce(size, arm, start);
+    nccl_[arm]->AllGather(buffers_[arm], size.bytes() / gpus_, stream_.get());
+    usable_.Enqueue(stream_.get());
+    usable_.Await();
+    return Microseconds() - start;
+  }
+
+  double OwnOnce(const Size& size, Arm arm, double start) {
+    GatheredUnit unit = OrDie(model_.Gather(size.name, Phase::kForward), "gather");
+    if (arm == kArrived) {
+      while (!unit.Ready()) {
+      }
+      return Microseconds() - start;
+    }
+    OrDie(cuda::WaitOn(unit, stream_.get()), "wait");
+    usable_.Enqueue(stream_.get());
+    usable_.Await();
+    const double microseconds = Microseconds() - start;
+    OrDie(cuda::Release(unit, stream_.get()), "release");
+    return microseconds;
+  }
+
+  Model& model_;
+  const int gpus_;
+  Board& board_;
+  const gpu::Stream stream_;
+  Flag usable_;
+  std::unique_ptr<NcclRank> nccl_[kArmCount];
+  uint8_t* buffers_[kArmCount] = {};
+};
+
+double Quantile(const double (&times)[kMaxGpus][kMaxIterations], int gpus, int iterations, double q) {
+  std::vector<double> all;
+  for (int rank = 0; rank < gpus; ++rank) all.insert(all.end(), times[rank], times[rank] + iterations);
   std::sort(all.begin(), all.end());
   return all[static_cast<size_t>(q * static_cast<double>(all.size() - 1))];
 }
 
-void Train(const std::string& socket_dir, int rank, int gpus, int iterations, Board& board) {
-  Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
+void Print(const Size& size, const Rank& rank, int gpus, int count, const Board& board) {
+  for (int load = 0; load < 2; ++load) {
+    for (int arm = 0; arm < kArmCount; ++arm) {
+      if (!rank.Has(static_cast<Arm>(arm))) continue;
+      const double median = Quantile(board.times[load][arm], gpus, count, 0.5);
+      std::cout << absl::StrFormat("%-18s %-10s %-11s %10.1f %10.1f us %8.1f GB/s\n", size.name, kLoadNames[load],
+                                   kArmNames[arm], median, Quantile(board.times[load][arm], gpus, count, 0.99),
+                                   static_cast<double>(size.bytes()) * (gpus - 1) / gpus / median / 1e3);
+    }
+  }
+  std::cout << absl::StrFormat("%-18s %.1f us of CPU a gather\n", size.name,
+                               *std::max_element(board.cpu, board.cpu + gpus));
+  std::cout.flush();
+}
+
+void Train(const std::string& socket_dir, int gpus, int iterations, int rank_index, Board& board) {
+  Client client = OrDie(Client::Connect({.rank = rank_index, .socket_dir = socket_dir, .prefetch = false}), "connect");
   Model model = OrDie(client.OpenModel(Spec()), "open");
   cudaSetDevice(model.gpu());
-  const gpu::Stream stream = OrDie(gpu::Stream::Create(model.gpu()), "stream");
-  Flag usable;
+  Rank rank(model, gpus, board);
   for (const Size& size : Sizes()) {
     const int count = size.bytes() > (64 << 20) ? std::max(20, iterations / 4) : iterations;
-    Measure(model, size, gpus, count, stream.get(), usable, board);
-    if (rank == 0) {
-      const double median = Quantile(board, gpus, count, 0.5);
-      std::cout << absl::StrFormat("%-18s %10.1f %10.1f us %8.1f GB/s %8.1f us CPU\n", size.name, median,
-                                   Quantile(board, gpus, count, 0.99),
-                                   static_cast<double>(size.bytes()) * (gpus - 1) / gpus / median / 1e3,
-                                   *std::max_element(board.cpu, board.cpu + gpus));
-      std::cout.flush();
+    for (int round = 0; round < kRounds; ++round) {
+      for (int load = 0; load < 2; ++load) {
+        std::optional<Load> products;
+        if (load == 1) products.emplace(model.gpu());
+        for (int arm = 0; arm < kArmCount; ++arm) {
+          if (!rank.Has(static_cast<Arm>(arm))) continue;
+          rank.Measure(size, static_cast<Arm>(arm), load, count * round / kRounds, count * (round + 1) / kRounds);
+        }
+        board.barrier.Await(gpus);
+      }
     }
+    rank.MeasureCpu(size, count);
+    if (rank_index == 0) Print(size, rank, gpus, count, board);
     board.barrier.Await(gpus);
   }
 }
 
 int Main(int gpus, int iterations) {
+  gpu::SetNcclEnvironment();
   const test::TemporaryDirectory directory;
   std::vector<std::string> flags;
   for (int i = 0; i < gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
@@ -191,14 +323,14 @@ int Main(int gpus, int iterations) {
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
   auto* const board =
       new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
-  std::cout << absl::StrFormat("%d GPUs\n%-18s %10s %10s %16s %12s\n", gpus, "gathered", "p50", "p99", "bus bandwidth",
-                               "a gather");
+  std::cout << absl::StrFormat("%d GPUs\n%-18s %-10s %-11s %10s %10s %16s\n", gpus, "gathered", "GPUs", "", "p50",
+                               "p99", "bus bandwidth");
   std::cout.flush();
   std::vector<pid_t> trainers;
   for (int rank = 0; rank < gpus; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) {
-      Train(directory.path(), rank, gpus, iterations, *board);
+      Train(directory.path(), gpus, iterations, rank, *board);
       std::_Exit(0);
     }
     trainers.push_back(pid);
@@ -212,15 +344,15 @@ int Main(int gpus, int iterations) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
+  if (!paramshard::test::HasGpuDriver()) {
+    std::cout << "skipped: no GPU here\n";
+    return 0;
+  }
   const int gpus = argc > 1 ? std::atoi(argv[1]) : 2;
   const int iterations = argc > 2 ? std::atoi(argv[2]) : 200;
   if (gpus < 1 || gpus > paramshard::kMaxGpus || iterations < 1 || iterations > paramshard::kMaxIterations) {
     std::cerr << "usage: gather_cuda_bench [GPUS] [ITERATIONS]\n";
     return 2;
-  }
-  if (!paramshard::test::HasGpuDriver()) {
-    std::cout << "skipped: no GPU here\n";
-    return 0;
   }
   return paramshard::Main(gpus, iterations);
 }
