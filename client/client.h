@@ -52,6 +52,10 @@ enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
 
 enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
 
+// When the gradients of a push are summed over the ranks: at the commit, which takes as many bytes on each rank as all
+// gradients of the model and does not disturb trainers that compute, or at once. The bits of the sums are the same.
+enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
+
 // Every member of the structs below has a default: designated initializers name those that matter.
 
 // What decides the bytes of a parameter's planes besides its master. What is unset has the default of the format.
@@ -115,6 +119,8 @@ struct ModelSpec {
   uint64_t seed = 0;
   std::optional<absl::Duration> step_timeout = {};  // default: the daemon's
   std::vector<FormatRule> format_rules = {};        // the first that matches a name counts
+  // Default: at the commit on GPUs of one daemon that have much memory left, else at the push.
+  std::optional<GradientSums> gradient_sums = {};
 };
 
 // Hyper-parameters of one commit for one parameter group.

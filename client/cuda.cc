@@ -37,9 +37,11 @@ absl::Status Release(GatheredUnit& unit, cudaStream_t stream) {
   return impl->ReleaseOn(stream);
 }
 
-absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream) {
+absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream,
+                                        SlotContent content) {
   const std::shared_ptr<internal::Session>& session = HandleAccess::SessionOf(model);
-  ASSIGN_OR_RETURN(const internal::GradientTicket ticket, session->TakeGradientsOn(unit, stream));
+  ASSIGN_OR_RETURN(const internal::GradientTicket ticket,
+                   session->TakeGradientsOn(unit, stream, content == SlotContent::kZero));
   return HandleAccess::MakeGradients(session, ticket, stream);
 }
 

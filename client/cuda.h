@@ -52,8 +52,15 @@ absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
 // and its views end here.
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream);
 
-// Hands out a gradient slot that `stream` zeroes once it has drained. The host waits for nothing.
-absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream);
+// What a gradient slot holds when it is handed out.
+enum class SlotContent : uint8_t {
+  kZero,       // zeroed by the stream
+  kUndefined,  // every element of every parameter that is not marked absent must be written
+};
+
+// Hands out a gradient slot that `stream` may write once it has drained. The host waits for nothing.
+absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream,
+                                        SlotContent content = SlotContent::kZero);
 
 // Hands the slot to the daemon when `stream` has come so far. The views end here.
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream);

@@ -182,6 +182,23 @@ std::vector<PieceCopy> LayoutView::OwnPieces(int unit, Phase phase) const {
   return pieces;
 }
 
+std::vector<PieceCopy> LayoutView::OwnGradients(int unit, int gradient_slot,
+                                                absl::Span<const int> absent_parameters) const {
+  std::vector<PieceCopy> pieces;
+  for (int i = 0; i < layout_.units(unit).parameters_size(); ++i) {
+    const v1::ParameterLayout& layout = Parameter(unit, i);
+    const int64_t row_bytes = layout.columns() * GradientBytes(spec_->units[unit].parameters[i].gradient_type);
+    const int64_t rows = ExtentRows(layout, group_rank_);
+    if (rows == 0 || std::binary_search(absent_parameters.begin(), absent_parameters.end(), i)) continue;
+    const int64_t first_row = layout.has_owner() ? 0 : group_rank_ * layout.rows_per_rank();
+    pieces.push_back(
+        {.source = layout_.gradient_slot_offsets(gradient_slot) + layout.gradient_offset() + first_row * row_bytes,
+         .target = layout.landing_offset(),
+         .bytes = rows * row_bytes});
+  }
+  return pieces;
+}
+
 ByteRange LayoutView::WholeData(int unit, int parameter, int64_t offset) const {
   return {offset, DataBytes(EncodingOf(unit, parameter), Rows(unit, parameter), Columns(unit, parameter))};
 }

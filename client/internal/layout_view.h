@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "client/client.h"
 #include "paramshard/v1/trainer.pb.h"
 
@@ -22,7 +23,7 @@ struct ByteRange {
 };
 
 // A run of bytes that this rank lands itself: planes[source, source + bytes) goes to slot[target,
-// ...).
+// ...); of gradients, slots[source, source + bytes) goes to slots[target, ...).
 struct PieceCopy {
   int64_t source = 0;
   int64_t target = 0;
@@ -69,6 +70,9 @@ class LayoutView {
 
   // What this rank contributes to a gather, without empty pieces.
   std::vector<PieceCopy> OwnPieces(int unit, Phase phase) const;
+
+  // This rank's own rows of a unit's gradients in a gradient slot, without those of `absent_parameters` (ascending).
+  std::vector<PieceCopy> OwnGradients(int unit, int gradient_slot, absl::Span<const int> absent_parameters) const;
 
   // Where a plane lies in the slot of a gather of `phase`; and, where the group is one rank, in its
   // arena. Require that the parameter has the plane (and the phase brings it).

@@ -78,7 +78,10 @@ absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Lay
   const wire::HandoffMemory& sizes = parts.memory.sizes;
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(Counts(proto)));
   RETURN_IF_ERROR(CheckSize("planes", proto.arena_bytes(), sizes.planes_bytes));
-  RETURN_IF_ERROR(CheckSize("slots", proto.slots_bytes(), sizes.slots_bytes));
+  // A landing area may be there without being used.
+  const bool has_landing = parts.started.client_lands_own_gradients() || sizes.slots_bytes > proto.slots_bytes();
+  const int64_t landing_bytes = has_landing ? proto.landing_bytes() : 0;
+  RETURN_IF_ERROR(CheckSize("slots", proto.slots_bytes() + landing_bytes, sizes.slots_bytes));
   RETURN_IF_ERROR(CheckSize("words", words_bytes, sizes.words_bytes));
   Memory mapped;
   ASSIGN_OR_RETURN(mapped.words,
@@ -126,6 +129,7 @@ Session::Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copie
       stream_releases_(layout_.proto().slot_bytes_size()),
       gradient_slots_(ToVector(layout_.proto().gradient_slot_bytes())),
       given_back_by_(layout_.proto().gradient_slot_bytes_size()),
+      pushed_(layout_.proto().units_size(), false),
       last_commit_(started_.commit_number()),
       stream_(std::move(parts.stream)) {}
 
@@ -328,11 +332,14 @@ absl::StatusOr<GradientTicket> Session::ChooseGradientSlot(absl::string_view uni
                    UnitNames(gradient_slots_.Holders())));
 }
 
-absl::Status Session::ZeroGradients(const GradientTicket& ticket, GpuStream stream) {
+absl::Status Session::AwaitGivenBack(const GradientTicket& ticket, GpuStream stream) {
   const Worker before = std::exchange(given_back_by_[ticket.slot], std::nullopt);
-  if (before.has_value() && *before != stream) {
-    RETURN_IF_ERROR(memory_.tensors->AwaitMark(MarkOfGradients(ticket.slot), stream));
-  }
+  if (!before.has_value() || *before == stream) return absl::OkStatus();
+  return memory_.tensors->AwaitMark(MarkOfGradients(ticket.slot), stream);
+}
+
+absl::Status Session::ZeroGradients(const GradientTicket& ticket, GpuStream stream) {
+  RETURN_IF_ERROR(AwaitGivenBack(ticket, stream));
   return memory_.tensors->Zero(memory_.tensors->slots() + layout_.proto().gradient_slot_offsets(ticket.slot),
                                layout_.proto().units(ticket.unit).gradient_bytes(), stream);
 }
@@ -360,19 +367,40 @@ GradientView Session::Gradient(const GradientTicket& ticket, int parameter) cons
   return view;
 }
 
+absl::Status Session::LandOwnGradients(const GradientTicket& ticket, absl::Span<const int> absent_parameters,
+                                       Worker worker) {
+  // The last commit reads what landed before it.
+  word_operations_.clear();
+  if (last_commit_ > started_.commit_number()) {
+    if (!worker.has_value()) RETURN_IF_ERROR(page_.AwaitAnswer(last_commit_));
+    AwaitWordOn(page_.words().committed(), last_commit_);
+  }
+  const GpuStream stream = worker.value_or(memory_.tensors->own_stream());
+  RETURN_IF_ERROR(EnqueueWords(stream));
+  byte_copies_.clear();
+  for (const PieceCopy& piece : layout_.OwnGradients(ticket.unit, ticket.slot, absent_parameters)) {
+    byte_copies_.push_back(
+        {memory_.tensors->slots() + piece.source, memory_.tensors->slots() + piece.target, piece.bytes});
+  }
+  RETURN_IF_ERROR(memory_.tensors->Copy(byte_copies_, stream));
+  return worker.has_value() ? absl::OkStatus() : memory_.tensors->Synchronize(stream);
+}
+
 absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
+  const bool lands = started_.client_lands_own_gradients() && !pushed_[ticket.unit];
+  absl::Status written = lands ? LandOwnGradients(ticket, absent_parameters, worker) : absl::OkStatus();
   v1::Command command;
+  command.mutable_push()->set_own_slices_landed(lands);
   command.mutable_push()->set_unit(ticket.unit);
   command.mutable_push()->set_slot(ticket.slot);
   for (int parameter : absent_parameters) command.mutable_push()->add_absent_parameters(parameter);
   // Filled before the command: the daemon may look at the word as soon as it has read the command.
   wire::Word& filled = page_.words().filled(ticket.slot);
   const auto next_number = static_cast<uint32_t>(page_.next_number());
-  absl::Status written;
-  if (worker.has_value()) {
+  if (worker.has_value() && written.ok()) {
     const WordOperation write{.kind = WordOperation::Kind::kWrite, .word = &filled, .value = next_number};
     written = memory_.tensors->EnqueueWords({write}, *worker);
-  } else {
+  } else if (written.ok()) {
     filled.value.store(next_number, std::memory_order_release);
   }
   const absl::StatusOr<int64_t> number = written.ok() ? page_.Send(std::move(command)) : written;
@@ -381,6 +409,7 @@ absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> a
     return number.status();
   }
   gradient_slots_.Push(ticket.slot, *number);
+  pushed_[ticket.unit] = true;
   return absl::OkStatus();
 }
 
@@ -428,6 +457,8 @@ absl::StatusOr<int64_t> Session::Commit(const CommitOptions& options) {
   ASSIGN_OR_RETURN(*command.mutable_commit(), MakeCommit(options, group_count, number));
   if (number - kCommitsInFlight > started_.commit_number()) RETURN_IF_ERROR(KeepAnswer(number - kCommitsInFlight));
   RETURN_IF_ERROR(page_.Send(std::move(command)).status());
+  // A repeated number commits nothing.
+  if (number != last_commit_) pushed_.assign(pushed_.size(), false);
   last_commit_ = number;
   plan_.EndStep();
   return number;

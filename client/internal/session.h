@@ -97,7 +97,7 @@ class Session {
 
   // --- Gradients. See Model and UnitGradients.
   absl::StatusOr<GradientTicket> TakeGradients(absl::string_view unit);
-  absl::StatusOr<GradientTicket> TakeGradientsOn(absl::string_view unit, GpuStream stream);
+  absl::StatusOr<GradientTicket> TakeGradientsOn(absl::string_view unit, GpuStream stream, bool zeroed = true);
   GradientView Gradient(const GradientTicket& ticket, int parameter) const;
   // By the worker that filled the slot.
   absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
@@ -169,7 +169,11 @@ class Session {
   int MarkOfGradients(int slot) const { return layout_.proto().slot_offsets_size() + slot; }
 
   absl::StatusOr<GradientTicket> ChooseGradientSlot(absl::string_view unit) const;
+  // Of a slot that was given back: orders the stream after the one that may still write it.
+  absl::Status AwaitGivenBack(const GradientTicket& ticket, GpuStream stream);
   absl::Status ZeroGradients(const GradientTicket& ticket, GpuStream stream);
+  // Keeps this rank's own gradients where the daemon looks for them at the commit.
+  absl::Status LandOwnGradients(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker);
 
   absl::Status CheckNothingHeld() const;
   absl::StatusOr<int64_t> ChooseCommitNumber(const CommitOptions& options) const;
@@ -196,6 +200,7 @@ class Session {
   std::vector<std::optional<StreamRelease>> stream_releases_;  // by slot
   GradientSlots gradient_slots_;
   std::vector<Worker> given_back_by_;  // by gradient slot: the stream that may still write it, though it was not pushed
+  std::vector<bool> pushed_;           // by unit: since the last commit
   PrefetchPlan plan_;
   std::deque<GatherTicket> ahead_;  // issued for what plan_ expects, in that order
   int64_t gathered_bytes_ = 0;

@@ -81,7 +81,7 @@ absl::Status Session::ReleaseOn(const GatherTicket& ticket, GpuStream stream) {
   return status;
 }
 
-absl::StatusOr<GradientTicket> Session::TakeGradientsOn(absl::string_view unit, GpuStream stream) {
+absl::StatusOr<GradientTicket> Session::TakeGradientsOn(absl::string_view unit, GpuStream stream, bool zeroed) {
   RETURN_IF_ERROR(CheckHasStreams("gradients"));
   ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseGradientSlot(unit));
   word_operations_.clear();
@@ -89,7 +89,7 @@ absl::StatusOr<GradientTicket> Session::TakeGradientsOn(absl::string_view unit, 
     AwaitWordOn(page_.words().drained(ticket.slot), push);
   }
   RETURN_IF_ERROR(EnqueueWords(stream));
-  RETURN_IF_ERROR(ZeroGradients(ticket, stream));
+  RETURN_IF_ERROR(zeroed ? ZeroGradients(ticket, stream) : AwaitGivenBack(ticket, stream));
   gradient_slots_.Hold(ticket.slot, ticket.unit);
   return ticket;
 }

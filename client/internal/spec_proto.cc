@@ -17,6 +17,7 @@ static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF
 static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
 static_assert(static_cast<int>(AdamMode::kL2) == v1::ADAM_MODE_L2);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
+static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 static_assert(static_cast<int>(Phase::kBoth) == v1::PHASE_BOTH);
 static_assert(static_cast<int>(TensorKind::kExpAvgSq) == v1::TENSOR_KIND_EXP_AVG_SQ);
 static_assert(static_cast<int>(TensorType::kFP16) == v1::TENSOR_TYPE_FP16);
@@ -148,6 +149,7 @@ v1::ModelSpec ToProto(const ModelSpec& spec) {
     rule_proto->set_pattern(rule.pattern);
     SetStorage(rule, rule_proto);
   }
+  if (spec.gradient_sums.has_value()) proto.set_gradient_sums(static_cast<v1::GradientSums>(*spec.gradient_sums));
   return proto;
 }
 

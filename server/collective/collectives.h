@@ -47,6 +47,9 @@ struct ReduceCall {
   int64_t number = 0;
   int unit = 0;
   int slot = 0;  // gradient slot
+  // The rank's own slices lie in its landing area, and the slot may be used again before the commit. Requires
+  // sums_at_commit().
+  bool own_slices_landed = false;
   // The rank's gradient accumulators, one for each parameter of the unit (fp32, the rank's extent;
   // null for an empty extent and for absent parameters). The sum over all ranks (in rank order) and
   // then over replicas (in node order) is added, or stored where overwrite says so.
@@ -65,24 +68,30 @@ class Collectives {
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
   // `delivered(rank, source)` is called once for each (rank whose slot is ready, rank whose pieces
   // are there) that this call completed, among ranks of this daemon; the caller publishes the ready
-  // word. (A GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they count from 0 in every daemon where groups lie
-  // inside daemons, and are the world's ranks where one group spans all. It is called for a rank
-  // without pieces of the unit too.
+  // word. (A GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group:
+  // they count from 0 in every daemon where groups lie inside daemons, and are the world's ranks where one group spans all.
+  // It is called for a rank without pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) = 0;
 
-  // Sums this rank's slices of the unit's gradients over the group and the replicas.
+  // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the slot
+  // may be used again. Where own slices have landed the sum may be left to SumPushed; sums of one accumulator are made in
+  // the order of the calls. FAILED_PRECONDITION own slices landed that were not expected.
   virtual absl::Status Reduce(const ReduceCall& call) = 0;
 
   // Replaces every value by the largest that any daemon of the world has there. Called for one rank of each daemon, its first,
   // between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN does not
   // compare: callers pass none. Values of a failed call are unspecified.
   virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
+  // Makes the sums that Reduce has left, before anybody reads the accumulators. From the push thread.
+  virtual absl::Status SumPushed() { return absl::OkStatus(); }
 
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more
   // than once.
   virtual void Abort(const absl::Status& status) = 0;
 
   virtual bool lands_own_pieces() const = 0;
+  // Whether sums wait for SumPushed: then the trainer lands its own slices.
+  virtual bool sums_at_commit() const { return false; }
   // Memory that this rank's engine holds for itself, on its device: receive memory and partial sums.
   virtual int64_t scratch_bytes() const = 0;
   virtual absl::string_view name() const = 0;

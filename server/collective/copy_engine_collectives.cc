@@ -6,54 +6,45 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/collective/scratch_memory.h"
+#include "kernels/reduce/gradient_sum_cuda.h"
 
 namespace paramshard::server {
 namespace {
 
-int64_t SliceBytes(const LocalGroup& group, int unit, const GradientSlice& slice) {
-  return slice.elements * GradientBytes(group.gradient_type(unit, slice.parameter));
-}
-
-int64_t Padded(int64_t bytes) {
-  return (bytes + kCopyEngineSliceAlignment - 1) / kCopyEngineSliceAlignment * kCopyEngineSliceAlignment;
-}
+// A piece that takes longer to copy than others take to be enqueued.
+constexpr int64_t kLargePieceBytes = int64_t{1} << 20;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const LocalGroup& group, int rank) {
-  ComputeDevice& own = *group.memory[rank].device;
-  const int device = own.id().index;
+absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const LocalGroup& group, int rank,
+                                                                           bool sums_at_commit) {
   if (group.ranks() > gpu::kMaxGradientSources) {
     return absl::InvalidArgumentError(absl::StrCat("copy engine: at most ", gpu::kMaxGradientSources,
                                                    " GPUs in one daemon expected, got ", group.ranks()));
   }
-  const int64_t receive_bytes = ReceiveMemoryBytes(*group.model, *group.layout, rank, kCopyEngineSliceAlignment);
-  ASSIGN_OR_RETURN(Memory received, own.Allocate("paramshard-receive", receive_bytes, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(device));
-  ASSIGN_OR_RETURN(gpu::Stream reductions, gpu::Stream::Create(device));
-  return std::unique_ptr<Collectives>(
-      new CopyEngineCollectives(group, rank, std::move(received), std::move(gathers), std::move(reductions)));
+  ASSIGN_OR_RETURN(LocalReduction reduction, LocalReduction::Create(group, rank, sums_at_commit));
+  ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(group.memory[rank].device->id().index));
+  return std::unique_ptr<Collectives>(new CopyEngineCollectives(group, rank, std::move(reduction), std::move(gathers)));
 }
 
-CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, Memory received, gpu::Stream gathers,
-                                             gpu::Stream reductions)
-    : group_(std::move(group)),
-      rank_(rank),
-      received_(std::move(received)),
-      gathers_(std::move(gathers)),
-      reductions_(std::move(reductions)) {}
+CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers)
+    : group_(std::move(group)), rank_(rank), gathers_(std::move(gathers)), reduction_(std::move(reduction)) {}
 
-const gpu::BatchCopy& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
+const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
   const auto [entry, is_new] = copies_.try_emplace({call.unit, call.use, call.slot});
   if (!is_new) return entry->second;
-  const std::vector<PieceCopy> pieces = group_.layout->Pieces(call.unit, call.use, rank_);
+  std::vector<PieceCopy> pieces = group_.layout->Pieces(call.unit, call.use, rank_);
+  const auto largest = std::max_element(pieces.begin(), pieces.end(),
+                                        [](const PieceCopy& a, const PieceCopy& b) { return a.bytes < b.bytes; });
+  if (largest != pieces.end()) std::rotate(pieces.begin(), largest, largest + 1);
+  const size_t in_first = !pieces.empty() && pieces[0].bytes >= kLargePieceBytes ? 1 : pieces.size();
   // Every rank begins with its next neighbour, so that the ranks write different peers.
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     uint8_t* const slot = group_.memory[peer].slots + group_.layout->slot_offsets()[call.slot];
-    for (const PieceCopy& piece : pieces) {
-      entry->second.Add(slot + piece.target, group_.memory[rank_].arena + piece.source, piece.bytes);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      gpu::BatchCopy& copies = i < in_first ? entry->second.first : entry->second.rest;
+      copies.Add(slot + pieces[i].target, group_.memory[rank_].arena + pieces[i].source, pieces[i].bytes);
     }
   }
   return entry->second;
@@ -63,7 +54,9 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
                                            absl::FunctionRef<void(int rank, int source)> delivered) {
   RETURN_IF_ERROR(abort_.status());
   const gpu::DeviceScope scope(gathers_.device());
-  RETURN_IF_ERROR(CopiesOf(call).Enqueue(gathers_.get()));
+  const GatherCopies& copies = CopiesOf(call);
+  RETURN_IF_ERROR(copies.first.Enqueue(gathers_.get()));
+  RETURN_IF_ERROR(copies.rest.Enqueue(gathers_.get()));
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     ready_.Write(&group_.memory[peer].words.ready(call.slot, rank_), static_cast<uint32_t>(call.number));
@@ -76,38 +69,14 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
 
 absl::Status CopyEngineCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(abort_.status());
-  std::vector<gpu::GradientSumTask> tasks;
-  gpu::BatchCopy copies;
-  uint8_t* received = received_.data();
-  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
-    if (call.accumulators[slice.parameter] == nullptr) continue;  // absent
-    tasks.push_back(Receive(call, slice, received, copies));
-    received += Padded(SliceBytes(group_, call.unit, slice)) * (group_.ranks() - 1);
-  }
-  const gpu::DeviceScope scope(reductions_.device());
-  RETURN_IF_ERROR(copies.Enqueue(reductions_.get()));
-  RETURN_IF_ERROR(gpu::SumGradients(tasks, reductions_.get()));
-  RETURN_IF_ERROR(reductions_.Synchronize());
+  RETURN_IF_ERROR(reduction_.Reduce(call));
   return abort_.status();
 }
 
-gpu::GradientSumTask CopyEngineCollectives::Receive(const ReduceCall& call, const GradientSlice& slice,
-                                                    uint8_t* received, gpu::BatchCopy& copies) const {
-  const int64_t bytes = SliceBytes(group_, call.unit, slice);
-  gpu::GradientSumTask task;
-  task.source_count = group_.ranks();
-  task.sources[rank_] = group_.Gradients(call, slice, rank_);
-  for (int step = 1; step < group_.ranks(); ++step) {
-    const int peer = (rank_ + step) % group_.ranks();
-    copies.Add(received, group_.Gradients(call, slice, peer), bytes);
-    task.sources[peer] = received;
-    received += Padded(bytes);
-  }
-  task.type = group_.gradient_type(call.unit, slice.parameter);
-  task.count = slice.elements;
-  task.overwrite = call.overwrite[slice.parameter];
-  task.accumulator = call.accumulators[slice.parameter];
-  return task;
+absl::Status CopyEngineCollectives::SumPushed() {
+  RETURN_IF_ERROR(abort_.status());
+  RETURN_IF_ERROR(reduction_.SumPushed());
+  return abort_.status();
 }
 
 }  // namespace paramshard::server

@@ -10,50 +10,52 @@
 #include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
-#include "kernels/reduce/gradient_sum_cuda.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/local_group.h"
+#include "server/collective/local_reduction.h"
 
 namespace paramshard::server {
 
 // Waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
 //
-// A gather is one batch of copies that push this rank's pieces into the peers' slots, peer by peer: with the pieces of one
-// peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. The stream then writes
-// the ready word on every peer's page, so that nobody waits for this process to notice.
-//
-// Reduce copies the peers' slices of this rank's extents into receive memory, by copy engines, and sums them in one kernel
-// that touches no other GPU: a kernel that waits for NVLink would hold the trainers' back for longer.
+// A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the pieces
+// of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A batch begins
+// when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are enqueued. The stream
+// then writes the ready word on every peer's page, so that nobody waits for this process to notice.
 class CopyEngineCollectives final : public Collectives {
  public:
   // One rank's end of the group.
-  static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank);
+  static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
   absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
+  absl::Status SumPushed() override;
   void Abort(const absl::Status& status) override { abort_.Set(status); }
   bool lands_own_pieces() const override { return false; }
-  int64_t scratch_bytes() const override { return received_.size_bytes(); }
+  bool sums_at_commit() const override { return reduction_.sums_at_commit(); }
+  int64_t scratch_bytes() const override { return reduction_.scratch_bytes(); }
   absl::string_view name() const override { return "copy engine"; }
 
  private:
-  CopyEngineCollectives(LocalGroup group, int rank, Memory received, gpu::Stream gathers, gpu::Stream reductions);
+  CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers);
 
-  const gpu::BatchCopy& CopiesOf(const GatherCall& call);
-  // The sum of one slice, with the peers' parts copied to `received` on.
-  gpu::GradientSumTask Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received,
-                               gpu::BatchCopy& copies) const;
+  // Copies of a gather, in the order in which they are enqueued: while the first run the others are enqueued.
+  struct GatherCopies {
+    gpu::BatchCopy first, rest;
+  };
+  const GatherCopies& CopiesOf(const GatherCall& call);
 
   // Constant after construction.
   const LocalGroup group_;
   const int rank_;
-  const Memory received_;  // the slices of the largest unit, of every peer; used by Reduce
-  const gpu::Stream gathers_, reductions_;
+  const gpu::Stream gathers_;
+
+  LocalReduction reduction_;  // used by Reduce and SumPushed
 
   // Used by Gather. By unit, use and slot: what is copied, made at the first such gather.
-  std::map<std::tuple<int, Use, int>, gpu::BatchCopy> copies_;
+  std::map<std::tuple<int, Use, int>, GatherCopies> copies_;
   gpu::WordOperations ready_;
 
   AbortState abort_;

@@ -120,13 +120,21 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPla
 
 LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory}; }
 
-absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec) {
-  if (OnGpus(spec)) return MakeCopyEngines(GroupOf(spec));
+absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec, bool sums_at_commit) {
+  if (OnGpus(spec)) return MakeCopyEngines(GroupOf(spec), sums_at_commit);
   Engines engines(LocalRanks(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    engines[rank] = std::make_unique<MemcpyCollectives>(GroupOf(spec), rank);
+    ASSIGN_OR_RETURN(engines[rank], MemcpyCollectives::Create(GroupOf(spec), rank, sums_at_commit));
   }
   return engines;
+}
+
+// Trainers may have taken the memory since the model was opened: unless the model insists, sums then are made at the push.
+absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
+  absl::StatusOr<Engines> engines = MakeDirectEngines(spec, spec.sums_at_commit);
+  const bool insists = spec.model->gradient_sums.has_value();
+  if (!spec.sums_at_commit || insists || !absl::IsResourceExhausted(engines.status())) return engines;
+  return MakeDirectEngines(spec, /*sums_at_commit=*/false);
 }
 
 // Of meshes in the order of ranks: for each one for gathers, one for reductions.
@@ -160,7 +168,7 @@ absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
   ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, plans));
   ASSIGN_OR_RETURN(Engines engines, MeshInside(spec)
                                         ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(LocalRanks(spec)))
-                                        : MakeDirectEngines(spec));
+                                        : MakeDirectEngines(spec, /*sums_at_commit=*/false));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     const ReplicatedCollectives::Options options{spec.model, spec.layout, rank, spec.memory[rank].device, spec.timeout};
     ASSIGN_OR_RETURN(engines[rank],
@@ -189,7 +197,7 @@ absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
   ASSIGN_OR_RETURN(const Topology topology, ChooseTopology(spec));
   switch (topology) {
     case Topology::kInsideDaemon:
-      return MeshInside(spec) ? ConnectMeshEngines(spec) : MakeDirectEngines(spec);
+      return MeshInside(spec) ? ConnectMeshEngines(spec) : MakeOnlyEngines(spec);
     case Topology::kReplicated:
       return ConnectReplicatedEngines(spec);
     case Topology::kAcrossDaemons:

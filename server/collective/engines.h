@@ -36,6 +36,9 @@ struct EngineSpec {
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
   EngineSettings settings;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null
+  // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends with
+  // the layout's landing area. Other engines sum at the push.
+  bool sums_at_commit = false;
 };
 
 // Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside those of

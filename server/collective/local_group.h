@@ -22,15 +22,15 @@ struct LocalGroup {
   // The gradients of `slice` that `rank` has put into the slot.
   const void* Gradients(const ReduceCall& call, const GradientSlice& slice, int rank) const;
 
+  // The same, of `rank` itself, where it has landed them.
+  const void* Landed(int unit, const GradientSlice& slice, int rank) const;
+
   GradientType gradient_type(int unit, int parameter) const {
     return model->units[unit].parameters[parameter].gradient_type;
   }
 
   // Copies the pieces of `source` into the slot of `target`.
   void CopyPieces(const GatherCall& call, int source, int target) const;
-
-  // Sums one slice over all ranks in rank order.
-  void SumSlice(const ReduceCall& call, const GradientSlice& slice, bool overwrite, float* accumulator) const;
 };
 
 }  // namespace paramshard::server

@@ -6,7 +6,14 @@
 
 namespace paramshard::server {
 
-MemcpyCollectives::MemcpyCollectives(LocalGroup group, int rank) : group_(std::move(group)), rank_(rank) {}
+absl::StatusOr<std::unique_ptr<Collectives>> MemcpyCollectives::Create(const LocalGroup& group, int rank,
+                                                                       bool sums_at_commit) {
+  ASSIGN_OR_RETURN(LocalReduction reduction, LocalReduction::Create(group, rank, sums_at_commit));
+  return std::unique_ptr<Collectives>(new MemcpyCollectives(group, rank, std::move(reduction)));
+}
+
+MemcpyCollectives::MemcpyCollectives(LocalGroup group, int rank, LocalReduction reduction)
+    : group_(std::move(group)), rank_(rank), reduction_(std::move(reduction)) {}
 
 absl::Status MemcpyCollectives::Gather(const GatherCall& call,
                                        absl::FunctionRef<void(int rank, int source)> delivered) {
@@ -21,12 +28,14 @@ absl::Status MemcpyCollectives::Gather(const GatherCall& call,
 }
 
 absl::Status MemcpyCollectives::Reduce(const ReduceCall& call) {
-  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
-    RETURN_IF_ERROR(abort_.status());
-    float* const accumulator = call.accumulators[slice.parameter];
-    if (accumulator == nullptr) continue;  // absent
-    group_.SumSlice(call, slice, call.overwrite[slice.parameter], accumulator);
-  }
+  RETURN_IF_ERROR(abort_.status());
+  RETURN_IF_ERROR(reduction_.Reduce(call));
+  return abort_.status();
+}
+
+absl::Status MemcpyCollectives::SumPushed() {
+  RETURN_IF_ERROR(abort_.status());
+  RETURN_IF_ERROR(reduction_.SumPushed());
   return abort_.status();
 }
 

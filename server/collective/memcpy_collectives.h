@@ -2,34 +2,43 @@
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
 
+#include <memory>
+
+#include "absl/status/statusor.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/local_group.h"
+#include "server/collective/local_reduction.h"
 
 namespace paramshard::server {
 
 // Waits for nobody: the daemon calls Gather only when every rank of the group has issued the
 // command and its slot is free, and Reduce only when every rank has filled its gradient slot.
 // Gather pushes: it writes the peers' slots. Reduce pulls: it reads the peers' gradient slots, so a
-// slot is drained when every rank's Reduce has returned. Abort ends a call between two peers or
-// slices.
+// slot is drained when every rank's Reduce has returned. Abort ends a gather between two peers.
 class MemcpyCollectives final : public Collectives {
  public:
   // One rank's end of the group.
-  MemcpyCollectives(LocalGroup group, int rank);
+  static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
   absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
+  absl::Status SumPushed() override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return false; }
-  int64_t scratch_bytes() const override { return 0; }
+  bool sums_at_commit() const override { return reduction_.sums_at_commit(); }
+  int64_t scratch_bytes() const override { return reduction_.scratch_bytes(); }
   absl::string_view name() const override { return "memcpy"; }
 
  private:
+  MemcpyCollectives(LocalGroup group, int rank, LocalReduction reduction);
+
   // Constant after construction.
   const LocalGroup group_;
   const int rank_;
+
+  LocalReduction reduction_;  // used by Reduce and SumPushed
 
   AbortState abort_;
 };

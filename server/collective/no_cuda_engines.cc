@@ -4,7 +4,7 @@
 
 namespace paramshard::server {
 
-absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const LocalGroup&) {
+absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const LocalGroup&, bool) {
   return absl::UnimplementedError("copy engines: this build was made without CUDA");
 }
 

@@ -22,16 +22,17 @@ int64_t Largest(const ModelSpec& model, BytesOfUnit bytes_of_unit) {
 
 }  // namespace
 
+int64_t UnitReceiveBytes(const ModelSpec& model, const Layout& layout, int rank, int unit, int64_t alignment) {
+  int64_t bytes = 0;
+  for (const GradientSlice& slice : layout.Slices(unit, rank)) {
+    const ParameterSpec& parameter = model.units[unit].parameters[slice.parameter];
+    bytes += Padded(slice.elements * GradientBytes(parameter.gradient_type), alignment);
+  }
+  return bytes * (layout.ranks() - 1);
+}
+
 int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment) {
-  const auto bytes_of_unit = [&](int unit) {
-    int64_t bytes = 0;
-    for (const GradientSlice& slice : layout.Slices(unit, rank)) {
-      const ParameterSpec& parameter = model.units[unit].parameters[slice.parameter];
-      bytes += Padded(slice.elements * GradientBytes(parameter.gradient_type), alignment);
-    }
-    return bytes;
-  };
-  return Largest(model, bytes_of_unit) * (layout.ranks() - 1);
+  return Largest(model, [&](int unit) { return UnitReceiveBytes(model, layout, rank, unit, alignment); });
 }
 
 int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes) {
@@ -48,7 +49,11 @@ int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, con
   const int world = std::accumulate(choice.device_counts.begin(), choice.device_counts.end(), 0);
   const bool across_daemons = nodes > 1 && layout.ranks() == world;
   int64_t bytes = 0;
-  if (across_daemons || choice.mesh_inside) {
+  if (choice.sums_at_commit) {
+    for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit) {
+      bytes += UnitReceiveBytes(model, layout, rank, unit, kCopyEngineSliceAlignment);
+    }
+  } else if (across_daemons || choice.mesh_inside) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kMeshSliceAlignment);
   } else if (choice.devices == DeviceKind::kCuda) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kCopyEngineSliceAlignment);

@@ -18,12 +18,15 @@ struct EngineChoice {
   DeviceKind devices = DeviceKind::kCpu;
   std::vector<int> device_counts;  // of every node
   bool mesh_inside = false;        // see EngineSettings
+  bool sums_at_commit = false;     // see EngineSpec
 };
 
 // Bytes that the engine of `rank` of the shard group will hold, all in all: Collectives::scratch_bytes.
 int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice);
 
-// Its parts. The slices of the rank's largest unit, each padded to a multiple of `alignment` bytes, of every other rank.
+// Its parts. The slices of a unit that the rank owns, each padded to a multiple of `alignment` bytes, of every other rank; and
+// those of its largest unit.
+int64_t UnitReceiveBytes(const ModelSpec& model, const Layout& layout, int rank, int unit, int64_t alignment);
 int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment);
 // An fp32 sum of the rank's extents of its largest unit, of each of `nodes` replicas.
 int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes);

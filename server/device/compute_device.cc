@@ -85,13 +85,9 @@ class CpuShardArithmetic final : public ShardArithmetic {
 
 class CpuQueue final : public DeviceQueue {
  public:
-  absl::Status Copy(absl::Span<const CopyTask> tasks) override {
-    for (const CopyTask& task : tasks) std::memcpy(task.target, task.source, task.size_bytes);
-    return absl::OkStatus();
-  }
-
-  absl::Status Sum(absl::Span<const SumTask> tasks) override {
-    for (const SumTask& task : tasks) {
+  absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) override {
+    for (const CopyTask& task : copies) std::memcpy(task.target, task.source, task.size_bytes);
+    for (const SumTask& task : sums) {
       SumGradients(task.sources, task.type, task.count, task.overwrite, task.accumulator);
     }
     return absl::OkStatus();

@@ -84,9 +84,6 @@ class DeviceQueue {
     const void* source = nullptr;
     int64_t size_bytes = 0;
   };
-  // In any order.
-  virtual absl::Status Copy(absl::Span<const CopyTask> tasks) = 0;
-
   // One call of SumGradients (kernels/reduce/gradient_sum.h).
   struct SumTask {
     std::vector<const void*> sources;
@@ -95,8 +92,12 @@ class DeviceQueue {
     bool overwrite = false;
     float* accumulator = nullptr;
   };
-  // In any order; accumulators do not overlap. INVALID_ARGUMENT for more than 16 sources on a GPU.
-  virtual absl::Status Sum(absl::Span<const SumTask> tasks) = 0;
+
+  // Copies, in any order, and then sums, in any order; accumulators do not overlap. INVALID_ARGUMENT for more than 16
+  // sources on a GPU.
+  virtual absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) = 0;
+  absl::Status Copy(absl::Span<const CopyTask> tasks) { return Run(tasks, {}); }
+  absl::Status Sum(absl::Span<const SumTask> tasks) { return Run({}, tasks); }
 };
 
 // Thread-safe.

@@ -126,22 +126,25 @@ class CudaQueue final : public DeviceQueue {
  public:
   explicit CudaQueue(gpu::Stream stream) : stream_(std::move(stream)) {}
 
-  absl::Status Copy(absl::Span<const CopyTask> tasks) override {
-    gpu::BatchCopy copies;
-    for (const CopyTask& task : tasks) copies.Add(task.target, task.source, task.size_bytes);
+  absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) override {
+    gpu::BatchCopy batch;
+    for (const CopyTask& task : copies) batch.Add(task.target, task.source, task.size_bytes);
+    ASSIGN_OR_RETURN(const std::vector<gpu::GradientSumTask> tasks, TasksOf(sums));
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(copies.Enqueue(stream_.get()));
+    RETURN_IF_ERROR(batch.Enqueue(stream_.get()));
+    RETURN_IF_ERROR(gpu::SumGradients(tasks, stream_.get()));
     return stream_.Synchronize();
   }
 
-  absl::Status Sum(absl::Span<const SumTask> tasks) override {
-    std::vector<gpu::GradientSumTask> sums;
-    for (const SumTask& task : tasks) {
+ private:
+  static absl::StatusOr<std::vector<gpu::GradientSumTask>> TasksOf(absl::Span<const SumTask> sums) {
+    std::vector<gpu::GradientSumTask> tasks;
+    for (const SumTask& task : sums) {
       if (task.sources.size() > gpu::kMaxGradientSources) {
         return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,
                                                        " sources expected, got ", task.sources.size()));
       }
-      gpu::GradientSumTask& sum = sums.emplace_back();
+      gpu::GradientSumTask& sum = tasks.emplace_back();
       std::copy(task.sources.begin(), task.sources.end(), sum.sources);
       sum.source_count = static_cast<int>(task.sources.size());
       sum.type = task.type;
@@ -149,12 +152,9 @@ class CudaQueue final : public DeviceQueue {
       sum.overwrite = task.overwrite;
       sum.accumulator = task.accumulator;
     }
-    const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(gpu::SumGradients(sums, stream_.get()));
-    return stream_.Synchronize();
+    return tasks;
   }
 
- private:
   const gpu::Stream stream_;
 };
 

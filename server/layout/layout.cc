@@ -32,6 +32,7 @@ Layout::Layout(const ModelSpec& spec, int ranks) : spec_(spec), ranks_(ranks) {
   PlaceUnits(loads.owners());
   PlaceGatherSlots();
   PlaceGradientSlots();
+  PlaceLanding();
 }
 
 void Layout::PlaceUnits(const std::vector<int>& owners) {
@@ -65,6 +66,18 @@ void Layout::PlaceGradientSlots() {
   for (const UnitLayout& unit : units_) unit_bytes.push_back(unit.gradient_bytes);
   gradient_slot_bytes_ = SlotSizes(unit_bytes, spec_.gradient_slots);
   gradient_slot_offsets_ = AppendSlots(gradient_slot_bytes_);
+}
+
+void Layout::PlaceLanding() {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (size_t i = 0; i < units_[unit].parameters.size(); ++i) {
+      const ParameterSpec& spec = spec_.units[unit].parameters[i];
+      ParameterLayout& parameter = units_[unit].parameters[i];
+      const int64_t rows = parameter.owner.has_value() ? spec.rows : std::min(parameter.rows_per_rank, spec.rows);
+      parameter.landing_offset = landing_bytes_;
+      landing_bytes_ += AlignUp(rows * spec.columns * GradientBytes(spec.gradient_type), kRegionAlignment);
+    }
+  }
 }
 
 std::vector<int64_t> Layout::AppendSlots(const std::vector<int64_t>& sizes) {

@@ -70,6 +70,7 @@ struct ParameterLayout {
   PlaneLayout row_wise;
   std::optional<PlaneLayout> column_wise;
   int64_t gradient_offset = 0;  // of rows x columns in a gradient slot; a multiple of 256
+  int64_t landing_offset = 0;   // of the rank's own rows in the landing area; a multiple of 256, equal on all ranks
 };
 
 // The part of the small extent that a use brings.
@@ -137,6 +138,9 @@ class Layout {
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }
   const std::vector<int64_t>& gradient_slot_bytes() const { return gradient_slot_bytes_; }
   int64_t slots_bytes() const { return slots_bytes_; }
+  // The landing area, behind the slots where sums wait for the commit: room for the own gradients of the rank that has the
+  // most of a parameter, for every parameter.
+  int64_t landing_bytes() const { return landing_bytes_; }
 
   // The busiest rank's plane bytes over the mean of all ranks; 1 for an empty model.
   double Imbalance() const { return imbalance_; }
@@ -151,6 +155,7 @@ class Layout {
   void PlaceUnits(const std::vector<int>& owners);
   void PlaceGatherSlots();
   void PlaceGradientSlots();
+  void PlaceLanding();
   // Appends slots to the memory and returns their offsets.
   std::vector<int64_t> AppendSlots(const std::vector<int64_t>& sizes);
 
@@ -161,6 +166,7 @@ class Layout {
   int64_t arena_bytes_ = 0;
   std::vector<int64_t> slot_offsets_, slot_bytes_, gradient_slot_offsets_, gradient_slot_bytes_;
   int64_t slots_bytes_ = 0;
+  int64_t landing_bytes_ = 0;
 };
 
 }  // namespace paramshard::server

@@ -22,7 +22,8 @@ v1::PlaneLayout ToProto(const PlaneLayout& plane, int64_t unit_arena_offset) {
   return proto;
 }
 
-v1::ParameterLayout ToProto(const ParameterSpec& spec, const ParameterLayout& parameter, int64_t unit_arena_offset) {
+v1::ParameterLayout ToProto(const ParameterSpec& spec, const ParameterLayout& parameter, int64_t unit_arena_offset,
+                            int64_t landing) {
   v1::ParameterLayout proto;
   proto.set_rows(spec.rows);
   proto.set_columns(spec.columns);
@@ -33,6 +34,7 @@ v1::ParameterLayout ToProto(const ParameterSpec& spec, const ParameterLayout& pa
     *proto.mutable_column_wise() = ToProto(*parameter.column_wise, unit_arena_offset);
   }
   proto.set_gradient_offset(parameter.gradient_offset);
+  proto.set_landing_offset(landing + parameter.landing_offset);
   return proto;
 }
 
@@ -44,10 +46,10 @@ v1::SmallExtentLayout ToProto(const SmallRun& run, int64_t small_extent_arena_of
   return proto;
 }
 
-v1::UnitLayout ToProto(const UnitSpec& spec, const UnitLayout& unit) {
+v1::UnitLayout ToProto(const UnitSpec& spec, const UnitLayout& unit, int64_t landing) {
   v1::UnitLayout proto;
   for (size_t i = 0; i < unit.parameters.size(); ++i) {
-    *proto.add_parameters() = ToProto(spec.parameters[i], unit.parameters[i], unit.arena_offset);
+    *proto.add_parameters() = ToProto(spec.parameters[i], unit.parameters[i], unit.arena_offset, landing);
   }
   const int64_t small_extent = unit.arena_offset + unit.small_extent_offset;
   *proto.mutable_forward() = ToProto(unit.small[kForward], small_extent);
@@ -67,7 +69,7 @@ v1::ModelLayout Layout::ToProto() const {
   v1::ModelLayout proto;
   proto.set_ranks(ranks_);
   for (size_t i = 0; i < units_.size(); ++i) {
-    *proto.add_units() = server::ToProto(spec_.units[i], units_[i]);
+    *proto.add_units() = server::ToProto(spec_.units[i], units_[i], slots_bytes_);
   }
   proto.set_arena_bytes(arena_bytes_);
   proto.mutable_slot_offsets()->Add(slot_offsets_.begin(), slot_offsets_.end());
@@ -75,6 +77,7 @@ v1::ModelLayout Layout::ToProto() const {
   proto.mutable_gradient_slot_offsets()->Add(gradient_slot_offsets_.begin(), gradient_slot_offsets_.end());
   proto.mutable_gradient_slot_bytes()->Add(gradient_slot_bytes_.begin(), gradient_slot_bytes_.end());
   proto.set_slots_bytes(slots_bytes_);
+  proto.set_landing_bytes(landing_bytes_);
   return proto;
 }
 

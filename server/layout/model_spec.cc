@@ -51,6 +51,7 @@ static_assert(static_cast<int>(MomentType::kFP8) == v1::MOMENT_TYPE_FP8);
 static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF16_REMAINDER);
 static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
 static_assert(static_cast<int>(AdamMode::kL2) == v1::ADAM_MODE_L2);
+static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("shape [", absl::StrJoin(shape, ", "), "]");
@@ -265,6 +266,10 @@ class Parser {
     if (proto_.has_step_timeout()) {
       ASSIGN_OR_RETURN(spec_.step_timeout, ParseTimeout(proto_.step_timeout()));
     }
+    if (proto_.gradient_sums() != v1::GRADIENT_SUMS_UNSPECIFIED) {
+      ASSIGN_OR_RETURN(spec_.gradient_sums, ParseEnum(proto_.gradient_sums(), GradientSums::kAtPush,
+                                                      GradientSums::kAtPush, "gradient_sums AT_COMMIT or AT_PUSH"));
+    }
     return absl::OkStatus();
   }
 
@@ -323,9 +328,9 @@ class Parser {
       return Unexpected("a name that no other parameter has", "it twice");
     }
     ASSIGN_OR_RETURN(ParameterSpec parameter, ParseByRules(proto));
-    // Every slot may hold every unit; two more for the arena and for a unit's resident slot.
+    // Every slot may hold every unit; three more for the arena, a unit's resident slot and landed gradients.
     total_bytes_ += MaxSlotBytes(parameter, IsSmall(parameter, spec_.small_parameter_bytes)) *
-                    (spec_.gather_slots + spec_.gradient_slots + 2);
+                    (spec_.gather_slots + spec_.gradient_slots + 3);
     if (total_bytes_ > kMaxTotalBytes) {
       return Unexpected("sizes that fit 64 bits over all parameters", "more from here on");
     }

@@ -56,6 +56,9 @@ struct ParameterGroup {
   bool bias_correction = true;
 };
 
+// When gradients are summed over the ranks: see the proto.
+enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
+
 struct ModelSpec {
   std::string name;
   std::vector<UnitSpec> units;
@@ -67,6 +70,7 @@ struct ModelSpec {
   bool mean_gradients = true;
   uint64_t seed = 0;
   std::optional<absl::Duration> step_timeout;
+  std::optional<GradientSums> gradient_sums;
 };
 
 // Checks every rule that the proto states, and that the sizes of any layout of the spec fit int64.

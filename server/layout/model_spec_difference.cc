@@ -61,6 +61,7 @@ std::string ToText(const DelayedScaling::Options& scaling) {
                       scaling.history_length, " steps with margin ", scaling.margin);
 }
 
+std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
 std::string ToText(AdamMode mode) { return mode == AdamMode::kAdamW ? "AdamW" : "L2"; }
 
 std::string ToText(absl::string_view text) { return std::string(text); }
@@ -95,7 +96,8 @@ Fields Describe(const ModelSpec& spec) {
           {"gradient_slots", absl::StrCat(spec.gradient_slots)},
           {"gradient_reduction", spec.mean_gradients ? "mean" : "sum"},
           {"seed", absl::StrCat(spec.seed)},
-          {"step_timeout", spec.step_timeout.has_value() ? absl::FormatDuration(*spec.step_timeout) : "unset"}};
+          {"step_timeout", spec.step_timeout.has_value() ? absl::FormatDuration(*spec.step_timeout) : "unset"},
+          {"gradient_sums", spec.gradient_sums.has_value() ? ToText(*spec.gradient_sums) : "unset"}};
 }
 
 std::string Say(absl::string_view object, absl::string_view field, absl::string_view expected, absl::string_view got) {

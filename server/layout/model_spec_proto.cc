@@ -111,6 +111,7 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   proto.set_gradient_reduction(spec.mean_gradients ? v1::GRADIENT_REDUCTION_MEAN : v1::GRADIENT_REDUCTION_SUM);
   proto.set_seed(spec.seed);
   if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = ToProto(*spec.step_timeout);
+  if (spec.gradient_sums.has_value()) proto.set_gradient_sums(static_cast<v1::GradientSums>(*spec.gradient_sums));
   return proto;
 }
 

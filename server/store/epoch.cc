@@ -129,8 +129,7 @@ absl::Status Epoch::AllocateSeats() {
 absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
   const wire::WordsCounts counts = CountsOf(*options_.layout);
   Seat seat;
-  ASSIGN_OR_RETURN(seat.slots,
-                   device.Allocate("paramshard-slots", options_.layout->slots_bytes(), Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(seat.slots, device.Allocate("paramshard-slots", slots_bytes(), Sharing::kReadWrite));
   ASSIGN_OR_RETURN(seat.words_memory,
                    Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
   ASSIGN_OR_RETURN(seat.open_words, device.OpenHostMemory(seat.words_memory));
@@ -159,7 +158,8 @@ absl::Status Epoch::Connect() {
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
                                                  .settings = options_.engines,
-                                                 .abort = &connect_abort_}));
+                                                 .abort = &connect_abort_,
+                                                 .sums_at_commit = options_.sums_at_commit}));
   Log(LogLevel::kDebug, "engines connected",
       {{"model", options_.spec->name},
        {"epoch", absl::StrCat(options_.number)},
@@ -210,6 +210,7 @@ absl::Status Epoch::GreetTrainer(int rank) {
   started.set_client_state(options_.commit_log->client_state(rank));
   started.set_group_rank(trainer.rank % options_.layout->ranks());
   started.set_client_lands_own_pieces(!engines_[rank]->lands_own_pieces());
+  started.set_client_lands_own_gradients(engines_[rank]->sums_at_commit());
   started.set_gpu_uuid(options_.shards[rank]->device().gpu_uuid());
   if (const auto result = options_.commit_log->last_result(); result.has_value()) {
     *started.mutable_last_commit() = *result;
@@ -351,7 +352,8 @@ void Epoch::GatherLoop(int rank) {
     {
       absl::MutexLock lock(&mu_);
       if (ended_) return;
-      ReadRing(rank);
+      // A command runs when all ranks have sent it: whoever looks first learns of all.
+      for (int peer = 0; peer < ranks_; ++peer) ReadRing(peer);
       if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
       command = sequence_.BeginGather(rank);
       WakeRunnable();
@@ -490,6 +492,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
       engines_[rank]->Reduce({.number = command.number(),
                               .unit = push.unit(),
                               .slot = slot,
+                              .own_slices_landed = push.own_slices_landed(),
                               .accumulators = target.accumulators,
                               .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
   absl::MutexLock lock(&mu_);
@@ -501,7 +504,8 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
 }
 
 void Epoch::RunSum(int rank) {
-  const absl::StatusOr<SquareSum> sum = options_.shards[rank]->SumGradients();
+  const absl::Status pushed = engines_[rank]->SumPushed();
+  const absl::StatusOr<SquareSum> sum = pushed.ok() ? options_.shards[rank]->SumGradients() : pushed;
   absl::MutexLock lock(&mu_);
   if (sum.ok()) sums_[rank] = *sum;
   EndOnError(sum.status());
@@ -615,6 +619,10 @@ std::string Epoch::WaitsFor(int rank) const {
 int64_t Epoch::last_command(int rank) const {
   absl::MutexLock lock(&mu_);
   return sequence_.last_command(rank);
+}
+
+int64_t Epoch::slots_bytes() const {
+  return options_.layout->slots_bytes() + (options_.sums_at_commit ? options_.layout->landing_bytes() : 0);
 }
 
 int64_t Epoch::words_bytes() const { return static_cast<int64_t>(wire::Words::SizeBytes(CountsOf(*options_.layout))); }

@@ -48,6 +48,7 @@ class Epoch : private TrainerWords {
     int world_size = 1;
     absl::Duration step_timeout;
     EngineSettings engines = {};
+    bool sums_at_commit = false;  // see EngineSpec
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
     const v1::EpochStarted* greeting = nullptr;
   };
@@ -78,7 +79,8 @@ class Epoch : private TrainerWords {
   const std::vector<Trainer>& trainers() const { return options_.trainers; }
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const;
-  int64_t slots_bytes() const { return options_.layout->slots_bytes(); }
+  // The landing area too.
+  int64_t slots_bytes() const;
   int64_t words_bytes() const;
   int64_t scratch_bytes(int rank) const;  // that the rank's engine holds for itself
   std::string engine() const;

@@ -16,6 +16,9 @@ namespace {
 // Above this a model's owner is told that its shards are uneven.
 constexpr double kImbalanceWarning = 1.25;
 
+// Of what a model leaves free on a GPU, the part that sums at the commit may take unasked: the rest is the trainers'.
+constexpr int64_t kKeptGradientsShare = 4;
+
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
   const CommitLog::Numbers numbers = log.numbers();
   v1::EpochEnded ended;
@@ -35,6 +38,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   RETURN_IF_ERROR(model->CheckDevices());
   RETURN_IF_ERROR(model->CheckShardSize());
   model->layout_ = std::make_unique<Layout>(model->spec(), ShardSizeOf(model->spec(), model->world()));
+  model->sums_at_commit_ = model->ChooseSumsAtCommit();
   RETURN_IF_ERROR(model->CheckBudget());
   RETURN_IF_ERROR(model->AllocateShards());
   *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
@@ -73,14 +77,38 @@ absl::Status Model::CheckDevices() const {
   return absl::OkStatus();
 }
 
-std::vector<int64_t> Model::ScratchBytesByRank() const {
+bool Model::ChooseSumsAtCommit() const {
+  const bool alone = world().world_size == world().rank_count() && layout_->ranks() == world().rank_count();
+  if (!alone || world().engines.mesh_inside) return false;
+  if (spec().gradient_sums.has_value()) return spec().gradient_sums == GradientSums::kAtCommit;
+  // Kernels that trainers wait for, and copies between ranks, are what it saves.
+  if (world().devices[0]->id().kind == DeviceKind::kCpu || world().rank_count() == 1) return false;
+  int64_t limit = options_.available_bytes;
+  for (int rank = 0; rank < world().rank_count(); ++rank) {
+    const Budget wanted = BudgetOf(rank, /*sums_at_commit=*/true);
+    const int64_t otherwise = BudgetOf(rank, /*sums_at_commit=*/false).Total();
+    const int64_t spare = std::min(limit, world().devices[rank]->AvailableBytes()) - otherwise;
+    if (wanted.Total() - otherwise > spare / kKeptGradientsShare) return false;
+    limit -= wanted.Total();
+  }
+  return true;
+}
+
+Model::Budget Model::BudgetOf(int rank, bool sums_at_commit) const {
   const EngineChoice choice{.devices = world().devices.front()->id().kind,
                             .device_counts = world().cluster->device_counts(),
-                            .mesh_inside = world().engines.mesh_inside};
+                            .mesh_inside = world().engines.mesh_inside,
+                            .sums_at_commit = sums_at_commit};
+  return {.shards = Shard::SizeOf(spec(), *layout_, GroupRank(rank)),
+          .slots = layout_->slots_bytes() + (sums_at_commit ? layout_->landing_bytes() : 0),
+          .scratch = ScratchBytes(spec(), *layout_, GroupRank(rank), choice)};
+}
+
+int64_t Model::slots_bytes() const { return BudgetOf(0, sums_at_commit_).slots; }
+
+std::vector<int64_t> Model::ScratchBytesByRank() const {
   std::vector<int64_t> bytes;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    bytes.push_back(ScratchBytes(spec(), *layout_, GroupRank(rank), choice));
-  }
+  for (int rank = 0; rank < world().rank_count(); ++rank) bytes.push_back(BudgetOf(rank, sums_at_commit_).scratch);
   return bytes;
 }
 
@@ -88,13 +116,12 @@ std::vector<int64_t> Model::ScratchBytesByRank() const {
 absl::Status Model::CheckBudget() const {
   // A legal spec may have slots of almost 2^62 bytes, and as much scratch.
   const int64_t most = std::numeric_limits<int64_t>::max() / 4 / world().rank_count();
-  const std::vector<int64_t> scratch = ScratchBytesByRank();
   std::vector<Budget> ranks;
   Budget all;
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    const Budget& needed = ranks.emplace_back(Budget{.shards = Shard::SizeOf(spec(), *layout_, GroupRank(rank)),
-                                                     .slots = std::min(layout_->slots_bytes(), most),
-                                                     .scratch = std::min(scratch[rank], most)});
+    Budget& needed = ranks.emplace_back(BudgetOf(rank, sums_at_commit_));
+    needed.slots = std::min(needed.slots, most);
+    needed.scratch = std::min(needed.scratch, most);
     all.shards += needed.shards;
     all.slots += needed.slots;
     all.scratch += needed.scratch;
@@ -109,7 +136,7 @@ absl::Status Model::CheckBudget() const {
 
 absl::Status Model::CheckFits(const Budget& needed, int64_t available, absl::string_view where) const {
   const ShardBytes& shards = needed.shards;
-  const int64_t total = shards.Total() + needed.slots + needed.scratch;
+  const int64_t total = needed.Total();
   if (total <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "create model ", spec().name, ": ", total, " bytes needed", where, " (master ", shards.master, ", exp_avg ",
@@ -129,8 +156,9 @@ void Model::LogBudget() const {
        {"exp_avg_sq_bytes", absl::StrCat(bytes.exp_avg_sq)},
        {"gradients_bytes", absl::StrCat(bytes.gradients)},
        {"planes_bytes", absl::StrCat(bytes.planes)},
-       {"slots_bytes_per_trainer", absl::StrCat(layout_->slots_bytes())},
-       {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))}});
+       {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
+       {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
+       {"gradient_sums", sums_at_commit_ ? "at commit" : "at push"}});
   if (layout_->Imbalance() <= kImbalanceWarning) return;
   Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
@@ -272,6 +300,7 @@ void Model::OnEpochStart(int64_t number) {
                            .world_size = world().world_size,
                            .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
                            .engines = world().engines,
+                           .sums_at_commit = sums_at_commit_,
                            .greeting = &greeting_};
     for (const auto& shard : shards_) options.shards.push_back(shard.get());
     for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));

@@ -102,6 +102,8 @@ class Model {
   // By rank of this daemon.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
+  // Of each trainer's slots memory, with the landing area where sums wait for the commit.
+  int64_t slots_bytes() const;
   // That the engine of each rank of this daemon will hold while an epoch runs, beside shards and slots.
   std::vector<int64_t> ScratchBytesByRank() const;
 
@@ -135,7 +137,11 @@ class Model {
     ShardBytes shards;
     int64_t slots = 0;
     int64_t scratch = 0;  // of engines
+    int64_t Total() const { return shards.Total() + slots + scratch; }
   };
+  // What a rank of this daemon needs.
+  Budget BudgetOf(int rank, bool sums_at_commit) const;
+  bool ChooseSumsAtCommit() const;
   absl::Status CheckFits(const Budget& needed, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
   // From masters that are new. What other daemons hold is learnt when an epoch starts.
@@ -159,6 +165,7 @@ class Model {
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   ScalingBook scaling_book_;
+  bool sums_at_commit_ = false;  // when gradients are summed
   std::vector<std::unique_ptr<Shard>> shards_;
   v1::EpochStarted greeting_;
   CommitLog commit_log_;

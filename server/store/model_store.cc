@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMaxRememberedDeletions = 1024;
 
 int64_t BytesOf(const Model& model) {
-  int64_t bytes = model.layout().slots_bytes() * model.world().rank_count();
+  int64_t bytes = model.slots_bytes() * model.world().rank_count();
   for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
   for (const int64_t scratch : model.ScratchBytesByRank()) bytes += scratch;
   return bytes;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -206,9 +207,13 @@ TEST_F(ClientTest, ResidentUnitsServeBothPhasesAtOnce) {
   });
 }
 
-TEST_F(ClientTest, GradientsOfOneStepAddUpAndAbsentOnesLeaveTheirParameterAlone) {
+class GradientSumsTest : public ClientTest, public testing::WithParamInterface<GradientSums> {};
+
+TEST_P(GradientSumsTest, GradientsOfOneStepAddUpAndAbsentOnesLeaveTheirParameterAlone) {
   StartDaemon(2);
-  RunTrainers(2, TwoUnits(Format::kFP32), [](int, Model& model) -> absl::Status {
+  ModelSpec spec = TwoUnits(Format::kFP32);
+  spec.gradient_sums = GetParam();
+  RunTrainers(2, spec, [](int, Model& model) -> absl::Status {
     ASSIGN_OR_RETURN(const std::vector<float> before, GatherAndDecode(model, "a", "a.w"));
     for (float value : {1.0f, 2.0f}) {
       ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients("a"));
@@ -230,6 +235,47 @@ TEST_F(ClientTest, GradientsOfOneStepAddUpAndAbsentOnesLeaveTheirParameterAlone)
     ASSIGN_OR_RETURN(PendingCommit last, model.Commit({}));
     return last.Wait().status();
   });
+}
+
+INSTANTIATE_TEST_SUITE_P(AtCommitAndAtPush, GradientSumsTest,
+                         testing::Values(GradientSums::kAtCommit, GradientSums::kAtPush));
+
+// Gradients of all magnitudes, so that another order of additions shows.
+absl::Status PushRandom(Model& model, const std::string& unit, uint32_t seed) {
+  ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit));
+  std::mt19937 random(seed);
+  for (const char* suffix : {".w", ".bias"}) {
+    ASSIGN_OR_RETURN(const GradientView view, gradients.Get(unit + suffix));
+    for (float& value : view.fp32()) {
+      value = std::ldexp(static_cast<float>(random() % 8191) - 4095.0f, static_cast<int>(random() % 30) - 25);
+    }
+  }
+  return gradients.Push();
+}
+
+TEST_F(ClientTest, WhenGradientsAreSummedDoesNotChangeABit) {
+  StartDaemon(3);
+  std::map<GradientSums, std::vector<float>> weights;
+  for (const GradientSums sums : {GradientSums::kAtCommit, GradientSums::kAtPush}) {
+    ModelSpec spec = TwoUnits(Format::kFP32);
+    spec.name = absl::StrCat("sums", static_cast<int>(sums));
+    spec.gradient_sums = sums;
+    RunTrainers(3, spec, [&](int rank, Model& model) -> absl::Status {
+      uint32_t seed = 100 * rank;
+      for (int step = 0; step < 3; ++step) {
+        for (const char* unit : {"b", "a", "b", "b"}) RETURN_IF_ERROR(PushRandom(model, unit, ++seed));
+        RETURN_IF_ERROR(model.Commit({.learning_rate = 0.01f}).status());
+      }
+      for (const char* unit : {"a", "b"}) {
+        ASSIGN_OR_RETURN(const std::vector<float> seen, GatherAndDecode(model, unit, absl::StrCat(unit, ".w")));
+        if (rank == 0) weights[sums].insert(weights[sums].end(), seen.begin(), seen.end());
+      }
+      ASSIGN_OR_RETURN(PendingCommit last, model.Commit({}));
+      return last.Wait().status();
+    });
+  }
+  EXPECT_FALSE(weights[GradientSums::kAtPush].empty());
+  EXPECT_EQ(weights[GradientSums::kAtCommit], weights[GradientSums::kAtPush]);
 }
 
 TEST_F(ClientTest, WhenARankLeavesTheOthersAttachAgainFromItsLastCommit) {

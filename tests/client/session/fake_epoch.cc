@@ -80,7 +80,7 @@ FakeEpoch::FakeEpoch(const ModelSpec& spec, const FakeEpochOptions& options)
       spec_(Resolve(spec)),
       layout_(server::Layout(Parse(spec), options.ranks).ToProto()),
       planes_file_(MakeFile(layout_.arena_bytes())),
-      slots_file_(MakeFile(layout_.slots_bytes())),
+      slots_file_(MakeFile(layout_.slots_bytes() + layout_.landing_bytes())),
       daemon_(StartIdleProcess()) {
   const wire::WordsCounts counts{.slots = layout_.slot_offsets_size(),
                                  .ranks = layout_.ranks(),
@@ -88,7 +88,7 @@ FakeEpoch::FakeEpoch(const ModelSpec& spec, const FakeEpochOptions& options)
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
   words_file_ = MakeFile(words_bytes);
   planes_ = Map(planes_file_, layout_.arena_bytes());
-  slots_ = Map(slots_file_, layout_.slots_bytes());
+  slots_ = Map(slots_file_, layout_.slots_bytes() + layout_.landing_bytes());
   page_ = Map(words_file_, words_bytes);
   words_ = wire::Words(page_.data(), counts);
   words_.committed().value = static_cast<uint32_t>(options.commit_number);
@@ -109,6 +109,7 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
   started.set_world_size(options_.ranks);
   started.set_group_rank(options_.group_rank);
   started.set_client_lands_own_pieces(options_.client_lands_own_pieces);
+  started.set_client_lands_own_gradients(options_.client_lands_own_gradients);
   started.set_gpu_uuid(options_.gpu_uuid);
   *started.mutable_layout() = layout_;
   internal::SessionMemory memory;

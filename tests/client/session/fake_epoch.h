@@ -22,6 +22,7 @@ struct FakeEpochOptions {
   int ranks = 2;
   int group_rank = 0;
   bool client_lands_own_pieces = true;
+  bool client_lands_own_gradients = false;
   bool prefetch = true;
   int64_t commit_number = 0;
   // What the memory's messages say beyond the truth.

@@ -286,6 +286,24 @@ TEST_F(SessionOnStreamsTest, APushIsFilledWhenTheStreamHasComeToIt) {
   EXPECT_EQ(epoch_->words().filled(0).value, 1);
 }
 
+TEST_F(SessionOnStreamsTest, OwnGradientsLandAfterTheCommitThatReadsThoseBefore) {
+  Attach({.client_lands_own_gradients = true});
+  ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->TakeGradientsOn("b", stream_));
+  gpu_.TakeLog();
+  ASSERT_OK(session_->Push(first, {}, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 1", "write"));
+  ASSERT_OK_AND_ASSIGN(const int64_t number, session_->Commit({}));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket second, session_->TakeGradientsOn("b", stream_));
+  gpu_.TakeLog();
+  ASSERT_OK(session_->Push(second, {}, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy 1", "write"));
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(second.slot).value, 0);
+  epoch_->PublishCommitted(number, number);
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(second.slot).value, LastCommand().number());
+}
+
 TEST_F(SessionOnStreamsTest, ASlotIsZeroedWhenItHasDrained) {
   Attach();
   for (int i = 0; i < 2; ++i) {
@@ -302,6 +320,17 @@ TEST_F(SessionOnStreamsTest, ASlotIsZeroedWhenItHasDrained) {
   epoch_->words().Publish(epoch_->words().drained(0), 1);
   gpu_.Run();
   EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
+}
+
+TEST_F(SessionOnStreamsTest, ASlotThatNeedNotBeZeroedOnlyDrains) {
+  Attach();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
+    ASSERT_OK(session_->Push(ticket, {}, stream_));
+  }
+  gpu_.TakeLog();
+  ASSERT_OK(session_->TakeGradientsOn("a", stream_, /*zeroed=*/false));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await"));
 }
 
 TEST_F(SessionOnStreamsTest, ASlotThatWasGivenBackIsZeroedAfterItsStream) {

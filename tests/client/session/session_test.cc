@@ -255,6 +255,36 @@ TEST_F(SessionTest, ASlotIsZeroedWheneverItIsHandedOut) {
   EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
 }
 
+TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
+  Attach({.group_rank = 1, .client_lands_own_gradients = true});
+  const auto push = [&](const char* unit, uint8_t value) {
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients(unit));
+    const absl::Span<uint8_t> data = session_->Gradient(ticket, 0).data;
+    std::fill_n(data.data(), data.size() / 2, 0xee);  // rank 0's rows
+    std::fill_n(data.data() + data.size() / 2, data.size() / 2, value);
+    ASSERT_OK(session_->Push(ticket, {1}));
+    Commands();
+    epoch_->PublishDrained(last_);
+  };
+  const absl::Span<const uint8_t> landed(epoch_->slots() + epoch_->layout().units(0).parameters(0).landing_offset(),
+                                         32 * 32 * sizeof(float));
+  push("a", 0x11);
+  EXPECT_TRUE(last_.push().own_slices_landed());
+  EXPECT_THAT(landed, Each(0x11));
+  push("a", 0x22);
+  EXPECT_FALSE(last_.push().own_slices_landed());
+  EXPECT_THAT(landed, Each(0x11));
+  ASSERT_OK_AND_ASSIGN(const int64_t number, session_->Commit({}));
+  epoch_->PublishCommitted(number, number);
+  push("a", 0x33);
+  EXPECT_TRUE(last_.push().own_slices_landed());
+  EXPECT_THAT(landed, Each(0x33));
+  ASSERT_OK(session_->Commit({.commit_number = number}));  // again: nothing is summed
+  push("a", 0x44);
+  EXPECT_FALSE(last_.push().own_slices_landed());
+  EXPECT_THAT(landed, Each(0x33));
+}
+
 TEST_F(SessionTest, HeldGradientSlotsAreNamed) {
   Attach();
   ASSERT_OK(session_->TakeGradients("a"));

@@ -174,7 +174,7 @@ TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
 
 TEST_P(CollectivesTest, ItsMemoryIsKnownBeforehand) {
   const EngineChoice choice{world_.shape().devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
-                            world_.shape().device_counts, world_.shape().mesh_inside};
+                            world_.shape().device_counts, world_.shape().mesh_inside, world_.shape().sums_at_commit};
   for (int rank = 0; rank < world_.ranks(); ++rank) {
     EXPECT_EQ(world_.engine(rank).scratch_bytes(),
               ScratchBytes(world_.model(), world_.layout(), world_.group_rank(rank), choice))
@@ -261,16 +261,100 @@ std::string ShapeName(const ::testing::TestParamInfo<WorldShape>& info) { return
 
 INSTANTIATE_TEST_SUITE_P(
     Engines, CollectivesTest,
-    ::testing::Values(WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
-                      WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
-                      WorldShape{"AcrossTwoAndOne", {2, 1}, 3}, WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
-                      WorldShape{"ReplicasTwoByTwo", {2, 2}, 2}, WorldShape{"ReplicasOneEach", {1, 1, 1}, 1},
-                      WorldShape{.name = "MeshInside", .device_counts = {3}, .shard_size = 3, .mesh_inside = true},
-                      WorldShape{.name = "MeshInsideReplicasTwoByTwo",
-                                 .device_counts = {2, 2},
-                                 .shard_size = 2,
-                                 .mesh_inside = true}),
+    ::testing::Values(
+        WorldShape{"MemcpyOneRank", {1}, 1}, WorldShape{"MemcpyTwoRanks", {2}, 2},
+        WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
+        WorldShape{"AcrossTwoAndOne", {2, 1}, 3}, WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
+        WorldShape{"ReplicasTwoByTwo", {2, 2}, 2}, WorldShape{"ReplicasOneEach", {1, 1, 1}, 1},
+        WorldShape{.name = "MeshInside", .device_counts = {3}, .shard_size = 3, .mesh_inside = true},
+        WorldShape{.name = "MeshInsideReplicasTwoByTwo", .device_counts = {2, 2}, .shard_size = 2, .mesh_inside = true},
+        WorldShape{.name = "AtCommitOneRank", .device_counts = {1}, .shard_size = 1, .sums_at_commit = true},
+        WorldShape{.name = "AtCommitTwoRanks", .device_counts = {2}, .shard_size = 2, .sums_at_commit = true},
+        WorldShape{.name = "AtCommitFourRanks", .device_counts = {4}, .shard_size = 4, .sums_at_commit = true}),
     ShapeName);
+
+// Sums that wait for the commit.
+class SumsAtCommitTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CONNECT_OR_SKIP(world_);
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      expected_.push_back(world_.MakeAccumulators(kMixed, rank, 8));
+      absl::StatusOr<std::vector<Memory>> memories = world_.Upload(rank, expected_[rank]);
+      ASSERT_THAT(memories.status(), IsOk());
+      accumulators_.push_back(*std::move(memories));
+    }
+  }
+
+  // The unit `mixed` from fresh gradients; nobody sums before all have pushed.
+  void Push(bool overwrite, bool landed, const std::set<int>& absent = {}) {
+    const int slot = GradientSlotOf(world_);
+    world_.FillGradients(kMixed, slot, static_cast<uint32_t>(++number_));
+    for (int rank = 0; rank < world_.ranks() && landed; ++rank) world_.LandOwnGradients(kMixed, slot, rank);
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+      return world_.Push(number_, kMixed, slot, rank, overwrite, absent, landed, accumulators_[rank]);
+    }),
+                Each(IsOk()));
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      world_.ReduceByTheLetter(kMixed, slot, rank, overwrite, absent, expected_[rank]);
+    }
+    world_.FillGradients(kMixed, slot, 4711);  // the slot is the trainer's again
+  }
+
+  void ExpectSums() {
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.engine(rank).SumPushed(); }), Each(IsOk()));
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      Accumulators got = expected_[rank];
+      ASSERT_THAT(world_.Download(rank, accumulators_[rank], got), IsOk());
+      EXPECT_EQ(got, expected_[rank]) << "rank " << rank;
+    }
+  }
+
+  EngineWorld world_{{.name = "AtCommit", .device_counts = {3}, .shard_size = 3, .sums_at_commit = true}};
+  int64_t number_ = 0;
+  std::vector<Accumulators> expected_;
+  std::vector<std::vector<Memory>> accumulators_;  // on the devices
+};
+
+TEST_F(SumsAtCommitTest, WhatAPushHasLeftIsSummedByTheCommit) {
+  std::vector<Accumulators> before = expected_;
+  Push(/*overwrite=*/true, /*landed=*/true);
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    Accumulators got = before[rank];
+    ASSERT_THAT(world_.Download(rank, accumulators_[rank], got), IsOk());
+    EXPECT_EQ(got, before[rank]) << "rank " << rank;
+  }
+  ExpectSums();
+  Push(/*overwrite=*/true, /*landed=*/true);
+  ExpectSums();
+}
+
+TEST_F(SumsAtCommitTest, LaterPushesOfAUnitAreAddedInTheirOrder) {
+  Push(/*overwrite=*/true, /*landed=*/true);
+  Push(/*overwrite=*/false, /*landed=*/false);
+  Push(/*overwrite=*/false, /*landed=*/false, /*absent=*/{0});
+  ExpectSums();
+}
+
+TEST_F(SumsAtCommitTest, AbsentParametersStayAsTheyAre) {
+  Push(/*overwrite=*/true, /*landed=*/true, /*absent=*/{0, 3});
+  ExpectSums();
+}
+
+TEST_F(SumsAtCommitTest, SlicesThatLandTwiceAreRefused) {
+  Push(/*overwrite=*/true, /*landed=*/true);
+  EXPECT_THAT(world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push mixed: own slices landed once between")));
+}
+
+TEST(SumsAtPushTest, LandedSlicesAreRefused) {
+  EngineWorld world({.name = "AtPush", .device_counts = {2}, .shard_size = 2});
+  CONNECT_OR_SKIP(world);
+  absl::StatusOr<std::vector<Memory>> accumulators = world.Upload(0, world.MakeAccumulators(kPlain, 0, 1));
+  ASSERT_THAT(accumulators.status(), IsOk());
+  EXPECT_THAT(world.Push(1, kPlain, 0, 0, true, {}, /*landed=*/true, *accumulators),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only where sums wait for the commit")));
+}
 
 // What only engines between daemons do: wait for each other, and compare.
 class CollectivesBetweenDaemonsTest : public CollectivesTest {};

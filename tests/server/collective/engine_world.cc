@@ -109,7 +109,7 @@ EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
       model_(TestModel()),
       layout_(model_, shape.shard_size),
       arenas_(shape.ranks(), std::vector<uint8_t>(layout_.arena_bytes())),
-      slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes(), kUntouched)),
+      slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes() + layout_.landing_bytes(), kUntouched)),
       engines_(shape.ranks()) {}
 
 absl::Status EngineWorld::AllocateBuffers() {
@@ -122,7 +122,7 @@ absl::Status EngineWorld::AllocateBuffers() {
     ComputeDevice& device = *devices_[rank];
     RankBuffers& buffers = buffers_.emplace_back();
     ASSIGN_OR_RETURN(buffers.arena, device.Allocate("arena", layout_.arena_bytes(), Sharing::kReadOnly));
-    ASSIGN_OR_RETURN(buffers.slots, device.Allocate("slots", layout_.slots_bytes(), Sharing::kReadWrite));
+    ASSIGN_OR_RETURN(buffers.slots, device.Allocate("slots", slots_[rank].size(), Sharing::kReadWrite));
     ASSIGN_OR_RETURN(buffers.words,
                      Memory::Allocate("words", wire::Words::SizeBytes(CountsOf(layout_)), Sharing::kReadWrite));
     ASSIGN_OR_RETURN(buffers.open_words, device.OpenHostMemory(buffers.words));
@@ -163,6 +163,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.settings = {.mesh_inside = shape_.mesh_inside,
                    .nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "")};
   spec.abort = abort;
+  spec.sums_at_commit = shape_.sums_at_commit;
   return ConnectEngines(spec);
 }
 
@@ -233,7 +234,7 @@ void EngineWorld::ClearSlots() {
 }
 
 std::vector<uint8_t> EngineWorld::ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const {
-  std::vector<uint8_t> expected(layout_.slots_bytes(), kUntouched);
+  std::vector<uint8_t> expected(slots_[rank].size(), kUntouched);
   uint8_t* const slot = expected.data() + layout_.slot_offsets()[call.slot];
   for (int source = 0; source < layout_.ranks(); ++source) {
     if (source == group_rank(rank) && !own_pieces) continue;
@@ -295,16 +296,43 @@ void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite
   }
 }
 
-absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
-                                 const std::set<int>& absent, Accumulators& accumulators) {
-  std::vector<Memory> memories(accumulators.size());
+void EngineWorld::LandOwnGradients(int unit, int slot, int rank) {
+  for (const GradientSlice& slice : layout_.Slices(unit, group_rank(rank))) {
+    const int64_t bytes = slice.elements * GradientBytes(model_.units[unit].parameters[slice.parameter].gradient_type);
+    const int64_t own = layout_.gradient_slot_offsets()[slot] + slice.slot_offset;
+    const int64_t landing = layout_.slots_bytes() + layout_.units()[unit].parameters[slice.parameter].landing_offset;
+    std::copy_n(&slots_[rank][own], bytes, &slots_[rank][landing]);
+    PARAMSHARD_CHECK(
+        devices_[rank]
+            ->Write(buffers_[rank].slots.data() + landing, absl::MakeConstSpan(slots_[rank]).subspan(landing, bytes))
+            .ok());
+  }
+}
+
+absl::StatusOr<std::vector<Memory>> EngineWorld::Upload(int rank, const Accumulators& accumulators) {
+  std::vector<Memory> memories;
+  for (const std::vector<float>& values : accumulators) {
+    ASSIGN_OR_RETURN(memories.emplace_back(),
+                     devices_[rank]->Allocate("accumulator", BytesOf(values).size(), Sharing::kPrivate));
+    RETURN_IF_ERROR(devices_[rank]->Write(memories.back().data(), BytesOf(values)));
+  }
+  return memories;
+}
+
+absl::Status EngineWorld::Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators) {
+  for (size_t i = 0; i < accumulators.size(); ++i) {
+    ASSIGN_OR_RETURN(const HostView view, devices_[rank]->Read(memories[i].data(), memories[i].size_bytes()));
+    std::copy(view.bytes().begin(), view.bytes().end(), reinterpret_cast<uint8_t*>(accumulators[i].data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, bool overwrite,
+                               const std::set<int>& absent, bool landed, absl::Span<const Memory> accumulators) {
   std::vector<float*> pointers;
   for (size_t i = 0; i < accumulators.size(); ++i) {
-    const bool left_out = accumulators[i].empty() || absent.count(static_cast<int>(i)) > 0;
-    ASSIGN_OR_RETURN(memories[i],
-                     devices_[rank]->Allocate("accumulator", BytesOf(accumulators[i]).size(), Sharing::kPrivate));
-    RETURN_IF_ERROR(devices_[rank]->Write(memories[i].data(), BytesOf(accumulators[i])));
-    pointers.push_back(left_out ? nullptr : reinterpret_cast<float*>(memories[i].data()));
+    const bool left_out = accumulators[i].size_bytes() == 0 || absent.count(static_cast<int>(i)) > 0;
+    pointers.push_back(left_out ? nullptr : reinterpret_cast<float*>(accumulators[i].data()));
   }
   const std::unique_ptr<bool[]> overwrites(new bool[accumulators.size()]);
   std::fill_n(overwrites.get(), accumulators.size(), overwrite);
@@ -312,14 +340,20 @@ absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, b
   call.number = number;
   call.unit = unit;
   call.slot = slot;
+  call.own_slices_landed = landed;
   call.accumulators = pointers;
   call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
-  RETURN_IF_ERROR(engine(rank).Reduce(call));
-  for (size_t i = 0; i < accumulators.size(); ++i) {
-    ASSIGN_OR_RETURN(const HostView view, devices_[rank]->Read(memories[i].data(), memories[i].size_bytes()));
-    std::copy(view.bytes().begin(), view.bytes().end(), reinterpret_cast<uint8_t*>(accumulators[i].data()));
-  }
-  return absl::OkStatus();
+  return engine(rank).Reduce(call);
+}
+
+absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
+                                 const std::set<int>& absent, Accumulators& accumulators) {
+  ASSIGN_OR_RETURN(const std::vector<Memory> memories, Upload(rank, accumulators));
+  const bool lands = engine(rank).sums_at_commit();
+  if (lands) LandOwnGradients(unit, slot, rank);
+  RETURN_IF_ERROR(Push(number, unit, slot, rank, overwrite, absent, lands, memories));
+  RETURN_IF_ERROR(engine(rank).SumPushed());
+  return Download(rank, memories, accumulators);
 }
 
 }  // namespace paramshard::server

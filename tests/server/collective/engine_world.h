@@ -37,6 +37,7 @@ struct WorldShape {
   int shard_size;
   std::string devices = test::TestDevices();  // the kind
   bool mesh_inside = false;                   // see EngineSettings
+  bool sums_at_commit = false;                // see EngineSpec
 
   int nodes() const { return static_cast<int>(device_counts.size()); }
   int ranks() const;
@@ -87,9 +88,16 @@ class EngineWorld {
   // `accumulators` after a reduction of the gradients in `slot`, by the letter of the contract.
   void ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
                          Accumulators& accumulators) const;
-  // The same by the engine.
+  // The trainer's part of a push where sums wait for the commit: the rank's own gradients of `slot`, landed.
+  void LandOwnGradients(int unit, int slot, int rank);
+  // The same by the engine: pushed, and summed at once or by a commit.
   absl::Status Reduce(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
                       Accumulators& accumulators);
+  // A push alone, on accumulators that lie on the rank's device.
+  absl::Status Push(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+                    bool landed, absl::Span<const Memory> accumulators);
+  absl::StatusOr<std::vector<Memory>> Upload(int rank, const Accumulators& accumulators);
+  absl::Status Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators);
 
  private:
   float Gradient(int rank, int unit, int parameter, int slot, int64_t element) const;

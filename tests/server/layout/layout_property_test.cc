@@ -64,6 +64,31 @@ TEST_F(LayoutPropertyTest, EveryRankCountFrom1To64Gathers) {
   }
 }
 
+// Places follow each other in the order of units and parameters, from the end of the slots.
+TEST_F(LayoutPropertyTest, TheOwnGradientsOfEveryRankFitTheirLandingPlaces) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    const v1::ModelLayout proto = layout.ToProto();
+    int64_t end = 0;
+    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+      std::vector<int64_t> most(spec.units[unit].parameters.size(), 0);
+      for (int rank = 0; rank < layout.ranks(); ++rank) {
+        for (const GradientSlice& slice : layout.Slices(unit, rank)) {
+          const GradientType type = spec.units[unit].parameters[slice.parameter].gradient_type;
+          most[slice.parameter] = std::max(most[slice.parameter], slice.elements * GradientBytes(type));
+        }
+      }
+      for (size_t i = 0; i < most.size(); ++i) {
+        const int64_t offset = layout.units()[unit].parameters[i].landing_offset;
+        EXPECT_GE(offset, end);
+        EXPECT_EQ(offset % kRegionAlignment, 0);
+        EXPECT_EQ(proto.units(unit).parameters(static_cast<int>(i)).landing_offset(), layout.slots_bytes() + offset);
+        end = offset + most[i];
+      }
+    }
+    EXPECT_GE(layout.landing_bytes(), end);
+  });
+}
+
 // Room for a use in the slots that its unit may take, counted as a client does it.
 int64_t RingSlotsThatFit(const ModelSpec& spec, const v1::ModelLayout& layout, int64_t bytes) {
   return std::count_if(layout.slot_bytes().begin(), layout.slot_bytes().begin() + spec.gather_slots,

@@ -43,6 +43,8 @@ const Change kChanges[] = {
     {"Reduction", SET(spec.mean_gradients = false), "model m: gradient_reduction mean expected, got sum"},
     {"Seed", SET(spec.seed = 9), "model m: seed 0 expected, got 9"},
     {"StepTimeout", SET(spec.step_timeout = absl::Seconds(2)), "model m: step_timeout unset expected, got 2s"},
+    {"GradientSums", SET(spec.gradient_sums = GradientSums::kAtCommit),
+     "model m: gradient_sums unset expected, got at commit"},
     {"Groups", SET(spec.groups.resize(3)), "model m: number of groups 2 expected, got 3"},
     {"GroupName", SET(spec.groups[1].name = std::string("norms")), "group 1: name \"\" expected, got norms"},
     {"GroupMode", SET(spec.groups[1].mode = AdamMode::kL2), "group 1: mode AdamW expected, got L2"},

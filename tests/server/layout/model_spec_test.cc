@@ -255,6 +255,8 @@ const Refusal kRefusals[] = {
      "create model m: ", "expected gradient_slots in [1, 64], got 65"},
     {"UnknownReduction", SET(spec.set_gradient_reduction(static_cast<v1::GradientReduction>(3))),
      "create model m: ", "expected a gradient reduction, got 3"},
+    {"UnknownSums", SET(spec.set_gradient_sums(static_cast<v1::GradientSums>(3))),
+     "create model m: ", "expected gradient_sums AT_COMMIT or AT_PUSH, got 3"},
     {"TimeoutZero", Timeout(0, 0), "create model m: step_timeout: ", "expected a duration > 0, got 0 s and 0 ns"},
     {"TimeoutNegative", Timeout(-1, 0), "create model m: step_timeout: ", "expected a duration > 0, got -1 s and 0 ns"},
     {"TimeoutNanosOutOfRange", Timeout(1, 1'000'000'000), "create model m: step_timeout: ", "expected a duration > 0"},
@@ -483,6 +485,7 @@ v1::ModelSpec UnusualSpec() {
   proto.set_gradient_reduction(v1::GRADIENT_REDUCTION_SUM);
   proto.set_seed(UINT64_MAX);
   Timeout(3, 500)(proto);
+  proto.set_gradient_sums(v1::GRADIENT_SUMS_AT_COMMIT);
   proto.mutable_units(0)->set_reshard_after_forward(false);
   First(proto).set_element(v1::ELEMENT_E5M2);
   First(proto).set_gradient_type(v1::GRADIENT_TYPE_BF16);

@@ -145,6 +145,17 @@ TEST_F(MemoryLimitTest, IsSharedByAllModelsAndFreedByDeletion) {
   EXPECT_OK(store.CreateOrJoin(Parse(Spec("second", kRows))));
 }
 
+TEST_F(MemoryLimitTest, GradientsThatWaitForTheCommitCount) {
+  v1::ModelSpec spec = Spec("m", kRows * 5 / 4);
+  spec.set_gradient_sums(v1::GRADIENT_SUMS_AT_COMMIT);
+  EXPECT_THAT(
+      world_.store().CreateOrJoin(Parse(spec)),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr(absl::StrCat("slots ", 11 * kTensorBytes * 5 / 4, ", scratch ", kTensorBytes * 5 / 4))));
+  spec.set_gradient_sums(v1::GRADIENT_SUMS_AT_PUSH);
+  EXPECT_OK(world_.store().CreateOrJoin(Parse(spec)));
+}
+
 // --- Deleting ---
 
 TEST_F(ModelStoreTest, ADeletedModelIsGone) {
