@@ -1,7 +1,7 @@
 // One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
 //
-// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from the trainer's
-// ring and sleeps on its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
+// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from all trainers'
+// rings and sleeps on its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
 // runs it and publishes words.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
