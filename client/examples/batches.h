@@ -7,17 +7,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/examples/data_set.h"
 
 namespace paramshard::examples {
 
 // A trainer's place in its data, which travels in every commit: a trainer that starts again goes on
 // from here.
 struct TrainingPosition {
-  int64_t epoch = 0;
-  int64_t batch = 0;       // of the epoch, the next to train on
-  double loss_sum = 0;     // of this rank's samples so far in the epoch
-  int64_t loss_count = 0;  // of those samples
+  int64_t step = 0;           // the next to train on
+  int64_t reported_step = 0;  // the last that was followed by a report
+  double loss_sum = 0;        // of this rank's predictions since then
+  int64_t loss_count = 0;     // of those predictions
 
   std::string ToJson() const;
   // INVALID_ARGUMENT for any other text.
@@ -26,26 +25,26 @@ struct TrainingPosition {
 
 // One rank's part of one global batch.
 struct Batch {
-  std::vector<float> pixels;  // samples x kPixels; may be empty
-  std::vector<int> labels;
-  int64_t global_samples = 0;  // of all ranks
+  std::vector<int64_t> samples;  // may be empty
+  int64_t global_samples = 0;    // of all ranks
 };
 
-// Batches of shuffled samples: a pure function of (seed, epoch, batch), so that every rank, also
-// one that starts again, cuts the same global batches. The last one of an epoch may be smaller.
+// Batches of shuffled samples, epoch after epoch: a pure function of (seed, step), so that every rank, also one that starts
+// again, cuts the same global batches. The last one of an epoch may be smaller.
 class Batches {
  public:
-  // `data` outlives the object.
-  Batches(const DataSet* data, int64_t batch_size, uint64_t seed);
+  // Samples are numbered from 0 to `samples` - 1.
+  Batches(int64_t samples, int64_t batch_size, uint64_t seed)
+      : samples_(samples), batch_size_(batch_size), seed_(seed) {}
 
-  int64_t batches_per_epoch() const;
+  int64_t batches_per_epoch() const { return (samples_ + batch_size_ - 1) / batch_size_; }
   // Rank r of n takes samples [size * r / n, size * (r + 1) / n) of the global batch.
-  Batch Take(int64_t epoch, int64_t batch, int rank, int world_size) const;
+  Batch Take(int64_t step, int rank, int world_size) const;
 
  private:
   std::vector<int64_t> Order(int64_t epoch) const;
 
-  const DataSet* data_;
+  const int64_t samples_;
   const int64_t batch_size_;
   const uint64_t seed_;
 };

@@ -38,9 +38,6 @@ absl::StatusOr<DataSet> ParseDigits(absl::string_view csv);
 // Every fifth sample (4, 9, 14, ...) is held out.
 TrainTest Split(const DataSet& all);
 
-// Expands gzip. DATA_LOSS when it is damaged or cut short.
-absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed);
-
 // The 1,797 digits that are built into the program.
 absl::StatusOr<DataSet> LoadDigits();
 

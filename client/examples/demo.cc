@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "client/examples/digits_trainer.h"
+#include "client/examples/digits_task.h"
 #include "client/examples/report_tail.h"
 #include "kernels/base/status_macros.h"
 
@@ -31,13 +31,13 @@ void Say(const std::string& text) { std::cout << text << std::endl; }
 
 void SayHeading(const std::string& text) { Say(absl::StrCat("\n== ", text)); }
 
-void SayEpoch(const nlohmann::json& event, int64_t epochs) {
+void SayProgress(const nlohmann::json& event, int64_t epochs) {
   const int64_t gathered = event["gathered_bytes_per_step"];
   const int64_t bf16 = event["bf16_bytes_per_step"];
   Say(absl::StrFormat(
-      "epoch %2d/%d  loss %.4f  accuracy %.4f  gathered %d bytes/step (BF16: %d, "
+      "epoch %2.0f/%d  loss %.4f  accuracy %.4f  gathered %d bytes/step (BF16: %d, "
       "%.0f %%)  %.0f steps/s",
-      event["epoch"].get<int64_t>(), epochs, event["loss"].get<double>(), event["accuracy"].get<double>(), gathered,
+      event["epoch"].get<double>(), epochs, event["loss"].get<double>(), event["accuracy"].get<double>(), gathered,
       bf16, 100.0 * static_cast<double>(gathered) / static_cast<double>(bf16),
       event["steps_per_second"].get<double>()));
 }
@@ -57,7 +57,7 @@ absl::Status Demo::Run() {
   RETURN_IF_ERROR(ClearOutput());
   SayHeading(absl::StrFormat("%d daemon%s, %d %s device%s, weights in %s", options_.nodes,
                              options_.nodes == 1 ? "" : "s", options_.world_size, options_.device,
-                             options_.world_size == 1 ? "" : "s", options_.format));
+                             options_.world_size == 1 ? "" : "s", options_.storage.format));
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
   ASSIGN_OR_RETURN(const Training uninterrupted, TrainUninterrupted(world));
   ASSIGN_OR_RETURN(const Training interrupted, TrainInterrupted(world));
@@ -71,7 +71,7 @@ absl::Status Demo::Run() {
 }
 
 absl::Status Demo::CheckOptions() const {
-  RETURN_IF_ERROR(ParseFormat(options_.format).status());
+  RETURN_IF_ERROR(ParseStorage(options_.storage).status());
   if (options_.device != "cpu" && options_.device != "cuda") {
     return absl::InvalidArgumentError(absl::StrCat("--device: cpu or cuda expected, got ", options_.device));
   }
@@ -95,7 +95,7 @@ absl::Status Demo::ClearOutput() const {
 
 int64_t Demo::KillStep() const {
   // Of an epoch: four fifths of 1,797 samples, in batches.
-  const int64_t steps = 1438 / DigitsOptions().batch_size + 1;
+  const int64_t steps = 1438 / DigitsTask::Defaults().batch_size + 1;
   return options_.epochs / 2 * steps + steps / 2;
 }
 
@@ -118,9 +118,9 @@ absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string&
   bool finished = false;
   while (!finished) {
     for (nlohmann::json& event : tail.Read()) {
-      if (event["event"] == "epoch") {
-        SayEpoch(event, options_.epochs);
-        if (std::exchange(training.last_epoch, event).is_null()) RETURN_IF_ERROR(hooks.on_first_epoch());
+      if (event["event"] == "progress") {
+        SayProgress(event, options_.epochs);
+        if (std::exchange(training.last_progress, event).is_null()) RETURN_IF_ERROR(hooks.on_first_progress());
       }
       finished = finished || event["event"] == "finished";
       training.events.push_back(std::move(event));
@@ -145,7 +145,7 @@ absl::StatusOr<Demo::Training> Demo::TrainUninterrupted(DemoWorld& world) {
   SayHeading("a training without interruption");
   ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kUninterrupted, std::nullopt));
   return Follow(world, kUninterrupted, trainers,
-                {.on_first_epoch = [&] { return PrintTables(world, kUninterrupted); },
+                {.on_first_progress = [&] { return PrintTables(world, kUninterrupted); },
                  .on_failure = [&](int rank, const ExitState&) { return trainers[rank].CheckRunning(); }});
 }
 
@@ -160,7 +160,7 @@ absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
     return absl::OkStatus();
   };
   return Follow(world, kInterrupted, trainers,
-                {.on_first_epoch = [] { return absl::OkStatus(); }, .on_failure = start_again});
+                {.on_first_progress = [] { return absl::OkStatus(); }, .on_failure = start_again});
 }
 
 absl::Status Demo::PrintTables(DemoWorld& world, const std::string& model) {
@@ -188,13 +188,13 @@ absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& in
                                double recovery_seconds) const {
   nlohmann::json devices = nlohmann::json::array();
   for (int node = 0; node < options_.nodes; ++node) devices.push_back(DevicesOf(options_, node));
-  nlohmann::json report = {{"test_accuracy", uninterrupted.last_epoch["accuracy"]},
+  nlohmann::json report = {{"test_accuracy", uninterrupted.last_progress["accuracy"]},
                            {"master_hash_uninterrupted", uninterrupted.state_hash},
                            {"master_hash_interrupted", interrupted.state_hash},
                            {"kill9_recovery_seconds", recovery_seconds},
-                           {"gathered_bytes_per_step", uninterrupted.last_epoch["gathered_bytes_per_step"]},
-                           {"bf16_bytes_per_step", uninterrupted.last_epoch["bf16_bytes_per_step"]},
-                           {"format", options_.format},
+                           {"gathered_bytes_per_step", uninterrupted.last_progress["gathered_bytes_per_step"]},
+                           {"bf16_bytes_per_step", uninterrupted.last_progress["bf16_bytes_per_step"]},
+                           {"format", options_.storage.format},
                            {"world_size", options_.world_size},
                            {"nodes", options_.nodes},
                            {"devices", devices},
@@ -208,19 +208,20 @@ absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& in
 }
 
 absl::Status Demo::Conclude(const Training& uninterrupted, const Training& interrupted, double recovery_seconds) const {
-  const double accuracy = uninterrupted.last_epoch["accuracy"];
+  const double accuracy = uninterrupted.last_progress["accuracy"];
   SayHeading("what was shown");
-  Say(absl::StrFormat("accuracy on held-out digits     %.4f, with weights gathered in %s", accuracy, options_.format));
+  Say(absl::StrFormat("accuracy on held-out digits     %.4f, with weights gathered in %s", accuracy,
+                      options_.storage.format));
   Say(absl::StrFormat("gathered a step                 %d bytes; BF16 would have taken %d",
-                      uninterrupted.last_epoch["gathered_bytes_per_step"].get<int64_t>(),
-                      uninterrupted.last_epoch["bf16_bytes_per_step"].get<int64_t>()));
+                      uninterrupted.last_progress["gathered_bytes_per_step"].get<int64_t>(),
+                      uninterrupted.last_progress["bf16_bytes_per_step"].get<int64_t>()));
   Say(absl::StrFormat("kill -9 to the next commit      %.2f s", recovery_seconds));
   Say(absl::StrFormat("masters and moments             %s (uninterrupted)", uninterrupted.state_hash));
   Say(absl::StrFormat("                                %s (interrupted)", interrupted.state_hash));
   if (uninterrupted.state_hash != interrupted.state_hash) {
     return absl::InternalError("equal masters and moments expected after both trainings, they differ");
   }
-  if (accuracy < kMinAccuracy && options_.epochs >= DigitsOptions().epochs) {
+  if (accuracy < kMinAccuracy && options_.epochs >= DigitsTask::Defaults().epochs) {
     return absl::InternalError(absl::StrFormat("an accuracy of %.2f expected, got %.4f", kMinAccuracy, accuracy));
   }
   Say("The two trainings ended in the same state, bit for bit.");

@@ -27,7 +27,7 @@ class Demo {
 
  private:
   struct Training {
-    nlohmann::json last_epoch;  // rank 0's last "epoch" event
+    nlohmann::json last_progress;  // rank 0's last "progress" event
     std::string state_hash;
     std::vector<nlohmann::json> events;  // of rank 0
   };
@@ -45,7 +45,7 @@ class Demo {
   // What a training does besides being watched.
   struct Hooks {
     // After the first epoch.
-    std::function<absl::Status()> on_first_epoch;
+    std::function<absl::Status()> on_first_progress;
     // When a trainer has ended, but not well. OK: the training goes on.
     std::function<absl::Status(int rank, const ExitState& exit)> on_failure;
   };

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   app.add_option("--bin-dir", options.bin_dir, "Where paramshardd, paramshardctl and paramshard-digits are")
       ->required();
   app.add_option("--out", options.out_dir, "Where report.json, logs and reports go")->required();
-  app.add_option("--format", options.format, "Format of the weights")->capture_default_str();
+  paramshard::examples::AddStorageFlags(app, options.storage);
   app.add_option("--device", options.device, "What the daemons serve from: cpu or cuda, a GPU for each rank")
       ->capture_default_str();
   app.add_option("--world-size", options.world_size, "Trainers, and devices")

@@ -129,9 +129,9 @@ absl::StatusOr<ChildProcess> DemoWorld::StartTrainer(const std::string& model, i
                                         absl::StrCat("--rank=", rank),
                                         absl::StrCat("--world-size=", options_.world_size),
                                         absl::StrCat("--model=", model),
-                                        absl::StrCat("--format=", options_.format),
                                         absl::StrCat("--epochs=", options_.epochs),
                                         absl::StrCat("--report=", ReportFile(model, rank))};
+  for (std::string& argument : ToArguments(options_.storage)) arguments.push_back(std::move(argument));
   if (options_.shard_size.has_value()) arguments.push_back(absl::StrCat("--shard-size=", *options_.shard_size));
   if (kill_at_step.has_value()) arguments.push_back(absl::StrCat("--kill-at-step=", *kill_at_step));
   const std::string name = absl::StrCat(model, "-rank", rank);

@@ -10,13 +10,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/examples/child_process.h"
+#include "client/examples/storage.h"
 
 namespace paramshard::examples {
 
 struct DemoOptions {
   std::string bin_dir = {};
   std::string out_dir = {};
-  std::string format = "MXFP8";
+  StorageFlags storage = {};
   int world_size = 2;
   int nodes = 1;
   std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "client/examples/cross_entropy.h"
+#include "client/examples/linear.h"
 
 namespace paramshard::examples {
 
@@ -14,7 +16,7 @@ namespace paramshard::examples {
 //
 //   network.SetInput(pixels);
 //   for (int l = 0; l < network.layers(); ++l) network.Forward(l, weight[l], bias[l]);
-//   loss += network.Loss(labels, 1.0f / batch);
+//   score = network.Loss(labels, 1.0f / batch);
 //   for (int l = network.layers() - 1; l >= 0; --l) {
 //     network.ParameterGradients(l, weight_gradient[l], bias_gradient[l]);
 //     if (l > 0) network.Backward(l, weight[l]);
@@ -34,9 +36,8 @@ class Perceptron {
   // Computes the layer's outputs from those of the layer before.
   void Forward(int layer, const float* weight, const float* bias);
 
-  // The sum of the samples' cross-entropies. Sets the gradient of `scale` times that sum by the
-  // outputs.
-  double Loss(absl::Span<const int> labels, float scale);
+  // Scores the samples. Sets the gradient of `scale` times the loss by the outputs.
+  Score Loss(absl::Span<const int> labels, float scale);
 
   // Writes the gradients of a layer's parameters, from the gradient of its outputs.
   void ParameterGradients(int layer, float* weight_gradient, float* bias_gradient) const;
@@ -44,17 +45,13 @@ class Perceptron {
   // Turns the gradient of the layer's outputs into that of the layer before.
   void Backward(int layer, const float* weight);
 
-  // How many samples the largest output names rightly.
-  int64_t CountCorrect(absl::Span<const int> labels) const;
-
  private:
-  const std::vector<float>& logits() const { return activations_.back(); }
+  LinearShape Shape(int layer) const { return {samples_, inputs(layer), outputs(layer)}; }
 
   const std::vector<int64_t> sizes_;
   int64_t samples_ = 0;
   std::vector<std::vector<float>> activations_;  // of the input, then after each layer
   std::vector<float> gradient_;                  // of the outputs of the layer that Backward has come to
-  std::vector<float> transposed_;
 };
 
 }  // namespace paramshard::examples

@@ -23,14 +23,16 @@ void TrainingReport::Event(absl::string_view event, nlohmann::json fields) {
   out_ << fields.dump() << std::endl;
 }
 
-void TrainingReport::Epoch(const EpochSummary& summary) {
-  Event("epoch", {{"epoch", summary.epoch},
-                  {"loss", summary.loss},
-                  {"accuracy", summary.accuracy},
-                  {"commit_number", summary.commit_number},
-                  {"gathered_bytes_per_step", summary.gathered_bytes_per_step},
-                  {"bf16_bytes_per_step", summary.bf16_bytes_per_step},
-                  {"steps_per_second", summary.steps_per_second}});
+void TrainingReport::Progress(const TrainingProgress& progress) {
+  Event("progress", {{"step", progress.step},
+                     {"epoch", progress.epoch},
+                     {"loss", progress.loss},
+                     {"validation_loss", progress.validation_loss},
+                     {"accuracy", progress.accuracy},
+                     {"commit_number", progress.commit_number},
+                     {"gathered_bytes_per_step", progress.gathered_bytes_per_step},
+                     {"bf16_bytes_per_step", progress.bf16_bytes_per_step},
+                     {"steps_per_second", progress.steps_per_second}});
 }
 
 }  // namespace paramshard::examples

@@ -13,19 +13,21 @@
 
 namespace paramshard::examples {
 
-// One trained epoch of the data. Bytes and speed are those of the steps alone, without the
+// The steps since the last report. Bytes and speed are those of the steps alone, without the
 // evaluation.
-struct EpochSummary {
-  int64_t epoch = 0;    // from 1
-  double loss = 0;      // mean over this rank's samples
-  double accuracy = 0;  // on the held-out samples
+struct TrainingProgress {
+  int64_t step = 0;            // steps trained in all
+  double epoch = 0;            // passes over the data in all
+  double loss = 0;             // mean over this rank's predictions
+  double validation_loss = 0;  // mean over the held-out samples
+  double accuracy = 0;         // on the held-out samples
   int64_t commit_number = 0;
   int64_t gathered_bytes_per_step = 0;
   int64_t bf16_bytes_per_step = 0;  // what BF16 weights would have taken
   double steps_per_second = 0;
 };
 
-// Events, besides "epoch": "attached" and "committed" (the first commit after it), "ended" (another
+// Events, besides "progress": "attached" and "committed" (the first commit after it), "ended" (another
 // trainer left), "kill" (this one is about to die) and "finished". Every line has the event's
 // wall-clock time in seconds.
 class TrainingReport {
@@ -34,7 +36,7 @@ class TrainingReport {
   static absl::StatusOr<TrainingReport> Open(const std::string& file);
 
   void Event(absl::string_view event, nlohmann::json fields = nlohmann::json::object());
-  void Epoch(const EpochSummary& summary);
+  void Progress(const TrainingProgress& progress);
 
  private:
   std::ofstream out_;

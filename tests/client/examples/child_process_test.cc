@@ -73,11 +73,11 @@ TEST(ReportTailTest, EveryEventIsReadOnceAndWhole) {
   EXPECT_THAT(tail.Read(), IsEmpty());
   ASSERT_OK_AND_ASSIGN(TrainingReport report, TrainingReport::Open(file));
   report.Event("attached", {{"commit_number", 3}});
-  report.Epoch({.epoch = 1, .accuracy = 0.5});
+  report.Progress({.step = 1, .accuracy = 0.5});
   const std::vector<nlohmann::json> events = tail.Read();
   ASSERT_THAT(events, SizeIs(2));
   EXPECT_EQ(events[0]["commit_number"], 3);
-  EXPECT_EQ(events[1]["event"], "epoch");
+  EXPECT_EQ(events[1]["event"], "progress");
   EXPECT_THAT(tail.Read(), IsEmpty());
 
   std::ofstream out(file, std::ios::app);

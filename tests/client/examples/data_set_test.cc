@@ -2,7 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/examples/digits_file.h"
+#include "client/examples/embedded_files.h"
+#include "client/examples/gunzip.h"
 #include "gmock/gmock.h"
 #include "tests/status_matchers.h"
 

@@ -44,7 +44,7 @@ TEST_P(DemoTest, BothTrainingsEndInTheSameState) {
   EXPECT_GT(report["test_accuracy"], 0.9);
   EXPECT_LT(report["kill9_recovery_seconds"], 30.0);
   EXPECT_LT(report["gathered_bytes_per_step"], report["bf16_bytes_per_step"]);
-  EXPECT_EQ(report["format"], Options().format);
+  EXPECT_EQ(report["format"], Options().storage.format);
   EXPECT_EQ(report["world_size"], Options().world_size);
   ASSERT_EQ(report["devices"].size(), Options().nodes);
   for (int node = 0; node < Options().nodes; ++node) EXPECT_EQ(report["devices"][node], DevicesOf(Options(), node));
@@ -53,7 +53,7 @@ TEST_P(DemoTest, BothTrainingsEndInTheSameState) {
 INSTANTIATE_TEST_SUITE_P(
     Worlds, DemoTest,
     testing::Values(DemoCase{"OneRank", {.world_size = 1}}, DemoCase{"TwoRanks", {.world_size = 2}},
-                    DemoCase{"ThreeRanksOfBlocks", {.format = "FP8_BLOCK_128X128", .world_size = 3}},
+                    DemoCase{"ThreeRanksOfBlocks", {.storage = {.format = "FP8_BLOCK_128X128"}, .world_size = 3}},
                     DemoCase{"TwoNodesOfReplicas", {.world_size = 4, .nodes = 2}},
                     DemoCase{"TwoNodesOfOneShardGroup", {.world_size = 2, .nodes = 2, .shard_size = 2}}),
     [](const auto& info) { return info.param.name; });
@@ -67,7 +67,7 @@ TEST(DemoOptionsTest, DaemonsShareNoGpu) {
 TEST(DemoOptionsTest, WhatCannotBeShownIsRefused) {
   DemoOptions options{.out_dir = testing::TempDir(), .world_size = 3, .nodes = 2};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiple of the 2 nodes")));
-  options = {.out_dir = testing::TempDir(), .format = "FP7"};
+  options = {.out_dir = testing::TempDir(), .storage = {.format = "FP7"}};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("FP7")));
   options = {.out_dir = testing::TempDir(), .device = "tpu"};
   EXPECT_THAT(Demo(options).Run(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tpu")));

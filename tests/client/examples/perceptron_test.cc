@@ -63,7 +63,7 @@ class PerceptronTest : public testing::Test {
     network_.SetInput(input_);
     for (int layer = 0; layer < network_.layers(); ++layer)
       network_.Forward(layer, weights_[layer].data(), biases_[layer].data());
-    return network_.Loss(labels_, kScale);
+    return network_.Loss(labels_, kScale).loss;
   }
 
   // The change of the scaled loss with one number, by central differences.
@@ -111,7 +111,7 @@ TEST_F(PerceptronTest, LargeLogitsDoNotOverflow) {
   biases_[2] = {1e30f, 0.0f, 0.0f, 0.0f};
   labels_ = {0, 0, 0, 0, 0};
   EXPECT_EQ(Loss(), 0.0);
-  EXPECT_EQ(network_.CountCorrect(labels_), kSamples);
+  EXPECT_EQ(network_.Loss(labels_, kScale).correct, kSamples);
 }
 
 TEST_F(PerceptronTest, NoSampleIsNoLossAndNoGradient) {

@@ -1,0 +1,25 @@
+// Softmax and cross-entropy, where every network here ends.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_CROSS_ENTROPY_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_CROSS_ENTROPY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace paramshard::examples {
+
+// How well some predictions went.
+struct Score {
+  double loss = 0;      // the sum of their cross-entropies, in nats
+  int64_t correct = 0;  // those whose largest logit is the label's
+  int64_t count = 0;
+};
+
+// Scores labels.size() rows of `logits`, and sets `gradient` to that of `scale` times the loss by the logits.
+Score CrossEntropy(absl::Span<const float> logits, absl::Span<const int> labels, float scale,
+                   std::vector<float>& gradient);
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_CROSS_ENTROPY_H_

@@ -1,0 +1,18 @@
+// Expands gzip.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_GUNZIP_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_GUNZIP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace paramshard::examples {
+
+// The content of a whole gzip file. DATA_LOSS when it is damaged or cut short.
+absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed);
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_GUNZIP_H_

@@ -1,0 +1,29 @@
+// A linear layer without a bias: output = input * weight^T, with its gradients. All matrices are row-major and contiguous;
+// nothing that is written overlaps what is read.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
+
+#include <cstdint>
+
+namespace paramshard::examples {
+
+struct LinearShape {
+  int64_t samples = 0;  // none is fine
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+};
+
+// `input` is [samples, inputs], `weight` [outputs, inputs], `output` [samples, outputs].
+void LinearForward(const LinearShape& shape, const float* input, const float* weight, float* output);
+
+// From the gradient of the outputs, [samples, outputs], that of the inputs.
+void LinearInputGradient(const LinearShape& shape, const float* output_gradient, const float* weight,
+                         float* input_gradient);
+
+// And that of the weight.
+void LinearWeightGradient(const LinearShape& shape, const float* output_gradient, const float* input,
+                          float* weight_gradient);
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_

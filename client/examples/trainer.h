@@ -1,0 +1,98 @@
+// Trains a task's network, data-parallel over the ranks of a daemon's world.
+#ifndef PARAMSHARD_CLIENT_EXAMPLES_TRAINER_H_
+#define PARAMSHARD_CLIENT_EXAMPLES_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/examples/batches.h"
+#include "client/examples/storage.h"
+#include "client/examples/task.h"
+#include "client/examples/training_report.h"
+
+namespace paramshard::examples {
+
+struct TrainerOptions {
+  Client::Options client = {};
+  std::string model = {};
+  Storage storage = {};
+  std::optional<int> shard_size = {};
+  int64_t epochs = 1;
+  std::optional<int64_t> steps = {};  // instead of the epochs' number of them
+  int64_t batch_size = 16;            // of all ranks together
+  // Steps between two reports; unset: an epoch.
+  std::optional<int64_t> report_interval = {};
+  uint64_t seed = 1;
+  float learning_rate = 2e-3f;  // falls linearly to a twentieth
+  // Die by SIGKILL in the middle of the step that would make this commit.
+  std::optional<int64_t> kill_at_step = {};
+};
+
+// The task's units, stored as the options say.
+ModelSpec MakeModel(const Task& task, const TrainerOptions& options);
+
+// One rank's trainer. Weights are seen through the client library alone.
+class Trainer {
+ public:
+  // `report` outlives the trainer.
+  static absl::StatusOr<Trainer> Create(const TrainerOptions& options, std::unique_ptr<Task> task,
+                                        TrainingReport* report);
+
+  // Trains from where the daemon says that the model is to the last epoch. When another trainer
+  // leaves, attaches again and goes on from the last commit.
+  absl::Status Run();
+
+ private:
+  Trainer(const TrainerOptions& options, Client client, std::unique_ptr<Task> task, TrainingReport* report);
+
+  // What the steps since the last report have cost in this session.
+  struct Cost {
+    int64_t steps = 0;
+    int64_t gathered_bytes = 0;
+    absl::Duration time = absl::ZeroDuration();
+  };
+
+  absl::Status Train(Model& model);
+  // Trains up to the next report.
+  absl::Status TrainInterval(Model& model);
+  absl::Status Step(Model& model);
+  absl::Status Forward(Model& model);
+  absl::Status BackwardAndPush(Model& model, int64_t commit_number);
+  absl::Status Push(Model& model, const UnitSpec& unit);
+  absl::Status Commit(Model& model, CommitOptions options);
+  // Waits for the commit that is under way, if any.
+  absl::Status AwaitCommit();
+  absl::Status Report(Model& model);
+
+  // Gathers a unit and decodes it into weights_; the unit is released on return.
+  absl::Status Load(Model& model, const UnitSpec& unit, Phase phase);
+  int64_t total_steps() const { return options_.steps.value_or(options_.epochs * batches_.batches_per_epoch()); }
+  int64_t NextReport() const;
+  float LearningRate() const;
+  int64_t Bf16BytesPerStep() const;
+
+  TrainerOptions options_;
+  Client client_;
+  std::unique_ptr<Task> task_;
+  TrainingReport* report_;
+  ModelSpec spec_;
+  Batches batches_;
+
+  TrainingPosition position_;
+  Cost cost_;
+  int64_t next_commit_ = 1;
+  std::optional<PendingCommit> pending_;
+  bool committed_ = false;  // since it attached
+  Values weights_;          // of the unit that was loaded last
+  Values gradients_;
+};
+
+}  // namespace paramshard::examples
+
+#endif  // PARAMSHARD_CLIENT_EXAMPLES_TRAINER_H_

@@ -1,0 +1,81 @@
+#include "client/examples/training_program.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/examples/storage.h"
+#include "client/examples/training_report.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::examples {
+namespace {
+
+struct Flags {
+  TrainerOptions options;
+  StorageFlags storage = {};
+  std::string report = {};
+  int world_size = 0;
+  double attach_timeout_seconds = 60;
+};
+
+void AddFlags(CLI::App& app, Flags& flags) {
+  TrainerOptions& options = flags.options;
+  app.add_option("--socket-dir", options.client.socket_dir, "The daemon's directory of sockets");
+  app.add_option("--rank", options.client.rank, "Rank of the world that this trainer serves")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--world-size", flags.world_size, "Ranks expected; 0: whatever the daemon has")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--model", options.model, "Name of the model")->capture_default_str();
+  AddStorageFlags(app, flags.storage);
+  app.add_option("--shard-size", options.shard_size, "Ranks that share one copy of the model");
+  app.add_option("--epochs", options.epochs, "Passes over the data")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", options.steps, "Steps to train; default: as many as the epochs have")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", options.batch_size, "Samples of all ranks in a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--report-interval", options.report_interval, "Steps between two reports; default: an epoch")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--learning-rate", options.learning_rate, "Of the first step")->capture_default_str();
+  app.add_option("--seed", options.seed, "Of initial weights and of the order of samples")->capture_default_str();
+  app.add_option("--attach-timeout", flags.attach_timeout_seconds, "Seconds to wait for the other ranks")
+      ->capture_default_str();
+  app.add_option("--report", flags.report, "Append events to this file, as JSON lines");
+  app.add_option("--kill-at-step", options.kill_at_step, "Die by SIGKILL in the middle of this step");
+}
+
+absl::Status CheckFlags(Flags& flags) {
+  ASSIGN_OR_RETURN(flags.options.storage, ParseStorage(flags.storage));
+  if (flags.world_size != 0 && flags.options.client.rank >= flags.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank: a rank below ", flags.world_size, " expected, got ", flags.options.client.rank));
+  }
+  flags.options.client.attach_timeout = absl::Seconds(flags.attach_timeout_seconds);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const TrainingProgram& program, Flags& flags) {
+  RETURN_IF_ERROR(CheckFlags(flags));
+  ASSIGN_OR_RETURN(TrainingReport report, TrainingReport::Open(flags.report));
+  ASSIGN_OR_RETURN(std::unique_ptr<Task> task, program.create_task());
+  ASSIGN_OR_RETURN(Trainer trainer, Trainer::Create(flags.options, std::move(task), &report));
+  return trainer.Run();
+}
+
+}  // namespace
+
+int RunTrainingProgram(const TrainingProgram& program, int argc, char** argv) {
+  CLI::App app(program.description);
+  Flags flags{.options = program.defaults};
+  AddFlags(app, flags);
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = Run(program, flags);
+  if (status.ok()) return 0;
+  std::cerr << program.name << ": " << status << std::endl;
+  return 1;
+}
+
+}  // namespace paramshard::examples

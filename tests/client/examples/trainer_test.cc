@@ -1,0 +1,138 @@
+// Trainers of the language model against a real daemon; digits trainers are in demo_test.
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "client/examples/child_process.h"
+#include "client/examples/report_tail.h"
+#include "gmock/gmock.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::examples {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+struct Training {
+  std::string model;
+  std::vector<std::string> arguments = {"--steps=6", "--report-interval=3"};
+};
+
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<test::DaemonProcess> daemon =
+        test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets_.path(), test::DeviceFlags(2));
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  absl::StatusOr<ChildProcess> Start(const Training& training, int rank, std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {test::Program(PARAMSHARD_LM), absl::StrCat("--socket-dir=", sockets_.path()),
+                                          absl::StrCat("--rank=", rank), absl::StrCat("--model=", training.model),
+                                          absl::StrCat("--report=", ReportFile(training.model, rank))};
+    arguments.insert(arguments.end(), training.arguments.begin(), training.arguments.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return ChildProcess::Start({.name = absl::StrCat(training.model, " rank ", rank),
+                                .arguments = std::move(arguments),
+                                .output_file = output_.path() + "/trainers"});
+  }
+
+  void Train(const Training& training) const {
+    ASSERT_OK_AND_ASSIGN(ChildProcess first, Start(training, 0));
+    ASSERT_OK_AND_ASSIGN(ChildProcess second, Start(training, 1));
+    EXPECT_OK(first.WaitForSuccess(kTimeout));
+    EXPECT_OK(second.WaitForSuccess(kTimeout));
+  }
+
+  std::string ReportFile(const std::string& model, int rank) const {
+    return absl::StrCat(output_.path(), "/", model, "-", rank, ".jsonl");
+  }
+
+  // What rank 0 reported: the numbers that depend on the training alone.
+  std::vector<nlohmann::json> Progress(const std::string& model) const {
+    std::vector<nlohmann::json> progress;
+    for (const nlohmann::json& event : ReportTail(ReportFile(model, 0)).Read()) {
+      if (event["event"] != "progress") continue;
+      progress.push_back({event["step"], event["loss"], event["validation_loss"], event["accuracy"]});
+    }
+    return progress;
+  }
+
+  // Of masters and moments; the planes are verified on the way.
+  std::string StateHash(const std::string& model) const {
+    const absl::StatusOr<std::string> text = RunAndRead(
+        "verify", {test::Program(PARAMSHARDCTL), "--socket-dir=" + sockets_.path(), "-o", "json", "verify", model},
+        output_.path() + "/verify", kTimeout);
+    EXPECT_OK(text.status());
+    return nlohmann::json::parse(text.value_or("{}")).value("/summary/stateHash"_json_pointer, std::string());
+  }
+
+  const test::TemporaryDirectory sockets_, output_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+TEST_F(TrainerTest, TheSameTrainingTwiceIsTheSame) {
+  Train({.model = "once"});
+  Train({.model = "again"});
+  EXPECT_EQ(Progress("once").size(), 2);
+  EXPECT_EQ(Progress("again"), Progress("once"));
+  EXPECT_FALSE(StateHash("once").empty());
+  EXPECT_EQ(StateHash("again"), StateHash("once"));
+}
+
+TEST_F(TrainerTest, AnotherSeedOrMomentTypeIsAnotherTraining) {
+  Train({.model = "plain"});
+  Train({.model = "seed", .arguments = {"--steps=6", "--seed=2"}});
+  Train({.model = "moments", .arguments = {"--steps=6", "--moments=BF16"}});
+  EXPECT_NE(StateHash("seed"), StateHash("plain"));
+  EXPECT_NE(StateHash("moments"), StateHash("plain"));
+}
+
+TEST_F(TrainerTest, ATrainingThatIsKilledInMidStepEndsInTheSameState) {
+  Train({.model = "uninterrupted"});
+  const Training training{.model = "interrupted"};
+  ASSERT_OK_AND_ASSIGN(ChildProcess survivor, Start(training, 0));
+  ASSERT_OK_AND_ASSIGN(ChildProcess victim, Start(training, 1, {"--kill-at-step=5"}));
+  ASSERT_OK_AND_ASSIGN(const ExitState exit, victim.Wait(kTimeout));
+  EXPECT_EQ(exit.signal, SIGKILL);
+  ASSERT_OK_AND_ASSIGN(victim, Start(training, 1));
+  EXPECT_OK(survivor.WaitForSuccess(kTimeout));
+  EXPECT_OK(victim.WaitForSuccess(kTimeout));
+  EXPECT_EQ(Progress("interrupted"), Progress("uninterrupted"));
+  EXPECT_FALSE(StateHash("uninterrupted").empty());
+  EXPECT_EQ(StateHash("interrupted"), StateHash("uninterrupted"));
+}
+
+TEST_F(TrainerTest, ItLearns) {
+  Train({.model = "learns", .arguments = {"--steps=60", "--report-interval=20"}});
+  const std::vector<nlohmann::json> progress = Progress("learns");
+  ASSERT_EQ(progress.size(), 3);
+  EXPECT_LT(progress[2][2], progress[0][2]);
+  EXPECT_LT(progress[2][2], 2.8);  // below the entropy of single characters, 3.07 nats
+}
+
+TEST(TrainingProgramTest, HelpNamesTheFlagsOfStorage) {
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT(RunAndRead("help", {test::Program(PARAMSHARD_LM), "--help"}, directory.path() + "/help", kTimeout),
+              IsOkAndHolds(AllOf(HasSubstr("--format"), HasSubstr("--element"), HasSubstr("--moments"),
+                                 HasSubstr("--exp-avg "), HasSubstr("--exp-avg-sq"))));
+}
+
+TEST(TrainingProgramTest, WrongFlagsAreSaidBeforeADaemonIsLookedFor) {
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT(
+      RunAndRead("lm", {test::Program(PARAMSHARD_LM), "--format=FP7"}, directory.path() + "/output", kTimeout),
+      StatusIs(absl::StatusCode::kInternal,
+               AllOf(HasSubstr("exit code 1"), HasSubstr("paramshard-lm: INVALID_ARGUMENT"), HasSubstr("FP7"))));
+}
+
+}  // namespace
+}  // namespace paramshard::examples
