@@ -9,11 +9,15 @@ namespace {
 // -log softmax(logits)[label]; writes scale * (softmax - one-hot), its gradient.
 double RowCrossEntropy(absl::Span<const float> logits, int label, float scale, absl::Span<float> gradient) {
   const float largest = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> weights(logits.size());
   double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
   for (size_t j = 0; j < logits.size(); ++j) {
-    const double softmax = std::exp(static_cast<double>(logits[j]) - largest) / sum;
-    gradient[j] = scale * static_cast<float>(softmax - (static_cast<int>(j) == label ? 1.0 : 0.0));
+    weights[j] = std::exp(static_cast<double>(logits[j]) - largest);
+    sum += weights[j];
+  }
+  for (size_t j = 0; j < logits.size(); ++j) {
+    const double one_hot = static_cast<int>(j) == label ? 1.0 : 0.0;
+    gradient[j] = scale * static_cast<float>(weights[j] / sum - one_hot);
   }
   return std::log(sum) - (static_cast<double>(logits[label]) - largest);
 }
