@@ -12,9 +12,9 @@
 
 namespace paramshard::examples {
 
-// Of matrices; vectors, which are gains and biases, are FP32. The optimizer's moments are alike for both.
+// Vectors, which are gains and biases, are FP32, however matrices are stored. Moments are alike for both.
 struct Storage {
-  Encoding encoding{.format = Format::kMXFP8};
+  std::vector<FormatRule> rules = {{.pattern = "*", .encoding = {.format = Format::kMXFP8}}};  // for matrices
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
 };
@@ -22,13 +22,15 @@ struct Storage {
 // What a user types.
 struct StorageFlags {
   std::string format = "MXFP8";
-  std::string element = {};  // empty: E2M1 for NVFP4_2D, else E4M3
+  std::string element = {};             // empty: as the format has it
+  std::string master = {};              // empty: FP32
+  std::vector<std::string> rules = {};  // "PATTERN=FORMAT": exceptions from `format`
   std::string moments = "FP32";
   std::string exp_avg = {};     // empty: as `moments`
   std::string exp_avg_sq = {};  // empty: as `moments`
 };
 
-// The flags refer to `flags`, which outlives the app.
+// The app refers to `flags`, which outlive it.
 void AddStorageFlags(CLI::App& app, StorageFlags& flags);
 
 // INVALID_ARGUMENT for a name that is none. What cannot be combined is for the daemon to say.
@@ -37,8 +39,8 @@ absl::StatusOr<Storage> ParseStorage(const StorageFlags& flags);
 // The same choices as arguments for another program.
 std::vector<std::string> ToArguments(const StorageFlags& flags);
 
-// Sets them in every parameter of the units.
-void SetStorage(const Storage& storage, std::vector<UnitSpec>& units);
+// Has the model's parameters stored so.
+void SetStorage(const Storage& storage, ModelSpec& model);
 
 }  // namespace paramshard::examples
 

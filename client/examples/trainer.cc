@@ -37,7 +37,7 @@ ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
   ModelSpec spec;
   spec.name = options.model;
   spec.units = task.Units();
-  SetStorage(options.storage, spec.units);
+  SetStorage(options.storage, spec);
   spec.shard_size = options.shard_size;
   spec.small_parameter_bytes = kSmallParameterBytes;
   // Every rank pushes its samples' share of the mean.
