@@ -1,5 +1,6 @@
 #include "client/examples/storage.h"
 
+#include <CLI/CLI.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -2,13 +2,16 @@
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_STORAGE_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_STORAGE_H_
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+
+namespace CLI {
+class App;
+}
 
 namespace paramshard::examples {
 
