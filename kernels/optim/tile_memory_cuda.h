@@ -95,7 +95,7 @@ struct alignas(kQuad * sizeof(T)) Quad {
 // QuadAccess: next to each other, all valid or none. ShiftedAccess: the same, in part valid. StridedAccess: 32 apart, so that
 // a warp's accesses are dense whatever the alignment.
 struct QuadAccess {
-  // A quad may be valid in part.
+  // Quads lie across the ends of rows, which happens in every row, and need MakeOrdinary() (adam_rows_cuda.h).
   static constexpr bool kInPart = false;
   static constexpr int kFirst = kQuad;  // of a lane's first element, per lane
   static constexpr int kStep = 1;
@@ -210,7 +210,7 @@ struct ShiftedAccess : QuadAccess {
 };
 
 struct StridedAccess {
-  static constexpr bool kInPart = true;
+  static constexpr bool kInPart = false;
   static constexpr int kFirst = 1;
   static constexpr int kStep = kWarpSize;
 
