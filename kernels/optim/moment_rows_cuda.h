@@ -81,17 +81,24 @@ struct MomentCasts<AdamMoments::kFP8> {
 
 // sqrtf() of each.
 __device__ __forceinline__ void TakeRoots(float (&values)[kQuad]) {
+  uint32_t from_ordinary = 0;
   uint32_t largest = 0;
 #pragma unroll
-  for (int j = 0; j < kQuad; ++j) largest = max(largest, FloatBits(values[j]));
-  // Also not for infinities, NaN and negative values, -0 among them.
-  if (largest >= (127u + 64u) << 23) {
+  for (int j = 0; j < kQuad; ++j) {
+    from_ordinary = max(from_ordinary, ExpAvgSqFromOrdinary(values[j]));
+    largest = max(largest, FloatBits(values[j]));
+  }
+  if (from_ordinary < (kEndExpAvgSqExponent - kMinExpAvgSqExponent) << 23) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) values[j] = Root(values[j], ApproximateReciprocalRoot(values[j]));
+  } else if (largest < kEndExpAvgSqExponent << 23) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) values[j] = SmallRoot(values[j]);
+  } else {
+    // Infinities, NaN and negative values, -0 among them.
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) values[j] = sqrtf(values[j]);
-    return;
   }
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) values[j] = SmallRoot(values[j]);
 }
 
 // Divides by the scale of a block whose amax is `amax`. With ordinary scales the quotients are exact down to 2^-36, and what
@@ -109,10 +116,12 @@ __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float
   for (int j = 0; j < kQuad; ++j) values[j] = Divide(values[j], scale_inv, reciprocal);
 }
 
-// MomentScaleInv(), whose division is slow for 0.
+// MomentScaleInv() without the branches of its division.
 template <typename Casts>
 __device__ __forceinline__ float BlockScaleInv(float amax) {
-  return amax == 0.0f ? 1.0f : MomentScaleInv(amax, Casts::kMax);
+  if (amax == 0.0f) return 1.0f;
+  if (amax >= 0x1p-90f && amax < 0x1p90f) return Divide(amax, Casts::kMax, 1.0f / Casts::kMax);
+  return MomentScaleInv(amax, Casts::kMax);
 }
 
 // One moment of an extent. kRoot: exp_avg_sq.
