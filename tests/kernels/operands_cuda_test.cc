@@ -8,6 +8,7 @@
 #include "kernels/formats/scale_layout_cuda.h"
 #include "kernels/formats/transpose.h"
 #include "kernels/formats/transpose_cuda.h"
+#include "tests/kernels/golden.h"
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/random_floats.h"
 #include "tests/status_matchers.h"
