@@ -1,0 +1,199 @@
+// Bytes of every format and state: what a gather brings, as the client counts it, and what the daemon holds, by class.
+//
+// Usage: footprint_bench [RANKS]. The matrices of one Llama-3-8B block on cpu devices; all figures are bytes an element. Prints
+// the tables of docs/formats.md.
+
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/client.h"
+#include "client/ctl/admin_client.h"
+#include "tests/bench/or_die.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard {
+namespace {
+
+struct MatrixSize {
+  const char* name;
+  int64_t rows;
+  int64_t columns;
+};
+
+constexpr MatrixSize kBlock[] = {{"q", 4096, 4096},     {"k", 1024, 4096},   {"v", 1024, 4096},    {"o", 4096, 4096},
+                                 {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}};
+
+// How parameters are stored.
+struct Storage {
+  Format format = Format::kFP32;
+  MomentType moments = MomentType::kFP32;
+  MasterType master = MasterType::kFP32;
+};
+
+struct Footprint {
+  std::map<Phase, int64_t> gathered;
+  std::map<std::string, int64_t> held;  // by class of memory, over all ranks
+};
+
+ModelSpec Spec(const Storage& storage, bool reshard_after_forward) {
+  ModelSpec spec;
+  spec.name = "block";
+  UnitSpec& unit = spec.units.emplace_back();
+  unit.name = "block";
+  unit.reshard_after_forward = reshard_after_forward;
+  for (const MatrixSize& matrix : kBlock) {
+    unit.parameters.push_back({.name = matrix.name,
+                               .shape = {matrix.rows, matrix.columns},
+                               .encoding = {.format = storage.format},
+                               .exp_avg_type = storage.moments,
+                               .exp_avg_sq_type = storage.moments,
+                               .master_type = storage.master,
+                               .initial_value = {Initializer::kNormal, 0.0f, 0.02f}});
+  }
+  return spec;
+}
+
+int64_t Elements() {
+  int64_t elements = 0;
+  for (const MatrixSize& matrix : kBlock) elements += matrix.rows * matrix.columns;
+  return elements;
+}
+
+int64_t GatheredBytes(Model& model, Phase phase) {
+  const int64_t before = model.gathered_bytes();
+  GatheredUnit unit = OrDie(model.Gather("block", phase), "gather");
+  OrDie(unit.Wait(), "wait");
+  return model.gathered_bytes() - before;
+}
+
+// Rank 0 fills in what was gathered.
+void Train(const std::string& socket_dir, int rank, const ModelSpec& spec, const std::vector<Phase>& phases,
+           std::map<Phase, int64_t>& gathered) {
+  Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
+  Model model = OrDie(client.OpenModel(spec), "open");
+  for (const Phase phase : phases) {
+    const int64_t bytes = GatheredBytes(model, phase);
+    if (rank == 0) gathered[phase] = bytes;
+  }
+  // Not before all ranks have gathered: the first to leave ends the epoch.
+  OrDie(OrDie(model.Commit({}), "commit").Wait().status(), "commit");
+}
+
+void Gather(const std::string& socket_dir, int ranks, const ModelSpec& spec, const std::vector<Phase>& phases,
+            std::map<Phase, int64_t>& gathered) {
+  std::vector<std::thread> trainers;
+  for (int rank = 0; rank < ranks; ++rank) {
+    trainers.emplace_back([&, rank] { Train(socket_dir, rank, spec, phases, gathered); });
+  }
+  for (std::thread& trainer : trainers) trainer.join();
+}
+
+std::map<std::string, int64_t> Held(const std::string& socket_dir) {
+  ctl::AdminClient admin = OrDie(ctl::AdminClient::Connect({.socket_dir = socket_dir}), "connect");
+  v1::GetMemoryResponse memory;
+  OrDie(admin.Call(&ctl::AdminClient::Stub::GetMemory, v1::GetMemoryRequest(), memory), "memory");
+  std::map<std::string, int64_t> held;
+  for (const v1::MemoryUse& use : memory.uses()) held[use.memory_class()] += use.size_bytes();
+  return held;
+}
+
+Footprint Measure(const std::string& socket_dir, int ranks, const Storage& storage) {
+  Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = socket_dir}), "connect");
+  Footprint footprint;
+  Gather(socket_dir, ranks, Spec(storage, true), {Phase::kForward, Phase::kBackward}, footprint.gathered);
+  footprint.held = Held(socket_dir);
+  OrDie(client.DeleteModel("block"), "delete");
+  Gather(socket_dir, ranks, Spec(storage, false), {Phase::kBoth}, footprint.gathered);
+  OrDie(client.DeleteModel("block"), "delete");
+  return footprint;
+}
+
+std::string MomentName(MomentType type) {
+  switch (type) {
+    case MomentType::kFP32:
+      return "fp32";
+    case MomentType::kBF16:
+      return "bf16";
+    case MomentType::kFP16:
+      return "fp16";
+    case MomentType::kFP8:
+      return "fp8";
+  }
+  return "";
+}
+
+double PerElement(int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(Elements()); }
+
+void PrintGathered(const std::map<Format, Footprint>& footprints) {
+  std::cout << "| format | forward | backward | both at once |\n| --- | --- | --- | --- |\n";
+  for (const auto& [format, footprint] : footprints) {
+    std::cout << "| " << FormatName(format);
+    for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kBoth}) {
+      std::cout << absl::StrFormat(" | %.4f", PerElement(footprint.gathered.at(phase)));
+    }
+    std::cout << " |\n";
+  }
+  std::cout << "\n| format | master | moments | planes | master | exp_avg | exp_avg_sq | state | gradients |\n"
+            << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |" << std::endl;
+}
+
+void PrintHeld(const Storage& storage, const std::map<std::string, int64_t>& held) {
+  std::cout << "| " << FormatName(storage.format) << " | "
+            << (storage.master == MasterType::kFP32 ? "fp32" : "bf16 + remainder") << " | "
+            << MomentName(storage.moments);
+  int64_t state = 0;
+  for (const char* memory_class : {"planes", "master", "exp_avg", "exp_avg_sq"}) {
+    state += held.at(memory_class);
+    std::cout << absl::StrFormat(" | %.4f", PerElement(held.at(memory_class)));
+  }
+  std::cout << absl::StrFormat(" | %.3f | %.3f |", PerElement(state), PerElement(held.at("gradients"))) << std::endl;
+}
+
+int Main(int ranks) {
+  const test::TemporaryDirectory directory;
+  std::vector<std::string> flags = {"--log-level=error"};
+  for (int i = 0; i < ranks; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
+  const test::DaemonProcess daemon =
+      OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
+  std::map<Format, Footprint> footprints;
+  for (const Format format :
+       {Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed,
+        Format::kFP8Block128x128, Format::kMXFP8, Format::kMXFP8_2D, Format::kNVFP4_2D}) {
+    footprints[format] = Measure(directory.path(), ranks, {.format = format});
+  }
+  PrintGathered(footprints);
+  for (const auto& [format, footprint] : footprints) PrintHeld({.format = format}, footprint.held);
+  for (const Storage& storage : {Storage{Format::kFP8Block128x128, MomentType::kBF16},
+                                 {Format::kFP8TensorCurrent, MomentType::kBF16},
+                                 {Format::kMXFP8, MomentType::kBF16},
+                                 {Format::kMXFP8_2D, MomentType::kBF16},
+                                 {Format::kMXFP8, MomentType::kFP16},
+                                 {Format::kMXFP8, MomentType::kFP8},
+                                 {Format::kNVFP4_2D, MomentType::kBF16},
+                                 {Format::kNVFP4_2D, MomentType::kFP8},
+                                 {Format::kBF16, MomentType::kFP32, MasterType::kBF16Remainder},
+                                 {Format::kBF16, MomentType::kFP8, MasterType::kBF16Remainder}}) {
+    PrintHeld(storage, Measure(directory.path(), ranks, storage).held);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace paramshard
+
+int main(int argc, char** argv) {
+  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (ranks < 1 || ranks > 8) {
+    std::cerr << "usage: footprint_bench [RANKS]\n";
+    return 2;
+  }
+  return paramshard::Main(ranks);
+}
