@@ -169,6 +169,9 @@ ModelSpec FromProto(const v1::ModelSpec& proto) {
   if (proto.has_step_timeout()) {
     spec.step_timeout = absl::Seconds(proto.step_timeout().seconds()) + absl::Nanoseconds(proto.step_timeout().nanos());
   }
+  if (proto.gradient_sums() != v1::GRADIENT_SUMS_UNSPECIFIED) {
+    spec.gradient_sums = static_cast<GradientSums>(proto.gradient_sums());
+  }
   return spec;
 }
 

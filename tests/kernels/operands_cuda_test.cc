@@ -39,7 +39,7 @@ class ArrangeScalesTest : public GpuTest {
       const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), offset);
       ASSERT_OK(ArrangeScales(arrangement, source.data(), target.data(), stream()));
       Synchronize();
-      EXPECT_TRUE(SameBytes(expected, target.Download()));
+      EXPECT_EQ(target.Download(), expected);
     }
   }
 };
@@ -74,7 +74,7 @@ TEST_F(TransposeNibblesTest, BytesAreThoseOfTheHost) {
         const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), offset);
         ASSERT_OK(TransposeNibbles(source.data(), rows, cols, target.data(), stream()));
         Synchronize();
-        EXPECT_TRUE(SameBytes(expected, target.Download()));
+        EXPECT_EQ(target.Download(), expected);
       }
     }
   }

@@ -477,7 +477,7 @@ TEST_F(ClientTest, SpecsThatCannotBeAreRefused) {
                  "parameter a.w: expected format BF16 for a master of BF16_REMAINDER, got MXFP8");
   expect_refused(
       [](ModelSpec& spec) {
-        spec.format_rules = {{"lm_head.*", {.format = Format::kBF16}}};
+        spec.format_rules = {{"lm_head.*", {.format = Format::kBF16}}, {"*", {.format = Format::kFP32}}};
       },
       "expected format rule lm_head.* to match the name of at least one parameter");
   expect_refused(

@@ -99,6 +99,7 @@ TEST(SpecProtoTest, AResolvedSpecIsTheSameModel) {
   spec.gradient_reduction = GradientReduction::kSum;
   spec.seed = 11;
   spec.step_timeout = absl::Milliseconds(1500);
+  spec.gradient_sums = GradientSums::kAtPush;
   spec.format_rules = {{.pattern = "?", .encoding = {.format = Format::kFP8TensorDelayed}}};
   ASSERT_OK_AND_ASSIGN(const server::ModelSpec parsed, server::ParseModelSpec(ToProto(spec)));
   ASSERT_OK_AND_ASSIGN(const ModelSpec resolved, Resolve(spec));
