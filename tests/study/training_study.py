@@ -32,10 +32,14 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way to store a model: the arguments that it differs by from FP32 planes, masters and moments."""
+    """One way to store a model: the arguments that it differs by from FP32 planes, masters and moments.
+
+    `limit`: the language model's validation loss may be so many percent from FP32's in the mean of the seeds.
+    """
 
     name: str
     group: str
+    limit: float
     arguments: tuple
 
 
@@ -43,41 +47,42 @@ TASKS = (
     Task("lm", "language model", "paramshard-lm", ("--report-interval=55",)),
     Task("digits", "digits", "paramshard-digits", ()),
 )
+DIGITS_LIMIT = 1.0  # of accuracy, in points, for every variant
 
 
-def format_variant(name, *arguments):
-    return Variant(name, "formats", (f"--format={name.split()[0]}", *arguments))
+def format_variant(name, limit, *arguments):
+    return Variant(name, "formats", limit, (f"--format={re.split('[ ,]', name)[0]}", *arguments))
 
 
-def state_variant(name, *arguments):
-    return Variant(name, "states", arguments)
+def state_variant(name, limit, *arguments):
+    return Variant(name, "states", limit, (f"--format={re.split('[ ,]', name)[0]}", *arguments))
 
 
 VARIANTS = (
-    Variant(REFERENCE, "reference", ("--format=FP32",)),
-    format_variant("BF16"),
-    format_variant("FP16"),
-    format_variant("FP8_TENSOR_CURRENT"),
-    format_variant("FP8_TENSOR_CURRENT E5M2", "--element=E5M2"),
-    format_variant("FP8_TENSOR_DELAYED"),
-    format_variant("FP8_BLOCK_128X128"),
-    format_variant("MXFP8"),
-    format_variant("MXFP8 E5M2", "--element=E5M2"),
-    format_variant("MXFP8_2D"),
-    format_variant("NVFP4_2D"),
-    format_variant("NVFP4_2D, embedding and head BF16", "--rule=embedding.*=BF16", "--rule=head.weight=BF16"),
-    state_variant("FP32, moments BF16", "--format=FP32", "--moments=BF16"),
-    state_variant("FP32, moments FP16", "--format=FP32", "--moments=FP16"),
-    state_variant("FP32, moments FP8", "--format=FP32", "--moments=FP8"),
-    state_variant("FP32, exp_avg FP8", "--format=FP32", "--exp-avg=FP8"),
-    state_variant("FP32, exp_avg_sq FP8", "--format=FP32", "--exp-avg-sq=FP8"),
-    state_variant("BF16, master BF16 + remainder", "--format=BF16", "--master=BF16_REMAINDER"),
-    state_variant("BF16, master BF16 + remainder, moments BF16", "--format=BF16", "--master=BF16_REMAINDER", "--moments=BF16"),
-    state_variant("MXFP8, moments BF16", "--format=MXFP8", "--moments=BF16"),
-    state_variant("MXFP8, moments FP16", "--format=MXFP8", "--moments=FP16"),
-    state_variant("MXFP8, moments FP8", "--format=MXFP8", "--moments=FP8"),
-    state_variant("NVFP4_2D, moments BF16", "--format=NVFP4_2D", "--moments=BF16"),
-    state_variant("NVFP4_2D, moments FP8", "--format=NVFP4_2D", "--moments=FP8"),
+    Variant(REFERENCE, "reference", 0.0, ("--format=FP32",)),
+    format_variant("BF16", 0.5),
+    format_variant("FP16", 0.5),
+    format_variant("FP8_TENSOR_CURRENT", 1.5),
+    format_variant("FP8_TENSOR_CURRENT E5M2", 2.5, "--element=E5M2"),
+    format_variant("FP8_TENSOR_DELAYED", 1.5),
+    format_variant("FP8_BLOCK_128X128", 1.5),
+    format_variant("MXFP8", 1.5),
+    format_variant("MXFP8 E5M2", 2.5, "--element=E5M2"),
+    format_variant("MXFP8_2D", 1.5),
+    format_variant("NVFP4_2D", 4.0),
+    format_variant("NVFP4_2D, embedding and head BF16", 4.0, "--rule=embedding.*=BF16", "--rule=head.weight=BF16"),
+    state_variant("FP32, moments BF16", 0.5, "--moments=BF16"),
+    state_variant("FP32, moments FP16", 0.5, "--moments=FP16"),
+    state_variant("FP32, moments FP8", 1.5, "--moments=FP8"),
+    state_variant("FP32, exp_avg FP8", 1.5, "--exp-avg=FP8"),
+    state_variant("FP32, exp_avg_sq FP8", 1.5, "--exp-avg-sq=FP8"),
+    state_variant("BF16, master BF16 + remainder", 0.5, "--master=BF16_REMAINDER"),
+    state_variant("BF16, master BF16 + remainder, moments BF16", 0.5, "--master=BF16_REMAINDER", "--moments=BF16"),
+    state_variant("MXFP8, moments BF16", 1.5, "--moments=BF16"),
+    state_variant("MXFP8, moments FP16", 1.5, "--moments=FP16"),
+    state_variant("MXFP8, moments FP8", 1.5, "--moments=FP8"),
+    state_variant("NVFP4_2D, moments BF16", 4.0, "--moments=BF16"),
+    state_variant("NVFP4_2D, moments FP8", 4.0, "--moments=FP8"),
 )
 
 
@@ -189,41 +194,50 @@ def last(curves, key):
 
 
 def mean_and_spread(values, form):
-    return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
+    mean = round(statistics.mean(values), 6) + 0.0  # never -0
+    return f"{mean:{form}} ± {statistics.stdev(values):{form.lstrip('+')}}"
 
 
-def distances(curves, reference, key):
-    """Of each seed's last number from that of the same seed in FP32."""
-    return [mine - other for mine, other in zip(last(curves, key), last(reference, key))]
+def loss_distances(curves, reference):
+    """In percent, of each seed's last validation loss from that of the same seed in FP32."""
+    pairs = zip(last(curves, "validation_loss"), last(reference, "validation_loss"))
+    return [100 * (mine / other - 1) for mine, other in pairs]
 
 
-def percent(curves, reference):
-    return [100 * d / r for d, r in zip(distances(curves, reference, "validation_loss"), last(reference, "validation_loss"))]
+def accuracy_distances(curves, reference):
+    """The same of accuracies, in points."""
+    return [100 * (mine - other) for mine, other in zip(last(curves, "accuracy"), last(reference, "accuracy"))]
 
 
 def table(lm, digits):
     rows = [
-        "| planes and state | language model: validation loss | from FP32 | digits: accuracy | from FP32 | digits: validation loss |",
+        "| planes and state | language model: validation loss | from FP32, % | limit, % | digits: accuracy, % | from FP32, points |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for variant in VARIANTS:
-        if variant.name not in lm and variant.name not in digits:
-            continue
-        cells = [variant.name]
+        cells = [variant.name] + 5 * [""]
         if curves := lm.get(variant.name):
-            cells += [mean_and_spread(last(curves, "validation_loss"), ".4f"),
-                      mean_and_spread(percent(curves, lm[REFERENCE]), "+.2f").replace("± +", "± ") + " %"]
-        else:
-            cells += ["", ""]
+            cells[1] = mean_and_spread(last(curves, "validation_loss"), ".4f")
+        if curves and variant.name != REFERENCE:
+            cells[2:4] = mean_and_spread(loss_distances(curves, lm[REFERENCE]), "+.2f"), f"{variant.limit}"
         if curves := digits.get(variant.name):
-            points = [100 * d for d in distances(curves, digits[REFERENCE], "accuracy")]
-            cells += [mean_and_spread([100 * a for a in last(curves, "accuracy")], ".2f") + " %",
-                      mean_and_spread(points, "+.2f").replace("± +", "± ") + " points",
-                      mean_and_spread(last(curves, "validation_loss"), ".4f")]
-        else:
-            cells += ["", "", ""]
-        rows.append("| " + " | ".join(cells) + " |")
+            cells[4] = mean_and_spread([100 * accuracy for accuracy in last(curves, "accuracy")], ".2f")
+        if curves and variant.name != REFERENCE:
+            cells[5] = mean_and_spread(accuracy_distances(curves, digits[REFERENCE]), "+.2f")
+        if any(cells[1:]):
+            rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def beyond_limits(lm, digits):
+    """Names of the variants that are farther from FP32, in the mean, than they may be."""
+    names = []
+    for variant in VARIANTS:
+        loss = loss_distances(lm[variant.name], lm[REFERENCE]) if variant.name in lm else [0]
+        accuracy = accuracy_distances(digits[variant.name], digits[REFERENCE]) if variant.name in digits else [0]
+        if abs(statistics.mean(loss)) > variant.limit or abs(statistics.mean(accuracy)) > DIGITS_LIMIT:
+            names.append(variant.name)
+    return names
 
 
 def write_page(text):
@@ -237,6 +251,13 @@ def mean_curve(curves, key):
     return [statistics.mean(event[key] for event in events) for events in zip(*curves)]
 
 
+def distance_curve(task, curves, reference):
+    """From FP32 at every report: of the language model's loss in percent, of the digits' accuracy in points."""
+    key = "validation_loss" if task.name == "lm" else "accuracy"
+    pairs = zip(mean_curve(curves, key), mean_curve(reference, key))
+    return [100 * (mine / other - 1) if task.name == "lm" else 100 * (mine - other) for mine, other in pairs]
+
+
 def plot(task, curves, file):
     """Above the curves themselves, below how far they are from FP32, means of the seeds; one column for each group."""
     import matplotlib
@@ -247,23 +268,21 @@ def plot(task, curves, file):
 
     figure, axes = pyplot.subplots(2, 2, figsize=(12, 8), sharex=True, sharey="row", layout="constrained")
     steps = [event["step"] for event in curves[REFERENCE][0]]
-    reference = mean_curve(curves[REFERENCE], "validation_loss")
     for column, group in enumerate(("formats", "states")):
         top, bottom = axes[:, column]
         top.plot(steps, mean_curve(curves[REFERENCE], "loss"), color="gray", linestyle=":", label="FP32, training loss")
-        top.plot(steps, reference, color="black", label=REFERENCE)
+        top.plot(steps, mean_curve(curves[REFERENCE], "validation_loss"), color="black", label=REFERENCE)
         bottom.axhline(0, color="black", linewidth=0.8)
         members = [v for v in VARIANTS if v.group == group and v.name in curves]
         for index, variant in enumerate(members):
-            mine = mean_curve(curves[variant.name], "validation_loss")
             style = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--", "linewidth": 1}
-            top.plot(steps, mine, label=variant.name, **style)
-            bottom.plot(steps, [100 * (a / b - 1) for a, b in zip(mine, reference)], **style)
+            top.plot(steps, mean_curve(curves[variant.name], "validation_loss"), label=variant.name, **style)
+            bottom.plot(steps, distance_curve(task, curves[variant.name], curves[REFERENCE]), **style)
         top.set_title(group)
         top.legend()
         bottom.set_xlabel("step")
     axes[0][0].set_ylabel("validation loss, nats")
-    axes[1][0].set_ylabel("from FP32, %")
+    axes[1][0].set_ylabel("loss from FP32, %" if task.name == "lm" else "accuracy from FP32, points")
     if task.name == "digits":
         axes[0][0].set_yscale("log")
     figure.suptitle(f"{task.title}: validation loss, mean of {len(SEEDS)} seeds")
@@ -278,6 +297,10 @@ def report(out):
     write_page(table(curves["lm"], curves["digits"]))
     for task in TASKS:
         plot(task, curves[task.name], ROOT / f"docs/training-{task.name}.svg")
+    beyond = beyond_limits(curves["lm"], curves["digits"])
+    if beyond:
+        print("farther from FP32 than their limits:", *beyond, sep="\n  ")
+    return len(beyond)
 
 
 def main():
@@ -292,7 +315,7 @@ def main():
             if applies(variant, task) and options.only in variant.name]
     failed = train_all(runs, options.bin_dir, options.out, options.jobs)
     if not options.no_report:
-        report(options.out)
+        failed += report(options.out)
     sys.exit(1 if failed else 0)
 
 
