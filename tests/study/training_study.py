@@ -279,7 +279,7 @@ def plot(task, curves, file):
             top.plot(steps, mean_curve(curves[variant.name], "validation_loss"), label=variant.name, **style)
             bottom.plot(steps, distance_curve(task, curves[variant.name], curves[REFERENCE]), **style)
         top.set_title(group)
-        top.legend()
+        top.legend(loc="upper right")
         bottom.set_xlabel("step")
     axes[0][0].set_ylabel("validation loss, nats")
     axes[1][0].set_ylabel("loss from FP32, %" if task.name == "lm" else "accuracy from FP32, points")
