@@ -47,7 +47,6 @@ bool IsFault(cudaError_t error) {
     case cudaErrorContained:
     case cudaErrorExternalDevice:
     case cudaErrorContextIsDestroyed:
-    case cudaErrorUnknown:  // what a device that has fallen off the bus is answered with
       return true;
     default:
       return false;

@@ -37,21 +37,6 @@ absl::StatusOr<bool> IsDone(int device, cudaStream_t stream) {
   return true;
 }
 
-// Naps, since the runtime's own wait has no end. They grow with the time that has passed.
-absl::Status Await(int device, cudaStream_t stream, absl::Duration longest_nap, absl::Duration timeout) {
-  const absl::Time start = absl::Now();
-  while (true) {
-    ASSIGN_OR_RETURN(const bool done, IsDone(device, stream));
-    if (done) return absl::OkStatus();
-    const absl::Duration waited = absl::Now() - start;
-    if (waited >= timeout) {
-      return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
-    }
-    const timespec nap = absl::ToTimespec(std::clamp(waited / kNapsOfAWait, kShortestNap, longest_nap));
-    nanosleep(&nap, nullptr);
-  }
-}
-
 }  // namespace
 
 // Errors show at the next call that has a status.
@@ -91,10 +76,19 @@ absl::Status Stream::Synchronize(absl::Duration timeout) const { return AwaitStr
 
 absl::StatusOr<bool> Stream::IsIdle() const { return IsDone(device_, stream_); }
 
-absl::Status Stream::Poll(absl::Duration timeout) const { return Await(device_, stream_, kShortestNap, timeout); }
-
+// Naps, since the runtime's own wait has no end. They grow with the time that has passed.
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
-  return Await(device, stream, kLongestNap, timeout);
+  const absl::Time start = absl::Now();
+  while (true) {
+    ASSIGN_OR_RETURN(const bool done, IsDone(device, stream));
+    if (done) return absl::OkStatus();
+    const absl::Duration waited = absl::Now() - start;
+    if (waited >= timeout) {
+      return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
+    }
+    const timespec nap = absl::ToTimespec(std::clamp(waited / kNapsOfAWait, kShortestNap, kLongestNap));
+    nanosleep(&nap, nullptr);
+  }
 }
 
 }  // namespace paramshard::gpu

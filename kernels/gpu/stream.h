@@ -49,8 +49,6 @@ class Stream {
   absl::Status Synchronize(absl::Duration timeout = kStreamTimeout) const;
   // Whether it is done by now. Errors likewise.
   absl::StatusOr<bool> IsIdle() const;
-  // Synchronize, looking every few microseconds all the time: sooner, for work that does not take long.
-  absl::Status Poll(absl::Duration timeout = kStreamTimeout) const;
 
  private:
   cudaStream_t stream_ = nullptr;

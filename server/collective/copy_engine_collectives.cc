@@ -62,7 +62,7 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
     ready_.Write(&group_.memory[peer].words.ready(call.slot, rank_), static_cast<uint32_t>(call.number));
   }
   RETURN_IF_ERROR(ready_.Enqueue(gathers_.get()));
-  RETURN_IF_ERROR(gathers_.Poll());
+  RETURN_IF_ERROR(gathers_.Synchronize());
   for (int step = 1; step < group_.ranks(); ++step) delivered((rank_ + step) % group_.ranks(), rank_);
   return abort_.status();
 }

@@ -19,9 +19,12 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
-// How often a word that a GPU may write is looked at, while a command waits for one: a GPU cannot ring the doorbell. For a
-// while after the last command too: the next one is then taken sooner than a sleeping thread is woken.
-constexpr timespec kNap = {.tv_sec = 0, .tv_nsec = 10'000};
+// A word that a GPU may write is looked at between naps, while a command waits for one: a GPU cannot ring the doorbell. For a
+// while after the last command too: the next one is then taken sooner than a sleeping thread is woken. A nap is a part of the
+// time in which nothing has happened, so that waits of milliseconds cost little.
+constexpr absl::Duration kShortestNap = absl::Microseconds(10);
+constexpr absl::Duration kLongestNap = absl::Microseconds(50);
+constexpr int kNapsOfAWait = 8;
 constexpr absl::Duration kAttention = absl::Milliseconds(1);
 constexpr int kNapSlackNanoseconds = 1000;
 
@@ -44,6 +47,11 @@ wire::WordsCounts CountsOf(const Layout& layout) {
 void LogUnencoded(const Shard& shard, const absl::Status& status) {
   if (!shard.device().health().status().ok()) return;
   Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
+}
+
+void Nap(absl::Duration quiet) {
+  const timespec nap = absl::ToTimespec(std::clamp(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
+  nanosleep(&nap, nullptr);
 }
 
 // Norm, clip and unscaling, in the order of docs/numerics.md.
@@ -344,11 +352,13 @@ void Epoch::MarkGone(int rank) {
 void Epoch::GatherLoop(int rank) {
   const bool polls = !options_.shards[rank]->device().gpu_uuid().empty();
   if (polls) prctl(PR_SET_TIMERSLACK, kNapSlackNanoseconds);
-  absl::Time attentive_until = absl::InfinitePast();
+  absl::Time last_event = absl::InfinitePast();
+  int64_t known = 0;  // the last command
   while (true) {
     const uint32_t doorbell = seats_[rank].words.doorbell().value.load(std::memory_order_seq_cst);
     const v1::Command* command = nullptr;
     absl::Time deadline;
+    bool pending;
     {
       absl::MutexLock lock(&mu_);
       if (ended_) return;
@@ -358,12 +368,18 @@ void Epoch::GatherLoop(int rank) {
       command = sequence_.BeginGather(rank);
       WakeRunnable();
       deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
-      if (polls && sequence_.Pending(rank)) attentive_until = absl::Now() + kAttention;
+      pending = sequence_.Pending(rank);
+      if (const int64_t last = sequence_.last_command(rank); last != known) {
+        known = last;
+        last_event = absl::Now();
+      }
     }
+    const absl::Duration quiet = absl::Now() - last_event;
     if (command != nullptr) {
       RunGather(rank, *command);
-    } else if (polls && absl::Now() < attentive_until) {
-      nanosleep(&kNap, nullptr);
+      last_event = absl::Now();
+    } else if (polls && (pending || quiet < kAttention)) {
+      Nap(quiet);
     } else {
       Sleep(rank, doorbell, deadline);
     }

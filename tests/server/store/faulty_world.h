@@ -31,9 +31,13 @@ class FaultyWorldTest : public testing::Test {
                                       .engines = engines});
   }
 
+  // Sums at the commit are insisted on: what is only tried is done without where there is no memory for it.
   static v1::ModelSpec Spec() {
-    return MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8), MakeParameter("a.b", {64})}),
-                          MakeUnit("b", {MakeParameter("b.w", {30, 64})})});
+    v1::ModelSpec spec =
+        MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8), MakeParameter("a.b", {64})}),
+                       MakeUnit("b", {MakeParameter("b.w", {30, 64})})});
+    spec.set_gradient_sums(v1::GRADIENT_SUMS_AT_COMMIT);
+    return spec;
   }
 
   // Waits until what an epoch held is given up: its thread does so a moment after its trainers have heard of the end.
