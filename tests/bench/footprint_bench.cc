@@ -1,6 +1,6 @@
 // Bytes of every format and state: what a gather brings, as the client counts it, and what the daemon holds, by class.
 //
-// Usage: footprint_bench [RANKS]. The matrices of one Llama-3-8B block on cpu devices; all figures are bytes an element. Prints
+// Usage: footprint_bench [RANKS]. The shapes of a Llama-3-8B block on cpu devices; all figures are bytes an element. Prints
 // the tables of docs/formats.md.
 
 #include <cstdint>
@@ -28,8 +28,7 @@ struct MatrixSize {
   int64_t columns;
 };
 
-constexpr MatrixSize kBlock[] = {{"q", 4096, 4096},     {"k", 1024, 4096},   {"v", 1024, 4096},    {"o", 4096, 4096},
-                                 {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}};
+constexpr MatrixSize kBlock[] = {{"q", 4096, 4096}, {"k", 1024, 4096}, {"gate", 14336, 4096}, {"down", 4096, 14336}};
 
 // How parameters are stored.
 struct Storage {
@@ -38,14 +37,11 @@ struct Storage {
   MasterType master = MasterType::kFP32;
 };
 
-struct Footprint {
-  std::map<Phase, int64_t> gathered;
-  std::map<std::string, int64_t> held;  // by class of memory, over all ranks
-};
-
 ModelSpec Spec(const Storage& storage, bool reshard_after_forward) {
   ModelSpec spec;
   spec.name = "block";
+  spec.gather_slots = 1;
+  spec.gradient_slots = 1;
   UnitSpec& unit = spec.units.emplace_back();
   unit.name = "block";
   unit.reshard_after_forward = reshard_after_forward;
@@ -55,8 +51,7 @@ ModelSpec Spec(const Storage& storage, bool reshard_after_forward) {
                                .encoding = {.format = storage.format},
                                .exp_avg_type = storage.moments,
                                .exp_avg_sq_type = storage.moments,
-                               .master_type = storage.master,
-                               .initial_value = {Initializer::kNormal, 0.0f, 0.02f}});
+                               .master_type = storage.master});
   }
   return spec;
 }
@@ -96,6 +91,7 @@ void Gather(const std::string& socket_dir, int ranks, const ModelSpec& spec, con
   for (std::thread& trainer : trainers) trainer.join();
 }
 
+// By class of memory, over all ranks.
 std::map<std::string, int64_t> Held(const std::string& socket_dir) {
   ctl::AdminClient admin = OrDie(ctl::AdminClient::Connect({.socket_dir = socket_dir}), "connect");
   v1::GetMemoryResponse memory;
@@ -105,15 +101,23 @@ std::map<std::string, int64_t> Held(const std::string& socket_dir) {
   return held;
 }
 
-Footprint Measure(const std::string& socket_dir, int ranks, const Storage& storage) {
+// A model that nobody trains.
+std::map<std::string, int64_t> MeasureHeld(const std::string& socket_dir, const Storage& storage) {
   Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = socket_dir}), "connect");
-  Footprint footprint;
-  Gather(socket_dir, ranks, Spec(storage, true), {Phase::kForward, Phase::kBackward}, footprint.gathered);
-  footprint.held = Held(socket_dir);
+  OrDie(client.CreateModel(Spec(storage, true)), "create");
+  const std::map<std::string, int64_t> held = Held(socket_dir);
   OrDie(client.DeleteModel("block"), "delete");
-  Gather(socket_dir, ranks, Spec(storage, false), {Phase::kBoth}, footprint.gathered);
+  return held;
+}
+
+std::map<Phase, int64_t> MeasureGathered(const std::string& socket_dir, int ranks, Format format) {
+  Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = socket_dir}), "connect");
+  std::map<Phase, int64_t> gathered;
+  Gather(socket_dir, ranks, Spec({.format = format}, true), {Phase::kForward, Phase::kBackward}, gathered);
   OrDie(client.DeleteModel("block"), "delete");
-  return footprint;
+  Gather(socket_dir, ranks, Spec({.format = format}, false), {Phase::kBoth}, gathered);
+  OrDie(client.DeleteModel("block"), "delete");
+  return gathered;
 }
 
 std::string MomentName(MomentType type) {
@@ -132,17 +136,12 @@ std::string MomentName(MomentType type) {
 
 double PerElement(int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(Elements()); }
 
-void PrintGathered(const std::map<Format, Footprint>& footprints) {
-  std::cout << "| format | forward | backward | both at once |\n| --- | --- | --- | --- |\n";
-  for (const auto& [format, footprint] : footprints) {
-    std::cout << "| " << FormatName(format);
-    for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kBoth}) {
-      std::cout << absl::StrFormat(" | %.4f", PerElement(footprint.gathered.at(phase)));
-    }
-    std::cout << " |\n";
+void PrintGathered(Format format, const std::map<Phase, int64_t>& gathered) {
+  std::cout << "| " << FormatName(format);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kBoth}) {
+    std::cout << absl::StrFormat(" | %.4f", PerElement(gathered.at(phase)));
   }
-  std::cout << "\n| format | master | moments | planes | master | exp_avg | exp_avg_sq | state | gradients |\n"
-            << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |" << std::endl;
+  std::cout << " |" << std::endl;
 }
 
 void PrintHeld(const Storage& storage, const std::map<std::string, int64_t>& held) {
@@ -152,7 +151,7 @@ void PrintHeld(const Storage& storage, const std::map<std::string, int64_t>& hel
   int64_t state = 0;
   for (const char* memory_class : {"planes", "master", "exp_avg", "exp_avg_sq"}) {
     state += held.at(memory_class);
-    std::cout << absl::StrFormat(" | %.4f", PerElement(held.at(memory_class)));
+    std::cout << absl::StrFormat(" | %.3f", PerElement(held.at(memory_class)));
   }
   std::cout << absl::StrFormat(" | %.3f | %.3f |", PerElement(state), PerElement(held.at("gradients"))) << std::endl;
 }
@@ -163,25 +162,33 @@ int Main(int ranks) {
   for (int i = 0; i < ranks; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
   const test::DaemonProcess daemon =
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
-  std::map<Format, Footprint> footprints;
-  for (const Format format :
-       {Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed,
-        Format::kFP8Block128x128, Format::kMXFP8, Format::kMXFP8_2D, Format::kNVFP4_2D}) {
-    footprints[format] = Measure(directory.path(), ranks, {.format = format});
+  constexpr Format kFormats[] = {Format::kFP32,
+                                 Format::kBF16,
+                                 Format::kFP16,
+                                 Format::kFP8TensorCurrent,
+                                 Format::kFP8TensorDelayed,
+                                 Format::kFP8Block128x128,
+                                 Format::kMXFP8,
+                                 Format::kMXFP8_2D,
+                                 Format::kNVFP4_2D};
+  std::cout << "| format | forward | backward | both at once |\n| --- | --- | --- | --- |" << std::endl;
+  for (const Format format : kFormats) {
+    PrintGathered(format, MeasureGathered(directory.path(), ranks, format));
   }
-  PrintGathered(footprints);
-  for (const auto& [format, footprint] : footprints) PrintHeld({.format = format}, footprint.held);
-  for (const Storage& storage : {Storage{Format::kFP8Block128x128, MomentType::kBF16},
-                                 {Format::kFP8TensorCurrent, MomentType::kBF16},
-                                 {Format::kMXFP8, MomentType::kBF16},
-                                 {Format::kMXFP8_2D, MomentType::kBF16},
-                                 {Format::kMXFP8, MomentType::kFP16},
-                                 {Format::kMXFP8, MomentType::kFP8},
-                                 {Format::kNVFP4_2D, MomentType::kBF16},
-                                 {Format::kNVFP4_2D, MomentType::kFP8},
-                                 {Format::kBF16, MomentType::kFP32, MasterType::kBF16Remainder},
-                                 {Format::kBF16, MomentType::kFP8, MasterType::kBF16Remainder}}) {
-    PrintHeld(storage, Measure(directory.path(), ranks, storage).held);
+  std::cout << "\n| format | master | moments | planes | master | exp_avg | exp_avg_sq | together | gradients |\n"
+            << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |" << std::endl;
+  for (const Format format : kFormats) {
+    for (const MomentType moments : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16, MomentType::kFP8}) {
+      // Moments take the same bytes beside every format.
+      const bool shown = moments == MomentType::kFP32 || moments == MomentType::kBF16 || format == Format::kMXFP8 ||
+                         format == Format::kNVFP4_2D;
+      const Storage storage = {.format = format, .moments = moments};
+      if (shown) PrintHeld(storage, MeasureHeld(directory.path(), storage));
+    }
+  }
+  for (const MomentType moments : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP8}) {
+    const Storage storage = {Format::kBF16, moments, MasterType::kBF16Remainder};
+    PrintHeld(storage, MeasureHeld(directory.path(), storage));
   }
   return 0;
 }
