@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <random>
@@ -11,7 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/float8.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moment.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
@@ -114,75 +118,197 @@ TEST_F(ClientTest, WithoutADaemonConnectSaysWhereItLooked) {
   EXPECT_THAT(Client::Connect({.rank = -1}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
 }
 
-class FormatsAndRanksTest : public ClientTest, public testing::WithParamInterface<std::tuple<Format, int>> {
- protected:
-  const Format format_ = std::get<0>(GetParam());
-  const int ranks_ = std::get<1>(GetParam());
+// One moment as it is stored, zeros at first.
+struct ReferenceMoment {
+  ReferenceMoment(MomentKind kind, MomentType type)
+      : type(type), data(MomentBytes(type) * kRows * kColumns), scales(MomentScaleCount(type, kRows, kColumns)) {
+    EncodeMoment(kind, std::vector<float>(kRows * kColumns).data(), kRows, kColumns, View());
+  }
+
+  MutableMoment View() { return {.data = data.data(), .scales = scales.data(), .type = type}; }
+
+  MomentType type;
+  std::vector<uint8_t> data;
+  std::vector<float> scales;
 };
 
-// One parameter beside the daemon's: the same master, moments and planes, by the kernels directly.
+// One parameter beside the daemon's: the same master, moments and planes, by the kernels directly, on the whole tensor.
 struct Reference {
-  explicit Reference(const Encoding& encoding, std::vector<float> initial)
-      : encoding(encoding), master(std::move(initial)), exp_avg(master.size()), exp_avg_sq(master.size()) {}
+  Reference(const ParameterSpec& parameter, std::vector<float> initial)
+      : encoding{*parameter.encoding.format, DefaultElement(*parameter.encoding.format),
+                 DefaultPowerOfTwoScales(*parameter.encoding.format)},
+        master_type(parameter.master_type.value_or(MasterType::kFP32)),
+        master(std::move(initial)),
+        exp_avg(MomentKind::kExpAvg, parameter.exp_avg_type.value_or(MomentType::kFP32)),
+        exp_avg_sq(MomentKind::kExpAvgSq, parameter.exp_avg_sq_type.value_or(MomentType::kFP32)) {
+    MeasureAmax();
+    delayed_scale = E4M3::kMax / largest_amax;
+  }
 
-  void Step(const AdamStep& step, float gradient) {
-    const std::vector<float> gradients(master.size(), gradient);
-    const AdamState state{.master = master.data(), .exp_avg = exp_avg.data(), .exp_avg_sq = exp_avg_sq.data()};
+  // Planes of FP8_TENSOR_DELAYED have the scale of the amaxes before this step's.
+  void Step(const AdamStep& step, const std::vector<float>& gradients) {
+    delayed_scale = E4M3::kMax / largest_amax;
+    const AdamState state{.master = master.data(), .exp_avg = exp_avg.View(), .exp_avg_sq = exp_avg_sq.View()};
     FusedAdam(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
+    MeasureAmax();
+  }
+
+  void MeasureAmax() {
+    amax = Amax(master.data(), static_cast<int64_t>(master.size()));
+    largest_amax = std::max(largest_amax, amax);
   }
 
   std::vector<float> Decoded(Plane plane) const {
+    if (master_type == MasterType::kBF16Remainder) return UpperHalves();
     std::vector<uint8_t> data(DataBytes(encoding, kRows, kColumns)),
-        scales(ScaleBytes(encoding, plane, kRows, kColumns));
-    const MutablePlane out{data.data(), scales.data()};
+        scales(ScaleBytes(encoding, plane, kRows, kColumns)), plane_amax(AmaxBytes(encoding.format));
+    const MutablePlane out{data.data(), scales.data(), plane_amax.data()};
     EncodePlanes(encoding, master.data(), kRows, kColumns, plane == Plane::kRowWise ? out : MutablePlane{},
-                 plane == Plane::kRowWise ? MutablePlane{} : out);
+                 plane == Plane::kRowWise ? MutablePlane{} : out, {.amax = amax, .scale = delayed_scale});
     std::vector<float> values(master.size());
-    DecodePlane(encoding, plane, {data.data(), scales.data()}, kRows, kColumns, values.data());
+    DecodePlane(encoding, plane, {data.data(), scales.data(), plane_amax.data()}, kRows, kColumns, values.data());
+    return values;
+  }
+
+  std::vector<float> UpperHalves() const {
+    std::vector<float> values;
+    for (float value : master) values.push_back(Join({.weight = Split(value).weight, .remainder = 0}));
     return values;
   }
 
   Encoding encoding;
-  std::vector<float> master, exp_avg, exp_avg_sq;
+  MasterType master_type;
+  std::vector<float> master;
+  ReferenceMoment exp_avg, exp_avg_sq;
+  float amax = 0.0f, largest_amax = 0.0f;
+  float delayed_scale = 1.0f;
 };
 
+// Multiples of 2^-6 up to 2, different everywhere: three times one of them, over three, is the same again.
+std::vector<float> GradientValues(int64_t step) {
+  std::mt19937 random(step);
+  std::vector<float> values(kRows * kColumns);
+  for (float& value : values) value = (static_cast<float>(random() % 257) - 128.0f) / 64.0f;
+  return values;
+}
+
+// The mean over ranks is `values`, exactly: rank 0 pushes the whole sum.
+absl::Status PushMean(Model& model, const std::string& unit, const std::vector<float>& values) {
+  ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit));
+  ASSIGN_OR_RETURN(const GradientView view, gradients.Get(unit + ".w"));
+  const float factor = model.rank() == 0 ? static_cast<float>(model.world_size()) : 0.0f;
+  std::transform(values.begin(), values.end(), view.fp32().begin(), [&](float value) { return value * factor; });
+  return gradients.Push();
+}
+
+class StepsTest : public ClientTest {
+ protected:
+  // Four steps of "a.w", and what every rank gathers before each.
+  void ExpectStepsOfTheKernels(int ranks, const ModelSpec& spec) {
+    StartDaemon(ranks);
+    if (HasFatalFailure()) return;
+    const ParameterSpec& weight = spec.units[0].parameters[0];
+    RunTrainers(ranks, spec, [&](int, Model& model) -> absl::Status {
+      std::vector<float> initial(kRows * kColumns);
+      FillInitialValues(weight.initial_value, spec.seed, 0, 0, kRows * kColumns, initial.data());
+      Reference reference(weight, std::move(initial));
+      for (int64_t step = 1; step <= 4; ++step) {
+        RETURN_IF_ERROR(ExpectGathered(model, reference, step));
+        RETURN_IF_ERROR(TakeStep(model, reference, step));
+      }
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  static absl::Status ExpectGathered(Model& model, const Reference& reference, int64_t step) {
+    const Plane backward = HasColumnPlane(reference.encoding.format) ? Plane::kColumnWise : Plane::kRowWise;
+    ASSIGN_OR_RETURN(const std::vector<float> rows, GatherAndDecode(model, "a", "a.w"));
+    EXPECT_TRUE(rows == reference.Decoded(Plane::kRowWise)) << "rank " << model.rank() << " step " << step;
+    ASSIGN_OR_RETURN(const std::vector<float> columns, GatherAndDecode(model, "a", "a.w", Phase::kBackward));
+    EXPECT_TRUE(columns == reference.Decoded(backward)) << "rank " << model.rank() << " step " << step;
+    return absl::OkStatus();
+  }
+
+  static absl::Status TakeStep(Model& model, Reference& reference, int64_t step) {
+    RETURN_IF_ERROR(PushMean(model, "a", GradientValues(step)));
+    RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
+    ASSIGN_OR_RETURN(PendingCommit commit,
+                     model.Commit({.learning_rate = 0.01f, .client_state = absl::StrCat("after ", step)}));
+    ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
+    EXPECT_EQ(result.version, step);
+    EXPECT_FALSE(result.skipped);
+    reference.Step({.learning_rate = 0.01f,
+                    .bias_correction1 = BiasCorrection(0.9f, step),
+                    .bias_correction2 = BiasCorrection(0.999f, step)},
+                   GradientValues(step));
+    return absl::OkStatus();
+  }
+};
+
+class FormatsAndRanksTest : public StepsTest, public testing::WithParamInterface<std::tuple<Format, int>> {};
+
 TEST_P(FormatsAndRanksTest, StepsAreThoseOfTheKernels) {
-  StartDaemon(ranks_);
-  const ModelSpec spec = TwoUnits(format_);
-  const ParameterSpec& weight = spec.units[0].parameters[0];
-  const Plane backward = HasColumnPlane(format_) ? Plane::kColumnWise : Plane::kRowWise;
-  RunTrainers(ranks_, spec, [&](int rank, Model& model) -> absl::Status {
-    std::vector<float> initial(kRows * kColumns);
-    FillInitialValues(weight.initial_value, spec.seed, 0, 0, kRows * kColumns, initial.data());
-    Reference reference({.format = format_}, std::move(initial));
-    for (int64_t step = 1; step <= 4; ++step) {
-      ASSIGN_OR_RETURN(const std::vector<float> forward, GatherAndDecode(model, "a", "a.w"));
-      EXPECT_EQ(forward, reference.Decoded(Plane::kRowWise)) << "rank " << rank << " step " << step;
-      ASSIGN_OR_RETURN(const std::vector<float> columns, GatherAndDecode(model, "a", "a.w", Phase::kBackward));
-      EXPECT_EQ(columns, reference.Decoded(backward)) << "rank " << rank << " step " << step;
-      // Their mean over ranks is a quarter, exactly.
-      RETURN_IF_ERROR(PushConstant(model, "a", rank == 0 ? 0.25f * static_cast<float>(ranks_) : 0.0f));
-      RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
-      ASSIGN_OR_RETURN(PendingCommit commit,
-                       model.Commit({.learning_rate = 0.01f, .client_state = absl::StrCat("after ", step)}));
-      ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
-      EXPECT_EQ(result.version, step);
-      EXPECT_FALSE(result.skipped);
-      reference.Step({.learning_rate = 0.01f,
-                      .bias_correction1 = BiasCorrection(0.9f, step),
-                      .bias_correction2 = BiasCorrection(0.999f, step)},
-                     0.25f);
+  const auto [format, ranks] = GetParam();
+  ExpectStepsOfTheKernels(ranks, TwoUnits(format));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FormatsAndRanksTest,
+    testing::Combine(testing::Values(Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent,
+                                     Format::kFP8TensorDelayed, Format::kFP8Block128x128, Format::kMXFP8,
+                                     Format::kMXFP8_2D, Format::kNVFP4_2D),
+                     testing::Values(1, 2, 3)),
+    [](const auto& info) { return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param)); });
+
+class MomentsTest : public StepsTest, public testing::WithParamInterface<MomentType> {};
+
+TEST_P(MomentsTest, StepsAreThoseOfTheKernels) {
+  ModelSpec spec = TwoUnits(Format::kFP32);
+  ParameterSpec& weight = spec.units[0].parameters[0];
+  weight.exp_avg_type = weight.exp_avg_sq_type = GetParam();
+  ExpectStepsOfTheKernels(2, spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(InBlocks, MomentsTest, testing::Values(MomentType::kFP16, MomentType::kFP8));
+
+TEST_F(StepsTest, MastersWithARemainderLoseNothing) {
+  ModelSpec spec = TwoUnits(Format::kBF16);
+  spec.units[0].parameters[0].master_type = MasterType::kBF16Remainder;
+  ExpectStepsOfTheKernels(2, spec);
+}
+
+// The scale_inv of "a.w" as it is gathered now.
+absl::StatusOr<float> GatherScaleInv(Model& model) {
+  ASSIGN_OR_RETURN(GatheredUnit gathered, model.Gather("a", Phase::kForward));
+  RETURN_IF_ERROR(gathered.Wait());
+  ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get("a.w"));
+  EXPECT_THAT(matrix.scales, SizeIs(sizeof(float)));
+  float scale_inv = 0.0f;
+  std::memcpy(&scale_inv, matrix.scales.data(), sizeof(scale_inv));
+  return scale_inv;
+}
+
+// The scale is (448 * 2^-margin) / amax: of the initial master first, which the first step still uses, then of that step's.
+TEST_F(ClientTest, DelayedScalesFollowTheAmaxOfTheStepBefore) {
+  StartDaemon(2);
+  ModelSpec spec = TwoUnits(Format::kFP8TensorDelayed);
+  ParameterSpec& weight = spec.units[0].parameters[0];
+  weight.initial_value = {Initializer::kConstant, 3.0f};
+  weight.encoding.delayed_scaling =
+      DelayedScaling::Options{.algorithm = DelayedScaling::Algorithm::kMostRecent, .margin = 1};
+  RunTrainers(2, spec, [](int, Model& model) -> absl::Status {
+    // A gradient of 1 takes lr * (1 / (1 + 1e-8)) = 1 off, twice.
+    for (float amax : {3.0f, 3.0f, 2.0f}) {
+      ASSIGN_OR_RETURN(const float scale_inv, GatherScaleInv(model));
+      EXPECT_EQ(scale_inv, 1.0f / (224.0f / amax));
+      RETURN_IF_ERROR(PushConstant(model, "a", 1.0f));
+      ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 1.0f}));
+      RETURN_IF_ERROR(commit.Wait().status());
     }
     return absl::OkStatus();
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
-                         testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16),
-                                          testing::Values(1, 2, 3)),
-                         [](const auto& info) {
-                           return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
-                         });
 
 TEST_F(ClientTest, ResidentUnitsServeBothPhasesAtOnce) {
   StartDaemon(2);
