@@ -140,11 +140,21 @@ TEST_P(SameBitsTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SameBitsTest,
-    testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16, Format::kFP32),
-                     testing::Values(1, 2, 4)),
-    [](const auto& info) { return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param)); });
+std::string NameOf(const testing::TestParamInfo<std::tuple<Format, int>>& info) {
+  return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SameBitsTest,
+                         testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8Block128x128, Format::kBF16,
+                                                          Format::kFP32),
+                                          testing::Values(1, 2, 4)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(OnTwo, SameBitsTest,
+                         testing::Combine(testing::Values(Format::kFP16, Format::kFP8TensorCurrent,
+                                                          Format::kFP8TensorDelayed, Format::kMXFP8_2D,
+                                                          Format::kNVFP4_2D),
+                                          testing::Values(2)),
+                         NameOf);
 
 TEST_F(CudaClientTest, ScalesAsProductsReadThemAreThoseOfTheHost) {
   SKIP_WITHOUT_GPUS(1);
