@@ -31,9 +31,12 @@ set(headers
   client/client.h
   kernels/base/host_device.h
   kernels/formats/codec.h
+  kernels/formats/delayed_scaling.h
   kernels/formats/format.h
+  kernels/formats/scale_layout.h
   kernels/optim/adam.h
   kernels/optim/adam_math.h
+  kernels/optim/moment.h
   kernels/random/initial_values.h
   kernels/reduce/gradient_sum.h)
 if(TARGET paramshard_client_cuda)
