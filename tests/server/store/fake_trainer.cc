@@ -149,7 +149,7 @@ void FakeTrainer::FillGradients(int index, int unit, float value) {
 void FakeTrainer::FillGradients(int index, int unit, const std::vector<float>& values) {
   PARAMSHARD_CHECK(static_cast<int64_t>(values.size() * sizeof(float)) <=
                    model_->layout().units()[unit].gradient_bytes);
-  std::memcpy(gradient_slot(index), values.data(), values.size() * sizeof(float));
+  std::copy(values.begin(), values.end(), reinterpret_cast<float*>(gradient_slot(index)));
 }
 
 // --- Commands ---
