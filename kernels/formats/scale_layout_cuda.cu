@@ -33,7 +33,7 @@ absl::Status ArrangeScales(const ScaleArrangement& arrangement, const uint8_t* c
   if (arrangement.bytes() == 0) return absl::OkStatus();
   if (arrangement.layout == ScaleLayout::kCompact) {
     return ToStatus(cudaMemcpyAsync(out, compact, arrangement.bytes(), cudaMemcpyDeviceToDevice, stream),
-                      "copy scales");
+                    "copy scales");
   }
   const int64_t words = arrangement.bytes() / ScaleArrangement::kTileCols;
   ArrangeKernel<<<static_cast<unsigned int>((words + kThreads - 1) / kThreads), kThreads, 0, stream>>>(arrangement,

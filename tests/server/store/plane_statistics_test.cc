@@ -46,8 +46,7 @@ std::vector<float> Powers(int64_t rows, int64_t columns) {
 }
 
 TEST(PlaneStatisticsTest, ValuesOfEveryFormatHaveNoError) {
-  for (const Encoding& encoding :
-       {kFP32, kBF16, kFP16, kDelayed, kDelayedE5M2, kBlock, kMXFP8, kMXFP8_2D, kNVFP4}) {
+  for (const Encoding& encoding : {kFP32, kBF16, kFP16, kDelayed, kDelayedE5M2, kBlock, kMXFP8, kMXFP8_2D, kNVFP4}) {
     SCOPED_TRACE(FormatName(encoding.format));
     const PlaneStatistics statistics = Measure(encoding, Powers(37, 19), 19);
     EXPECT_EQ(statistics.elements, 37 * 19);
