@@ -59,32 +59,6 @@ absl::StatusOr<int> FindGpu(absl::string_view uuid) {
 
 // --- Memory
 
-// Points in streams. Move-only.
-class Marks {
- public:
-  static absl::StatusOr<Marks> Create(int count) {
-    Marks marks;
-    for (int i = 0; i < count; ++i) {
-      cudaEvent_t event = nullptr;
-      RETURN_IF_ERROR(gpu::ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event"));
-      marks.events_.push_back(event);
-    }
-    return marks;
-  }
-  Marks(Marks&& other) noexcept : events_(std::exchange(other.events_, {})) {}
-  Marks& operator=(Marks&&) = delete;
-  ~Marks() {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-
-  cudaEvent_t operator[](int mark) const { return events_[mark]; }
-
- private:
-  Marks() = default;
-
-  std::vector<cudaEvent_t> events_;
-};
-
 class CudaTensorMemory : public TensorMemory {
  public:
   static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(int device, const TensorMemoryParts& parts);
@@ -96,16 +70,17 @@ class CudaTensorMemory : public TensorMemory {
   int gpu() const override { return stream_.device(); }
   GpuStream own_stream() const override { return stream_.get(); }
 
-  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override;
+  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
+  bool IsIdle(GpuStream stream) const override { return gpu::IsIdle(gpu(), stream).value_or(false); }
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
 
  private:
   CudaTensorMemory(gpu::HostRegistration words, gpu::DeviceMemory planes, gpu::DeviceMemory slots,
-                   gpu::DeviceMemory scratch, Marks marks, gpu::Stream stream)
+                   gpu::DeviceMemory scratch, std::vector<gpu::Event> marks, gpu::Stream stream)
       : words_(std::move(words)),
         planes_(std::move(planes)),
         slots_(std::move(slots)),
@@ -117,7 +92,7 @@ class CudaTensorMemory : public TensorMemory {
   const gpu::DeviceMemory planes_;
   const gpu::DeviceMemory slots_;
   const gpu::DeviceMemory scratch_;
-  const Marks marks_;
+  std::vector<gpu::Event> marks_;
   const gpu::Stream stream_;
   std::vector<gpu::RangeCopy> copies_;
   gpu::WordOperations word_operations_;
@@ -138,7 +113,11 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
   const SessionMemory& memory = *parts.memory;
   ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
   RETURN_IF_ERROR(gpu::LoadCopyRanges());
-  ASSIGN_OR_RETURN(Marks marks, Marks::Create(parts.marks));
+  std::vector<gpu::Event> marks;
+  for (int i = 0; i < parts.marks; ++i) {
+    ASSIGN_OR_RETURN(gpu::Event mark, gpu::Event::Create(device));
+    marks.push_back(std::move(mark));
+  }
   ASSIGN_OR_RETURN(gpu::DeviceMemory planes,
                    Import("planes", device, memory.planes, memory.sizes.planes_bytes, /*read_only=*/true));
   ASSIGN_OR_RETURN(gpu::DeviceMemory slots,
@@ -158,11 +137,11 @@ CudaTensorMemory::~CudaTensorMemory() {
   cudaDeviceSynchronize();
 }
 
-absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream) {
+absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) {
   const gpu::DeviceScope scope(gpu());
   copies_.clear();
   for (const ByteCopy& copy : copies) copies_.push_back({copy.target, copy.source, copy.bytes});
-  return gpu::CopyRanges(copies_, stream);
+  return gpu::CopyRanges(copies_, stream, pace == CopyPace::kGentle ? gpu::CopyPace::kGentle : gpu::CopyPace::kFast);
 }
 
 absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stream) {
@@ -191,12 +170,12 @@ absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> oper
 
 absl::Status CudaTensorMemory::SetMark(int mark, GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
-  return gpu::ToStatus(cudaEventRecord(marks_[mark], stream), "record an event");
+  return marks_[mark].Record(stream);
 }
 
 absl::Status CudaTensorMemory::AwaitMark(int mark, GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
-  return gpu::ToStatus(cudaStreamWaitEvent(stream, marks_[mark], 0), "wait for an event");
+  return gpu::ToStatus(cudaStreamWaitEvent(stream, marks_[mark].get(), 0), "wait for an event");
 }
 
 // --- Views, which know their GPU alone

@@ -26,14 +26,13 @@ bool HasContext() {
   return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS && context != nullptr;
 }
 
-absl::StatusOr<bool> IsDone(int device, cudaStream_t stream) {
-  RETURN_IF_ERROR(FaultOf(device));
-  const cudaError_t state = cudaStreamQuery(stream);
-  if (state == cudaErrorNotReady) {
+// What a query of a stream or an event has answered.
+absl::StatusOr<bool> IsDone(int device, cudaError_t answer) {
+  if (answer == cudaErrorNotReady) {
     cudaGetLastError();  // it counts as one
     return false;
   }
-  RETURN_IF_ERROR(ToStatus(state, "look at a stream", device));
+  RETURN_IF_ERROR(ToStatus(answer, "look at a stream", device));
   return true;
 }
 
@@ -74,13 +73,47 @@ Stream::~Stream() {
 
 absl::Status Stream::Synchronize(absl::Duration timeout) const { return AwaitStream(device_, stream_, timeout); }
 
-absl::StatusOr<bool> Stream::IsIdle() const { return IsDone(device_, stream_); }
+absl::StatusOr<bool> Stream::IsIdle() const { return gpu::IsIdle(device_, stream_); }
+
+absl::StatusOr<Event> Event::Create(int device) {
+  const DeviceScope scope(device);
+  Event event;
+  event.device_ = device;
+  RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming), "create an event"));
+  return event;
+}
+
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+Event::~Event() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+
+absl::Status Event::Record(cudaStream_t stream) {
+  return ToStatus(cudaEventRecord(event_, stream), "record an event", device_);
+}
+
+absl::StatusOr<bool> Event::IsDone() const {
+  RETURN_IF_ERROR(FaultOf(device_));
+  return gpu::IsDone(device_, cudaEventQuery(event_));
+}
+
+absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
+  RETURN_IF_ERROR(FaultOf(device));
+  return IsDone(device, cudaStreamQuery(stream));
+}
 
 // Naps, since the runtime's own wait has no end. They grow with the time that has passed.
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
   const absl::Time start = absl::Now();
   while (true) {
-    ASSIGN_OR_RETURN(const bool done, IsDone(device, stream));
+    ASSIGN_OR_RETURN(const bool done, IsIdle(device, stream));
     if (done) return absl::OkStatus();
     const absl::Duration waited = absl::Now() - start;
     if (waited >= timeout) {

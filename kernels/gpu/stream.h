@@ -33,6 +33,9 @@ inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
 // FaultOf(device).
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
 
+// Whether it is done by now. Errors likewise.
+absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream);
+
 // A stream that does not wait for the default stream. Move-only; destroys itself.
 class Stream {
  public:
@@ -45,13 +48,34 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
   int device() const { return device_; }
-  // See AwaitStream.
+  // See AwaitStream and IsIdle.
   absl::Status Synchronize(absl::Duration timeout = kStreamTimeout) const;
-  // Whether it is done by now. Errors likewise.
   absl::StatusOr<bool> IsIdle() const;
 
  private:
   cudaStream_t stream_ = nullptr;
+  int device_ = 0;
+};
+
+// A point in streams of a device. Move-only; destroys itself.
+class Event {
+ public:
+  static absl::StatusOr<Event> Create(int device);
+
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  cudaEvent_t get() const { return event_; }
+  // The point is now the end of what the stream has been given.
+  absl::Status Record(cudaStream_t stream);
+  // Whether the stream has come past the point; true where none was recorded. Errors of that work; FaultOf(device).
+  absl::StatusOr<bool> IsDone() const;
+
+ private:
+  Event() = default;
+
+  cudaEvent_t event_ = nullptr;
   int device_ = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "proto/wire/futex.h"
+#include "proto/wire/pause.h"
 
 namespace paramshard::wire {
 namespace {
@@ -15,12 +16,6 @@ constexpr int kSpins = 300;
 size_t LineCount(const WordsCounts& counts) {
   return 8 + static_cast<size_t>(counts.slots) * counts.ranks + counts.slots +
          2 * static_cast<size_t>(counts.gradient_slots);
-}
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
 }
 
 }  // namespace

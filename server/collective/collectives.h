@@ -1,7 +1,7 @@
 // What moves bytes between ranks: one interface for every engine.
 //
 // A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The
-// daemon calls Gather from the rank's gather thread, Reduce from its push thread; each in the order
+// daemon calls Gather and GatherDone from the rank's gather thread, Reduce from its push thread; each in the order
 // of command numbers, equal on all ranks. Calls may block until the other ranks have made theirs,
 // but no longer than the deadline given to the engine, and no longer than Abort. An engine never
 // touches memory of a rank that has not agreed to the same command. The engines of one daemon are
@@ -19,6 +19,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/reduce/gradient_sum.h"
@@ -57,21 +58,27 @@ struct ReduceCall {
   absl::Span<const bool> overwrite;
 };
 
+// (rank whose slot is ready, rank whose pieces are there)
+using Delivered = absl::FunctionRef<void(int rank, int source)>;
+
 class Collectives {
  public:
   virtual ~Collectives() = default;
 
   // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether
-  // its own pieces land too says lands_own_pieces(). On return the bytes that this rank's call is
-  // responsible for are in place:
+  // its own pieces land too says lands_own_pieces(). Returns when the copies are under way, at the latest when they are done,
+  // which GatherDone says. Then the bytes that this rank's call is responsible for are in place:
   //   push engines (memcpy):  this rank's pieces are in all peers' slots;
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
-  // `delivered(rank, source)` is called once for each (rank whose slot is ready, rank whose pieces
+  // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose pieces
   // are there) that this call completed, among ranks of this daemon; the caller publishes the ready
   // word. (A GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group:
   // they count from 0 in every daemon where groups lie inside daemons, and are the world's ranks where one group spans all.
   // It is called for a rank without pieces of the unit too.
-  virtual absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) = 0;
+  virtual absl::Status Gather(const GatherCall& call, Delivered delivered) = 0;
+  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next one may have begun
+  // before. Does not wait.
+  virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 
   // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the slot
   // may be used again. Where own slices have landed the sum may be left to SumPushed; sums of one accumulator are made in

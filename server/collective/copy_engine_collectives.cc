@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/faults.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 
 namespace paramshard::server {
@@ -24,11 +26,25 @@ absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const
   }
   ASSIGN_OR_RETURN(LocalReduction reduction, LocalReduction::Create(group, rank, sums_at_commit));
   ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(group.memory[rank].device->id().index));
-  return std::unique_ptr<Collectives>(new CopyEngineCollectives(group, rank, std::move(reduction), std::move(gathers)));
+  std::vector<Flight> flights;
+  for (size_t slot = 0; slot < group.layout->slot_offsets().size(); ++slot) {
+    ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(gathers.device()));
+    flights.push_back({.end = std::move(end)});
+  }
+  return std::unique_ptr<Collectives>(
+      new CopyEngineCollectives(group, rank, std::move(reduction), std::move(gathers), std::move(flights)));
 }
 
-CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers)
-    : group_(std::move(group)), rank_(rank), gathers_(std::move(gathers)), reduction_(std::move(reduction)) {}
+CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers,
+                                             std::vector<Flight> flights)
+    : group_(std::move(group)),
+      rank_(rank),
+      gathers_(std::move(gathers)),
+      reduction_(std::move(reduction)),
+      flights_(std::move(flights)) {}
+
+// A gather that failed half way, or was never asked for again, may still be under way.
+CopyEngineCollectives::~CopyEngineCollectives() { gathers_.Synchronize().IgnoreError(); }
 
 const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
   const auto [entry, is_new] = copies_.try_emplace({call.unit, call.use, call.slot});
@@ -50,8 +66,7 @@ const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const
   return entry->second;
 }
 
-absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
-                                           absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
   RETURN_IF_ERROR(abort_.status());
   const gpu::DeviceScope scope(gathers_.device());
   const GatherCopies& copies = CopiesOf(call);
@@ -62,9 +77,23 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call,
     ready_.Write(&group_.memory[peer].words.ready(call.slot, rank_), static_cast<uint32_t>(call.number));
   }
   RETURN_IF_ERROR(ready_.Enqueue(gathers_.get()));
-  RETURN_IF_ERROR(gathers_.Synchronize());
+  Flight& flight = flights_[call.slot];
+  flight.begun = absl::Now();
+  return flight.end.Record(gathers_.get());
+}
+
+// Also after Abort: the copies write until they are done.
+absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, Delivered delivered) {
+  const Flight& flight = flights_[call.slot];
+  ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
+  if (!done && absl::Now() - flight.begun >= gpu::kStreamTimeout) {
+    return gpu::ReportFault(gathers_.device(),
+                            absl::StrCat("a gather is not done after ", absl::FormatDuration(gpu::kStreamTimeout)));
+  }
+  if (!done) return false;
+  RETURN_IF_ERROR(abort_.status());
   for (int step = 1; step < group_.ranks(); ++step) delivered((rank_ + step) % group_.ranks(), rank_);
-  return abort_.status();
+  return true;
 }
 
 absl::Status CopyEngineCollectives::Reduce(const ReduceCall& call) {

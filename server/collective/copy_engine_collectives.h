@@ -5,8 +5,10 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
@@ -28,7 +30,10 @@ class CopyEngineCollectives final : public Collectives {
   // One rank's end of the group.
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
-  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  ~CopyEngineCollectives() override;
+
+  absl::Status Gather(const GatherCall& call, Delivered delivered) override;
+  absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::Status SumPushed() override;
@@ -39,7 +44,14 @@ class CopyEngineCollectives final : public Collectives {
   absl::string_view name() const override { return "copy engine"; }
 
  private:
-  CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers);
+  // The last gather into a slot.
+  struct Flight {
+    gpu::Event end;
+    absl::Time begun = absl::InfinitePast();
+  };
+
+  CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers,
+                        std::vector<Flight> flights);
 
   // Copies of a gather, in the order in which they are enqueued: while the first run the others are enqueued.
   struct GatherCopies {
@@ -54,7 +66,9 @@ class CopyEngineCollectives final : public Collectives {
 
   LocalReduction reduction_;  // used by Reduce and SumPushed
 
-  // Used by Gather. By unit, use and slot: what is copied, made at the first such gather.
+  // Used by Gather and GatherDone.
+  std::vector<Flight> flights_;  // by slot
+  // By unit, use and slot: what is copied, made at the first such gather.
   std::map<std::tuple<int, Use, int>, GatherCopies> copies_;
   gpu::WordOperations ready_;
 

@@ -15,8 +15,7 @@ absl::StatusOr<std::unique_ptr<Collectives>> MemcpyCollectives::Create(const Loc
 MemcpyCollectives::MemcpyCollectives(LocalGroup group, int rank, LocalReduction reduction)
     : group_(std::move(group)), rank_(rank), reduction_(std::move(reduction)) {}
 
-absl::Status MemcpyCollectives::Gather(const GatherCall& call,
-                                       absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status MemcpyCollectives::Gather(const GatherCall& call, Delivered delivered) {
   // Every rank begins with its next neighbour, so that the ranks' threads write different slots.
   for (int step = 1; step < group_.ranks(); ++step) {
     RETURN_IF_ERROR(abort_.status());

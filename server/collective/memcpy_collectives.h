@@ -21,7 +21,7 @@ class MemcpyCollectives final : public Collectives {
   // One rank's end of the group.
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
-  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::Status SumPushed() override;

@@ -48,13 +48,12 @@ absl::Status MeshCollectives::Settle(const absl::Status& status, const CommandHe
 
 // Gather.
 
-absl::Status MeshCollectives::Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status MeshCollectives::Gather(const GatherCall& call, Delivered delivered) {
   RETURN_IF_ERROR(end_.status());
   return Settle(TryGather(call, absl::Now() + options_.timeout, delivered), CommandHeader::Of(call));
 }
 
-absl::Status MeshCollectives::TryGather(const GatherCall& call, absl::Time deadline,
-                                        absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status MeshCollectives::TryGather(const GatherCall& call, absl::Time deadline, Delivered delivered) {
   RETURN_IF_ERROR(AgreeOnCommand(*gather_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(LandOwnPieces(call));
   delivered(rank(), rank());

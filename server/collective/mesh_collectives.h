@@ -37,7 +37,7 @@ class MeshCollectives final : public Collectives {
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const Options& options, std::unique_ptr<Mesh> gather,
                                                              std::unique_ptr<Mesh> reduce);
 
-  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   void Abort(const absl::Status& status) override;
@@ -53,8 +53,7 @@ class MeshCollectives final : public Collectives {
   int rank() const { return gather_->self(); }
   int ranks() const { return gather_->size(); }
 
-  absl::Status TryGather(const GatherCall& call, absl::Time deadline,
-                         absl::FunctionRef<void(int rank, int source)> delivered);
+  absl::Status TryGather(const GatherCall& call, absl::Time deadline, Delivered delivered);
   absl::Status LandOwnPieces(const GatherCall& call);
   std::vector<PeerTransfer> GatherTransfers(const GatherCall& call);
 

@@ -34,9 +34,12 @@ absl::Status ReplicatedCollectives::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status ReplicatedCollectives::Gather(const GatherCall& call,
-                                           absl::FunctionRef<void(int rank, int source)> delivered) {
+absl::Status ReplicatedCollectives::Gather(const GatherCall& call, Delivered delivered) {
   return local_->Gather(call, delivered);
+}
+
+absl::StatusOr<bool> ReplicatedCollectives::GatherDone(const GatherCall& call, Delivered delivered) {
+  return local_->GatherDone(call, delivered);
 }
 
 void ReplicatedCollectives::Abort(const absl::Status& status) {

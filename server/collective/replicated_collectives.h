@@ -39,7 +39,8 @@ class ReplicatedCollectives final : public Collectives {
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const Options& options, std::unique_ptr<Collectives> local,
                                                              std::unique_ptr<Mesh> replicas);
 
-  absl::Status Gather(const GatherCall& call, absl::FunctionRef<void(int rank, int source)> delivered) override;
+  absl::Status Gather(const GatherCall& call, Delivered delivered) override;
+  absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   void Abort(const absl::Status& status) override;

@@ -1,32 +1,22 @@
 #include "server/store/epoch.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/futex.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
+#include "server/store/attention.h"
+#include "server/store/spinning_mutex_lock.h"
 
 namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
-// A word that a GPU may write is looked at between naps, while a command waits for one: a GPU cannot ring the doorbell. For a
-// while after the last command too: the next one is then taken sooner than a sleeping thread is woken. A nap is a part of the
-// time in which nothing has happened, so that waits of milliseconds cost little.
-constexpr absl::Duration kShortestNap = absl::Microseconds(10);
-constexpr absl::Duration kLongestNap = absl::Microseconds(50);
-constexpr int kNapsOfAWait = 8;
-constexpr absl::Duration kAttention = absl::Milliseconds(1);
-constexpr int kNapSlackNanoseconds = 1000;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -47,11 +37,6 @@ wire::WordsCounts CountsOf(const Layout& layout) {
 void LogUnencoded(const Shard& shard, const absl::Status& status) {
   if (!shard.device().health().status().ok()) return;
   Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
-}
-
-void Nap(absl::Duration quiet) {
-  const timespec nap = absl::ToTimespec(std::clamp(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
-  nanosleep(&nap, nullptr);
 }
 
 // Norm, clip and unscaling, in the order of docs/numerics.md.
@@ -350,40 +335,38 @@ void Epoch::MarkGone(int rank) {
 // --- Threads ---
 
 void Epoch::GatherLoop(int rank) {
-  const bool polls = !options_.shards[rank]->device().gpu_uuid().empty();
-  if (polls) prctl(PR_SET_TIMERSLACK, kNapSlackNanoseconds);
-  absl::Time last_event = absl::InfinitePast();
+  Attention attention(seats_[rank].words, !options_.shards[rank]->device().gpu_uuid().empty());
+  std::deque<GatherCall> under_way;
   int64_t known = 0;  // the last command
   while (true) {
-    const uint32_t doorbell = seats_[rank].words.doorbell().value.load(std::memory_order_seq_cst);
+    attention.Look();
+    if (FinishGathers(rank, under_way)) attention.Renew();
+    absl::StatusOr<std::vector<v1::Command>> commands = ReadRing(rank);
     const v1::Command* command = nullptr;
     absl::Time deadline;
-    bool pending;
+    auto expected = Attention::For::kNothing;
     {
-      absl::MutexLock lock(&mu_);
-      if (ended_) return;
-      // A command runs when all ranks have sent it: whoever looks first learns of all.
-      for (int peer = 0; peer < ranks_; ++peer) ReadRing(peer);
-      if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
-      command = sequence_.BeginGather(rank);
+      SpinningMutexLock lock(&mu_);
+      if (ended_ && under_way.empty()) return;
+      TakeAll(rank, std::move(commands));
+      command = sequence_.BeginGather(rank, absl::Now());
       WakeRunnable();
-      deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
-      pending = sequence_.Pending(rank);
-      if (const int64_t last = sequence_.last_command(rank); last != known) {
-        known = last;
-        last_event = absl::Now();
-      }
+      if (command == nullptr) deadline = CheckDeadlines();
+      if (sequence_.Pending(rank)) expected = Attention::For::kWord;
+      if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
     }
-    const absl::Duration quiet = absl::Now() - last_event;
     if (command != nullptr) {
-      RunGather(rank, *command);
-      last_event = absl::Now();
-    } else if (polls && (pending || quiet < kAttention)) {
-      Nap(quiet);
+      BeginGather(rank, *command, under_way);
+      attention.Renew();
     } else {
-      Sleep(rank, doorbell, deadline);
+      attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
     }
   }
+}
+
+absl::Time Epoch::CheckDeadlines() {
+  if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
+  return std::min(sequence_.NextDeadline(), vote_deadline_);
 }
 
 absl::Status Epoch::Overdue() const {
@@ -391,14 +374,6 @@ absl::Status Epoch::Overdue() const {
   return absl::DeadlineExceededError(absl::StrCat(
       "commit ", options_.commit_log->numbers().commit_number + 1, ": the trainers of another daemon than node ",
       options_.cluster->node(), " did not reach it within ", absl::FormatDuration(options_.step_timeout)));
-}
-
-// `daemon_waits` is raised before the doorbell is read again: whoever rings sees it, or this thread sees the ring.
-void Epoch::Sleep(int rank, uint32_t doorbell, absl::Time deadline) {
-  const wire::Words& words = seats_[rank].words;
-  words.daemon_waits().value.store(1, std::memory_order_seq_cst);
-  wire::FutexWait(words.doorbell().value, doorbell, deadline - absl::Now());
-  words.daemon_waits().value.store(0, std::memory_order_seq_cst);
 }
 
 void Epoch::PushLoop(int rank) {
@@ -417,17 +392,23 @@ void Epoch::PushLoop(int rank) {
   }
 }
 
-void Epoch::ReadRing(int rank) {
-  while (!ended_) {
-    absl::StatusOr<std::optional<std::string>> record = seats_[rank].ring->Read();
-    if (!record.ok()) return EndLocked(record.status());
-    if (!record->has_value()) return;
-    v1::Command command;
-    if (!command.ParseFromString(**record)) {
-      return EndLocked(absl::InvalidArgumentError(absl::StrCat("command ring of rank ", options_.first_rank + rank,
-                                                               ": a serialized Command expected, got ",
-                                                               (*record)->size(), " other bytes")));
+absl::StatusOr<std::vector<v1::Command>> Epoch::ReadRing(int rank) const {
+  std::vector<v1::Command> commands;
+  while (true) {
+    ASSIGN_OR_RETURN(const std::optional<std::string> record, seats_[rank].ring->Read());
+    if (!record.has_value()) return commands;
+    if (!commands.emplace_back().ParseFromString(*record)) {
+      return absl::InvalidArgumentError(absl::StrCat("command ring of rank ", options_.first_rank + rank,
+                                                     ": a serialized Command expected, got ", record->size(),
+                                                     " other bytes"));
     }
+  }
+}
+
+void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands) {
+  if (!commands.ok()) return EndLocked(commands.status());
+  for (v1::Command& command : *commands) {
+    if (ended_) return;
     Take(rank, std::move(command));
   }
 }
@@ -464,22 +445,43 @@ void Epoch::WakeRunnable() {
 
 // --- Work ---
 
-void Epoch::RunGather(int rank, const v1::Command& command) {
+void Epoch::BeginGather(int rank, const v1::Command& command, std::deque<GatherCall>& under_way) {
   const v1::Gather& gather = command.gather();
   const GatherCall call{.number = command.number(),
                         .unit = gather.unit(),
                         .use = static_cast<Use>(gather.phase() - v1::PHASE_FORWARD),
                         .slot = gather.slot()};
-  // The engine speaks of ranks of the shard group.
-  const int first = options_.first_rank % options_.layout->ranks();
-  const absl::Status status = engines_[rank]->Gather(call, [&](int target, int source) {
-    const wire::Words& words = seats_[target - first].words;
-    words.Publish(words.ready(call.slot, source), static_cast<uint32_t>(call.number));
-  });
-  absl::MutexLock lock(&mu_);
+  const absl::Status status =
+      engines_[rank]->Gather(call, [&](int target, int source) { PublishReady(call, target, source); });
+  if (status.ok()) return under_way.push_back(call);
+  FinishGather(rank, status);
+}
+
+bool Epoch::FinishGathers(int rank, std::deque<GatherCall>& under_way) {
+  bool finished = false;
+  while (!under_way.empty()) {
+    const GatherCall& call = under_way.front();
+    const absl::StatusOr<bool> done =
+        engines_[rank]->GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+    if (done.ok() && !*done) break;
+    FinishGather(rank, done.status());
+    under_way.pop_front();
+    finished = true;
+  }
+  return finished;
+}
+
+void Epoch::FinishGather(int rank, const absl::Status& status) {
+  SpinningMutexLock lock(&mu_);
   sequence_.FinishGather(rank, absl::Now());
   EndOnError(status);
   WakeRunnable();
+}
+
+// The engine speaks of ranks of the shard group.
+void Epoch::PublishReady(const GatherCall& call, int target, int source) const {
+  const wire::Words& words = seats_[target - options_.first_rank % options_.layout->ranks()].words;
+  words.Publish(words.ready(call.slot, source), static_cast<uint32_t>(call.number));
 }
 
 void Epoch::RunPush(int rank, const Sequence::PushWork& work) {

@@ -1,12 +1,13 @@
 // One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
 //
-// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from all trainers'
-// rings and sleeps on its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
+// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its
+// trainer's ring and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
 // runs it and publishes words.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,9 +116,12 @@ class Epoch : private TrainerWords {
   void FinishSeat(int rank, const absl::Status& why);
 
   void GatherLoop(int rank);
-  void Sleep(int rank, uint32_t doorbell, absl::Time deadline);
+  // Ends the epoch when somebody is overdue. Returns when to look again.
+  absl::Time CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
-  void ReadRing(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the rank's trainer has sent since the last call. Used by its gather thread alone.
+  absl::StatusOr<std::vector<v1::Command>> ReadRing(int rank) const;
+  void TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Take(int rank, v1::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -128,7 +132,12 @@ class Epoch : private TrainerWords {
   absl::Status FinalReason() const;
   absl::Status Overdue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void RunGather(int rank, const v1::Command& command);
+  void BeginGather(int rank, const v1::Command& command, std::deque<GatherCall>& under_way);
+  // Those that are done; whether there were any.
+  bool FinishGathers(int rank, std::deque<GatherCall>& under_way);
+  // The oldest that was begun.
+  void FinishGather(int rank, const absl::Status& status);
+  void PublishReady(const GatherCall& call, int target, int source) const;
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
   void RunSum(int rank);

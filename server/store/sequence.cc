@@ -199,7 +199,7 @@ absl::Status Sequence::Compare(int rank, const Entry& entry, const v1::Command& 
 void Sequence::Enqueue(int rank, const Entry& entry, absl::Time now) {
   if (entry.repeats) return FinishEntry(entry.command.number());
   Queue& queue = entry.command.has_gather() ? gathers_[rank] : pushes_[rank];
-  if (queue.numbers.empty()) queue.head_since = now;
+  if (queue.numbers.empty()) queue.changed_at = now;
   queue.numbers.push_back(entry.command.number());
 }
 
@@ -228,32 +228,34 @@ std::string Sequence::Describe(const v1::Command& command) const {
 
 Sequence::Wait Sequence::GatherWait(int rank) const {
   const Queue& queue = gathers_[rank];
-  if (queue.numbers.empty() || queue.running) return {};
-  const Entry& entry = At(queue.numbers.front());
-  if (!Agreed(entry) || BehindCommit(queue.numbers.front())) return {};
+  if (!queue.HasNext()) return {};
+  const Entry& entry = At(queue.next());
+  if (!Agreed(entry) || BehindCommit(queue.next())) return {};
   const int slot = entry.command.gather().slot();
   for (int peer = 0; peer < options_.ranks; ++peer) {
     if (Reached(words_->Released(peer, slot), static_cast<uint32_t>(entry.slot_users[0]))) continue;
     return {.rank = peer,
-            .on = absl::StrCat("release of slot ", slot, " for ", Describe(entry.command), " (command ",
-                               entry.command.number(), ")"),
-            .since = std::max(entry.agreed_at, queue.head_since)};
+            .kind = Wait::Kind::kRelease,
+            .slot = slot,
+            .number = queue.next(),
+            .since = std::max(entry.agreed_at, queue.changed_at)};
   }
   return {};
 }
 
 bool Sequence::GatherRunnable(int rank) const {
   const Queue& queue = gathers_[rank];
-  if (stopped_ || queue.numbers.empty() || queue.running) return false;
-  const Entry& entry = At(queue.numbers.front());
-  if (!Agreed(entry) || BehindCommit(queue.numbers.front()) || !Finished(entry.slot_users[0])) return false;
+  if (stopped_ || !queue.HasNext()) return false;
+  const Entry& entry = At(queue.next());
+  if (!Agreed(entry) || BehindCommit(queue.next()) || !Finished(entry.slot_users[0])) return false;
   return GatherWait(rank).rank < 0;
 }
 
-const v1::Command* Sequence::BeginGather(int rank) {
+const v1::Command* Sequence::BeginGather(int rank, absl::Time now) {
   if (!GatherRunnable(rank)) return nullptr;
-  gathers_[rank].running = true;
-  return &At(gathers_[rank].numbers.front()).command;
+  Queue& queue = gathers_[rank];
+  queue.changed_at = now;
+  return &At(queue.numbers[queue.begun++]).command;
 }
 
 void Sequence::FinishGather(int rank, absl::Time now) { Pop(gathers_[rank], now); }
@@ -275,8 +277,8 @@ bool Sequence::Gathered(int rank, int64_t number) const {
 
 Sequence::Wait Sequence::PushWait(int rank) const {
   const Queue& queue = pushes_[rank];
-  if (queue.numbers.empty() || queue.running) return {};
-  const int64_t number = queue.numbers.front();
+  if (!queue.HasNext() || queue.begun > 0) return {};
+  const int64_t number = queue.next();
   const Entry& entry = At(number);
   if (!Agreed(entry) || BehindCommit(number)) return {};
   if (entry.command.has_commit()) return CommitWait(rank, number, queue);
@@ -284,8 +286,9 @@ Sequence::Wait Sequence::PushWait(int rank) const {
   for (int peer = 0; peer < options_.ranks; ++peer) {
     if (Reached(words_->Filled(peer, slot), static_cast<uint32_t>(number))) continue;
     return {.rank = peer,
-            .on = absl::StrCat("gradients for ", Describe(entry.command), " (command ", number, ")"),
-            .since = std::max(entry.agreed_at, queue.head_since)};
+            .kind = Wait::Kind::kGradients,
+            .number = number,
+            .since = std::max(entry.agreed_at, queue.changed_at)};
   }
   return {};
 }
@@ -297,16 +300,18 @@ Sequence::Wait Sequence::CommitWait(int rank, int64_t number, const Queue& queue
   for (size_t slot = 0; slot < entry.slot_users.size(); ++slot) {
     if (Reached(words_->Released(rank, slot), static_cast<uint32_t>(entry.slot_users[slot]))) continue;
     return {.rank = rank,
-            .on = absl::StrCat("release of slot ", slot, " for ", Describe(entry.command), " (command ", number, ")"),
-            .since = std::max({entry.agreed_at, queue.head_since, gathers_[rank].head_since})};
+            .kind = Wait::Kind::kRelease,
+            .slot = static_cast<int>(slot),
+            .number = number,
+            .since = std::max({entry.agreed_at, queue.changed_at, gathers_[rank].changed_at})};
   }
   return {};
 }
 
 std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
   const Queue& queue = pushes_[rank];
-  if (queue.numbers.empty() || queue.running) return std::nullopt;
-  const int64_t number = queue.numbers.front();
+  if (!queue.HasNext() || queue.begun > 0) return std::nullopt;
+  const int64_t number = queue.next();
   const Entry& entry = At(number);
   if (!Agreed(entry) || BehindCommit(number)) return std::nullopt;
   if (entry.command.has_commit()) return CommitWork(rank);
@@ -338,7 +343,7 @@ bool Sequence::AllAt(Stage stage) const {
 std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   const std::optional<Work> work = RunnableWork(rank);
   if (!work.has_value()) return std::nullopt;
-  pushes_[rank].running = true;
+  pushes_[rank].begun = 1;
   if (*work == Work::kSum) stages_[rank] = Stage::kSumming;
   if (*work == Work::kVote) vote_ = VoteState::kVoting;
   if (*work == Work::kApply) stages_[rank] = Stage::kApplying;
@@ -356,25 +361,25 @@ bool Sequence::FinishReduce(int rank, absl::Time now) {
 
 void Sequence::FinishSum(int rank) {
   stages_[rank] = Stage::kSummed;
-  pushes_[rank].running = false;
+  pushes_[rank].begun = 0;
 }
 
 void Sequence::FinishVote(Verdict verdict) {
   vote_ = verdict == Verdict::kGivenUp ? VoteState::kGivenUp : VoteState::kApplies;
   amaxes_ = verdict == Verdict::kEncodes ? AmaxState::kNeeded : AmaxState::kUnneeded;
-  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].running = false;
+  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].begun = 0;
 }
 
 bool Sequence::FinishApply(int rank, absl::Time now) {
   if (amaxes_ == AmaxState::kUnneeded) return FinishRank(rank, now);
   stages_[rank] = Stage::kApplied;
-  pushes_[rank].running = false;
+  pushes_[rank].begun = 0;
   return false;
 }
 
 void Sequence::FinishShareAmaxes() {
   amaxes_ = AmaxState::kShared;
-  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].running = false;
+  for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].begun = 0;
 }
 
 bool Sequence::FinishEncode(int rank, absl::Time now) { return FinishRank(rank, now); }
@@ -407,8 +412,8 @@ const std::string& Sequence::ClientState(int rank, int64_t number) const { retur
 void Sequence::Pop(Queue& queue, absl::Time now) {
   const int64_t number = queue.numbers.front();
   queue.numbers.pop_front();
-  queue.running = false;
-  queue.head_since = now;
+  --queue.begun;
+  queue.changed_at = now;
   FinishEntry(number);
 }
 
@@ -421,9 +426,9 @@ void Sequence::FinishEntry(int64_t number) {
 }
 
 bool Sequence::Quiet() const {
-  const auto running = [](const Queue& queue) { return queue.running; };
-  if (std::any_of(gathers_.begin(), gathers_.end(), running)) return false;
-  if (std::any_of(pushes_.begin(), pushes_.end(), running)) return false;
+  const auto busy = [](const Queue& queue) { return queue.begun > 0; };
+  if (std::any_of(gathers_.begin(), gathers_.end(), busy)) return false;
+  if (std::any_of(pushes_.begin(), pushes_.end(), busy)) return false;
   return stopped_ && vote_ != VoteState::kVoting && vote_ != VoteState::kApplies;
 }
 
@@ -434,9 +439,8 @@ std::optional<Sequence::Wait> Sequence::Missing() const {
     if (Agreed(entry)) continue;
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (received_[rank] >= entry.command.number()) continue;
-      return Wait{.rank = rank,
-                  .on = absl::StrCat(Describe(entry.command), " (command ", entry.command.number(), ")"),
-                  .since = entry.first_arrival};
+      return Wait{
+          .rank = rank, .kind = Wait::Kind::kCommand, .number = entry.command.number(), .since = entry.first_arrival};
     }
   }
   return std::nullopt;
@@ -445,20 +449,34 @@ std::optional<Sequence::Wait> Sequence::Missing() const {
 std::vector<Sequence::Wait> Sequence::Waits() const {
   std::vector<Wait> waits;
   if (stopped_) return waits;
-  if (std::optional<Wait> missing = Missing(); missing.has_value()) waits.push_back(*std::move(missing));
+  if (const std::optional<Wait> missing = Missing(); missing.has_value()) waits.push_back(*missing);
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    for (Wait wait : {GatherWait(rank), PushWait(rank)}) {
-      if (wait.rank >= 0) waits.push_back(std::move(wait));
+    for (const Wait& wait : {GatherWait(rank), PushWait(rank)}) {
+      if (wait.rank >= 0) waits.push_back(wait);
     }
   }
   return waits;
+}
+
+std::string Sequence::Describe(const Wait& wait) const {
+  const std::string command = absl::StrCat(Describe(At(wait.number).command), " (command ", wait.number, ")");
+  switch (wait.kind) {
+    case Wait::Kind::kCommand:
+      return command;
+    case Wait::Kind::kRelease:
+      return absl::StrCat("release of slot ", wait.slot, " for ", command);
+    case Wait::Kind::kGradients:
+      return absl::StrCat("gradients for ", command);
+  }
+  return "";
 }
 
 absl::Status Sequence::Overdue(absl::Time now) const {
   for (const Wait& wait : Waits()) {
     if (now - wait.since < options_.step_timeout) continue;
     return absl::DeadlineExceededError(absl::StrCat("rank ", options_.first_rank + wait.rank, " did not reach ",
-                                                    wait.on, " within ", absl::FormatDuration(options_.step_timeout)));
+                                                    Describe(wait), " within ",
+                                                    absl::FormatDuration(options_.step_timeout)));
   }
   return absl::OkStatus();
 }
@@ -471,12 +489,12 @@ absl::Time Sequence::NextDeadline() const {
 
 std::string Sequence::WaitsFor(int rank) const {
   for (const Wait& wait : {GatherWait(rank), PushWait(rank)}) {
-    if (wait.rank >= 0) return absl::StrCat("rank ", options_.first_rank + wait.rank, ": ", wait.on);
+    if (wait.rank >= 0) return absl::StrCat("rank ", options_.first_rank + wait.rank, ": ", Describe(wait));
   }
   for (const Queue* queue : {&gathers_[rank], &pushes_[rank]}) {
     if (queue->numbers.empty() || Agreed(At(queue->numbers.front()))) continue;
-    if (std::optional<Wait> missing = Missing(); missing.has_value()) {
-      return absl::StrCat("rank ", options_.first_rank + missing->rank, ": ", missing->on);
+    if (const std::optional<Wait> missing = Missing(); missing.has_value()) {
+      return absl::StrCat("rank ", options_.first_rank + missing->rank, ": ", Describe(*missing));
     }
   }
   return "";

@@ -63,8 +63,9 @@ class Sequence {
   // a commit number out of order.
   absl::StatusOr<bool> Submit(int rank, v1::Command command, absl::Time now);
 
-  // The gather that the rank may begin now, null when there is none. Ends with FinishGather.
-  const v1::Command* BeginGather(int rank);
+  // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest one that
+  // the rank has begun; others may be begun before.
+  const v1::Command* BeginGather(int rank, absl::Time now);
   void FinishGather(int rank, absl::Time now);
 
   // The work that the rank's push queue may begin now. Ends with the Finish call of its kind.
@@ -123,13 +124,20 @@ class Sequence {
   };
   struct Queue {
     std::deque<int64_t> numbers;
-    bool running = false;
-    absl::Time head_since;
+    size_t begun = 0;  // of them, the first; of pushes at most one
+    absl::Time changed_at;
+
+    bool HasNext() const { return begun < numbers.size(); }
+    int64_t next() const { return numbers[begun]; }
   };
   // Someone's trainer that a rank waits for.
   struct Wait {
-    int rank = -1;   // waited for; -1 none
-    std::string on;  // what is missing
+    enum class Kind : uint8_t { kCommand, kRelease, kGradients };
+
+    int rank = -1;  // waited for; -1 none
+    Kind kind = Kind::kCommand;
+    int slot = 0;        // to be released
+    int64_t number = 0;  // of the command that is missing or held back
     absl::Time since;
   };
   // Of one rank in a commit. kDone where it has nothing left to do.
@@ -153,7 +161,7 @@ class Sequence {
   void Pop(Queue& queue, absl::Time now);
   void FinishEntry(int64_t number);
 
-  // What the head of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon itself).
+  // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon itself).
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
   Wait CommitWait(int rank, int64_t number, const Queue& queue) const;
@@ -167,6 +175,8 @@ class Sequence {
   bool FinishRank(int rank, absl::Time now);
   std::optional<Wait> Missing() const;
   std::vector<Wait> Waits() const;
+  // What is missing, for people.
+  std::string Describe(const Wait& wait) const;
   // A commit that is answered already, or will be: its answer stands, there is nothing to do.
   bool Repeats(const v1::Command& command) const;
 

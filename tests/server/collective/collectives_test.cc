@@ -74,7 +74,7 @@ TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryUseAndNothingElse) {
       SCOPED_TRACE(absl::StrCat("unit ", unit, " use ", static_cast<int>(use)));
       world_.FillArenas(static_cast<uint32_t>(number));
       world_.ClearSlots();
-      ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.engine(rank).Gather(call, Ignore); }), Each(IsOk()));
+      ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.Gather(rank, call, Ignore); }), Each(IsOk()));
       for (int rank = 0; rank < world_.ranks(); ++rank) {
         EXPECT_TRUE(world_.slots(rank) == world_.ExpectedSlots(rank, call, world_.engine(rank).lands_own_pieces()))
             << "rank " << rank;
@@ -89,7 +89,7 @@ TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
     std::map<std::tuple<int, int, int>, int> delivered;  // group, rank, source
     const GatherCall call{unit + 1, unit, Use::kForward, SlotOf(world_, unit)};
     ASSERT_THAT(world_.OnAllRanks([&](int rank) {
-      return world_.engine(rank).Gather(call, [&](int target, int source) {
+      return world_.Gather(rank, call, [&](int target, int source) {
         std::lock_guard<std::mutex> lock(mu);
         ++delivered[{world_.group_start(rank), target, source}];
       });
@@ -103,6 +103,36 @@ TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
             << "rank " << rank << " source " << source;
       }
     }
+  }
+}
+
+TEST_P(CollectivesTest, AGatherMayBeginBeforeTheLastOneIsDone) {
+  constexpr int kResident = 2;  // has a slot of its own
+  ASSERT_TRUE(world_.layout().units()[kResident].resident_slot.has_value());
+  const GatherCall first{1, kMixed, Use::kForward, SlotOf(world_, kMixed)};
+  const GatherCall second{2, kResident, Use::kBoth, SlotOf(world_, kResident)};
+  world_.FillArenas(5);
+  world_.ClearSlots();
+  const auto finish = [&](int rank, const GatherCall& call) -> absl::Status {
+    absl::StatusOr<bool> done = false;
+    while (done.ok() && !*done) done = world_.engine(rank).GatherDone(call, Ignore);
+    return done.status();
+  };
+  ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+    absl::Status status = world_.engine(rank).Gather(first, Ignore);
+    status.Update(world_.engine(rank).Gather(second, Ignore));
+    status.Update(finish(rank, first));
+    status.Update(finish(rank, second));
+    return status;
+  }),
+              Each(IsOk()));
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    const bool own = world_.engine(rank).lands_own_pieces();
+    std::vector<uint8_t> expected = world_.ExpectedSlots(rank, first, own);
+    const std::vector<uint8_t> of_second = world_.ExpectedSlots(rank, second, own);
+    const int64_t offset = world_.layout().slot_offsets()[second.slot];
+    std::copy_n(of_second.begin() + offset, world_.layout().slot_bytes()[second.slot], expected.begin() + offset);
+    EXPECT_TRUE(world_.slots(rank) == expected) << "rank " << rank;
   }
 }
 
@@ -152,7 +182,7 @@ TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
   const auto gathers = [&](int rank) {
     absl::Status status;
     for (int i = 1; i <= kRounds; ++i) {
-      status.Update(world_.engine(rank).Gather({2 * i, kMixed, Use::kForward, SlotOf(world_, kMixed)}, Ignore));
+      status.Update(world_.Gather(rank, {2 * i, kMixed, Use::kForward, SlotOf(world_, kMixed)}, Ignore));
     }
     return status;
   };
@@ -214,7 +244,9 @@ TEST_P(CollectivesTest, MaxOverDaemonsIsTheLargestOfTheDaemons) {
       for (int i = 0; i < kValues; ++i) expected[i] = std::max(expected[i], value(node, i));
     }
     for (int rank = 0; rank < world_.ranks(); ++rank) {
-      if (IsFirst(world_, rank)) EXPECT_EQ(values[rank], expected) << "rank " << rank;
+      if (IsFirst(world_, rank)) {
+        EXPECT_EQ(values[rank], expected) << "rank " << rank;
+      }
     }
   }
 }
@@ -244,7 +276,7 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
   world_.ClearSlots();
   const std::vector<uint8_t> untouched = world_.slots(0);
   EXPECT_THAT(world_.OnAllRanks([&](int rank) {
-    return world_.engine(rank).Gather({1, kMixed, Use::kForward, 0}, Ignore);
+    return world_.Gather(rank, {1, kMixed, Use::kForward, 0}, Ignore);
   }),
               Each(why));
   EXPECT_THAT(world_.OnAllRanks([&](int rank) {
@@ -451,7 +483,7 @@ TEST(MeshCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
     const std::vector<uint8_t> untouched = world.slots(0);
     int delivered = 0;
     const auto statuses = world.OnAllRanks(
-        [&](int rank) { return world.engine(rank).Gather(calls[rank == 2 ? i : 0], [&](int, int) { ++delivered; }); });
+        [&](int rank) { return world.Gather(rank, calls[rank == 2 ? i : 0], [&](int, int) { ++delivered; }); });
     EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                                         AllOf(HasSubstr("rank 2 (node 1)"), HasSubstr("(node 0)"),
                                               HasSubstr("command 3 gather(mixed, forward, slot 1)")))));
@@ -471,7 +503,7 @@ TEST(MeshCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
   std::vector<std::future<absl::Status>> results;
   for (int rank = 0; rank < world.ranks(); ++rank) {
     results.push_back(std::async(std::launch::async, [&, rank] {
-      return world.engine(rank).Gather(call, [&, rank](int, int source) {
+      return world.Gather(rank, call, [&, rank](int, int source) {
         if (rank == 0 && source == 0) agreed.set_value();
         if (rank == 2 && source == 2) until_aborted.wait();
       });
@@ -494,7 +526,7 @@ TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EngineWorld world(kAcross, absl::Milliseconds(300));
   CONNECT_OR_SKIP(world);
   std::vector<absl::Status> statuses = world.OnAllRanks([&](int rank) {
-    return rank == 1 ? absl::OkStatus() : world.engine(rank).Gather({9, kMixed, Use::kForward, 0}, Ignore);
+    return rank == 1 ? absl::OkStatus() : world.Gather(rank, {9, kMixed, Use::kForward, 0}, Ignore);
   });
   EXPECT_THAT(statuses[0], StatusIs(AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable),
                                     HasSubstr("command 9 gather(mixed, forward, slot 0): ")));
@@ -513,7 +545,7 @@ TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
   std::vector<std::future<absl::Status>> results;
   for (int rank = 0; rank < world.ranks(); ++rank) {
     results.push_back(std::async(std::launch::async, [&, rank] {
-      return world.engine(rank).Gather(call, [&, rank](int, int source) {
+      return world.Gather(rank, call, [&, rank](int, int source) {
         if (rank == 2 && source == 2) until_others_returned.wait();
       });
     }));
@@ -541,9 +573,9 @@ TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
 TEST(MeshCollectivesTest, TheFirstErrorStays) {
   EngineWorld world(kAcross, absl::Milliseconds(200));
   CONNECT_OR_SKIP(world);
-  const absl::Status first = world.engine(0).Gather({1, kMixed, Use::kForward, 0}, Ignore);
+  const absl::Status first = world.Gather(0, {1, kMixed, Use::kForward, 0}, Ignore);
   EXPECT_THAT(first, StatusIs(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_EQ(world.engine(0).Gather({2, kMixed, Use::kForward, 1}, Ignore), first);
+  EXPECT_EQ(world.Gather(0, {2, kMixed, Use::kForward, 1}, Ignore), first);
 }
 
 TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {

@@ -233,6 +233,15 @@ void EngineWorld::ClearSlots() {
   }
 }
 
+absl::Status EngineWorld::Gather(int rank, const GatherCall& call, Delivered delivered) {
+  RETURN_IF_ERROR(engine(rank).Gather(call, delivered));
+  while (true) {
+    ASSIGN_OR_RETURN(const bool done, engine(rank).GatherDone(call, delivered));
+    if (done) return absl::OkStatus();
+    std::this_thread::yield();
+  }
+}
+
 std::vector<uint8_t> EngineWorld::ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const {
   std::vector<uint8_t> expected(slots_[rank].size(), kUntouched);
   uint8_t* const slot = expected.data() + layout_.slot_offsets()[call.slot];

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "server/collective/engines.h"
 #include "tests/support/environment.h"
 
@@ -72,6 +73,9 @@ class EngineWorld {
 
   // Runs `call` for every rank on a thread of its own, or on the ranks named only.
   std::vector<absl::Status> OnAllRanks(const std::function<absl::Status(int rank)>& call);
+
+  // A gather of one rank, to its end.
+  absl::Status Gather(int rank, const GatherCall& call, Delivered delivered);
 
   // Memory.
   void FillArenas(uint32_t seed);

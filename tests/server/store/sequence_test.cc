@@ -91,7 +91,7 @@ class SequenceTest : public testing::Test {
 
   // Begins and finishes a rank's next gather; its number, 0 when there is none.
   int64_t RunGather(int rank) {
-    const v1::Command* command = sequence_->BeginGather(rank);
+    const v1::Command* command = sequence_->BeginGather(rank, now_);
     if (command == nullptr) return 0;
     const int64_t number = command->number();
     sequence_->FinishGather(rank, now_);
@@ -171,7 +171,7 @@ class SequenceTest : public testing::Test {
 TEST_F(SequenceTest, ACommandIsAgreedWhenTheLastRankHasSentIt) {
   EXPECT_THAT(Submit(1, GatherCommand(1, kA, 0)), IsOkAndHolds(false));
   EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
-  EXPECT_EQ(sequence_->BeginGather(1), nullptr);
+  EXPECT_EQ(sequence_->BeginGather(1, now_), nullptr);
   EXPECT_THAT(Submit(0, GatherCommand(1, kA, 0)), IsOkAndHolds(true));
   EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
 }
@@ -333,15 +333,31 @@ TEST_F(SequenceTest, BeforeTheFirstCommitThereIsNoneToRepeat) {
 
 // --- Gathers ---
 
-TEST_F(SequenceTest, GathersOfARankRunInOrderOneAtATime) {
+TEST_F(SequenceTest, GathersOfARankBeginInOrder) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 1));
-  EXPECT_EQ(sequence_->BeginGather(0)->number(), 1);
-  EXPECT_EQ(sequence_->BeginGather(0), nullptr);
+  EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 1);
+  EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 2);
+  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
   EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(1));
-  sequence_->FinishGather(0, now_);
-  EXPECT_EQ(RunGather(0), 2);
-  EXPECT_EQ(RunGather(0), 0);
+}
+
+TEST_F(SequenceTest, ACommitWaitsForEveryGatherThatWasBegun) {
+  SubmitAll(GatherCommand(1, kA, 0));
+  SubmitAll(GatherCommand(2, kB, 1));
+  SubmitAll(CommitCommand(3, 1));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    words_.Release(rank, 0, 1);
+    words_.Release(rank, 1, 2);
+    ASSERT_NE(sequence_->BeginGather(rank, now_), nullptr);
+    ASSERT_NE(sequence_->BeginGather(rank, now_), nullptr);
+    sequence_->FinishGather(rank, now_);
+  }
+  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  sequence_->Stop();
+  EXPECT_FALSE(sequence_->Quiet());
+  for (int rank = 0; rank < kRanks; ++rank) sequence_->FinishGather(rank, now_);
+  EXPECT_TRUE(sequence_->Quiet());
 }
 
 TEST_F(SequenceTest, RanksRunTheirGathersIndependently) {
@@ -369,13 +385,13 @@ TEST_F(SequenceTest, AReusedSlotWaitsUntilEveryRankHasFinishedTheGatherBefore) {
   SubmitAll(GatherCommand(2, kB, 0));
   words_.Release(0, 0, 1);
   words_.Release(1, 0, 1);
-  ASSERT_NE(sequence_->BeginGather(0), nullptr);
+  ASSERT_NE(sequence_->BeginGather(0, now_), nullptr);
   sequence_->FinishGather(0, now_);
-  EXPECT_EQ(sequence_->BeginGather(0), nullptr);
-  ASSERT_NE(sequence_->BeginGather(1), nullptr);
-  EXPECT_EQ(sequence_->BeginGather(0), nullptr);
+  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
+  ASSERT_NE(sequence_->BeginGather(1, now_), nullptr);
+  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
   sequence_->FinishGather(1, now_);
-  EXPECT_NE(sequence_->BeginGather(0), nullptr);
+  EXPECT_NE(sequence_->BeginGather(0, now_), nullptr);
 }
 
 TEST_F(SequenceTest, OtherSlotsDoNotWait) {
@@ -536,7 +552,7 @@ TEST_F(SequenceTest, ACommitWaitsForEarlierGathersOfItsRank) {
   // A trainer that says so although nothing has arrived.
   ReleaseAll(0, 1);
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
-  sequence_->BeginGather(0);
+  sequence_->BeginGather(0, now_);
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
   sequence_->FinishGather(0, now_);
   EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0));
@@ -628,7 +644,7 @@ TEST_F(SequenceTest, AfterStopNothingBegins) {
   sequence_->Stop();
   EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
-  EXPECT_EQ(sequence_->BeginGather(0), nullptr);
+  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
   EXPECT_EQ(BeginPush(0), std::nullopt);
   EXPECT_TRUE(sequence_->Quiet());
 }
@@ -637,7 +653,7 @@ TEST_F(SequenceTest, WhatHasBegunIsFinishedBeforeItIsQuiet) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(PushCommand(2, kA, 0));
   FillAll(0, 2);
-  sequence_->BeginGather(0);
+  sequence_->BeginGather(0, now_);
   EXPECT_EQ(BeginPush(1), Work::kReduce);
   sequence_->Stop();
   EXPECT_FALSE(sequence_->Quiet());

@@ -13,6 +13,7 @@
 namespace paramshard::server {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Work = Sequence::Work;
 
 SimulatedEpoch::SimulatedEpoch(const ModelSpec* spec, const Layout* layout, const SimulationSize& size,
@@ -151,12 +152,12 @@ void SimulatedEpoch::AddDaemonEvents(int rank, std::vector<Event>& events) {
   if (gathers) events.push_back([=, this] { BeginGather(rank); });
   if (pushes) events.push_back([=, this] { BeginPush(rank); });
   if (!gathers) {
-    EXPECT_EQ(sequence_.BeginGather(rank), nullptr);
+    EXPECT_EQ(sequence_.BeginGather(rank, now_), nullptr);
   }
   if (!pushes) {
     EXPECT_FALSE(sequence_.BeginPush(rank).has_value());
   }
-  if (ranks_[rank].gather.has_value()) events.push_back([=, this] { FinishGather(rank); });
+  if (!ranks_[rank].gathers.empty()) events.push_back([=, this] { FinishGather(rank); });
   if (ranks_[rank].work.has_value()) events.push_back([=, this] { FinishPush(rank); });
 }
 
@@ -184,7 +185,7 @@ void SimulatedEpoch::Fill(int rank, int64_t number) {
 // --- Gathers ---
 
 void SimulatedEpoch::BeginGather(int rank) {
-  const v1::Command* command = sequence_.BeginGather(rank);
+  const v1::Command* command = sequence_.BeginGather(rank, now_);
   ASSERT_NE(command, nullptr);
   EXPECT_FALSE(stopped_);
   const int64_t number = command->number();
@@ -193,23 +194,24 @@ void SimulatedEpoch::BeginGather(int rank) {
   // In order, each once.
   for (int64_t before = 1; before < number; ++before) {
     if (At(before).has_gather()) {
-      EXPECT_TRUE(state.gathered.contains(before));
+      EXPECT_TRUE(state.begun.contains(before));
     }
   }
-  EXPECT_FALSE(state.gathered.contains(number));
+  EXPECT_TRUE(state.begun.insert(number).second);
   // It writes the slot of every peer, and reads this rank's planes.
   if (const int64_t before = UserBefore(number); before > 0) {
     for (const Trainer& trainer : trainers_) EXPECT_TRUE(trainer.released.contains(before)) << "slot still used";
+    for (const Rank& other : ranks_) EXPECT_TRUE(other.gathered.contains(before)) << "pieces still arrive";
   }
   EXPECT_NE(state.work, Work::kApply);
   EXPECT_NE(state.work, Work::kEncode);
   EXPECT_EQ(state.encoded, CommitBefore(number)) << "planes of another version";
-  state.gather = *command;
+  state.gathers.push_back(number);
 }
 
 void SimulatedEpoch::FinishGather(int rank) {
-  const int64_t number = ranks_[rank].gather->number();
-  ranks_[rank].gather.reset();
+  const int64_t number = ranks_[rank].gathers.front();
+  ranks_[rank].gathers.pop_front();
   ranks_[rank].gathered.insert(number);
   for (int peer = 0; peer < ranks(); ++peer) {
     if (peer != rank) ++trainers_[peer].ready[number];
@@ -289,7 +291,7 @@ void SimulatedEpoch::CheckApply(int rank, const v1::Command& command) const {
   EXPECT_EQ(state.applied, answered_) << "applied twice";
   EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
   // Nobody reads the planes: neither the gather thread nor the trainer, which copies its own pieces.
-  EXPECT_FALSE(state.gather.has_value());
+  EXPECT_THAT(state.gathers, IsEmpty());
   for (int64_t before = 1; before < command.number(); ++before) {
     if (!At(before).has_gather()) continue;
     EXPECT_TRUE(state.gathered.contains(before));
@@ -308,7 +310,7 @@ void SimulatedEpoch::CheckEncode(int rank, const v1::Command& command) const {
   EXPECT_EQ(amaxes_, Amaxes::kShared);
   EXPECT_EQ(ranks_[rank].applied, command.commit().commit_number());
   EXPECT_EQ(ranks_[rank].encoded, answered_) << "encoded twice";
-  EXPECT_FALSE(ranks_[rank].gather.has_value());
+  EXPECT_THAT(ranks_[rank].gathers, IsEmpty());
 }
 
 void SimulatedEpoch::FinishPush(int rank) {
@@ -381,7 +383,7 @@ void SimulatedEpoch::ExpectAnswer(int64_t commit_number, bool last) {
 
 void SimulatedEpoch::CheckState() {
   bool running = false;
-  for (const Rank& rank : ranks_) running = running || rank.gather.has_value() || rank.work.has_value();
+  for (const Rank& rank : ranks_) running = running || !rank.gathers.empty() || rank.work.has_value();
   const bool decided = vote_ == Vote::kVoting || vote_ == Vote::kApplies;
   EXPECT_EQ(sequence_.Quiet(), stopped_ && !running && !decided);
   const auto unanswered = std::find_if(new_commits_.begin(), new_commits_.end(),

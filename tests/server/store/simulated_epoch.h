@@ -7,6 +7,7 @@
 #define PARAMSHARD_TESTS_SERVER_STORE_SIMULATED_EPOCH_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -68,10 +69,11 @@ class SimulatedEpoch : private TrainerWords {
   };
   // One rank's threads and planes.
   struct Rank {
-    std::optional<v1::Command> gather;  // under way
+    std::deque<int64_t> gathers;  // under way
     std::optional<Sequence::Work> work;
     v1::Command work_command;
-    std::set<int64_t> gathered, reduced;
+    std::set<int64_t> begun, gathered;  // gathers
+    std::set<int64_t> reduced;
     std::vector<int64_t> accumulated;  // pushes since the last commit
     bool summed = false;
     int64_t applied = 0;  // last commit number in the masters
