@@ -14,10 +14,12 @@
 //   a  gathers alone   no products: how fast gathers of FP8 weights follow each other, two ahead
 //   n  NCCL alone      NCCL's all-gathers of FP8 weights likewise
 //
-// Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the first loop's. `between steps` is
+// Before the daemon starts and after it has ended the products run too: `no daemon`.
+//
+// Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the products' loop. `between steps` is
 // the time from a step's last product to the next one's first, of the rank that has the least of it (the others wait for that
-// one as well): what of commit and first gather is exposed. `daemon` is what the
-// daemon uses of a core meanwhile.
+// one as well): what of commit and first gather is exposed. `daemon` is what the daemon uses of a core meanwhile; power and
+// clock are the first GPU's: of the whole loop, and when its products have been enqueued.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>
@@ -34,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -45,6 +48,7 @@
 #include "kernels/gpu/stream.h"
 #include "tests/bench/blas.h"
 #include "tests/bench/block_calls.h"
+#include "tests/bench/gpu_power.h"
 #include "tests/bench/nccl_rank.h"
 #include "tests/bench/or_die.h"
 #include "tests/bench/process_barrier.h"
@@ -115,10 +119,21 @@ struct StepTimes {
   double between_steps = 0;  // seconds too
 };
 
+// What the first GPU and the daemon do in a loop.
+struct Usage {
+  double watts = 0;
+  int megahertz = 0;
+  double daemon_cores = 0;
+};
+
+using LoopTimes = StepTimes[kMaxRounds][kMaxGpus];
+
 // What the processes share.
 struct Board {
   ProcessBarrier barrier;
-  StepTimes times[kLoopCount][kMaxRounds][kMaxGpus] = {};
+  LoopTimes times[kLoopCount] = {};
+  Usage usage[kLoopCount] = {};
+  LoopTimes no_daemon = {};
   ncclUniqueId ids[2 * kLoopCount] = {};
 };
 
@@ -160,8 +175,9 @@ class Trainer {
 
   cudaStream_t stream() const { return compute_.get(); }
 
-  // Without products of gathers only.
-  StepTimes Run(BlockCalls& calls, int steps, bool products) {
+  // Without products of gathers only. `enqueued` is called when the GPU has all of it to do.
+  StepTimes Run(
+      BlockCalls& calls, int steps, bool products, absl::FunctionRef<void()> enqueued = [] {}) {
     OrDie(compute_.Synchronize(), "synchronize");
     std::vector<Event> ends(steps), begins(steps);
     Event begin, end;
@@ -169,16 +185,12 @@ class Trainer {
     for (int step = 0; step < steps; ++step) Step(calls, products, begins[step], ends[step]);
     calls.Finish();
     end.Record(stream());
+    enqueued();
     OrDie(compute_.Synchronize(), "train");
     StepTimes times{.seconds = end.SecondsSince(begin) / steps};
     for (int step = 1; step < steps; ++step) times.between_steps += begins[step].SecondsSince(ends[step - 1]);
     times.between_steps /= std::max(1, steps - 1);
     return times;
-  }
-
-  // Of one step: a product forward and two backward for every weight.
-  double Operations() const {
-    return 6.0 * kTokens * static_cast<double>(BlockElements()) * static_cast<double>(plan_.size()) / 2;
   }
 
  private:
@@ -294,52 +306,130 @@ class CoreMeter {
   absl::Duration cpu_, time_;
 };
 
-void Print(Loop loop, const Arguments& arguments, const Board& board, double operations, double cores, double& first) {
-  std::vector<double> seconds, between;
+// Of one step: a product forward and two backward for every weight.
+double Operations(int blocks) { return 6.0 * kTokens * static_cast<double>(BlockElements()) * blocks; }
+
+// Of the slowest rank of each round, in seconds.
+std::vector<double> SlowestRanks(const LoopTimes& times, const Arguments& arguments) {
+  std::vector<double> seconds;
   for (int round = 0; round < arguments.rounds; ++round) {
-    const StepTimes* const times = board.times[loop][round];
-    const StepTimes* const end = times + arguments.gpus;
-    const auto by = [](auto member) {
-      return [member](const StepTimes& a, const StepTimes& b) { return a.*member < b.*member; };
-    };
-    seconds.push_back(std::max_element(times, end, by(&StepTimes::seconds))->seconds);
-    between.push_back(std::min_element(times, end, by(&StepTimes::between_steps))->between_steps);
+    double slowest = 0;
+    for (int rank = 0; rank < arguments.gpus; ++rank) slowest = std::max(slowest, times[round][rank].seconds);
+    seconds.push_back(slowest);
   }
+  return seconds;
+}
+
+std::vector<double> LeastBetweenSteps(const LoopTimes& times, const Arguments& arguments) {
+  std::vector<double> seconds;
+  for (int round = 0; round < arguments.rounds; ++round) {
+    double least = times[round][0].between_steps;
+    for (int rank = 1; rank < arguments.gpus; ++rank) least = std::min(least, times[round][rank].between_steps);
+    seconds.push_back(least);
+  }
+  return seconds;
+}
+
+void PrintAlone(Loop loop, const Arguments& arguments, const Board& board) {
+  const double median = Median(SlowestRanks(board.times[loop], arguments));
+  const double gathers = 2.0 * arguments.blocks;
+  const double bytes = static_cast<double>(BlockElements()) * gathers * (arguments.gpus - 1) / arguments.gpus;
+  std::cout << absl::StrFormat("%-15s %8.1f us a block %33.1f GB/s, daemon %4.2f cores\n", kLoopNames[loop],
+                               median * 1e6 / gathers, bytes / median / 1e9, board.usage[loop].daemon_cores);
+}
+
+void PrintSteps(const char* name, const Arguments& arguments, const LoopTimes& times, const Usage& usage,
+                double products) {
+  const std::vector<double> seconds = SlowestRanks(times, arguments);
   const double median = Median(seconds);
-  if (IsAlone(loop)) {
-    const double gathers = 2.0 * arguments.blocks;
-    const double bytes = static_cast<double>(BlockElements()) * gathers * (arguments.gpus - 1) / arguments.gpus;
-    std::cout << absl::StrFormat("%-15s %8.1f us a block %33.1f GB/s, daemon %4.2f cores\n", kLoopNames[loop],
-                                 median * 1e6 / gathers, bytes / median / 1e9, cores);
-    return;
-  }
-  if (first == 0) first = median;
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
   std::cout << absl::StrFormat(
       "%-15s %8.2f ms a step (%.2f .. %.2f) %7.1f TFLOP/s %7.2f %% of products, between steps %6.2f ms, daemon %4.2f "
-      "cores\n",
-      kLoopNames[loop], median * 1e3, *least * 1e3, *most * 1e3, operations / median / 1e12, 100 * first / median,
-      Median(between) * 1e3, cores);
+      "cores, %3.0f W, %4d MHz\n",
+      name, median * 1e3, *least * 1e3, *most * 1e3, Operations(arguments.blocks) / median / 1e12,
+      100 * products / median, Median(LeastBetweenSteps(times, arguments)) * 1e3, usage.daemon_cores, usage.watts,
+      usage.megahertz);
 }
+
+void Print(const Arguments& arguments, const Board& board) {
+  const LoopTimes& first = arguments.Has(kProducts) ? board.times[kProducts] : board.no_daemon;
+  const double products = Median(SlowestRanks(first, arguments));
+  PrintSteps("no daemon", arguments, board.no_daemon, {}, products);
+  for (int i = 0; i < kLoopCount; ++i) {
+    const auto loop = static_cast<Loop>(i);
+    if (!arguments.Has(loop)) continue;
+    if (IsAlone(loop)) {
+      PrintAlone(loop, arguments, board);
+    } else {
+      PrintSteps(kLoopNames[loop], arguments, board.times[loop], board.usage[loop], products);
+    }
+  }
+}
+
+// Rounds from `begin` to `end` of the products alone.
+void TrainWithoutDaemon(int rank, int begin, int end, const Arguments& arguments, Board& board) {
+  OrDie(gpu::ToStatus(cudaSetDevice(rank), "choose a GPU"), "choose a GPU");
+  Trainer trainer(rank, arguments.blocks);
+  BlockCalls nothing;
+  trainer.Run(nothing, 2, true);
+  for (int round = begin; round < end; ++round) {
+    board.barrier.Await(arguments.gpus);
+    board.no_daemon[round][rank] = trainer.Run(nothing, arguments.steps, true);
+  }
+}
+
+void PrintIdle(const test::DaemonProcess& daemon) {
+  CoreMeter idle(daemon);
+  idle.Begin();
+  absl::SleepFor(kIdle);
+  idle.End();
+  std::cout << absl::StrFormat("idle, models open: daemon %.3f cores\n", idle.cores());
+}
+
+// What a loop uses, over its rounds.
+class UsageMeter {
+ public:
+  UsageMeter(const test::DaemonProcess& daemon, const GpuPower& power) : cores_(daemon), power_(&power) {}
+  void Begin() {
+    cores_.Begin();
+    joules_ -= power_->Joules();
+    start_ = absl::Now();
+  }
+  void Enqueued() { megahertz_.push_back(power_->Megahertz()); }
+  void End() {
+    seconds_ += absl::ToDoubleSeconds(absl::Now() - start_);
+    joules_ += power_->Joules();
+    cores_.End();
+  }
+  Usage usage() const {
+    return {.watts = joules_ / seconds_,
+            .megahertz = static_cast<int>(Median({megahertz_.begin(), megahertz_.end()})),
+            .daemon_cores = cores_.cores()};
+  }
+
+ private:
+  CoreMeter cores_;
+  const GpuPower* power_;
+  absl::Time start_;
+  double joules_ = 0, seconds_ = 0;
+  std::vector<int> megahertz_;
+};
 
 void Train(const test::DaemonProcess& daemon, int rank, const Arguments& arguments, Board& board) {
   Models models = OpenModels(daemon.socket_dir(), rank, arguments.blocks);
   OrDie(gpu::ToStatus(cudaSetDevice(models.at_push.gpu()), "choose a GPU"), "choose a GPU");
   board.barrier.Await(arguments.gpus);
   if (rank == 0) {
-    CoreMeter idle(daemon);
-    idle.Begin();
-    absl::SleepFor(kIdle);
-    idle.End();
-    std::cout << absl::StrFormat("idle, models open: daemon %.3f cores\n", idle.cores());
+    PrintIdle(daemon);
     if (arguments.HasNccl()) {
       for (ncclUniqueId& id : board.ids) id = NcclRank::MakeId();
     }
   }
   board.barrier.Await(arguments.gpus);
   Trainer trainer(models.at_push.gpu(), arguments.blocks);
+  const GpuPower power(models.at_push.gpu());
   std::unique_ptr<BlockCalls> calls[kLoopCount];
-  std::vector<CoreMeter> meters(kLoopCount, CoreMeter(daemon));
+  std::vector<UsageMeter> meters(kLoopCount, UsageMeter(daemon, power));
   for (int loop = 0; loop < kLoopCount; ++loop) {
     if (!arguments.Has(static_cast<Loop>(loop))) continue;
     calls[loop] = MakeCalls(static_cast<Loop>(loop), models, rank, arguments, board, trainer.stream());
@@ -350,17 +440,15 @@ void Train(const test::DaemonProcess& daemon, int rank, const Arguments& argumen
       if (calls[loop] == nullptr) continue;
       board.barrier.Await(arguments.gpus);
       meters[loop].Begin();
-      board.times[loop][round][rank] = trainer.Run(*calls[loop], arguments.steps, !IsAlone(static_cast<Loop>(loop)));
+      board.times[loop][round][rank] = trainer.Run(*calls[loop], arguments.steps, !IsAlone(static_cast<Loop>(loop)),
+                                                   [&] { meters[loop].Enqueued(); });
       meters[loop].End();
     }
   }
-  board.barrier.Await(arguments.gpus);
-  if (rank != 0) return;
-  double first = 0;
-  for (int loop = 0; loop < kLoopCount; ++loop) {
-    if (calls[loop] == nullptr) continue;
-    Print(static_cast<Loop>(loop), arguments, board, trainer.Operations(), meters[loop].cores(), first);
+  for (int loop = 0; loop < kLoopCount && rank == 0; ++loop) {
+    if (calls[loop] != nullptr) board.usage[loop] = meters[loop].usage();
   }
+  board.barrier.Await(arguments.gpus);
 }
 
 // Without what this machine lacks.
@@ -375,31 +463,47 @@ Arguments Possible(Arguments arguments) {
   return arguments;
 }
 
-int Main(const Arguments& wanted) {
-  gpu::SetNcclEnvironment();
-  const Arguments arguments = Possible(wanted);
-  const test::TemporaryDirectory directory;
-  std::vector<std::string> flags;
-  for (int i = 0; i < arguments.gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
-  const test::DaemonProcess daemon =
-      OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
-  auto* const board =
-      new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
-  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, kTokens);
-  std::cout.flush();
+// A process for each GPU; whether all of them ended well.
+bool RunTrainers(int gpus, absl::FunctionRef<void(int rank)> train) {
   std::vector<pid_t> trainers;
-  for (int rank = 0; rank < arguments.gpus; ++rank) {
+  for (int rank = 0; rank < gpus; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) {
-      Train(daemon, rank, arguments, *board);
+      train(rank);
       std::cout.flush();
       std::_Exit(0);
     }
     trainers.push_back(pid);
   }
-  int failed = 0;
-  for (const pid_t pid : trainers) failed += OrDie(test::AwaitChild(pid, absl::Minutes(5)), "await a trainer") != 0;
-  return failed == 0 ? 0 : 1;
+  bool well = true;
+  for (const pid_t pid : trainers) well &= OrDie(test::AwaitChild(pid, absl::Minutes(5)), "await a trainer") == 0;
+  return well;
+}
+
+bool RunWithDaemon(const Arguments& arguments, Board& board) {
+  const test::TemporaryDirectory directory;
+  std::vector<std::string> flags;
+  for (int i = 0; i < arguments.gpus; ++i) flags.push_back(absl::StrCat("--device=cuda:", i));
+  const test::DaemonProcess daemon =
+      OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
+  return RunTrainers(arguments.gpus, [&](int rank) { Train(daemon, rank, arguments, board); });
+}
+
+int Main(const Arguments& wanted) {
+  gpu::SetNcclEnvironment();
+  const Arguments arguments = Possible(wanted);
+  auto* const board =
+      new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board;
+  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, kTokens);
+  std::cout.flush();
+  const auto without_daemon = [&](int begin, int end) {
+    return RunTrainers(arguments.gpus, [&](int rank) { TrainWithoutDaemon(rank, begin, end, arguments, *board); });
+  };
+  const int half = arguments.rounds / 2;
+  const bool well =
+      without_daemon(0, half) && RunWithDaemon(arguments, *board) && without_daemon(half, arguments.rounds);
+  if (well) Print(arguments, *board);
+  return well ? 0 : 1;
 }
 
 }  // namespace
