@@ -46,6 +46,7 @@
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
+#include "tests/bench/arguments.h"
 #include "tests/bench/blas.h"
 #include "tests/bench/block_calls.h"
 #include "tests/bench/gpu_power.h"
@@ -510,19 +511,19 @@ int Main(const Arguments& wanted) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  if (!paramshard::test::HasGpuDriver()) {
-    std::cout << "skipped: no GPU here\n";
-    return 0;
-  }
   paramshard::Arguments arguments;
-  int* const counts[] = {&arguments.gpus, &arguments.blocks, &arguments.steps, &arguments.rounds};
-  for (int i = 1; i < std::min(argc, 5); ++i) *counts[i - 1] = std::atoi(argv[i]);
-  if (argc > 5) arguments.loops = argv[5];
-  if (arguments.gpus < 1 || arguments.gpus > paramshard::kMaxGpus || arguments.blocks < 1 || arguments.steps < 1 ||
-      arguments.rounds < 1 || arguments.rounds > paramshard::kMaxRounds ||
-      arguments.loops.find_first_not_of(paramshard::kLoopLetters) != std::string::npos) {
-    std::cerr << "usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS of 0gpcbfan]\n";
-    return 2;
+  if (argc == 6) {
+    arguments.loops = argv[--argc];
+    if (arguments.loops.find_first_not_of(paramshard::kLoopLetters) != std::string::npos) {
+      paramshard::EndWithUsage(absl::StrCat("argument 5, LOOPS: letters of ", paramshard::kLoopLetters,
+                                            " expected, got '", arguments.loops, "'"));
+    }
   }
+  paramshard::ReadCounts(argc, argv,
+                         {{"GPUS", &arguments.gpus, 1, paramshard::kMaxGpus},
+                          {"BLOCKS", &arguments.blocks},
+                          {"STEPS", &arguments.steps},
+                          {"ROUNDS", &arguments.rounds, 1, paramshard::kMaxRounds}});
+  paramshard::EndWithoutGpu();
   return paramshard::Main(arguments);
 }

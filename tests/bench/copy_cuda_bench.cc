@@ -12,7 +12,6 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <mutex>
 #include <numeric>
@@ -25,8 +24,8 @@
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "tests/bench/arguments.h"
 #include "tests/bench/or_die.h"
-#include "tests/support/environment.h"
 
 namespace paramshard {
 namespace {
@@ -181,15 +180,9 @@ int Main(int gpus, int iterations) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  if (!paramshard::test::HasGpuDriver()) {
-    std::cout << "skipped: no GPU here\n";
-    return 0;
-  }
-  const int gpus = argc > 1 ? std::atoi(argv[1]) : 2;
-  const int iterations = argc > 2 ? std::atoi(argv[2]) : 200;
-  if (gpus < 2 || gpus > paramshard::kMaxGpus || iterations < 1) {
-    std::cerr << "usage: copy_cuda_bench [GPUS] [ITERATIONS]\n";
-    return 2;
-  }
+  int gpus = 2;
+  int iterations = 200;
+  paramshard::ReadCounts(argc, argv, {{"GPUS", &gpus, 2, paramshard::kMaxGpus}, {"ITERATIONS", &iterations}});
+  paramshard::EndWithoutGpu();
   return paramshard::Main(gpus, iterations);
 }

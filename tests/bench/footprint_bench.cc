@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "client/client.h"
 #include "client/ctl/admin_client.h"
+#include "tests/bench/arguments.h"
 #include "tests/bench/or_die.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
@@ -197,10 +198,7 @@ int Main(int ranks) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
-  if (ranks < 1 || ranks > 8) {
-    std::cerr << "usage: footprint_bench [RANKS]\n";
-    return 2;
-  }
+  int ranks = 2;
+  paramshard::ReadCounts(argc, argv, {{"RANKS", &ranks, 1, 8}});
   return paramshard::Main(ranks);
 }

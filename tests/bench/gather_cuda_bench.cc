@@ -35,6 +35,7 @@
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "tests/bench/arguments.h"
 #include "tests/bench/blas.h"
 #include "tests/bench/nccl_rank.h"
 #include "tests/bench/or_die.h"
@@ -345,15 +346,11 @@ int Main(int gpus, int iterations) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  if (!paramshard::test::HasGpuDriver()) {
-    std::cout << "skipped: no GPU here\n";
-    return 0;
-  }
-  const int gpus = argc > 1 ? std::atoi(argv[1]) : 2;
-  const int iterations = argc > 2 ? std::atoi(argv[2]) : 200;
-  if (gpus < 1 || gpus > paramshard::kMaxGpus || iterations < 1 || iterations > paramshard::kMaxIterations) {
-    std::cerr << "usage: gather_cuda_bench [GPUS] [ITERATIONS]\n";
-    return 2;
-  }
+  int gpus = 2;
+  int iterations = 200;
+  paramshard::ReadCounts(
+      argc, argv,
+      {{"GPUS", &gpus, 1, paramshard::kMaxGpus}, {"ITERATIONS", &iterations, 1, paramshard::kMaxIterations}});
+  paramshard::EndWithoutGpu();
   return paramshard::Main(gpus, iterations);
 }

@@ -7,7 +7,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "client/client.h"
 #include "kernels/gpu/status.h"
+#include "tests/bench/arguments.h"
 #include "tests/bench/or_die.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
@@ -121,15 +121,9 @@ int Main(int gpus, int blocks) {
 }  // namespace paramshard
 
 int main(int argc, char** argv) {
-  if (!paramshard::test::HasGpuDriver()) {
-    std::cout << "skipped: no GPU here\n";
-    return 0;
-  }
-  const int gpus = argc > 1 ? std::atoi(argv[1]) : 2;
-  const int blocks = argc > 2 ? std::atoi(argv[2]) : 8;
-  if (gpus < 1 || blocks < 1) {
-    std::cerr << "usage: memory_cuda_bench [GPUS] [BLOCKS]\n";
-    return 2;
-  }
+  int gpus = 2;
+  int blocks = 8;
+  paramshard::ReadCounts(argc, argv, {{"GPUS", &gpus}, {"BLOCKS", &blocks}});
+  paramshard::EndWithoutGpu();
   return paramshard::Main(gpus, blocks);
 }
