@@ -5,12 +5,15 @@ target_compile_options(paramshard_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>>
   # The same bytes on every machine: no fused multiply-add that the source does not ask for.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  # Programs hold what they call, not whole object files: with --gc-sections.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections -fdata-sections>
   $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Xcompiler=-Wall,-Wextra,-Wno-restrict,-ffp-contract=off
     # Formulas that host and device share call constexpr members of the standard library.
     --expt-relaxed-constexpr
     # Every program that launches kernels has them inside: less than half of their size.
     --compress-mode=size
     $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror=all-warnings>>)
+target_link_options(paramshard_flags INTERFACE -Wl,--gc-sections)
 
 if(PARAMSHARD_SANITIZE)
   target_compile_options(paramshard_flags INTERFACE

@@ -44,6 +44,8 @@ function(paramshard_target name kind)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   elseif(kind STREQUAL "TEST")
     target_link_libraries(${name} PRIVATE GTest::gmock_main)
+    # The speed of a test is that of the libraries it calls.
+    target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Os>)
     if(arg_BUNDLED)
       set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/test)
     endif()
