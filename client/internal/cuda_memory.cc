@@ -73,7 +73,7 @@ class CudaTensorMemory : public TensorMemory {
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
-  bool IsIdle(GpuStream stream) const override { return gpu::IsIdle(gpu(), stream).value_or(false); }
+  bool IsIdle(GpuStream stream) const override;
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
@@ -152,6 +152,15 @@ absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stre
 absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   return gpu::ToStatus(cudaStreamSynchronize(stream), "wait for a stream");
+}
+
+// A question about a stream is refused while any thread captures one, and spoils that capture, unless it is asked in this mode.
+bool CudaTensorMemory::IsIdle(GpuStream stream) const {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const bool idle = gpu::IsIdle(gpu(), stream).value_or(false);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return idle;
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

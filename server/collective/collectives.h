@@ -65,18 +65,18 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether
-  // its own pieces land too says lands_own_pieces(). Returns when the copies are under way, at the latest when they are done,
-  // which GatherDone says. Then the bytes that this rank's call is responsible for are in place:
+  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether its own pieces land too says
+  // lands_own_pieces(). Returns when the copies are under way or done, which GatherDone says. Then the bytes that this rank's
+  // call is responsible for are in place:
   //   push engines (memcpy):  this rank's pieces are in all peers' slots;
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
-  // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose pieces
-  // are there) that this call completed, among ranks of this daemon; the caller publishes the ready
-  // word. (A GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group:
-  // they count from 0 in every daemon where groups lie inside daemons, and are the world's ranks where one group spans all.
-  // It is called for a rank without pieces of the unit too.
+  // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose pieces are
+  // there) that this call completed, among ranks of this daemon; the caller publishes the ready word. (A GPU's stream has
+  // written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they count from 0 in every daemon
+  // where groups lie inside daemons, and are the world's ranks where one group spans all. It is called for a rank without
+  // pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, Delivered delivered) = 0;
-  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next one may have begun
+  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next ones may have begun
   // before. Does not wait.
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 

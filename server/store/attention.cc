@@ -4,33 +4,31 @@
 
 #include <algorithm>
 #include <atomic>
-#include <ctime>
+#include <thread>
 
+#include "absl/time/clock.h"
 #include "proto/wire/futex.h"
 #include "proto/wire/pause.h"
 
 namespace paramshard::server {
 namespace {
 
+using std::chrono::microseconds;
+
 // For so long after an event the thread spins: longer than a trainer takes from one gather to the next when it computes
 // nothing, and little beside the milliseconds of a layer.
-constexpr absl::Duration kSpinning = absl::Microseconds(100);
-// What a GPU has written meanwhile is seen so soon.
-constexpr absl::Duration kGlance = absl::Microseconds(4);
-// For so long a command is expected to follow an event.
-constexpr absl::Duration kAttention = absl::Milliseconds(1);
+constexpr microseconds kSpinning(100);
 // The end of copies is when the next command is likely to come. Longer ones leave time to wake up for it.
-constexpr absl::Duration kSpinningForCopies = absl::Milliseconds(2);
+constexpr microseconds kSpinningForCopies(2000);
+// What a GPU has written meanwhile is seen so soon.
+constexpr microseconds kGlance(4);
+// For so long a command is expected to follow an event.
+constexpr microseconds kAttention(1000);
 // A nap is a part of the time in which nothing has happened, so that waits of milliseconds cost little.
 constexpr int kNapsOfAWait = 8;
-constexpr absl::Duration kShortestNap = absl::Microseconds(10);
-constexpr absl::Duration kLongestNap = absl::Microseconds(50);
+constexpr microseconds kShortestNap(10);
+constexpr microseconds kLongestNap(50);
 constexpr int kNapSlackNanoseconds = 1000;
-
-void Nap(absl::Duration length) {
-  const timespec nap = absl::ToTimespec(length);
-  nanosleep(&nap, nullptr);
-}
 
 }  // namespace
 
@@ -43,19 +41,19 @@ void Attention::Look() { doorbell_ = words_.doorbell().value.load(std::memory_or
 bool Attention::Rang() const { return words_.doorbell().value.load(std::memory_order_acquire) != doorbell_; }
 
 void Attention::Wait(For expected, absl::Time deadline) {
-  const absl::Duration quiet = absl::Now() - last_event_;
+  const Clock::duration quiet = Clock::now() - last_event_;
   if (!on_gpu_ || (expected == For::kNothing && quiet >= kAttention)) {
     Sleep(deadline);
   } else if (quiet < (expected == For::kCopies ? kSpinningForCopies : kSpinning)) {
     Spin(expected == For::kNothing ? kSpinning - quiet : kGlance);
   } else {
-    Nap(std::clamp(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
+    std::this_thread::sleep_for(std::clamp<Clock::duration>(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
   }
 }
 
-void Attention::Spin(absl::Duration most) const {
-  const absl::Time end = absl::Now() + most;
-  while (!Rang() && absl::Now() < end) wire::Pause();
+void Attention::Spin(Clock::duration most) const {
+  const Clock::time_point end = Clock::now() + most;
+  while (!Rang() && Clock::now() < end) wire::Pause();
 }
 
 // `daemon_waits` is raised before the doorbell is read again: whoever rings sees it, or this thread sees the ring.

@@ -17,6 +17,8 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
+// Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
+constexpr int kMostCommandsAtOnce = 64;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -251,10 +253,12 @@ absl::Status Epoch::FinalReason() const {
 }
 
 void Epoch::Finish(const absl::Status& why) {
+  std::vector<std::unique_ptr<Collectives>> engines;
   {
     absl::MutexLock lock(&mu_);
-    engines_.clear();
+    engines.swap(engines_);
   }
+  engines.clear();  // waits for their streams
   for (int rank = 0; rank < ranks_; ++rank) FinishSeat(rank, why);
   for (Shard* shard : options_.shards) {
     shard->DropGradients();
@@ -336,7 +340,7 @@ void Epoch::MarkGone(int rank) {
 
 void Epoch::GatherLoop(int rank) {
   Attention attention(seats_[rank].words, !options_.shards[rank]->device().gpu_uuid().empty());
-  std::deque<GatherCall> under_way;
+  std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
   while (true) {
     attention.Look();
@@ -356,7 +360,7 @@ void Epoch::GatherLoop(int rank) {
       if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
     }
     if (command != nullptr) {
-      BeginGather(rank, *command, under_way);
+      under_way.push_back(BeginGather(rank, *command));
       attention.Renew();
     } else {
       attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
@@ -394,22 +398,24 @@ void Epoch::PushLoop(int rank) {
 
 absl::StatusOr<std::vector<v1::Command>> Epoch::ReadRing(int rank) const {
   std::vector<v1::Command> commands;
-  while (true) {
+  for (int i = 0; i < kMostCommandsAtOnce; ++i) {
     ASSIGN_OR_RETURN(const std::optional<std::string> record, seats_[rank].ring->Read());
-    if (!record.has_value()) return commands;
+    if (!record.has_value()) break;
     if (!commands.emplace_back().ParseFromString(*record)) {
       return absl::InvalidArgumentError(absl::StrCat("command ring of rank ", options_.first_rank + rank,
                                                      ": a serialized Command expected, got ", record->size(),
                                                      " other bytes"));
     }
   }
+  return commands;
 }
 
 void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands) {
+  if (ended_) return;
   if (!commands.ok()) return EndLocked(commands.status());
   for (v1::Command& command : *commands) {
-    if (ended_) return;
     Take(rank, std::move(command));
+    if (ended_) return;
   }
 }
 
@@ -445,24 +451,26 @@ void Epoch::WakeRunnable() {
 
 // --- Work ---
 
-void Epoch::BeginGather(int rank, const v1::Command& command, std::deque<GatherCall>& under_way) {
+Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
   const v1::Gather& gather = command.gather();
   const GatherCall call{.number = command.number(),
                         .unit = gather.unit(),
                         .use = static_cast<Use>(gather.phase() - v1::PHASE_FORWARD),
                         .slot = gather.slot()};
-  const absl::Status status =
-      engines_[rank]->Gather(call, [&](int target, int source) { PublishReady(call, target, source); });
-  if (status.ok()) return under_way.push_back(call);
-  FinishGather(rank, status);
+  return {.call = call,
+          .begun = engines_[rank]->Gather(call, [&](int target, int source) { PublishReady(call, target, source); })};
 }
 
-bool Epoch::FinishGathers(int rank, std::deque<GatherCall>& under_way) {
+bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
   bool finished = false;
   while (!under_way.empty()) {
-    const GatherCall& call = under_way.front();
-    const absl::StatusOr<bool> done =
-        engines_[rank]->GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+    const GatherCall& call = under_way.front().call;
+    absl::StatusOr<bool> done = true;
+    if (const absl::Status& begun = under_way.front().begun; !begun.ok()) {
+      done = begun;
+    } else {
+      done = engines_[rank]->GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+    }
     if (done.ok() && !*done) break;
     FinishGather(rank, done.status());
     under_way.pop_front();

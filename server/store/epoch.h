@@ -1,8 +1,8 @@
 // One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
 //
-// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its
-// trainer's ring and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class
-// runs it and publishes words.
+// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its trainer's ring
+// and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class runs it
+// and publishes words.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -97,6 +97,12 @@ class Epoch : private TrainerWords {
     bool gone = false;
   };
 
+  // A gather of a rank.
+  struct UnderWay {
+    GatherCall call;
+    absl::Status begun;
+  };
+
   // TrainerWords
   uint32_t Released(int rank, int slot) const override;
   uint32_t Filled(int rank, int slot) const override;
@@ -132,9 +138,9 @@ class Epoch : private TrainerWords {
   absl::Status FinalReason() const;
   absl::Status Overdue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void BeginGather(int rank, const v1::Command& command, std::deque<GatherCall>& under_way);
-  // Those that are done; whether there were any.
-  bool FinishGathers(int rank, std::deque<GatherCall>& under_way);
+  UnderWay BeginGather(int rank, const v1::Command& command);
+  // Those that are done or failed, in their order; whether there were any.
+  bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
   // The oldest that was begun.
   void FinishGather(int rank, const absl::Status& status);
   void PublishReady(const GatherCall& call, int target, int source) const;

@@ -230,7 +230,8 @@ Sequence::Wait Sequence::GatherWait(int rank) const {
   const Queue& queue = gathers_[rank];
   if (!queue.HasNext()) return {};
   const Entry& entry = At(queue.next());
-  if (!Agreed(entry) || BehindCommit(queue.next())) return {};
+  // What still arrives in the slot cannot be released.
+  if (!Agreed(entry) || BehindCommit(queue.next()) || !Finished(entry.slot_users[0])) return {};
   const int slot = entry.command.gather().slot();
   for (int peer = 0; peer < options_.ranks; ++peer) {
     if (Reached(words_->Released(peer, slot), static_cast<uint32_t>(entry.slot_users[0]))) continue;
@@ -439,8 +440,11 @@ std::optional<Sequence::Wait> Sequence::Missing() const {
     if (Agreed(entry)) continue;
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (received_[rank] >= entry.command.number()) continue;
-      return Wait{
-          .rank = rank, .kind = Wait::Kind::kCommand, .number = entry.command.number(), .since = entry.first_arrival};
+      // The rank's ring is not read while an engine is at its gather.
+      return Wait{.rank = rank,
+                  .kind = Wait::Kind::kCommand,
+                  .number = entry.command.number(),
+                  .since = std::max(entry.first_arrival, gathers_[rank].changed_at)};
     }
   }
   return std::nullopt;

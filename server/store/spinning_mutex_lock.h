@@ -17,7 +17,7 @@ class ABSL_SCOPED_LOCKABLE SpinningMutexLock {
   ~SpinningMutexLock() ABSL_UNLOCK_FUNCTION() { mu_->Unlock(); }
 
  private:
-  // Some 20 us.
+  // Some 20 us on x86-64.
   static constexpr int kSpins = 500;
 
   void Acquire() ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -779,6 +779,27 @@ TEST_F(SequenceTest, ARankThatIsHeldUpIsNotBlamed) {
   EXPECT_THAT(sequence_->Overdue(now_ + kTimeout), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 5")));
 }
 
+// Its ring is not read while an engine moves its bytes.
+TEST_F(SequenceTest, ARankWhoseGatherRunsIsNotBlamedForItsNextCommand) {
+  SubmitAll(GatherCommand(1, kA, 0));
+  ASSERT_OK(Submit(0, GatherCommand(2, kB, 1)));
+  now_ += kTimeout - absl::Seconds(1);
+  ASSERT_NE(sequence_->BeginGather(1, now_), nullptr);
+  now_ += absl::Seconds(1);
+  EXPECT_OK(sequence_->Overdue(now_));
+  EXPECT_THAT(sequence_->Overdue(now_ + kTimeout),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("command 2")));
+}
+
+// What has not arrived cannot be released.
+TEST_F(SequenceTest, NobodyIsBlamedForASlotThatPiecesStillArriveIn) {
+  SubmitAll(GatherCommand(1, kA, 0));
+  SubmitAll(GatherCommand(2, kB, 0));
+  ASSERT_NE(sequence_->BeginGather(0, now_), nullptr);
+  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(sequence_->WaitsFor(0), "");
+}
+
 // Its commands wait for the daemon: no trainer is at fault.
 TEST_F(SequenceTest, TheDaemonsOwnWorkIsNoWait) {
   SubmitAll(CommitCommand(1, 1));
