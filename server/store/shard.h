@@ -56,10 +56,10 @@ struct ShardExtent {
   int64_t exp_avg_offset = 0;
   int64_t exp_avg_sq_offset = 0;
   int64_t gradient_offset = 0;
-  int64_t step = 0;           // optimizer steps taken
-  bool has_gradient = false;  // since the last commit
-  bool awaits_amax = false;   // has stepped, and EncodesAfterAmax()
-  TensorScaling scaling;      // what the planes were encoded with
+  int64_t step = 0;            // optimizer steps taken
+  bool has_gradient = false;   // since the last commit
+  bool awaits_amax = false;    // has stepped, and EncodesAfterAmax()
+  TensorScaling scaling = {};  // what the planes were encoded with
 };
 
 // Bytes by memory class.
