@@ -63,15 +63,16 @@ class StepRows {
       elements.master = masters.template Read<kRows>(place.index, row);
       ReadOthers(place.index, others, elements);
       const uint32_t valid = tile.Valid(place);
-      if constexpr (Access::kInPart) MakeOrdinary(valid, elements);
       if (row + kSlots < walk.rows) FetchOthers(tile, fetched, others);
       CommitCopies();
       walk.Advance(fetched);
-      Update(elements);
-      masters.Store(elements.master, place.index, valid, row);
-      exp_avg_.Store(elements.exp_avg, place.index, place.block, valid);
-      exp_avg_sq_.Store(elements.exp_avg_sq, place.index, place.block, valid);
-      tile.Visit(place, valid, elements.master.values);
+      if (!Access::kInPart || valid != 0) {
+        Update(elements);
+        masters.Store(elements.master, place.index, valid, row);
+        exp_avg_.Store(elements.exp_avg, place.index, place.block, valid);
+        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, place.block, valid);
+        tile.Visit(place, valid, elements.master.values);
+      }
       walk.Advance(place);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
@@ -104,16 +105,6 @@ class StepRows {
     elements.gradient = Access::Read(extent_.gradient, index, slot);
     exp_avg_.Read(index, slot + kGradientBytes, elements.exp_avg);
     exp_avg_sq_.Read(index, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
-  }
-
-  // Zeros where there are no elements would send whole warps the slow way of UpdateAdamElements().
-  __device__ static void MakeOrdinary(uint32_t valid, Elements& elements) {
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const bool is_element = (valid >> j & 1) != 0;
-      elements.exp_avg[j] = is_element ? elements.exp_avg[j] : 1.0f;
-      elements.exp_avg_sq[j] = is_element ? elements.exp_avg_sq[j] : 1.0f;
-    }
   }
 
   __device__ void Update(Elements& elements) const {

@@ -53,7 +53,9 @@ class ShiftedRows {
     const int column = (slot - row * quads_) * 4 - Shift(row);
     // Elements before the piece, and up to its end.
     const int before = column < 0 ? -column : 0;
-    const int count = width_ - column < 4 ? (width_ > column ? width_ - column : 0) : 4;
+    int count = width_ - column;
+    count = count < 0 ? 0 : count;
+    count = count > 4 ? 4 : count;
     const uint32_t valid = (0xfu << before) & ((1u << count) - 1);
     return {first_ + int64_t{row} * pitch_ + column, row < rows_ ? valid : 0u};
   }

@@ -71,11 +71,10 @@ class ShiftedTile {
     return reinterpret_cast<const float*>(shared_memory)[walk_.pieces().Position(row, column)];
   }
 
-  // This lane's elements of 128 from `column`; 0 beyond the first `count`.
-  __device__ void ReadMasters(int row, int column, int count, float (&values)[kQuad]) const {
-    const int own = Lane() * kQuad;
+  // This lane's elements of 128 from `column`. Anything where there are none.
+  __device__ void ReadMasters(int row, int column, float (&values)[kQuad]) const {
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) values[j] = own + j < count ? Master(row, column + own + j) : 0.0f;
+    for (int j = 0; j < kQuad; ++j) values[j] = Master(row, column + Lane() * kQuad + j);
   }
 
   // Elements of 128 from `column` that exist.
@@ -94,22 +93,24 @@ class ShiftedTile {
   ShiftedWalk walk_;
 };
 
-// Stores the first `count` of the warp's 128 codes, four a lane, from `target` on. Words are put together so that they are
-// aligned; the bytes before the first one and after the last one, at most six, are stored by a lane each.
-__device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t* target) {
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(target) & 3);
+// Stores the first `count` of the warp's 128 codes, four a lane, of which this lane's belong at `own`. If all are there, in
+// words that are aligned; the bytes before the first word and after the last one, four together, have a lane each.
+__device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t* own) {
+  if (count < kWarpColumns) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      if (Lane() * kQuad + j < count) StoreGlobal(static_cast<uint8_t>(codes >> (8 * j)), own + j);
+    }
+    return;
+  }
+  // The same for all lanes.
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(own) & 3);
   const uint32_t before = __shfl_up_sync(~0u, codes, 1);
-  const uint32_t word = __funnelshift_l(before, codes, 8 * shift);
-  const int first = Lane() * kQuad - shift;
-  if (first >= 0 && first + kQuad <= count) StoreGlobal(word, target + first);
-
-  const int head = min((kQuad - shift) % kQuad, count);
-  // Bytes up to the end of the last word.
-  const int words_end = max(head, ((count + shift) & ~(kQuad - 1)) - shift);
-  const int edge = Lane() < head ? Lane() : words_end + Lane() - head;
-  const uint32_t around = __shfl_sync(~0u, codes, edge / kQuad);
-  if (edge < count && Lane() < 2 * kQuad) {
-    StoreGlobal(static_cast<uint8_t>(around >> (8 * (edge % kQuad))), target + edge);
+  if (Lane() > 0 || shift == 0) StoreGlobal(__funnelshift_l(before, codes, 8 * shift), own - shift);
+  const int lane_of_edge = Lane() < kQuad - shift ? 0 : kWarpSize - 1;
+  const uint32_t edge = __shfl_sync(~0u, codes, lane_of_edge);
+  if (shift != 0 && Lane() < kQuad) {
+    StoreGlobal(static_cast<uint8_t>(edge >> (8 * Lane())), own + (lane_of_edge - Lane()) * kQuad + Lane());
   }
 }
 
@@ -172,17 +173,20 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     if (count <= 0) return;
     const float4 own = reinterpret_cast<const float4*>(ColumnMultipliers() + column)[Lane()];
     const float of_columns[kQuad] = {own.x, own.y, own.z, own.w};
-    for (int row = Warp() / kHalves; row < rows_; row += kWarps / kHalves) {
+    constexpr int kRowStep = kWarps / kHalves;
+    const uint8_t* scales = RowScales() + Warp() / kHalves * kWarps + (column + Lane() * kQuad) / 32;
+    int64_t index = Index(Warp() / kHalves, column + Lane() * kQuad);
+    for (int row = Warp() / kHalves; row < rows_; row += kRowStep) {
       float values[kQuad];
-      ReadMasters(row, column, count, values);
+      ReadMasters(row, column, values);
       if (row_data != nullptr) {
-        const float of_row = E8M0EncodeMultiplier(RowScales()[row * kWarps + (column + Lane() * kQuad) / 32]);
+        const float of_row = E8M0EncodeMultiplier(*scales);
         const float multipliers[kQuad] = {of_row, of_row, of_row, of_row};
-        StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, row_data + Index(row, column));
+        StoreCodeRow(EncodeFloat8<Element>(values, multipliers), count, row_data + index);
       }
-      if (column_data != nullptr) {
-        StoreCodeRow(EncodeFloat8<Element>(values, of_columns), count, column_data + Index(row, column));
-      }
+      if (column_data != nullptr) StoreCodeRow(EncodeFloat8<Element>(values, of_columns), count, column_data + index);
+      scales += kRowStep * kWarps;
+      index += kRowStep * extent_.columns;
     }
   }
 
@@ -196,13 +200,15 @@ class ShiftedMxfp8Tile : public ShiftedTile {
   __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
 
   __device__ void FindScales() const {
-    const int column = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x);
+    // Threads beyond the last column take it, too, which changes no amax.
+    const int column = min(thread, columns_ - 1);
     float amax = 0.0f;
     // Of the warp's block in row number Lane().
     uint32_t row_amax = 0;
 #pragma unroll 8
     for (int row = 0; row < rows_; ++row) {
-      const float magnitude = column < columns_ ? fmaxf(0.0f, fabsf(Master(row, column))) : 0.0f;
+      const float magnitude = fmaxf(0.0f, fabsf(Master(row, column)));
       amax = fmaxf(amax, magnitude);
       if (has_squares_) continue;
       const uint32_t block_amax = __reduce_max_sync(~0u, FloatBits(magnitude));
@@ -210,8 +216,8 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     }
     if (has_squares_) amax = FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
     const uint8_t scale = ComputeE8M0Scale(amax, Element::kMax);
-    ColumnMultipliers()[column] = E8M0EncodeMultiplier(scale);
-    if (column < columns_) StoreColumnScale(scale, column);
+    ColumnMultipliers()[thread] = E8M0EncodeMultiplier(scale);
+    if (thread < columns_) StoreColumnScale(scale, thread);
     RowScales()[Lane() * kWarps + Warp()] = ComputeE8M0Scale(FloatFromBits(row_amax), Element::kMax);
   }
 
@@ -258,32 +264,18 @@ class ShiftedFp8BlockTile : public ShiftedTile {
     // Also waits for all masters.
     const float scale = ComputeScale(BlockAmax(amax_), Element::kMax, extent_.encoding.power_of_two_scales);
     if (threadIdx.x == 0) StoreBlockScale(1.0f / scale, extent_, tile_);
+    const float multipliers[kQuad] = {scale, scale, scale, scale};
+    uint8_t* own = extent_.row_wise.data + Index(Warp(), Lane() * kQuad);
 #pragma unroll 2
-    for (int row = Warp(); row < rows_; row += kWarps) EncodeRow(row, scale);
+    for (int row = Warp(); row < rows_; row += kWarps) {
+      float values[kQuad];
+      ReadMasters(row, 0, values);
+      StoreCodeRow(EncodeFloat8<Element>(values, multipliers), columns_, own);
+      own += kWarps * extent_.columns;
+    }
   }
 
  private:
-  // All elements have one scale, so that a lane can take those of a word that is aligned in the plane. What is left of the
-  // first and the last word has a lane for each byte.
-  __device__ void EncodeRow(int row, float scale) const {
-    uint8_t* const target = extent_.row_wise.data + Index(row, 0);
-    const float* const masters = reinterpret_cast<const float*>(shared_memory) + walk_.pieces().Position(row, 0);
-    const int head = static_cast<int>(-reinterpret_cast<uintptr_t>(target) & 3);
-    const int column = head + Lane() * kQuad;
-    if (column + kQuad <= columns_) {
-      const float values[kQuad] = {masters[column], masters[column + 1], masters[column + 2], masters[column + 3]};
-      const float multipliers[kQuad] = {scale, scale, scale, scale};
-      StoreGlobal(EncodeFloat8<Element>(values, multipliers), target + column);
-    }
-    // Of the row, less what words hold: at most six.
-    const int words = max(columns_ - head, 0) & ~(kQuad - 1);
-    const int edge = Lane() < head ? Lane() : Lane() + words;
-    if (edge < columns_ && Lane() < 2 * kQuad) {
-      const float value = masters[edge] * scale;
-      StoreGlobal(static_cast<uint8_t>(EncodeFloat8Quad<Element>(value, value, value, value)), target + edge);
-    }
-  }
-
   float amax_[kQuad] = {};
 };
 
