@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "client/ctl/admin_client.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/codec_files.h"
@@ -129,12 +131,18 @@ absl::StatusOr<int> DaemonCommand::Verify() {
 // Lines "PARAMETER: TENSOR", and "-: TENSOR" for a tensor that is left out.
 absl::Status ReadNameMap(const std::string& path, v1::ImportFileRequest& request) {
   ASSIGN_OR_RETURN(const std::vector<TextLine> lines, ReadTextLines(path));
+  std::set<absl::string_view> parameters;
   for (const TextLine& line : lines) {
     if (line.key == "-") {
       request.add_ignored_tensors(line.value);
-    } else if (!request.mutable_tensors()->insert({line.key, line.value}).second) {
+      continue;
+    }
+    if (!parameters.insert(line.key).second) {
       return absl::InvalidArgumentError(absl::StrCat(line.place, ": each parameter once expected, got it twice"));
     }
+    v1::ParameterTensor& pair = *request.add_tensors();
+    pair.set_parameter(line.key);
+    pair.set_tensor(line.value);
   }
   return absl::OkStatus();
 }

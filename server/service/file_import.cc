@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -74,7 +75,7 @@ class FileImport {
     const Checkpoint::Tensor* tensor = nullptr;
   };
 
-  absl::Status CheckRequestedNames() const;
+  absl::Status ReadRequestedNames();
   absl::Status PlanParameter(int unit, int parameter);
   absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
   absl::Status CheckAllTensorsTaken() const;
@@ -92,6 +93,8 @@ class FileImport {
   Model& model_;
   const v1::ImportFileRequest& request_;
   const Checkpoint& checkpoint_;
+  // By parameter; views into the request.
+  std::map<absl::string_view, const Checkpoint::Tensor*> renamed_;
   std::vector<Source> sources_;
   std::vector<std::string> missing_;
   std::vector<StagedRows> staged_;
@@ -103,7 +106,7 @@ absl::Status FileImport::Plan() {
     return Invalid(absl::StrCat("values that were never quantized expected for masters, got those of a conversion in ",
                                 file.path()));
   }
-  RETURN_IF_ERROR(CheckRequestedNames());
+  RETURN_IF_ERROR(ReadRequestedNames());
   for (int unit = 0; unit < static_cast<int>(model_.spec().units.size()); ++unit) {
     const int count = static_cast<int>(model_.spec().units[unit].parameters.size());
     for (int parameter = 0; parameter < count; ++parameter) RETURN_IF_ERROR(PlanParameter(unit, parameter));
@@ -116,16 +119,20 @@ absl::Status FileImport::Plan() {
 }
 
 // Names of the request that mean nothing are mistakes.
-absl::Status FileImport::CheckRequestedNames() const {
+absl::Status FileImport::ReadRequestedNames() {
   std::set<absl::string_view> parameters;
   for (const UnitSpec& unit : model_.spec().units) {
     for (const ParameterSpec& parameter : unit.parameters) parameters.insert(parameter.name);
   }
-  for (const auto& [parameter, tensor] : request_.tensors()) {
-    if (parameters.count(parameter) == 0) {
-      return NotFound(absl::StrCat("no parameter of ", model_.spec().name, " is named ", NameText(parameter)));
+  for (const v1::ParameterTensor& pair : request_.tensors()) {
+    if (parameters.count(pair.parameter()) == 0) {
+      return NotFound(absl::StrCat("no parameter of ", model_.spec().name, " is named ", NameText(pair.parameter())));
     }
-    if (checkpoint_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
+    const Checkpoint::Tensor* tensor = checkpoint_.Find(pair.tensor());
+    if (tensor == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(pair.tensor())));
+    if (!renamed_.emplace(pair.parameter(), tensor).second) {
+      return Invalid(absl::StrCat("tensors: each parameter once expected, got ", pair.parameter(), " twice"));
+    }
   }
   for (const std::string& tensor : request_.ignored_tensors()) {
     if (checkpoint_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
@@ -135,9 +142,8 @@ absl::Status FileImport::CheckRequestedNames() const {
 
 absl::Status FileImport::PlanParameter(int unit, int parameter) {
   const ParameterSpec& spec = model_.spec().units[unit].parameters[parameter];
-  const auto renamed = request_.tensors().find(spec.name);
-  const Checkpoint::Tensor* tensor =
-      checkpoint_.Find(renamed == request_.tensors().end() ? spec.name : renamed->second);
+  const auto renamed = renamed_.find(spec.name);
+  const Checkpoint::Tensor* tensor = renamed == renamed_.end() ? checkpoint_.Find(spec.name) : renamed->second;
   if (tensor == nullptr) {
     missing_.push_back(spec.name);
     return absl::OkStatus();

@@ -89,6 +89,11 @@ class ImportFileTest : public DaemonTestBase {
     request.set_path(path);
     return request;
   }
+  static void Rename(v1::ImportFileRequest& request, const std::string& parameter, const std::string& tensor) {
+    v1::ParameterTensor& pair = *request.add_tensors();
+    pair.set_parameter(parameter);
+    pair.set_tensor(tensor);
+  }
   absl::StatusOr<v1::ImportFileResponse> Import(const v1::ImportFileRequest& request) {
     return client_->Call(client_->admin(), &v1::AdminService::Stub::ImportFile, request);
   }
@@ -157,11 +162,21 @@ TEST_F(ImportFileTest, NamesMayBeMapped) {
                                       {"step", Dtype::kI64, {}, BytesOf<int64_t>({1})}});
   v1::ImportFileRequest request = Request(path);
   ExpectRefused(request, kInvalid, "a tensor for each parameter of m expected, got none for w");
-  (*request.mutable_tensors())["w"] = "model.w";
+  Rename(request, "w", "model.w");
   ExpectRefused(request, kInvalid, "tensors of parameters of m expected, got step");
   request.add_ignored_tensors("step");
   ASSERT_OK(Import(request));
   EXPECT_EQ(Masters("w"), Ramp(28));
+}
+
+TEST_F(ImportFileTest, AParameterIsMappedOnce) {
+  v1::ImportFileRequest request = Request(Write());
+  Rename(request, "w", "w");
+  Rename(request, "b", "b");
+  Rename(request, "w", "w");
+  ExpectRefused(request, kInvalid, "tensors: each parameter once expected, got w twice");
+  request.mutable_tensors()->RemoveLast();
+  EXPECT_OK(Import(request));
 }
 
 TEST_F(ImportFileTest, MissingParametersAreNamedAndStayWhenPartial) {
@@ -195,10 +210,10 @@ TEST_F(ImportFileTest, NamesInTheRequestAreThere) {
   request.set_model("n");
   ExpectRefused(request, absl::StatusCode::kNotFound, "n");
   request = Request(Write());
-  (*request.mutable_tensors())["x"] = "w";
+  Rename(request, "x", "w");
   ExpectRefused(request, absl::StatusCode::kNotFound, "no parameter of m is named x");
   request = Request(Write());
-  (*request.mutable_tensors())["w"] = "x";
+  Rename(request, "w", "x");
   ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor is named x");
   request = Request(Write());
   request.add_ignored_tensors("x");
