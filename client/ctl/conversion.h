@@ -55,7 +55,7 @@ using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_by
 //
 // Errors of Checkpoint::Open, ConversionRules and SafetensorsWriter. INVALID_ARGUMENT also: a file whose values are
 // quantized already (to encode) or that no conversion has written (to decode), tensors of it that do not fit their encodings, a
-// name that a part needs and another tensor has, an output that is an input. UNIMPLEMENTED an encoding that this build lacks.
+// name that a part needs and another tensor has, an output that is an input.
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress);
 
 }  // namespace paramshard::ctl

@@ -29,7 +29,7 @@ class ConversionRules {
  public:
   ConversionRules() = default;
 
-  // Errors of ReadTextLines; INVALID_ARGUMENT and UNIMPLEMENTED name the line of an encoding that files cannot have.
+  // Errors of ReadTextLines; INVALID_ARGUMENT names the line of an encoding that files cannot have.
   static absl::StatusOr<ConversionRules> Read(const std::string& path);
 
   // The first rule that matches; null when none does.

@@ -269,8 +269,7 @@ absl::Status Apply(const Setting& setting, const Flags& flags, const Environment
   const absl::Status status = setting.parse(text, arguments.config);
   if (status.ok()) return status;
   // The caller of the program can mend any of these in one way: by another value.
-  const absl::StatusCode code = absl::IsUnimplemented(status) ? status.code() : absl::StatusCode::kInvalidArgument;
-  return absl::Status(code, absl::StrCat(given_as, ": ", status.message()));
+  return absl::InvalidArgumentError(absl::StrCat(given_as, ": ", status.message()));
 }
 
 absl::Status CheckTogether(const DaemonConfig& config) {

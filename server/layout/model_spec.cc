@@ -88,12 +88,9 @@ absl::Status ParseEncoding(const Proto& proto, Encoding& encoding) {
   encoding.power_of_two_scales = proto.has_power_of_two_scales() && ReadsPowerOfTwoScales(encoding.format)
                                      ? proto.power_of_two_scales()
                                      : DefaultPowerOfTwoScales(encoding.format);
-  if (const absl::Status status = CheckEncodable(encoding); !status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat("expected an encoding that this build has, got ", FormatName(encoding.format),
-                                     " of ", ElementTypeName(encoding.element), " (", status.message(), ")"));
-  }
-  return absl::OkStatus();
+  if (CheckEncodable(encoding).ok()) return absl::OkStatus();
+  return Unexpected(absl::StrCat("an element type of ", FormatName(encoding.format)),
+                    ElementTypeName(encoding.element));
 }
 
 // Checked whatever the format is, kept where the format reads it.

@@ -75,9 +75,8 @@ struct ModelSpec {
 
 // Checks every rule that the proto states, and that the sizes of any layout of the spec fit int64.
 // INVALID_ARGUMENT names the parameter (or field), what was expected and what came: "create model
-// m: parameter w: expected ..., got ..."; UNIMPLEMENTED a format that this build lacks. Specs that
-// mean the same come out equal: fields that a format does not read get their defaults, and rules
-// have given every parameter its format.
+// m: parameter w: expected ..., got ...". Specs that mean the same come out equal: fields that a
+// format does not read get their defaults, and rules have given every parameter its format.
 absl::StatusOr<ModelSpec> ParseModelSpec(const v1::ModelSpec& proto);
 
 // The same spec with every default written out: equal specs give equal bytes. Inverse of

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/formats/format.h"
 #include "server/service/grpc_status.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
@@ -17,9 +16,7 @@ namespace {
 void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response) {
   response.set_version(kVersion);
   for (int format = v1::FORMAT_FP32; format <= v1::FORMAT_NVFP4_2D; ++format) {
-    const Format offered = static_cast<Format>(format);
-    const Encoding encoding{.format = offered, .element = DefaultElement(offered)};
-    if (CheckEncodable(encoding).ok()) response.add_formats(static_cast<v1::Format>(format));
+    response.add_formats(static_cast<v1::Format>(format));
   }
   response.add_moment_types(v1::MOMENT_TYPE_FP32);
   response.add_moment_types(v1::MOMENT_TYPE_BF16);

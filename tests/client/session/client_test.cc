@@ -592,7 +592,7 @@ TEST_F(ClientTest, SpecsThatCannotBeAreRefused) {
   };
   const auto weight = [](ModelSpec& spec) -> ParameterSpec& { return spec.units[0].parameters[0]; };
   expect_refused([&](ModelSpec& spec) { weight(spec).encoding.element = ElementType::kE2M1; },
-                 "parameter a.w: expected an encoding that this build has, got MXFP8 of E2M1");
+                 "parameter a.w: expected an element type of MXFP8, got E2M1");
   expect_refused(
       [&](ModelSpec& spec) {
         weight(spec).encoding = {.format = Format::kFP8TensorDelayed,
