@@ -181,7 +181,7 @@ std::string MemoryText(const v1::GetMemoryResponse& response) {
   if (response.uses().empty()) return absl::StrCat("no memory in use by models\n", totals);
   Table table({Left("DEVICE"), Left("MODEL"), Left("CLASS"), Right("SIZE")});
   for (const v1::MemoryUse& use : response.uses()) {
-    table.AddRow({use.device(), TextCell(use.model()), use.memory_class(), BytesCell(use.size_bytes())});
+    table.AddRow({TextCell(use.device()), TextCell(use.model()), use.memory_class(), BytesCell(use.size_bytes())});
   }
   return absl::StrCat(table.Text(), totals);
 }

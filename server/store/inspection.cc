@@ -315,15 +315,19 @@ std::vector<v1::BrokenDevice> ListBrokenDevices(const World& world) {
 
 std::vector<v1::MemoryUse> CountMemory(const Model& model) {
   std::vector<v1::MemoryUse> uses;
+  const auto add_use = [&](absl::string_view device, absl::string_view memory_class, int64_t size_bytes) {
+    if (size_bytes == 0) return;
+    v1::MemoryUse& use = uses.emplace_back();
+    use.set_device(std::string(device));
+    use.set_model(model.spec().name);
+    use.set_memory_class(std::string(memory_class));
+    use.set_size_bytes(size_bytes);
+  };
   const Model::Status status = model.status();
   for (size_t rank = 0; rank < model.shards().size(); ++rank) {
+    const std::string device = model.world().devices[rank]->Name();
     const auto add = [&](absl::string_view memory_class, int64_t size_bytes) {
-      if (size_bytes == 0) return;
-      v1::MemoryUse& use = uses.emplace_back();
-      use.set_device(model.world().devices[rank]->Name());
-      use.set_model(model.spec().name);
-      use.set_memory_class(std::string(memory_class));
-      use.set_size_bytes(size_bytes);
+      add_use(device, memory_class, size_bytes);
     };
     const ShardBytes bytes = model.shards()[rank]->bytes();
     add("master", bytes.master);
@@ -335,6 +339,7 @@ std::vector<v1::MemoryUse> CountMemory(const Model& model) {
     add("words", status.words_bytes);
     add("scratch", status.scratch_bytes.empty() ? 0 : status.scratch_bytes[rank]);
   }
+  add_use(/*device=*/"", "histories", model.history_bytes());
   return uses;
 }
 

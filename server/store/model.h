@@ -102,6 +102,8 @@ class Model {
   // By rank of this daemon.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
+  // Of the histories of amaxes, in host memory whatever the devices are.
+  int64_t history_bytes() const { return scaling_book_.history_bytes(); }
   // Of each trainer's slots memory, with the landing area where sums wait for the commit.
   int64_t slots_bytes() const;
   // That the engine of each rank of this daemon will hold while an epoch runs, beside shards and slots.

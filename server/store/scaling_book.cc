@@ -31,6 +31,15 @@ ScalingBook::Entry* ScalingBook::Find(int unit, int parameter) {
   return found == entries_.end() ? nullptr : &found->second;
 }
 
+int64_t ScalingBook::history_bytes() const {
+  absl::MutexLock lock(&mu_);
+  int64_t bytes = 0;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.delayed.has_value()) bytes += entry.options.history_length * static_cast<int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
 TensorScaling ScalingBook::Present(int unit, int parameter) const {
   absl::MutexLock lock(&mu_);
   const Entry* const entry = Find(unit, parameter);

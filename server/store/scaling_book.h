@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 #define PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
@@ -35,6 +36,9 @@ class ScalingBook {
 
   // Whether no parameter NeedsAmax(). Then everything else does nothing.
   bool empty() const { return entries_.empty(); }
+
+  // Host memory of the histories.
+  int64_t history_bytes() const;
 
   // What the planes of the master that was settled last are encoded with. Of other parameters the default, which no format of
   // theirs reads.

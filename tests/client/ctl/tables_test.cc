@@ -141,12 +141,17 @@ TEST(TablesTest, Memory) {
   response.mutable_uses(1)->set_device("cpu:10");
   response.mutable_uses(1)->set_memory_class("words");
   response.mutable_uses(1)->set_size_bytes(4096);
+  response.add_uses();
+  response.mutable_uses(2)->set_model("tiny");
+  response.mutable_uses(2)->set_memory_class("histories");
+  response.mutable_uses(2)->set_size_bytes(8192);
   response.set_total_bytes((10 << 20) + 4096);
   response.set_resident_bytes(40 << 20);
   EXPECT_EQ(MemoryText(response),
-            "DEVICE  MODEL  CLASS       SIZE\n"
-            "cpu:0   tiny   master  10.0 MiB\n"
-            "cpu:10  -      words    4.0 KiB\n"
+            "DEVICE  MODEL  CLASS          SIZE\n"
+            "cpu:0   tiny   master     10.0 MiB\n"
+            "cpu:10  -      words       4.0 KiB\n"
+            "-       tiny   histories   8.0 KiB\n"
             "total 10.0 MiB, resident 40.0 MiB\n");
 }
 

@@ -319,5 +319,23 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   EXPECT_EQ(ending, running);
 }
 
+TEST_F(InspectionTest, HistoriesAreCountedOnceForAllDevices) {
+  v1::ModelSpec spec = MakeSpec("d", {MakeUnit("a", {MakeParameter("w", {96, 64}, v1::FORMAT_FP8_TENSOR_DELAYED),
+                                                     MakeParameter("v", {96, 64}, v1::FORMAT_FP8_TENSOR_DELAYED)})});
+  for (v1::ParameterSpec& parameter : *spec.mutable_units(0)->mutable_parameters()) {
+    parameter.mutable_delayed_scaling()->set_history_length(100);
+  }
+  const std::shared_ptr<Model> delayed = world_.Create(spec);
+  std::vector<int64_t> histories;
+  for (const v1::MemoryUse& use : CountMemory(*delayed)) {
+    if (use.memory_class() != "histories") continue;
+    EXPECT_EQ(use.device(), "");
+    EXPECT_EQ(use.model(), "d");
+    histories.push_back(use.size_bytes());
+  }
+  EXPECT_THAT(histories, ElementsAre(2 * 100 * 4));
+  for (const v1::MemoryUse& use : CountMemory(*model_)) EXPECT_NE(use.memory_class(), "histories");
+}
+
 }  // namespace
 }  // namespace paramshard::server

@@ -54,6 +54,14 @@ TEST_F(ScalingBookTest, OnlyFormatsThatNeedAnAmaxAreInIt) {
   EXPECT_THAT(ScalingBook(plain).Offer(), IsEmpty());
 }
 
+TEST_F(ScalingBookTest, HistoriesAreCountedOnceTheyAreThere) {
+  EXPECT_EQ(book_.history_bytes(), 0);
+  Begin(7);
+  EXPECT_EQ(book_.history_bytes(), 2 * 4) << "of the delayed one";
+  Step(3);
+  EXPECT_EQ(book_.history_bytes(), 2 * 4);
+}
+
 TEST_F(ScalingBookTest, TheFirstScaleIsThatOfTheMasterAtCreation) {
   Begin(7);
   EXPECT_EQ(book_.Present(0, kCurrent).amax, 7);
