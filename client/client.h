@@ -419,12 +419,13 @@ class Client {
   absl::Status CreateModel(const ModelSpec& spec);
   absl::Status DeleteModel(absl::string_view model);
 
-  // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none.
+  // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of
+  // FP8_TENSOR_DELAYED begin anew.
   absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                       const ImportOptions& options = {});
 
   // Reads tensors of one version, calling `sink` for every extent that this daemon owns; stops at
-  // the first error.
+  // the first error. Client states and the histories of FP8_TENSOR_DELAYED are not among them.
   absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
                                        const std::function<absl::Status(const ExportedExtent&)>& sink);
 
