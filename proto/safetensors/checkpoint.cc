@@ -45,7 +45,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 // Whether a name in an index is below its folder, as far as the name tells.
 bool IsInside(const fs::path& name) {
-  if (name.is_absolute() || !name.has_filename()) return false;
+  // The kernel would read a name to its first zero byte.
+  if (name.is_absolute() || !name.has_filename() || name.native().find('\0') != std::string::npos) return false;
   for (const fs::path& part : name) {
     if (part == "..") return false;
   }
@@ -54,7 +55,7 @@ bool IsInside(const fs::path& name) {
 
 absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string& text) {
   std::string section;
-  std::set<std::string> names;
+  std::set<std::pair<int, std::string>> names;  // with their depths: a tensor may be named as the section is
   std::optional<std::string> twice;
   // What is deeper than an index is dropped as it comes.
   const json index = json::parse(
@@ -63,7 +64,7 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
         if (event == json::parse_event_t::key) {
           std::string name = parsed.get<std::string>();
           if (depth == 1) section = name;
-          if (section == "weight_map" && !names.insert(name).second) twice = std::move(name);
+          if (section == "weight_map" && !names.emplace(depth, name).second) twice = std::move(name);
         }
         return depth <= kIndexDepth;
       },
@@ -72,7 +73,7 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
     return Invalid(path, "a JSON object with an object \"weight_map\" expected");
   }
   if (twice.has_value()) {
-    return Invalid(path, absl::StrCat("each tensor once expected, got ", NameText(*twice), " twice"));
+    return Invalid(path, absl::StrCat("each name once expected, got ", NameText(*twice), " twice"));
   }
   WeightMap weight_map;
   for (const auto& [name, file] : index["weight_map"].items()) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/fuzz/mutator.h"
 #include "tests/fuzz/safetensors_fuzz.h"
 #include "tests/random_seed.h"
 
@@ -35,73 +35,43 @@ std::vector<std::string> Seeds() {
   };
 }
 
-// Words that a header is made of, so that changes are not all refused by the parser of JSON.
-const char* const kWords[] = {"{",
-                              "}",
-                              "[",
-                              "]",
-                              ",",
-                              ":",
-                              "\"",
-                              "0",
-                              "-1",
-                              "1e9",
-                              "9223372036854775807",
-                              "\\u0000",
-                              "null",
-                              "\"F32\"",
-                              "\"dtype\"",
-                              "\"shape\"",
-                              "\"data_offsets\"",
-                              "\"__metadata__\""};
+std::vector<std::string> Words() {
+  return {"{",
+          "}",
+          "[",
+          "]",
+          ",",
+          ":",
+          "\"",
+          "0",
+          "-1",
+          "1e9",
+          "9223372036854775807",
+          "\\u0000",
+          "null",
+          "\"F32\"",
+          "\"dtype\"",
+          "\"shape\"",
+          "\"data_offsets\"",
+          "\"__metadata__\""};
+}
 
-class Mutator {
- public:
-  explicit Mutator(uint64_t seed) : random_(seed) {}
-
-  std::string Mutate(std::string bytes) {
-    for (int changes = 1 + Below(4); changes > 0; --changes) Change(bytes);
-    // Mostly a length that fits, so that the header is read.
-    if (bytes.size() >= 8 && Below(4) != 0) {
-      const uint64_t length =
-          std::min<uint64_t>(bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7, bytes.size() - 8);
-      std::memcpy(bytes.data(), &length, sizeof(length));
-    }
-    return bytes;
-  }
-
- private:
-  size_t Below(size_t limit) { return random_() % limit; }
-  void Change(std::string& bytes) {
-    const size_t at = Below(bytes.size() + 1);
-    switch (Below(5)) {
-      case 0:
-        if (at < bytes.size()) bytes[at] = static_cast<char>(random_());
-        break;
-      case 1:
-        if (at < bytes.size()) bytes[at] = static_cast<char>(bytes[at] ^ (1 << Below(8)));
-        break;
-      case 2:
-        bytes.erase(at, Below(8));
-        break;
-      case 3:
-        bytes.insert(at, kWords[Below(std::size(kWords))]);
-        break;
-      default:
-        bytes.insert(at, bytes.substr(Below(bytes.size() + 1), Below(32)));
-    }
-  }
-
-  std::mt19937_64 random_;
-};
+// Mostly with a length that fits, so that the header is read.
+std::string WithLength(std::string bytes, Mutator& mutator) {
+  if (bytes.size() < 8 || mutator.Below(4) == 0) return bytes;
+  const uint64_t length =
+      std::min<uint64_t>(bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7, bytes.size() - 8);
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes;
+}
 
 TEST(SafetensorsFuzzTest, ChangedFilesAreReadOrRefused) {
   const uint64_t seed = FirstSeed(1);
   SCOPED_TRACE(testing::Message() << kSeedVariable << "=" << seed);
   const std::vector<std::string> seeds = Seeds();
-  Mutator mutator(seed);
+  Mutator mutator(seed, Words());
   for (int i = 0; i < kMutations; ++i) {
-    const std::string bytes = mutator.Mutate(seeds[i % seeds.size()]);
+    const std::string bytes = WithLength(mutator.Mutate(seeds[i % seeds.size()]), mutator);
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
 }

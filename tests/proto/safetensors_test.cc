@@ -325,6 +325,11 @@ TEST_F(CheckpointTest, AnIndexMakesSeveralFilesOne) {
   }
 }
 
+TEST_F(CheckpointTest, ATensorMayHaveTheNameOfASection) {
+  WriteTensors("three.safetensors", {FloatTensor("weight_map", {1}, {1}), FloatTensor("metadata", {1}, {2})});
+  EXPECT_OK(OpenIndex(SerializeIndex({{"weight_map", "three.safetensors"}, {"metadata", "three.safetensors"}}, 8)));
+}
+
 TEST_F(CheckpointTest, AFileOrAFolderWithOneFileIsOne) {
   ASSERT_OK_AND_ASSIGN(const Checkpoint file, Checkpoint::Open(Path("one.safetensors")));
   EXPECT_EQ(file.tensors().size(), 2u);
@@ -353,6 +358,10 @@ TEST_F(CheckpointTest, AnIndexGivesEveryTensorItsFileInTheFolder) {
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"none.safetensors"}})"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})"),
               StatusIs(kInvalid, HasSubstr("got a twice")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"c":"two.safetensors"},"weight_map":{}})"),
+              StatusIs(kInvalid, HasSubstr("got weight_map twice")));
+  EXPECT_THAT(OpenIndex(R"({"weight_map":{"c":"two.safetensors\u0000"}})"),
+              StatusIs(kInvalid, HasSubstr("in the index's folder")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors")" + c),
               StatusIs(kInvalid, HasSubstr("a file for tensor b of")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors")" + c),
