@@ -402,8 +402,9 @@ class Client {
     bool prefetch = true;
   };
 
-  // UNAVAILABLE when no daemon answers (says where it looked); PERMISSION_DENIED when the daemon
-  // refuses this user, or another user has created /tmp/paramshard-<uid>.
+  // UNAVAILABLE when no daemon answers (says where it looked); DEADLINE_EXCEEDED when one is there
+  // and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
+  // another user has created /tmp/paramshard-<uid>.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;

@@ -2,21 +2,24 @@
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {
 
-absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path) {
+absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl::Duration timeout) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -25,7 +28,14 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path) {
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   wire::FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  // Of connect too, which waits while the daemon's queue is full. Zero would be no bound.
+  const timeval bound = absl::ToTimeval(std::max(timeout, absl::Microseconds(1)));
+  if (fd.valid()) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
   if (!fd.valid() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EAGAIN) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("connect: the daemon at ", path, " takes no connection within ", absl::FormatDuration(timeout)));
+    }
     const absl::StatusCode code =
         errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
     return absl::Status(code, absl::StrCat("connect: a daemon expected at ", path, ", got: ", strerror(errno)));
@@ -58,7 +68,7 @@ absl::StatusOr<pid_t> PeerPid(int socket) {
 }  // namespace
 
 absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(wire::FileDescriptor socket, ConnectSocket(path));
+  ASSIGN_OR_RETURN(wire::FileDescriptor socket, ConnectSocket(path, timeout));
   ASSIGN_OR_RETURN(const pid_t daemon_pid, PeerPid(socket.get()));
   // A daemon that refuses closes at once: its reason is worth more than the failed send.
   const absl::Status sent = SendHello(socket.get());

@@ -55,6 +55,16 @@ ChildProcess Start(const Training& training) {
   return ChildProcess::Run([training](Board&) { return Train(training); });
 }
 
+// A trainer that stops itself the first time that it is at the point of step kKillStep.
+ChildProcess StartStopping(Training training, Point point) {
+  training.at = [point, stopped = false](Point reached, int64_t commit) mutable {
+    if (stopped || commit != kKillStep || reached != point) return;
+    stopped = true;
+    raise(SIGSTOP);
+  };
+  return Start(training);
+}
+
 // A daemon with two devices, and trainers for it.
 class FaultTest : public testing::Test {
  protected:
@@ -164,6 +174,76 @@ TEST_F(FaultTest, AStoppedTrainerIsNamedAfterTheStepTimeout) {
   EXPECT_THAT(survivor.Await(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 1"), HasSubstr("push first"))));
   StateHash("stopped");
+}
+
+class StoppedTrainerTest : public FaultTest, public testing::WithParamInterface<Point> {
+ protected:
+  // Why the model's last epoch ended; each look is a call of a program, the test's timeout bounds them.
+  std::string AwaitEpochEnd(const std::string& model) const {
+    while (true) {
+      const nlohmann::json listing = Ctl("models");
+      for (const nlohmann::json& listed : listing["models"]) {
+        if (listed["name"] == model && listed.value("lastEnd", "") != "") return listed["lastEnd"];
+      }
+    }
+  }
+};
+
+TEST_P(StoppedTrainerTest, IsNamedAndLeavesNoTraceWhenItGoesOn) {
+  StartDaemon({"--step-timeout=1s"});
+  const std::string expected = UninterruptedHash();
+  ChildProcess waiting = Start(TrainingOf("interrupted", 0));
+  ChildProcess stopped = StartStopping(TrainingOf("interrupted", 1), GetParam());
+  ASSERT_TRUE(stopped.AwaitStopped());
+  EXPECT_THAT(AwaitEpochEnd("interrupted"), AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("rank 1 did not reach")));
+  stopped.Signal(SIGCONT);
+  EXPECT_OK(stopped.Await());
+  EXPECT_OK(waiting.Await());
+  EXPECT_EQ(StateHash("interrupted"), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(AtEveryPoint, StoppedTrainerTest,
+                         testing::Values(Point::kStart, Point::kGathering, Point::kHolding, Point::kReleased,
+                                         Point::kFilling, Point::kPushed, Point::kAllPushed, Point::kCommitting,
+                                         Point::kCommitted));
+
+TEST_F(FaultTest, AStoppedDaemonKeepsItsTrainersWaitingAndLosesNothing) {
+  StartDaemon();
+  const std::string expected = UninterruptedHash();
+  ChildProcess trainers[] = {StartStopping(TrainingOf("paused", 0), Point::kStart),
+                             StartStopping(TrainingOf("paused", 1), Point::kStart)};
+  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitStopped());
+  daemon_->Pause();
+  for (ChildProcess& trainer : trainers) trainer.Signal(SIGCONT);
+  // Whoever comes now is not kept.
+  ChildProcess newcomer = ChildProcess::Run([&](Board&) {
+    return Client::Connect({.socket_dir = directory_.path(), .connect_timeout = absl::Seconds(1)}).status();
+  });
+  EXPECT_THAT(newcomer.Await(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("within 1s")));
+  EXPECT_THAT(
+      OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " --timeout=1s version"))
+          .status(),
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("exit status 3")));
+  daemon_->Signal(SIGCONT);
+  for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+  EXPECT_EQ(StateHash("paused"), expected);
+}
+
+TEST_F(FaultTest, ADaemonThatIsKilledWhileStoppedWakesItsTrainers) {
+  StartDaemon();
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < 2; ++rank) {
+    Training training = TrainingOf("orphans", rank);
+    training.resume = false;
+    trainers.push_back(StartStopping(training, Point::kStart));
+  }
+  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitStopped());
+  daemon_->Pause();
+  for (ChildProcess& trainer : trainers) trainer.Signal(SIGCONT);
+  daemon_->Signal(SIGKILL);
+  for (ChildProcess& trainer : trainers) {
+    EXPECT_THAT(trainer.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  }
 }
 
 TEST_F(FaultTest, ADeadDaemonWakesItsWaitingTrainers) {
@@ -476,6 +556,43 @@ TEST_P(ImpatientDaemonsTest, ADaemonWhoseTrainersStopBeforeTheirCommitHoldsNobod
   StateHashOf(directories_[1].path(), "unvoted");
 }
 
+// Node 0 decides commits, the other does not.
+class StoppedDaemonTest : public ImpatientDaemonsTest {
+ protected:
+  void StopNode(int node) {
+    const std::vector<std::string> expected = UninterruptedHashes();
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      Training training = TrainingOf("interrupted", rank);
+      training.resume = false;
+      trainers.push_back(StartStopping(training, Point::kStart));
+    }
+    for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitStopped());
+    daemons_[node].Pause();
+    for (ChildProcess& trainer : trainers) trainer.Signal(SIGCONT);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      if (NodeOf(rank) == node) continue;
+      EXPECT_THAT(trainers[rank].Await(),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat("node ", node))));
+    }
+    daemons_[node].Signal(SIGCONT);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      if (NodeOf(rank) != node) continue;
+      EXPECT_FALSE(trainers[rank].Await().ok());
+    }
+    std::vector<ChildProcess> replacements;
+    for (int rank = 0; rank < ranks(); ++rank) replacements.push_back(Start(TrainingOf("interrupted", rank)));
+    for (ChildProcess& replacement : replacements) EXPECT_OK(replacement.Await());
+    EXPECT_EQ(Hashes("interrupted"), expected);
+  }
+};
+
+TEST_P(StoppedDaemonTest, IsNamedToTheOthersTrainersAndGoesOnLater) { StopNode(1); }
+
+TEST_P(StoppedDaemonTest, IsNamedWhenItIsTheOneThatDecides) { StopNode(0); }
+
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, StoppedDaemonTest,
+                         testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
 INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, ImpatientDaemonsTest,
                          testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
 INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, TwoDaemonsTest,

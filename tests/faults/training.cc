@@ -100,8 +100,8 @@ absl::Status Train(const Training& training) {
   while (true) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank, .socket_dir = training.socket_dir}));
     const absl::Status status = TrainEpoch(client, training);
-    // Another rank's departure; the next epoch begins when all are attached again. After the last commit ranks leave.
-    if (!training.resume || !absl::IsAborted(status)) return status;
+    // The next epoch begins when all are attached again. After the last commit ranks leave.
+    if (!training.resume || !(absl::IsAborted(status) || absl::IsDeadlineExceeded(status))) return status;
   }
 }
 

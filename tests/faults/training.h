@@ -37,7 +37,7 @@ struct Training {
   int64_t commits = 6;  // train until this commit number
   // Called at every point of every step with the number of the commit that the step makes.
   std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
-  // Attach again when the epoch ends under this trainer.
+  // Attach again when the epoch ends under this trainer because another one has left, or was late.
   bool resume = true;
 };
 

@@ -48,6 +48,8 @@ absl::Status ChildProcess::Await(absl::Duration timeout) {
   return absl::Status(static_cast<absl::StatusCode>(board_->code), code == 0 ? "" : board_->text);
 }
 
+bool ChildProcess::AwaitStopped() const { return test::AwaitStopped(pid_); }
+
 bool ChildProcess::AwaitNumber(int index, uint32_t value, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   std::atomic<uint32_t>& word = board_->numbers[index];

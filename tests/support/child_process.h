@@ -42,6 +42,9 @@ class ChildProcess {
   // The function's status; UNKNOWN naming the signal when one ended the child; DEADLINE_EXCEEDED.
   absl::Status Await(absl::Duration timeout = absl::Seconds(60));
 
+  // Waits until SIGSTOP has stopped it; false when it has ended instead.
+  bool AwaitStopped() const;
+
   // Waits until numbers[index] has reached a value.
   bool AwaitNumber(int index, uint32_t value, absl::Duration timeout = absl::Seconds(60));
 

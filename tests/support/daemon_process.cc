@@ -94,6 +94,11 @@ DaemonProcess::~DaemonProcess() {
 
 void DaemonProcess::Signal(int signal) const { kill(pid_, signal); }
 
+void DaemonProcess::Pause() const {
+  Signal(SIGSTOP);
+  AwaitStopped(pid_);
+}
+
 absl::StatusOr<int> DaemonProcess::AwaitExit(absl::Duration timeout) {
   ASSIGN_OR_RETURN(const int code, AwaitChild(pid_, timeout));
   pid_ = -1;
@@ -123,6 +128,11 @@ absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout) {
   int status = 0;
   if (waitpid(pid, &status, 0) != pid) return absl::InternalError(absl::StrCat("waitpid ", pid));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+bool AwaitStopped(pid_t pid) {
+  siginfo_t info{};
+  return waitid(P_PID, pid, &info, WSTOPPED | WEXITED | WNOWAIT) == 0 && info.si_code == CLD_STOPPED;
 }
 
 }  // namespace paramshard::test

@@ -46,6 +46,8 @@ class DaemonProcess {
   pid_t pid() const { return pid_; }
   const std::string& socket_dir() const { return socket_dir_; }
   void Signal(int signal) const;
+  // Sends SIGSTOP and waits until it has stopped.
+  void Pause() const;
   // The exit code, or 128 + the signal that ended it.
   absl::StatusOr<int> AwaitExit(absl::Duration timeout);
   // User and system time so far.
@@ -60,6 +62,8 @@ class DaemonProcess {
 
 // Waits for a child: the exit code, or 128 + the signal that ended it.
 absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout);
+// Waits until a child has stopped, for as long as it takes; false when it has ended instead.
+bool AwaitStopped(pid_t pid);
 
 }  // namespace paramshard::test
 

@@ -1,0 +1,42 @@
+#include "client/internal/companion.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+#include <string>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::internal {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A socket whose queue has one place, and nobody who accepts.
+wire::FileDescriptor ListenWithoutAccepting(const std::string& path) {
+  wire::FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  EXPECT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(listen(listener.get(), 0), 0);
+  return listener;
+}
+
+TEST(CompanionTest, ADaemonThatStandsStillKeepsNobodyLongerThanTheTimeout) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/handoff.sock";
+  const wire::FileDescriptor listener = ListenWithoutAccepting(path);
+  EXPECT_THAT(Companion::Connect(path, absl::Milliseconds(50)).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("no message within 50ms")));
+  EXPECT_THAT(Companion::Connect(path, absl::Milliseconds(50)).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("takes no connection within 50ms")));
+}
+
+}  // namespace
+}  // namespace paramshard::internal
