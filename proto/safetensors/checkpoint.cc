@@ -126,8 +126,9 @@ const Checkpoint::Tensor* Checkpoint::Find(absl::string_view name) const {
 
 absl::Status Checkpoint::OpenFile(const std::string& path) {
   absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-  if (file.ok()) files_.push_back(*std::move(file));
-  return file.status();
+  if (!file.ok()) return file.status();
+  files_.push_back(*std::move(file));
+  return absl::OkStatus();
 }
 
 absl::Status Checkpoint::OpenIndex(const std::string& path) {

@@ -63,8 +63,9 @@ absl::Status SafetensorsFile::ReadHeader() {
   absl::Status status = ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(json.data()), json.size()));
   if (!status.ok()) return status;
   absl::StatusOr<Header> header = ParseHeader(json, *file_bytes - data_begin_);
-  if (header.ok()) header_ = *std::move(header);
-  return header.status();
+  if (!header.ok()) return header.status();
+  header_ = *std::move(header);
+  return absl::OkStatus();
 }
 
 absl::Status SafetensorsFile::Read(const TensorInfo& tensor, int64_t offset_bytes, absl::Span<uint8_t> out) const {

@@ -127,16 +127,18 @@ grpc::Status AdminService::DescribeParameter(grpc::ServerContext* context, const
   const auto model = store_->Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   auto described = server::DescribeParameter(**model, request->parameter());
-  if (described.ok()) *response = *std::move(described);
-  return ToGrpc(described.status());
+  if (!described.ok()) return ToGrpc(described.status());
+  *response = *std::move(described);
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::GetParameterStats(grpc::ServerContext* context, const v1::GetParameterStatsRequest* request,
                                              v1::GetParameterStatsResponse* response) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
   auto stats = GetStats(*store_, *context, *request);
-  if (stats.ok()) *response = *std::move(stats);
-  return ToGrpc(stats.status());
+  if (!stats.ok()) return ToGrpc(stats.status());
+  *response = *std::move(stats);
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,
@@ -179,8 +181,9 @@ grpc::Status AdminService::ImportFile(grpc::ServerContext* context, const v1::Im
   if (!caller.ok()) return ToGrpc(caller.status());
   if (absl::Status status = CheckMayImportFile(caller->peer.uid); !status.ok()) return ToGrpc(status);
   auto imported = server::ImportFile(*store_, *request, *context);
-  if (imported.ok()) *response = *std::move(imported);
-  return ToGrpc(imported.status());
+  if (!imported.ok()) return ToGrpc(imported.status());
+  *response = *std::move(imported);
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {

@@ -83,8 +83,9 @@ grpc::Status TrainerService::Import(grpc::ServerContext* context, grpc::ServerRe
                                     v1::ImportResponse* response) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
   auto imported = ImportTensors(*store_, *context, reader);
-  if (imported.ok()) *response = *std::move(imported);
-  return ToGrpc(imported.status());
+  if (!imported.ok()) return ToGrpc(imported.status());
+  *response = *std::move(imported);
+  return grpc::Status::OK;
 }
 
 grpc::Status TrainerService::Export(grpc::ServerContext* context, const v1::ExportRequest* request,
