@@ -1,6 +1,8 @@
 #include "tests/fuzz/checkpoint_fuzz.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
 #include "proto/safetensors/checkpoint.h"
@@ -41,7 +44,7 @@ void WriteTensors(const fs::path& path, const std::vector<std::string>& names) {
   WriteText(path, SerializeHeader(header) + std::string(names.size(), 'd'));
 }
 
-// The files in a folder of their own.
+// The files in a folder of their own, with an index that is a link to memory.
 class Folder {
  public:
   Folder() {
@@ -50,13 +53,19 @@ class Folder {
     path_ = pattern;
     fs::create_directory(path_ / "part");
     for (const auto& [name, tensors] : Files()) WriteTensors(path_ / name, tensors);
+    PARAMSHARD_CHECK(index_ >= 0);
+    fs::create_symlink(absl::StrCat("/proc/self/fd/", index_), path_ / kIndexFileName);
   }
-  ~Folder() { fs::remove_all(path_); }
+  ~Folder() {
+    fs::remove_all(path_);
+    close(index_);
+  }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
   absl::StatusOr<Checkpoint> OpenIndex(absl::string_view text) const {
-    WriteText(path_ / kIndexFileName, text);
+    PARAMSHARD_CHECK(ftruncate(index_, 0) == 0);
+    PARAMSHARD_CHECK(pwrite(index_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
     return Checkpoint::Open((path_ / kIndexFileName).string());
   }
   // A file's name in an index.
@@ -66,6 +75,7 @@ class Folder {
 
  private:
   fs::path path_;
+  const int index_ = memfd_create("index", MFD_CLOEXEC);
 };
 
 void CheckFiles(const Folder& folder, const Checkpoint& checkpoint) {
