@@ -33,6 +33,7 @@ class DeviceMemory {
   // A descriptor that stands for the memory in other processes. The caller closes it.
   absl::StatusOr<int> Export() const;
 
+  // The driver's addresses are integers. NOLINTNEXTLINE(performance-no-int-to-ptr)
   uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
   int64_t size_bytes() const { return size_bytes_; }
 

@@ -30,12 +30,14 @@ class OwnerOf final : public Memory::Owner {
  public:
   OwnerOf(int device, Resource resource) : device_(device), resource_(std::move(resource)) {}
   ~OwnerOf() override {
-    if (!gpu::FaultOf(device_).ok()) new Resource(std::move(resource_));
+    if (gpu::FaultOf(device_).ok()) resource_.~Resource();
   }
 
  private:
   const int device_;
-  Resource resource_;
+  union {  // its end is the destructor's to call
+    Resource resource_;
+  };
 };
 
 using GpuRange = OwnerOf<gpu::DeviceMemory>;
