@@ -15,11 +15,12 @@
 // Every rank of the world issues the same sequence of Gather, Push and Commit. Calls return at once: the daemon carries
 // them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another trainer dies,
 // the next call is ABORTED: drop every handle, call OpenModel again, and go on from Model::commit_number() and
-// Model::client_state(). A Model and its handles may be used from one thread at a time; different models are independent.
+// Model::client_state(). A Model and its handles may be used from one thread at a time; different models are
+// independent.
 //
-// Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie there, and every
-// call here means the same as in host memory, with the host waiting. Trainers that compute on the GPU use client/cuda.h
-// beside this header: the same calls on streams.
+// Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie there, and
+// every call here means the same as in host memory, with the host waiting. Trainers that compute on the GPU use
+// client/cuda.h beside this header: the same calls on streams.
 #ifndef PARAMSHARD_CLIENT_CLIENT_H_
 #define PARAMSHARD_CLIENT_CLIENT_H_
 
@@ -60,8 +61,8 @@ enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
 
 // What decides the bytes of a parameter's planes besides its master. What is unset has the default of the format.
 struct EncodingSpec {
-  // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is set
-  // here. FP32 in a model without rules.
+  // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is
+  // set here. FP32 in a model without rules.
   std::optional<Format> format = {};
   std::optional<ElementType> element = {};                      // E4M3; E2M1 for NVFP4_2D
   std::optional<bool> power_of_two_scales = {};                 // true; false for FP8_TENSOR_CURRENT
@@ -169,19 +170,19 @@ struct Matrix {
   absl::Span<const uint8_t> amax = {};    // NVFP4_2D: a float32, of the whole tensor; else empty
   int gpu = -1;                           // where they lie: host memory, or a GPU by its index in this process
 
-  // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail; from a
-  // GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
+  // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail;
+  // from a GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
   absl::Status Decode(float* values) const;
 
-  // Writes the data of an 8-bit or 4-bit format transposed into host memory: columns x DataBytes of a row of `rows` elements,
-  // what is left of a byte zero. Scales stay as they are. INVALID_ARGUMENT for an `out` of another size, UNIMPLEMENTED for
-  // formats of another width.
+  // Writes the data of an 8-bit or 4-bit format transposed into host memory: columns x DataBytes of a row of `rows`
+  // elements, what is left of a byte zero. Scales stay as they are. INVALID_ARGUMENT for an `out` of another size,
+  // UNIMPLEMENTED for formats of another width.
   absl::Status Transpose(absl::Span<uint8_t> out) const;
 
   // Writes the scales as a product reads them into host memory: see scale_layout.h for layouts, shapes and padding.
-  // `operand` unset: the side that the plane is made for; Plane::kColumnWise of a row-wise plane gives the scales of its
-  // transpose, in formats whose blocks serve both (MXFP8_2D, NVFP4_2D). INVALID_ARGUMENT for a layout or an operand that the
-  // format does not have, or an `out` of another size than ScaleLayoutBytes.
+  // `operand` unset: the side that the plane is made for; Plane::kColumnWise of a row-wise plane gives the scales of
+  // its transpose, in formats whose blocks serve both (MXFP8_2D, NVFP4_2D). INVALID_ARGUMENT for a layout or an operand
+  // that the format does not have, or an `out` of another size than ScaleLayoutBytes.
   absl::Status CopyScales(ScaleLayout layout, absl::Span<uint8_t> out,
                           std::optional<Plane> operand = std::nullopt) const;
   absl::StatusOr<int64_t> ScaleLayoutBytes(ScaleLayout layout, std::optional<Plane> operand = std::nullopt) const;
@@ -201,8 +202,8 @@ struct GradientView {
   // Requires type == kBF16: the bit patterns. Memory of the GPU where `gpu` is not -1.
   absl::Span<uint16_t> bf16() const;
 
-  // Stores rows * columns values of host memory, rounded to the type, wherever the gradient lies; it is there on return.
-  // INVALID_ARGUMENT for another number of values. Whatever streams have to write there is done before.
+  // Stores rows * columns values of host memory, rounded to the type, wherever the gradient lies; it is there on
+  // return. INVALID_ARGUMENT for another number of values. Whatever streams have to write there is done before.
   absl::Status Write(absl::Span<const float> values) const;
 };
 
@@ -254,7 +255,8 @@ class UnitGradients {
   // refused.
   absl::Status MarkAbsent(absl::string_view parameter);
 
-  // Hands the slot to the daemon. Returns at once; the views end here. On the stream that cuda::Gradients named, if any.
+  // Hands the slot to the daemon. Returns at once; the views end here. On the stream that cuda::Gradients named, if
+  // any.
   absl::Status Push();
 
  private:
@@ -286,8 +288,8 @@ class Model {
  public:
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
-  // Detaches, which ends the epoch for every rank. In memory of a GPU the last handle or Model to go waits until the GPU's
-  // streams are done.
+  // Detaches, which ends the epoch for every rank. In memory of a GPU the last handle or Model to go waits until the
+  // GPU's streams are done.
   ~Model();
 
   // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot is free (names the units that hold
@@ -319,13 +321,13 @@ class Model {
   // As the daemon holds it: with every default, and every parameter's format from its rule.
   const ModelSpec& spec() const;
 
-  // Bytes that the gathers of this session have brought in so far: the pieces of all ranks, this one's own and the padding of
-  // their small extents too.
+  // Bytes that the gathers of this session have brought in so far: the pieces of all ranks, this one's own and the
+  // padding of their small extents too.
   int64_t gathered_bytes() const;
   // This process's index of the GPU whose memory the views are in; -1: host memory.
   int gpu() const;
-  // OK while the epoch runs, else why it ended. What streams have waited for is there only if this is OK after they have
-  // come past the wait.
+  // OK while the epoch runs, else why it ended. What streams have waited for is there only if this is OK after they
+  // have come past the wait.
   absl::Status status() const;
 
   // Detaches and waits until the daemon has let go. Other ranks' next call is ABORTED.
@@ -343,8 +345,8 @@ enum class TensorKind : uint8_t { kMaster = 1, kExpAvg = 2, kExpAvgSq = 3 };
 // The elements of an imported tensor. Quantized planes are no source of a tensor.
 enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3 };
 
-// A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that none
-// of them has keep their values.
+// A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that
+// none of them has keep their values.
 struct ImportTensor {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;

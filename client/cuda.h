@@ -10,22 +10,22 @@
 //   status = paramshard::cuda::Push(*gradients, stream);
 //   auto commit = model->Commit(...);                             // as in client.h
 //
-// Views may be asked for at once; what they show is there for work that is enqueued later on the stream. The calls enqueue
-// waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode, Transpose and
-// CopyScales.
-// Streams are the trainer's, of the GPU that Model::gpu() names, and any number of them; not in the middle of a capture. What
-// is given to one stream in a slot comes before what another one is given to do there later. A stream that a handle was
-// given to must live until the handle is gone and the stream has done its work.
+// Views may be asked for at once; what they show is there for work that is enqueued later on the stream. The calls
+// enqueue waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode,
+// Transpose and CopyScales.
+// Streams are the trainer's, of the GPU that Model::gpu() names, and any number of them; not in the middle of a
+// capture. What is given to one stream in a slot comes before what another one is given to do there later. A stream
+// that a handle was given to must live until the handle is gone and the stream has done its work.
 //
-// While a stream waits for the daemon, cudaFree, cudaFreeHost, cudaHostUnregister, cudaDeviceSynchronize and the first launch
-// of a kernel that is loaded lazily wait with it (CUDA_MODULE_LOADING=EAGER loads kernels at start).
+// While a stream waits for the daemon, cudaFree, cudaFreeHost, cudaHostUnregister, cudaDeviceSynchronize and the first
+// launch of a kernel that is loaded lazily wait with it (CUDA_MODULE_LOADING=EAGER loads kernels at start).
 //
 // When the epoch ends, waiting streams go on, with whatever the memory holds: what was computed from it is good only if
-// Model::status() is OK after the stream is synchronized. Commit says the same: it is refused. Synchronize the streams before
-// you attach again.
+// Model::status() is OK after the stream is synchronized. Commit says the same: it is refused. Synchronize the streams
+// before you attach again.
 //
-// Errors: those of the calls in client.h; FAILED_PRECONDITION where the daemon serves the rank from host memory; INTERNAL for
-// what CUDA refuses.
+// Errors: those of the calls in client.h; FAILED_PRECONDITION where the daemon serves the rank from host memory;
+// INTERNAL for what CUDA refuses.
 #ifndef PARAMSHARD_CLIENT_CUDA_H_
 #define PARAMSHARD_CLIENT_CUDA_H_
 
@@ -43,13 +43,13 @@ namespace paramshard::cuda {
 
 using gpu::DecodedType;
 
-// Lets `stream` wait for the unit's pieces; GatheredUnit::Get works on return. The first call also lands this rank's own
-// pieces on its stream, so a stream of its own, one unit ahead, hides that copy behind running kernels; another call lets
-// another stream wait for what the first one brought.
+// Lets `stream` wait for the unit's pieces; GatheredUnit::Get works on return. The first call also lands this rank's
+// own pieces on its stream, so a stream of its own, one unit ahead, hides that copy behind running kernels; another
+// call lets another stream wait for what the first one brought.
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
 
-// Gives the slot back when `stream` has come so far: the stream that reads last, or one that is ordered after it. The handle
-// and its views end here.
+// Gives the slot back when `stream` has come so far: the stream that reads last, or one that is ordered after it. The
+// handle and its views end here.
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream);
 
 // What a gradient slot holds when it is handed out.
@@ -69,12 +69,12 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
 // Matrix::Decode.
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);
 
-// Enqueues writing the data of an 8-bit or 4-bit format transposed, in memory of the GPU: columns x rows bytes, or columns x
-// ceil(rows / 2) bytes of two elements. Scales stay as they are. UNIMPLEMENTED for formats of another width.
+// Enqueues writing the data of an 8-bit or 4-bit format transposed, in memory of the GPU: columns x rows bytes, or
+// columns x ceil(rows / 2) bytes of two elements. Scales stay as they are. UNIMPLEMENTED for formats of another width.
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream);
 
-// Enqueues writing the scales as a product reads them: Matrix::ScaleLayoutBytes in memory of the GPU. The same bytes and
-// errors as Matrix::CopyScales.
+// Enqueues writing the scales as a product reads them: Matrix::ScaleLayoutBytes in memory of the GPU. The same bytes
+// and errors as Matrix::CopyScales.
 absl::Status CopyScales(const Matrix& matrix, ScaleLayout layout, uint8_t* out, cudaStream_t stream,
                         std::optional<Plane> operand = std::nullopt);
 

@@ -138,8 +138,8 @@ absl::StatusOr<NpyArray> ReadLike(const std::string& path, const NpyArray& expec
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", ArrayText(expected), " expected, got ", ArrayText(array)));
 }
 
-// The columns of a matrix that has `stored` numbers in a row of its data: of NVFP4_2D twice as many, or, when `columns` says
-// so, one fewer.
+// The columns of a matrix that has `stored` numbers in a row of its data: of NVFP4_2D twice as many, or, when `columns`
+// says so, one fewer.
 absl::StatusOr<int64_t> DecodedColumns(Format format, int64_t stored, std::optional<int64_t> columns,
                                        const std::string& path) {
   const bool is_packed = format == Format::kNVFP4_2D;

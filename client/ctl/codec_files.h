@@ -22,15 +22,15 @@
 namespace paramshard::ctl {
 
 // Encodes the float32 array of `input`, seen as a matrix of rows of its last dimension (a scalar is 1 x 1), into the
-// directory `output`, which is created if need be; files of these names that it holds are removed first. FP8_TENSOR_DELAYED
-// multiplies by `delayed_scale`. INVALID_ARGUMENT for an encoding that makes no sense, another dtype, an array without
-// elements, or a malformed file; NOT_FOUND.
+// directory `output`, which is created if need be; files of these names that it holds are removed first.
+// FP8_TENSOR_DELAYED multiplies by `delayed_scale`. INVALID_ARGUMENT for an encoding that makes no sense, another
+// dtype, an array without elements, or a malformed file; NOT_FOUND.
 absl::Status EncodeFile(const Encoding& encoding, const std::string& input, const std::string& output,
                         float delayed_scale = 1.0f);
 
-// Decodes one plane of the directory `input` into the float32 file `output` [M, K]. `columns` is K, which data of NVFP4_2D
-// leaves open: unset, it is even. Errors as above; INVALID_ARGUMENT also for a plane that the format has not, or files that
-// do not fit together.
+// Decodes one plane of the directory `input` into the float32 file `output` [M, K]. `columns` is K, which data of
+// NVFP4_2D leaves open: unset, it is even. Errors as above; INVALID_ARGUMENT also for a plane that the format has not,
+// or files that do not fit together.
 absl::Status DecodeFiles(const Encoding& encoding, Plane plane, const std::string& input, const std::string& output,
                          std::optional<int64_t> columns = std::nullopt);
 

@@ -19,8 +19,8 @@ namespace paramshard::ctl {
 struct ConversionOptions {
   // What Checkpoint::Open takes.
   std::string input;
-  // A file, where it ends in ".safetensors": then it takes the tensors of all files. Else a folder, created if need be, for
-  // files of the input's names, and an index where the input has one.
+  // A file, where it ends in ".safetensors": then it takes the tensors of all files. Else a folder, created if need be,
+  // for files of the input's names, and an index where the input has one.
   std::string output;
   // For tensors of at least two dimensions that no rule matches; none: they are carried as they are.
   std::optional<Encoding> encoding;
@@ -50,12 +50,12 @@ struct ConversionReport {
 using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_bytes, absl::string_view tensor)>;
 
 // Converts a checkpoint. F32, BF16 and F16 tensors are encoded as options and rules say; others, and empty ones, are
-// carried as they are. Files are read and written in bands of rows: memory does not grow with them, unless one granule of rows
-// does. Each output takes its name when it is whole, an index last.
+// carried as they are. Files are read and written in bands of rows: memory does not grow with them, unless one granule
+// of rows does. Each output takes its name when it is whole, an index last.
 //
 // Errors of Checkpoint::Open, ConversionRules and SafetensorsWriter. INVALID_ARGUMENT also: a file whose values are
-// quantized already (to encode) or that no conversion has written (to decode), tensors of it that do not fit their encodings, a
-// name that a part needs and another tensor has, an output that is an input.
+// quantized already (to encode) or that no conversion has written (to decode), tensors of it that do not fit their
+// encodings, a name that a part needs and another tensor has, an output that is an input.
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress);
 
 }  // namespace paramshard::ctl

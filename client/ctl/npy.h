@@ -24,8 +24,8 @@ struct NpyArray {
   std::vector<uint8_t> bytes;
 };
 
-// Parses the contents of a .npy file. InvalidArgument for a file that is malformed, truncated or longer than its shape says;
-// Unimplemented for a valid one of another version, dtype or order.
+// Parses the contents of a .npy file. InvalidArgument for a file that is malformed, truncated or longer than its shape
+// says; Unimplemented for a valid one of another version, dtype or order.
 absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents);
 
 // The contents of a .npy file. InvalidArgument when dtype, shape and bytes do not fit together.

@@ -1,6 +1,7 @@
 // A quantized tensor in a safetensors file: which tensors stand for it, and what the file's metadata say of it.
 //
-// NAME is the tensor's name, M x K its matrix (rows of the last dimension), and what multiplies a code to decode it a scale:
+// NAME is the tensor's name, M x K its matrix (rows of the last dimension), and what multiplies a code to decode it a
+// scale:
 //
 // | format            | tensors                                                                                        |
 // | ----------------- | ---------------------------------------------------------------------------------------------- |
@@ -66,8 +67,8 @@ ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band);
 // Whether the part is of the whole tensor, the same for each of its rows.
 bool IsOfWholeTensor(const QuantizedTensor& tensor, Part part);
 
-// The text of kEncodingsKey: a JSON object by name. Its inverse gives INVALID_ARGUMENT for any other text, and errors of
-// CheckFileEncoding.
+// The text of kEncodingsKey: a JSON object by name. Its inverse gives INVALID_ARGUMENT for any other text, and errors
+// of CheckFileEncoding.
 std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors);
 absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text);
 

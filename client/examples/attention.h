@@ -1,5 +1,5 @@
-// Causal self-attention of several heads: every position sees itself and those before it. It holds the attention weights of
-// the last pass, for the way back.
+// Causal self-attention of several heads: every position sees itself and those before it. It holds the attention
+// weights of the last pass, for the way back.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_ATTENTION_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_ATTENTION_H_
 
@@ -8,8 +8,8 @@
 
 namespace paramshard::examples {
 
-// A row of its input holds one position's queries, keys and values, `width` numbers each, cut into heads; a row of its output
-// what the position has read, `width` numbers. Every `context` rows are one sequence.
+// A row of its input holds one position's queries, keys and values, `width` numbers each, cut into heads; a row of its
+// output what the position has read, `width` numbers. Every `context` rows are one sequence.
 class CausalAttention {
  public:
   // `heads` divides `width`.

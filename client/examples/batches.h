@@ -29,8 +29,8 @@ struct Batch {
   int64_t global_samples = 0;    // of all ranks
 };
 
-// Batches of shuffled samples, epoch after epoch: a pure function of (seed, step), so that every rank, also one that starts
-// again, cuts the same global batches. The last one of an epoch may be smaller.
+// Batches of shuffled samples, epoch after epoch: a pure function of (seed, step), so that every rank, also one that
+// starts again, cuts the same global batches. The last one of an epoch may be smaller.
 class Batches {
  public:
   // Samples are numbered from 0 to `samples` - 1.

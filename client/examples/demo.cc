@@ -82,7 +82,8 @@ absl::Status Demo::CheckOptions() const {
                                                  " nodes expected, got ", options_.world_size));
 }
 
-// Reports are appended to: those of an earlier run would be taken for this one's. Nothing else in the folder is touched.
+// Reports are appended to: those of an earlier run would be taken for this one's. Nothing else in the folder is
+// touched.
 absl::Status Demo::ClearOutput() const {
   const std::string run_dir = RunDir(options_.out_dir);
   std::error_code error;

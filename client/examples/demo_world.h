@@ -28,8 +28,8 @@ struct DemoOptions {
 // The demo's own folder under its output: logs of daemons and trainers, and the trainers' reports.
 inline std::string RunDir(const std::string& out_dir) { return out_dir + "/demo-logs"; }
 
-// The devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; with GPUs, which daemons cannot
-// share, "cuda:2", "cuda:3" on the second one of two.
+// The devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; with GPUs, which daemons
+// cannot share, "cuda:2", "cuda:3" on the second one of two.
 std::vector<std::string> DevicesOf(const DemoOptions& options, int node);
 
 // Daemons of one world on this machine, world_size / nodes devices each.

@@ -40,8 +40,8 @@ UnitSpec EmbeddingUnit(const TransformerShape& shape) {
                          Matrix("embedding.positions", shape.context, shape.width, kEmbeddingDeviation)}};
 }
 
-// What is added to the stream starts smaller the more often something is (Radford et al., "Language Models are Unsupervised
-// Multitask Learners", 2019).
+// What is added to the stream starts smaller the more often something is (Radford et al., "Language Models are
+// Unsupervised Multitask Learners", 2019).
 UnitSpec BlockUnit(const TransformerShape& shape, int block) {
   const std::string name = absl::StrCat("block", block);
   const float added = 1.0f / std::sqrt(2.0f * static_cast<float>(shape.blocks));

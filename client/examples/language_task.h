@@ -14,8 +14,8 @@
 
 namespace paramshard::examples {
 
-// Units "embedding", "block0" and so on, and "head", with the parameters that transformer.h names. A sample is a window of
-// text, each of whose characters is followed by a prediction.
+// Units "embedding", "block0" and so on, and "head", with the parameters that transformer.h names. A sample is a window
+// of text, each of whose characters is followed by a prediction.
 class LanguageTask : public Task {
  public:
   static absl::StatusOr<std::unique_ptr<Task>> Create();

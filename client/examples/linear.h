@@ -1,5 +1,5 @@
-// A linear layer without a bias: output = input * weight^T, with its gradients. All matrices are row-major and contiguous;
-// nothing that is written overlaps what is read.
+// A linear layer without a bias: output = input * weight^T, with its gradients. All matrices are row-major and
+// contiguous; nothing that is written overlaps what is read.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
 

@@ -12,7 +12,8 @@
 
 namespace paramshard::examples {
 
-// Weights are those of one unit, in the order of its parameters, and are given to each call, as they are gathered. One pass is
+// Weights are those of one unit, in the order of its parameters, and are given to each call, as they are gathered. One
+// pass is
 //
 //   task.SetTrainingSamples(samples);
 //   for (int u = 0; u < units; ++u) task.Forward(u, weights[u]);

@@ -15,7 +15,8 @@ namespace paramshard::examples {
 // A token is one ASCII character.
 inline constexpr int kVocabulary = 128;
 
-// Consecutive characters, cut into windows: a sample is one window, and its labels are the same characters one place further.
+// Consecutive characters, cut into windows: a sample is one window, and its labels are the same characters one place
+// further.
 class Text {
  public:
   // `window` is at least 1.
@@ -38,8 +39,8 @@ struct TextSplit {
   Text held_out;
 };
 
-// The last sixteen thousand characters or so are held out: 256 windows of 64. INVALID_ARGUMENT naming the place of a character
-// that is not ASCII, or when nothing is left to train on.
+// The last sixteen thousand characters or so are held out: 256 windows of 64. INVALID_ARGUMENT naming the place of a
+// character that is not ASCII, or when nothing is left to train on.
 absl::StatusOr<TextSplit> SplitText(absl::string_view text, int64_t window);
 
 // The novel that is built into the program.

@@ -19,8 +19,8 @@ struct TrainingProgram {
   std::function<absl::StatusOr<std::unique_ptr<Task>>()> create_task;
 };
 
-// Runs one rank's training to its end, as the arguments say. Returns the exit code: 0, 1 with the error on standard error, or
-// CLI11's for arguments that are wrong.
+// Runs one rank's training to its end, as the arguments say. Returns the exit code: 0, 1 with the error on standard
+// error, or CLI11's for arguments that are wrong.
 int RunTrainingProgram(const TrainingProgram& program, int argc, char** argv);
 
 }  // namespace paramshard::examples

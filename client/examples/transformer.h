@@ -1,6 +1,6 @@
-// A small causal transformer: token and position embeddings; blocks of RMS norm and attention, RMS norm and a perceptron with
-// a squared ReLU, each added to the stream; a last norm and a linear head. It holds activations, never weights: those are
-// given to each call, as they are gathered.
+// A small causal transformer: token and position embeddings; blocks of RMS norm and attention, RMS norm and a
+// perceptron with a squared ReLU, each added to the stream; a last norm and a linear head. It holds activations, never
+// weights: those are given to each call, as they are gathered.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TRANSFORMER_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TRANSFORMER_H_
 

@@ -130,8 +130,8 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
                                                             std::move(scratch), std::move(marks), std::move(stream)));
 }
 
-// The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but only
-// after the tensors are gone.
+// The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but
+// only after the tensors are gone.
 CudaTensorMemory::~CudaTensorMemory() {
   const gpu::DeviceScope scope(gpu());
   cudaDeviceSynchronize();
@@ -154,7 +154,8 @@ absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   return gpu::ToStatus(cudaStreamSynchronize(stream), "wait for a stream");
 }
 
-// A question about a stream is refused while any thread captures one, and spoils that capture, unless it is asked in this mode.
+// A question about a stream is refused while any thread captures one, and spoils that capture, unless it is asked in
+// this mode.
 bool CudaTensorMemory::IsIdle(GpuStream stream) const {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);

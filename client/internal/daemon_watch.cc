@@ -16,8 +16,8 @@
 namespace paramshard::internal {
 namespace {
 
-// A dying process closes its sockets before its pidfd becomes readable, one with memory of GPUs some hundred milliseconds
-// before: waiting says which of the two it was.
+// A dying process closes its sockets before its pidfd becomes readable, one with memory of GPUs some hundred
+// milliseconds before: waiting says which of the two it was.
 constexpr int kDeathAfterCloseMilliseconds = 3000;
 
 void Watch(const EpochPage* page, int daemon_pidfd, int companion_socket, int stop) {

@@ -36,8 +36,8 @@ class GatherCopies {
   std::vector<std::array<std::optional<ByteRange>, 2>> assembled_;  // by parameter and plane
 };
 
-// By slot: the scratch that the largest of the gathers that it may hold takes. `copies` holds every unit's three uses, in
-// the order of Phase.
+// By slot: the scratch that the largest of the gathers that it may hold takes. `copies` holds every unit's three uses,
+// in the order of Phase.
 std::vector<int64_t> ScratchBytes(const LayoutView& layout, const std::vector<GatherCopies>& copies);
 
 // The index in such a list.

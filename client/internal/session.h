@@ -58,9 +58,9 @@ struct PlaneBytes {
 // Used by one thread at a time. Memory stays mapped for as long as the object lives, also after
 // Detach.
 //
-// In memory of a GPU the calls that end in On enqueue on a stream what their namesakes do at once, and wait for nothing.
-// Both kinds may be mixed: what the host or another stream does next in a slot is ordered after what a stream was given to
-// do there. Streams stay alive until they have done what they were given.
+// In memory of a GPU the calls that end in On enqueue on a stream what their namesakes do at once, and wait for
+// nothing. Both kinds may be mixed: what the host or another stream does next in a slot is ordered after what a stream
+// was given to do there. Streams stay alive until they have done what they were given.
 class Session {
  public:
   // What attaching brings.

@@ -38,9 +38,9 @@ struct WordOperation {
   uint32_t value = 0;  // kAwait: ends when the word has reached it, as wire::Reached compares
 };
 
-// Work on the memory of a GPU is enqueued on a stream and done in the stream's order; on host memory, which has no streams,
-// it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps. Used by one thread at a
-// time.
+// Work on the memory of a GPU is enqueued on a stream and done in the stream's order; on host memory, which has no
+// streams, it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps. Used by
+// one thread at a time.
 class TensorMemory {
  public:
   virtual ~TensorMemory() = default;
@@ -66,8 +66,8 @@ class TensorMemory {
 
   // In order. Words are those of the page that the memory was mapped with.
   virtual absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) = 0;
-  // Remembers how far `stream` has been enqueued, in place of what `mark` remembered before; and lets a stream wait until
-  // the marked one has come there. Marks are numbered from 0.
+  // Remembers how far `stream` has been enqueued, in place of what `mark` remembered before; and lets a stream wait
+  // until the marked one has come there. Marks are numbered from 0.
   virtual absl::Status SetMark(int mark, GpuStream stream) = 0;
   virtual absl::Status AwaitMark(int mark, GpuStream stream) = 0;
 };

@@ -1,9 +1,9 @@
 // Tells ThreadSanitizer about absl::Mutex, CondVar and Notification.
 //
-// The system's Abseil is compiled without ThreadSanitizer: whatever its locks guard would look like a race. The functions
-// below stand before the library's own, for gRPC's calls too; each says what it orders and calls the one that it hides.
-// Plain acquire and release instead of ThreadSanitizer's mutex events: those count as accesses to the mutex, and gRPC
-// orders the ends of its mutexes by means that cannot be seen.
+// The system's Abseil is compiled without ThreadSanitizer: whatever its locks guard would look like a race. The
+// functions below stand before the library's own, for gRPC's calls too; each says what it orders and calls the one that
+// it hides. Plain acquire and release instead of ThreadSanitizer's mutex events: those count as accesses to the mutex,
+// and gRPC orders the ends of its mutexes by means that cannot be seen.
 
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>

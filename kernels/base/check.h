@@ -1,4 +1,5 @@
-// PARAMSHARD_CHECK(condition): ends the process, naming the place, when our own code broke a requirement. Never for input.
+// PARAMSHARD_CHECK(condition): ends the process, naming the place, when our own code broke a requirement. Never for
+// input.
 
 #ifndef PARAMSHARD_KERNELS_BASE_CHECK_H_
 #define PARAMSHARD_KERNELS_BASE_CHECK_H_

@@ -1,8 +1,10 @@
-// PARAMSHARD_SIMD_CLONES compiles a function once for each of several x86 instruction sets; the dynamic linker picks one.
+// PARAMSHARD_SIMD_CLONES compiles a function once for each of several x86 instruction sets; the dynamic linker picks
+// one.
 //
-// Only what is inlined into the function is cloned with it, so the loops that it calls are PARAMSHARD_ALWAYS_INLINE. All
-// clones give the same bytes: the code uses exactly rounded operations in a written order, and nothing is contracted.
-// PARAMSHARD_BASELINE_ONLY (and sanitizers, whose runtimes start later than the linker picks) leaves the plain function.
+// Only what is inlined into the function is cloned with it, so the loops that it calls are PARAMSHARD_ALWAYS_INLINE.
+// All clones give the same bytes: the code uses exactly rounded operations in a written order, and nothing is
+// contracted. PARAMSHARD_BASELINE_ONLY (and sanitizers, whose runtimes start later than the linker picks) leaves the
+// plain function.
 
 #ifndef PARAMSHARD_KERNELS_BASE_SIMD_CLONES_H_
 #define PARAMSHARD_KERNELS_BASE_SIMD_CLONES_H_

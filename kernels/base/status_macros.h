@@ -7,8 +7,8 @@
 //     return file.rows();
 //   }
 //
-// The function returns absl::Status or absl::StatusOr<T>. Expressions may hold commas. ASSIGN_OR_RETURN makes more than one
-// statement: it does not stand alone under an `if`.
+// The function returns absl::Status or absl::StatusOr<T>. Expressions may hold commas. ASSIGN_OR_RETURN makes more than
+// one statement: it does not stand alone under an `if`.
 
 #ifndef PARAMSHARD_KERNELS_BASE_STATUS_MACROS_H_
 #define PARAMSHARD_KERNELS_BASE_STATUS_MACROS_H_

@@ -10,8 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 // Of one block: enough loads in flight, and enough blocks for the whole GPU at a few MiB.
 constexpr int64_t kBlockBytes = 32 * 1024;
-// Ranges of a launch: what fits the parameters of a kernel that any driver takes; and what a gather mostly has, so that its
-// launch carries less.
+// Ranges of a launch: what fits the parameters of a kernel that any driver takes; and what a gather mostly has, so that
+// its launch carries less.
 constexpr int kManyRanges = 120;
 constexpr int kFewRanges = 24;
 constexpr int kLoads = 8;

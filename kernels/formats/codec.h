@@ -1,7 +1,7 @@
 // Encoding a float32 matrix into the planes of its format, and decoding them.
 //
-// The bytes are fixed by the formulas in float4.h, float8.h, float16.h, bfloat16.h and scale_math.h: the same on every machine
-// and for any cut of the rows at multiples of GranuleRows(), given the scaling of the whole tensor.
+// The bytes are fixed by the formulas in float4.h, float8.h, float16.h, bfloat16.h and scale_math.h: the same on every
+// machine and for any cut of the rows at multiples of GranuleRows(), given the scaling of the whole tensor.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_CODEC_H_
 #define PARAMSHARD_KERNELS_FORMATS_CODEC_H_
@@ -31,12 +31,13 @@ struct TensorScaling {
   float scale = 1.0f;  // FP8_TENSOR_DELAYED: what elements are multiplied by
 };
 
-// Encodes `matrix` (rows x cols, row-major, contiguous; 0 rows are fine) into its row-wise and, where HasColumnPlane(), its
-// column-wise plane. A plane whose data is null is left out; then its scales are not written either. Planes overlap neither
-// each other nor the matrix. FP32 planes hold the matrix with every NaN as 0x7fc00000.
+// Encodes `matrix` (rows x cols, row-major, contiguous; 0 rows are fine) into its row-wise and, where HasColumnPlane(),
+// its column-wise plane. A plane whose data is null is left out; then its scales are not written either. Planes overlap
+// neither each other nor the matrix. FP32 planes hold the matrix with every NaN as 0x7fc00000.
 //
-// What is of the whole tensor, the scale_inv of FP8_TENSOR_* and the amax of NVFP4_2D, is written for 0 rows too, wherever
-// its pointer is not null. In NVFP4_2D rows begin with a byte of their own: the upper half of an odd row's last one is 0.
+// What is of the whole tensor, the scale_inv of FP8_TENSOR_* and the amax of NVFP4_2D, is written for 0 rows too,
+// wherever its pointer is not null. In NVFP4_2D rows begin with a byte of their own: the upper half of an odd row's
+// last one is 0.
 //
 // Requires: CheckEncodable(encoding).ok().
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,

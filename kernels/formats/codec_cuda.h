@@ -16,9 +16,9 @@ namespace paramshard::gpu {
 // What a plane is decoded to. BF16 is rounded from the decoded float32, NaN as 0x7fff.
 enum class DecodedType : uint8_t { kFP32 = 1, kBF16 = 2 };
 
-// Enqueues decoding one plane of a rows x cols matrix into `out`, an array of the decoded type, row-major and contiguous.
-// Memory of the current device; data, scales and amax of any alignment. INVALID_ARGUMENT of CheckEncodable(), and for a plane
-// that the format lacks.
+// Enqueues decoding one plane of a rows x cols matrix into `out`, an array of the decoded type, row-major and
+// contiguous. Memory of the current device; data, scales and amax of any alignment. INVALID_ARGUMENT of
+// CheckEncodable(), and for a plane that the format lacks.
 absl::Status DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols,
                          DecodedType type, void* out, cudaStream_t stream);
 

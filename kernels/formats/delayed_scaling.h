@@ -12,7 +12,8 @@
 
 namespace paramshard {
 
-// The scale of one tensor in FP8_TENSOR_DELAYED, and the window of amaxes that it follows. A value: copies are snapshots.
+// The scale of one tensor in FP8_TENSOR_DELAYED, and the window of amaxes that it follows. A value: copies are
+// snapshots.
 //
 //   DelayedScaling scaling(options, E4M3::kMax);
 //   float amax = FusedAdam(..., {.scale = scaling.scale()});
@@ -25,7 +26,8 @@ class DelayedScaling {
   struct Options {
     Algorithm algorithm = Algorithm::kMax;
     int64_t history_length = 1024;
-    // The scale leaves a factor of 2^margin between the amax and the largest value of the element type. May be negative.
+    // The scale leaves a factor of 2^margin between the amax and the largest value of the element type. May be
+    // negative.
     int32_t margin = 0;
 
     friend bool operator==(const Options& a, const Options& b) {
@@ -56,9 +58,9 @@ class DelayedScaling {
   // The window, newest first.
   std::vector<float> history() const;
 
-  // Enters the amax of a step, the largest over all ranks, and returns the scale of the next one: ComputeDelayedScale() of
-  // the amax that the algorithm picks. An amax that is infinite or NaN is the largest of its window: the scale stays while it
-  // is in there.
+  // Enters the amax of a step, the largest over all ranks, and returns the scale of the next one: ComputeDelayedScale()
+  // of the amax that the algorithm picks. An amax that is infinite or NaN is the largest of its window: the scale stays
+  // while it is in there.
   float Update(float amax);
 
  private:

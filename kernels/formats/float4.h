@@ -1,4 +1,5 @@
-// The FP4 element type E2M1 (OCP Microscaling Formats specification, version 1.0): 0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives.
+// The FP4 element type E2M1 (OCP Microscaling Formats specification, version 1.0): 0, 0.5, 1, 1.5, 2, 3, 4, 6 and
+// negatives.
 //
 // The cast rounds to nearest even and saturates. There is no NaN: one becomes +6. Zero keeps its sign.
 

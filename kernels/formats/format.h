@@ -1,7 +1,7 @@
 // The formats that a parameter's planes are encoded in, and the sizes that follow from them.
 //
-// A parameter is seen as a matrix of `rows` x `cols`. A plane is its data plus, for block formats, compact scales: one entry
-// per block, edge blocks included, no padding.
+// A parameter is seen as a matrix of `rows` x `cols`. A plane is its data plus, for block formats, compact scales: one
+// entry per block, edge blocks included, no padding.
 //
 // | format             | data of a plane            | scales of a plane                                            |
 // | ------------------ | -------------------------- | ------------------------------------------------------------ |
@@ -64,8 +64,8 @@ absl::string_view ElementTypeName(ElementType element);
 absl::StatusOr<Format> ParseFormat(absl::string_view name);
 absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 
-// Ok when EncodePlanes and DecodePlane take this encoding. InvalidArgument for an encoding that makes no sense (MXFP8 of
-// E2M1). Call it before any function that takes an Encoding: those CHECK it.
+// Ok when EncodePlanes and DecodePlane take this encoding. InvalidArgument for an encoding that makes no sense (MXFP8
+// of E2M1). Call it before any function that takes an Encoding: those CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
 
 // What an encoding's element is where nobody says: E2M1 for NVFP4_2D, else E4M3.
@@ -74,24 +74,24 @@ ElementType DefaultElement(Format format);
 // True where power_of_two_scales decides bytes: FP8_TENSOR_CURRENT and FP8_BLOCK_128X128.
 bool ReadsPowerOfTwoScales(Format format);
 
-// What power_of_two_scales is where nobody says, as in TransformerEngine: any scale for a whole tensor, powers of two for
-// blocks. True for formats that do not read it.
+// What power_of_two_scales is where nobody says, as in TransformerEngine: any scale for a whole tensor, powers of two
+// for blocks. True for formats that do not read it.
 bool DefaultPowerOfTwoScales(Format format);
 
 // Rows that must stay together because they share a scale: 128 for FP8_BLOCK_128X128, 32 for MXFP8 and MXFP8_2D, 16 for
 // NVFP4_2D, else 1. Extents are cut at multiples of it.
 int64_t GranuleRows(Format format);
 
-// True for FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED and NVFP4_2D: a number that is made from the amax of the whole tensor, over
-// all ranks, decides their bytes.
+// True for FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED and NVFP4_2D: a number that is made from the amax of the whole
+// tensor, over all ranks, decides their bytes.
 bool NeedsAmax(Format format);
 
-// True for FP8_TENSOR_CURRENT and NVFP4_2D, which can only be encoded once that amax is known. FP8_TENSOR_DELAYED is encoded
-// with a scale that earlier amaxes gave.
+// True for FP8_TENSOR_CURRENT and NVFP4_2D, which can only be encoded once that amax is known. FP8_TENSOR_DELAYED is
+// encoded with a scale that earlier amaxes gave.
 bool EncodesAfterAmax(Format format);
 
-// True for MXFP8, whose column-wise plane is encoded from the master by itself. Elsewhere columns are read from the row-wise
-// plane.
+// True for MXFP8, whose column-wise plane is encoded from the master by itself. Elsewhere columns are read from the
+// row-wise plane.
 bool HasColumnPlane(Format format);
 
 struct MatrixShape {

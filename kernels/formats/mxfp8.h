@@ -1,6 +1,7 @@
 // MXFP8: E8M0 scales of 1 x 32 blocks in the row-wise plane, of 32 x 1 blocks in the column-wise plane.
 //
-// Internal to kernels/. OCP Microscaling Formats with TransformerEngine's rounding of the scale; edge blocks of any size.
+// Internal to kernels/. OCP Microscaling Formats with TransformerEngine's rounding of the scale; edge blocks of any
+// size.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_MXFP8_H_
 #define PARAMSHARD_KERNELS_FORMATS_MXFP8_H_

@@ -1,7 +1,7 @@
 // Block scales as matrix products read them.
 //
-// A block-scaled product (cuBLAS: CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 and VEC16_UE4M3) reads, for an operand whose rows
-// run along the direction of the sum, one scale for every 1 x 32 (NVFP4: 1 x 16) elements: a matrix of bytes
+// A block-scaled product (cuBLAS: CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 and VEC16_UE4M3) reads, for an operand whose
+// rows run along the direction of the sum, one scale for every 1 x 32 (NVFP4: 1 x 16) elements: a matrix of bytes
 //
 //   [M, ceil(K / B)] for the operand that is the matrix itself (row-wise: the forward product),
 //   [K, ceil(M / B)] for the operand that is its transpose (column-wise: the backward product).
@@ -17,9 +17,9 @@
 // | NVFP4_2D | row-wise    | [r / 16, c] of [ceil(M/16), ceil(K/16)]                                  |
 // | NVFP4_2D | column-wise | [c, r / 16] of the same                                                  |
 //
-// Padded128x4: rows padded to a multiple of 128 and columns to one of 4, row-major. Swizzled128x4: the same padded matrix in
-// tiles of 128 x 4, each 512 bytes, tiles row-major; inside a tile element [r, c] lies at (r % 32) * 16 + (r / 32) * 4 + c
-// (cuBLAS, "1D Block Scaling Factors Layout"). Bytes of padding are zero.
+// Padded128x4: rows padded to a multiple of 128 and columns to one of 4, row-major. Swizzled128x4: the same padded
+// matrix in tiles of 128 x 4, each 512 bytes, tiles row-major; inside a tile element [r, c] lies at (r % 32) * 16 + (r
+// / 32) * 4 + c (cuBLAS, "1D Block Scaling Factors Layout"). Bytes of padding are zero.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_SCALE_LAYOUT_H_
 #define PARAMSHARD_KERNELS_FORMATS_SCALE_LAYOUT_H_
@@ -71,9 +71,9 @@ struct ScaleArrangement {
   }
 };
 
-// The arrangement of a rows x cols matrix's scales. `operand` is the matrix itself (row-wise) or its transpose (column-wise).
-// INVALID_ARGUMENT for an unknown layout, a format without scales of blocks of bytes (without any scales: for compact ones),
-// and an operand that the plane's blocks do not serve.
+// The arrangement of a rows x cols matrix's scales. `operand` is the matrix itself (row-wise) or its transpose
+// (column-wise). INVALID_ARGUMENT for an unknown layout, a format without scales of blocks of bytes (without any
+// scales: for compact ones), and an operand that the plane's blocks do not serve.
 absl::StatusOr<ScaleArrangement> FindScaleArrangement(const Encoding& encoding, Plane plane, Plane operand,
                                                       int64_t rows, int64_t cols, ScaleLayout layout);
 

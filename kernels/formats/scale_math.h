@@ -11,9 +11,9 @@
 
 namespace paramshard {
 
-// The multiplier that maps `amax` to `fp8_max`, as in TransformerEngine's compute_scale_from_amax: 1 when amax is 0, infinite
-// or NaN; FLT_MAX where the quotient overflows; rounded down to a power of two when asked. Elements are encoded as
-// cast(x * scale) and decoded with 1 / scale.
+// The multiplier that maps `amax` to `fp8_max`, as in TransformerEngine's compute_scale_from_amax: 1 when amax is 0,
+// infinite or NaN; FLT_MAX where the quotient overflows; rounded down to a power of two when asked. Elements are
+// encoded as cast(x * scale) and decoded with 1 / scale.
 PARAMSHARD_HOST_DEVICE float ComputeScale(float amax, float fp8_max, bool power_of_two) {
   const uint32_t amax_bits = FloatBits(amax);
   if (amax_bits == 0 || amax_bits >= kFloatInfinityBits) return 1.0f;
@@ -24,7 +24,8 @@ PARAMSHARD_HOST_DEVICE float ComputeScale(float amax, float fp8_max, bool power_
 }
 
 // The scale of delayed scaling: `scaled_max` (fp8_max * 2^-margin) over an amax of earlier steps; FLT_MAX where that
-// overflows. An amax that is 0, infinite or NaN leaves the present scale. As in TransformerEngine's delayed scaling recipe.
+// overflows. An amax that is 0, infinite or NaN leaves the present scale. As in TransformerEngine's delayed scaling
+// recipe.
 PARAMSHARD_HOST_DEVICE float ComputeDelayedScale(float amax, float scaled_max, float present) {
   const uint32_t amax_bits = FloatBits(amax);
   if (amax_bits == 0 || amax_bits >= kFloatInfinityBits) return present;
@@ -58,13 +59,14 @@ PARAMSHARD_HOST_DEVICE float E8M0EncodeMultiplier(uint8_t code) {
   return FloatFromBits(code == kE8M0Nan ? kFloatNanBits : bits);
 }
 
-// The E8M0 scale of an MXFP8 block: amax / fp8_max rounded up, with the division as a multiplication by f32(1 / fp8_max).
+// The E8M0 scale of an MXFP8 block: amax / fp8_max rounded up, with the division as a multiplication by f32(1 /
+// fp8_max).
 PARAMSHARD_HOST_DEVICE uint8_t ComputeE8M0Scale(float amax, float fp8_max) {
   return EncodeE8M0RoundUp(amax * (1.0f / fp8_max));
 }
 
-// NVFP4 has two levels: one float32 scale S for the tensor, which maps its amax to 448 * 6, and an E4M3 scale for each block.
-// As in TransformerEngine's NVFP4 recipe.
+// NVFP4 has two levels: one float32 scale S for the tensor, which maps its amax to 448 * 6, and an E4M3 scale for each
+// block. As in TransformerEngine's NVFP4 recipe.
 constexpr float kNvfp4TensorMax = 2688.0f;
 
 // The smaller of a value >= 0 and FLT_MAX.

@@ -10,16 +10,16 @@
 
 namespace paramshard {
 
-// A binary float type of kMantissa explicit mantissa bits and the given exponent bias, with subnormals, whose largest finite
-// value is the float32 of bits kMaxBits.
+// A binary float type of kMantissa explicit mantissa bits and the given exponent bias, with subnormals, whose largest
+// finite value is the float32 of bits kMaxBits.
 template <int kMantissa, int kBias, uint32_t kMaxBits>
 struct SmallFloat {
   static constexpr int kDroppedBits = kFloatMantissaBits - kMantissa;
   static constexpr uint32_t kMinNormalBits = uint32_t{kFloatExponentBias + 1 - kBias} << kFloatMantissaBits;
 
-  // The code, without its sign, of the float32 whose magnitude has these bits: nearest, ties to even, saturating. NaN gives
-  // the largest value; callers replace it. The code is in the uppermost byte, and zeros are below it: kept as wide as its
-  // input, it goes through a vector loop without being narrowed before the end.
+  // The code, without its sign, of the float32 whose magnitude has these bits: nearest, ties to even, saturating. NaN
+  // gives the largest value; callers replace it. The code is in the uppermost byte, and zeros are below it: kept as
+  // wide as its input, it goes through a vector loop without being narrowed before the end.
   PARAMSHARD_HOST_DEVICE static uint32_t RoundMagnitude(uint32_t magnitude) {
     const uint32_t clamped = magnitude > kMaxBits ? kMaxBits : magnitude;
     // The exponent of the result's lowest bit follows the value's, down to that of the smallest normal value.

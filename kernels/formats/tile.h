@@ -1,5 +1,5 @@
-// Tiles: the pieces of a matrix that are encoded one by one, small enough to stay in a core's cache between the optimizer's
-// update of a tile and its encoding.
+// Tiles: the pieces of a matrix that are encoded one by one, small enough to stay in a core's cache between the
+// optimizer's update of a tile and its encoding.
 //
 // Internal to kernels/: codec.h and adam.h are the interface.
 
@@ -14,8 +14,8 @@
 
 namespace paramshard {
 
-// Rows [row, row + rows) and columns [col, col + cols) of a matrix. It begins at block borders and ends at block borders or
-// at the matrix's edge.
+// Rows [row, row + rows) and columns [col, col + cols) of a matrix. It begins at block borders and ends at block
+// borders or at the matrix's edge.
 struct Tile {
   int64_t row;
   int64_t col;
@@ -40,8 +40,8 @@ void ForEachTile(Format format, MatrixShape walked, const Visitor& visit) {
   }
 }
 
-// Encodes one tile of `matrix` (of WalkedShape(), or of its own shape) into the planes of the whole matrix. A plane whose data
-// is null is left out, and so is what StoreTensorScaling() stores.
+// Encodes one tile of `matrix` (of WalkedShape(), or of its own shape) into the planes of the whole matrix. A plane
+// whose data is null is left out, and so is what StoreTensorScaling() stores.
 void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walked, const Tile& tile,
                 MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling);
 

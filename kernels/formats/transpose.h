@@ -16,8 +16,9 @@ absl::StatusOr<int> TransposableWidth(Format format);
 // Writes the transpose, cols x rows bytes, of a rows x cols matrix of bytes.
 void TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out);
 
-// The same for elements of 4 bits: `data` is [rows, ceil(cols / 2)] bytes, `out` [cols, ceil(rows / 2)], both with element 2j
-// of a row in the low nibble of its byte j. The last high nibble of a row of an odd number of elements is written as zero.
+// The same for elements of 4 bits: `data` is [rows, ceil(cols / 2)] bytes, `out` [cols, ceil(rows / 2)], both with
+// element 2j of a row in the low nibble of its byte j. The last high nibble of a row of an odd number of elements is
+// written as zero.
 void TransposeNibbles(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out);
 
 }  // namespace paramshard

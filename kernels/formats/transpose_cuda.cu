@@ -10,8 +10,8 @@ constexpr int kThreads = 256;
 constexpr int kSquare = 128;
 constexpr int kSquareBytes = kSquare / 2;
 
-// A block transposes one square through shared memory; what lies outside of the matrix reads as zero. Bytes are neighbours of
-// neighbouring threads on both sides.
+// A block transposes one square through shared memory; what lies outside of the matrix reads as zero. Bytes are
+// neighbours of neighbouring threads on both sides.
 __global__ void TransposeNibblesKernel(const uint8_t* data, int64_t rows, int64_t cols, int64_t across, uint8_t* out) {
   __shared__ uint8_t square[kSquare][kSquareBytes + 1];
   const int64_t row_bytes = (cols + 1) / 2;

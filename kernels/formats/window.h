@@ -23,7 +23,8 @@ struct Window {
   PARAMSHARD_ALWAYS_INLINE const float* Row(int64_t row) const { return first + row * stride; }
 };
 
-// Asks for values that will be read soon. The next row of a tile begins in another page, which hardware does not foresee.
+// Asks for values that will be read soon. The next row of a tile begins in another page, which hardware does not
+// foresee.
 PARAMSHARD_ALWAYS_INLINE void Prefetch(const float* values, int64_t count) {
   constexpr int64_t kCacheLineFloats = 16;
   for (int64_t i = 0; i < count; i += kCacheLineFloats) __builtin_prefetch(values + i);
@@ -36,8 +37,8 @@ PARAMSHARD_ALWAYS_INLINE uint32_t LargestAmaxBits(const float* values, int64_t c
   return largest;
 }
 
-// The largest AmaxBits() of each kBlock x kBlock block of a tile of at most kBlock rows and kTileCols columns. Columns first:
-// rows of a small block are too short to be searched by themselves.
+// The largest AmaxBits() of each kBlock x kBlock block of a tile of at most kBlock rows and kTileCols columns. Columns
+// first: rows of a small block are too short to be searched by themselves.
 template <int64_t kBlock, int64_t kTileCols>
 PARAMSHARD_ALWAYS_INLINE void ComputeSquareAmax(const Window& tile, uint32_t* __restrict amax) {
   uint32_t columns[kTileCols] = {};

@@ -1,5 +1,5 @@
-// The functions of the CUDA driver that the runtime does not offer, looked up when they are first needed: a program that
-// links the driver does not start without one.
+// The functions of the CUDA driver that the runtime does not offer, looked up when they are first needed: a program
+// that links the driver does not start without one.
 #ifndef PARAMSHARD_KERNELS_GPU_DRIVER_H_
 #define PARAMSHARD_KERNELS_GPU_DRIVER_H_
 
@@ -10,8 +10,8 @@
 namespace paramshard::gpu {
 
 struct Driver {
-  // FAILED_PRECONDITION without a driver, or with one that lacks a function (names it). Thread-safe; the same object for
-  // the life of the process.
+  // FAILED_PRECONDITION without a driver, or with one that lacks a function (names it). Thread-safe; the same object
+  // for the life of the process.
   static absl::StatusOr<const Driver*> Get();
 
   decltype(&cuCtxGetCurrent) ctx_get_current = nullptr;

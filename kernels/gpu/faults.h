@@ -1,5 +1,5 @@
-// GPUs that are broken for this process: after an illegal address, an ECC error or the loss of the device, CUDA answers every
-// later call of the process on it with an error.
+// GPUs that are broken for this process: after an illegal address, an ECC error or the loss of the device, CUDA answers
+// every later call of the process on it with an error.
 #ifndef PARAMSHARD_KERNELS_GPU_FAULTS_H_
 #define PARAMSHARD_KERNELS_GPU_FAULTS_H_
 
@@ -19,12 +19,12 @@ bool IsFault(cudaError_t error);
 // Thread-safe, like all of this file.
 absl::Status FaultOf(int device);
 
-// Counts the device as broken; what broke it first stays. Returns FaultOf. ToStatus calls it for errors that stay, and who
-// waits for a device for too long calls it too.
+// Counts the device as broken; what broke it first stays. Returns FaultOf. ToStatus calls it for errors that stay, and
+// who waits for a device for too long calls it too.
 absl::Status ReportFault(int device, absl::string_view what);
 
-// Calls `on_fault` with FaultOf when the device breaks, on the thread that finds it; at once if it is broken by now. The end
-// of the object waits for a call in progress.
+// Calls `on_fault` with FaultOf when the device breaks, on the thread that finds it; at once if it is broken by now.
+// The end of the object waits for a call in progress.
 class FaultWatch {
  public:
   FaultWatch(int device, std::function<void(const absl::Status&)> on_fault);

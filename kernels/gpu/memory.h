@@ -13,7 +13,8 @@ namespace paramshard::gpu {
 
 // Memory of one device, mapped at one address. Move-only; frees itself. Empty after a move.
 //
-// The physical memory lives until every process that holds it has let go: an owner that unmaps it gives up its own share.
+// The physical memory lives until every process that holds it has let go: an owner that unmaps it gives up its own
+// share.
 class DeviceMemory {
  public:
   // Zeroed memory of `device`, which is among `accessors`: the devices that may read and write it. Rounded up to the

@@ -19,8 +19,8 @@ constexpr absl::string_view kDefaultLibrary = "libnccl.so.2";
 // Before it, GPUs of one process wrote straight into each other's buffers, which here only their own GPU reaches.
 constexpr int kMinimumVersion = NCCL_VERSION(2, 24, 0);
 
-// A kernel waits for those of the other members, so the kernels of all communicators of a GPU must find room at once: this
-// many thread blocks each, of one block on each of a hundred and more multiprocessors.
+// A kernel waits for those of the other members, so the kernels of all communicators of a GPU must find room at once:
+// this many thread blocks each, of one block on each of a hundred and more multiprocessors.
 constexpr int kMaxThreadBlocks = 16;
 
 std::string VersionText(int version) {
@@ -86,8 +86,8 @@ void SetNcclEnvironment() {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
   // As everything between daemons: on loopback.
   setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  // Streams that share one of the GPU's queues wait for each other, and so would kernels of two communicators, in another
-  // order on another GPU. There are 8 queues unless more are asked for.
+  // Streams that share one of the GPU's queues wait for each other, and so would kernels of two communicators, in
+  // another order on another GPU. There are 8 queues unless more are asked for.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 }
 

@@ -16,8 +16,8 @@
 
 namespace paramshard::gpu {
 
-// Puts what NCCL, and CUDA beside it, should read into the environment, but for what is set there. Load() does it too; a
-// program with threads calls this before it has any that read the environment, and before it uses CUDA.
+// Puts what NCCL, and CUDA beside it, should read into the environment, but for what is set there. Load() does it too;
+// a program with threads calls this before it has any that read the environment, and before it uses CUDA.
 void SetNcclEnvironment();
 
 struct Nccl {
@@ -25,8 +25,8 @@ struct Nccl {
   // something else, or older than 2.24 (says what was found). Thread-safe; the same object for the life of the process.
   static absl::StatusOr<const Nccl*> Load(const std::string& path);
 
-  // OK also for what goes on in the background. Else: UNAVAILABLE another member or the network failed; FAILED_PRECONDITION
-  // NCCL refuses this use (such as one GPU for two members); INTERNAL everything else.
+  // OK also for what goes on in the background. Else: UNAVAILABLE another member or the network failed;
+  // FAILED_PRECONDITION NCCL refuses this use (such as one GPU for two members); INTERNAL everything else.
   absl::Status ToStatus(ncclResult_t result, absl::string_view operation) const;
 
   decltype(&ncclGetErrorString) get_error_string = nullptr;
@@ -41,8 +41,8 @@ struct Nccl {
   decltype(&ncclRecv) receive = nullptr;
 };
 
-// One member's end of a communicator of GPUs. No call waits for another member; Ready() and the stream say how far things
-// are. Move-only; used by one thread at a time.
+// One member's end of a communicator of GPUs. No call waits for another member; Ready() and the stream say how far
+// things are. Move-only; used by one thread at a time.
 //
 //   ASSIGN_OR_RETURN(auto communicator, NcclCommunicator::Join(nccl, device, id, rank, size));
 //   ... until communicator.Ready() ...
@@ -61,8 +61,8 @@ class NcclCommunicator {
   NcclCommunicator& operator=(NcclCommunicator&& other) noexcept;
   ~NcclCommunicator() { Abort(); }
 
-  // Whether what was begun last is done: the communicator connected, the operations on the stream. Errors of any member's
-  // end that NCCL knows of.
+  // Whether what was begun last is done: the communicator connected, the operations on the stream. Errors of any
+  // member's end that NCCL knows of.
   absl::StatusOr<bool> Ready() const;
 
   struct Operation {
@@ -73,12 +73,12 @@ class NcclCommunicator {
     void* data = nullptr;  // of the communicator's GPU; only read when it is sent
     int64_t size_bytes = 0;
   };
-  // Begins to enqueue operations that go on beside each other, on a stream of the communicator's GPU. The n-th send to a
-  // peer meets the peer's n-th receive from here, of the same size. Requires Ready().
+  // Begins to enqueue operations that go on beside each other, on a stream of the communicator's GPU. The n-th send to
+  // a peer meets the peer's n-th receive from here, of the same size. Requires Ready().
   absl::Status Enqueue(absl::Span<const Operation> operations, cudaStream_t stream);
 
-  // Gives the communicator up without the other members: its kernels end, whatever they wait for. The stream is idle soon
-  // after.
+  // Gives the communicator up without the other members: its kernels end, whatever they wait for. The stream is idle
+  // soon after.
   void Abort();
 
  private:

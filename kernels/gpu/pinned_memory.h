@@ -14,7 +14,8 @@
 
 namespace paramshard::gpu {
 
-// An array of `T`, which is trivially copyable and destructible; its elements are not initialized. Move-only; frees itself.
+// An array of `T`, which is trivially copyable and destructible; its elements are not initialized. Move-only; frees
+// itself.
 template <typename T>
 class PinnedArray {
  public:

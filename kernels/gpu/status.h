@@ -10,9 +10,10 @@
 
 namespace paramshard::gpu {
 
-// OK, or: RESOURCE_EXHAUSTED the device has no memory left; FAILED_PRECONDITION there is no driver, or one that is too old,
-// or no such device; INTERNAL everything else. `operation` says what was tried. Clears an error that is not sticky; one that
-// is breaks the device, the one that this thread's calls go to unless another is named: then and ever after FaultOf(device).
+// OK, or: RESOURCE_EXHAUSTED the device has no memory left; FAILED_PRECONDITION there is no driver, or one that is too
+// old, or no such device; INTERNAL everything else. `operation` says what was tried. Clears an error that is not
+// sticky; one that is breaks the device, the one that this thread's calls go to unless another is named: then and ever
+// after FaultOf(device).
 absl::Status ToStatus(cudaError_t error, absl::string_view operation);
 absl::Status ToStatus(CUresult error, absl::string_view operation);
 absl::Status ToStatus(cudaError_t error, absl::string_view operation, int device);

@@ -12,8 +12,8 @@
 
 namespace paramshard::gpu {
 
-// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope. A thread that had not used
-// CUDA before stays with `device`: going back would open GPU 0, its default.
+// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope. A thread that had not
+// used CUDA before stays with `device`: going back would open GPU 0, its default.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -29,8 +29,8 @@ class DeviceScope {
 // (ReportFault): nothing that we enqueue takes seconds, or waits for anybody who may never come.
 inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
 
-// Waits until everything enqueued on a stream of the device so far is done, looking ever more rarely. Errors of that work;
-// FaultOf(device).
+// Waits until everything enqueued on a stream of the device so far is done, looking ever more rarely. Errors of that
+// work; FaultOf(device).
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
 
 // Whether it is done by now. Errors likewise.

@@ -14,9 +14,9 @@ namespace paramshard::gpu {
 
 // A list of writes and waits that a stream carries out in order. Reusable; not thread-safe.
 //
-// Words are addresses of the host, registered (HostRegistration) or allocated pinned. A write is seen after everything that
-// the stream did before it, by the host and by every device. A wait ends when the word has reached the value: cyclically, as
-// wire::Reached compares.
+// Words are addresses of the host, registered (HostRegistration) or allocated pinned. A write is seen after everything
+// that the stream did before it, by the host and by every device. A wait ends when the word has reached the value:
+// cyclically, as wire::Reached compares.
 class WordOperations {
  public:
   void Write(void* word, uint32_t value);

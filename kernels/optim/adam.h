@@ -29,16 +29,16 @@ struct AdamState {
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
 float BiasCorrection(float beta, int64_t step);
 
-// Steps one extent: scales the gradient, updates moments and master in place, and encodes the new master into its planes.
-// The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the extent's granules
-// one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).
+// Steps one extent: scales the gradient, updates moments and master in place, and encodes the new master into its
+// planes. The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the
+// extent's granules one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).
 //
 // `gradient` is rows x cols like the state. A plane whose data is null is not written (see EncodePlanes). None of the
 // arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
-// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded. Returns the amax of the
-// new master where NeedsAmax(), else 0.
+// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded. Returns the amax
+// of the new master where NeedsAmax(), else 0.
 //
 // Requires: CheckEncodable(encoding).ok(); BF16 with row_wise.data where the master is stored with a remainder.
 float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,

@@ -19,13 +19,13 @@
 
 namespace paramshard::gpu {
 
-// One extent, with what stays the same from step to step. Pointers to memory of the device, as FusedAdam() takes them: state
-// and gradient aligned for their elements, planes of any alignment; but the weights of a master with a remainder are aligned
-// to 2 bytes. The up to 15 bytes before an array, as far as they share 16 aligned ones with it, are read.
+// One extent, with what stays the same from step to step. Pointers to memory of the device, as FusedAdam() takes them:
+// state and gradient aligned for their elements, planes of any alignment; but the weights of a master with a remainder
+// are aligned to 2 bytes. The up to 15 bytes before an array, as far as they share 16 aligned ones with it, are read.
 //
-// Fastest where all arrays are aligned to 16 bytes and `columns` is a multiple of 16. Other numbers of columns are nearly as
-// fast with moments of equal type, FP32 or BF16; else elements are accessed one by one, as they are where arrays differ in
-// their alignment to four elements.
+// Fastest where all arrays are aligned to 16 bytes and `columns` is a multiple of 16. Other numbers of columns are
+// nearly as fast with moments of equal type, FP32 or BF16; else elements are accessed one by one, as they are where
+// arrays differ in their alignment to four elements.
 struct AdamExtent {
   const float* gradient = nullptr;
   AdamState state;
@@ -37,8 +37,8 @@ struct AdamExtent {
 };
 
 // The steps of a fixed list of extents. Move-only; owns its tables on the device, not the extents' memory, which must
-// outlive it. Not thread-safe. A stream must be done with one call before the next call on another stream, and before any
-// that enqueues work of other arguments: the tables are the plan's.
+// outlive it. Not thread-safe. A stream must be done with one call before the next call on another stream, and before
+// any that enqueues work of other arguments: the tables are the plan's.
 //
 //   ASSIGN_OR_RETURN(FusedAdamPlan plan, FusedAdamPlan::Create(device, extents));
 //   RETURN_IF_ERROR(plan.Step(steps, scalings, stream));
@@ -59,9 +59,9 @@ class FusedAdamPlan {
   FusedAdamPlan& operator=(FusedAdamPlan&& other) noexcept;
   ~FusedAdamPlan();
 
-  // Enqueues one optimizer step on every extent whose entry in `steps` has a value; of the others no byte changes. Encodes
-  // those that do not EncodesAfterAmax(), FP8_TENSOR_DELAYED with its scaling's `scale`. INVALID_ARGUMENT for missing
-  // scalings, here and below.
+  // Enqueues one optimizer step on every extent whose entry in `steps` has a value; of the others no byte changes.
+  // Encodes those that do not EncodesAfterAmax(), FP8_TENSOR_DELAYED with its scaling's `scale`. INVALID_ARGUMENT for
+  // missing scalings, here and below.
   absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
 
@@ -75,8 +75,8 @@ class FusedAdamPlan {
   // Enqueues finding the amax of the master of every extent that NeedsAmax().
   absl::Status MeasureAmaxes(cudaStream_t stream);
 
-  // What the latest Step() or MeasureAmaxes() found, an entry per extent: 0 where not NeedsAmax(), and where not stepped.
-  // Waits for the stream.
+  // What the latest Step() or MeasureAmaxes() found, an entry per extent: 0 where not NeedsAmax(), and where not
+  // stepped. Waits for the stream.
   absl::StatusOr<std::vector<float>> Amaxes(cudaStream_t stream);
 
  private:

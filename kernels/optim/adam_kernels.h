@@ -27,9 +27,11 @@ struct DeviceExtent {
   int64_t rows;
   int64_t columns;
   Encoding encoding;
-  // Without blocks that tie rows or columns together: is not walked as one long row, because blocks of moments end with rows.
+  // Without blocks that tie rows or columns together: is not walked as one long row, because blocks of moments end with
+  // rows.
   bool by_rows;
-  // Elements that the arrays of the state begin past an address that is aligned to kShiftAlignment elements. ShiftedAccess only.
+  // Elements that the arrays of the state begin past an address that is aligned to kShiftAlignment elements.
+  // ShiftedAccess only.
   int phase;
 };
 
@@ -53,8 +55,8 @@ struct alignas(16) AdamTile {
 // What is walked as one long row is cut into pieces of this many elements.
 constexpr int64_t kFlatTileColumns = 8192;
 
-// The tiles of the formats in blocks that are encoded with the step: as many elements for MXFP8 as for flat tiles, twice as
-// many for 128 x 128 blocks. {0, 0} for the others.
+// The tiles of the formats in blocks that are encoded with the step: as many elements for MXFP8 as for flat tiles,
+// twice as many for 128 x 128 blocks. {0, 0} for the others.
 constexpr MatrixShape GpuTileShape(Format format) {
   switch (format) {
     case Format::kMXFP8:

@@ -1,7 +1,7 @@
 // Adam for one element: the formula that the host loop and the device kernel share.
 //
-// Every operation is one float32 operation in the order written. The parameter uses the fresh float32 moments; rounding to
-// what is stored comes after. AMSGrad is not offered.
+// Every operation is one float32 operation in the order written. The parameter uses the fresh float32 moments; rounding
+// to what is stored comes after. AMSGrad is not offered.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
 #define PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
@@ -13,8 +13,8 @@
 
 namespace paramshard {
 
-// AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"); L2 adds the decay
-// to the gradient.
+// AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"); L2 adds the
+// decay to the gradient.
 enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
 
 // The hyper-parameters of one step. They are the same for every element of a parameter group.

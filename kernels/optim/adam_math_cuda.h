@@ -1,10 +1,12 @@
-// UpdateAdamElement() (adam_math.h) for several elements at a time, without the branches of IEEE division and square root.
+// UpdateAdamElement() (adam_math.h) for several elements at a time, without the branches of IEEE division and square
+// root.
 //
 // Internal to kernels/, for CUDA sources.
 //
-// Compiled as they are written, the two divisions and the root each test their operands and call a subroutine for zeros,
-// subnormals and the ends of the range. Moments that are zero or subnormal (a row that gets no gradient keeps them) make the
-// step twice as slow or worse. Here one test for all of them picks one of three ways, which give the same bytes:
+// Compiled as they are written, the two divisions and the root each test their operands and call a subroutine for
+// zeros, subnormals and the ends of the range. Moments that are zero or subnormal (a row that gets no gradient keeps
+// them) make the step twice as slow or worse. Here one test for all of them picks one of three ways, which give the
+// same bytes:
 //
 //  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An approximate
 //     reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused multiply-add gives
@@ -39,8 +41,8 @@ struct AdamConstants {
   bool in_range;
 };
 
-// The bounds that the first two ways are proven for. With them no intermediate result overflows, and every remainder is a
-// float32: the smallest nonzero bit of one is 2^-48 of the dividend, and not below 2^-149.
+// The bounds that the first two ways are proven for. With them no intermediate result overflows, and every remainder is
+// a float32: the smallest nonzero bit of one is 2^-48 of the dividend, and not below 2^-149.
 constexpr float kMinBiasCorrection = 0x1p-24f;
 constexpr float kMinEpsilon = 0x1p-60f;
 constexpr float kMaxEpsilon = 0x1p20f;
@@ -125,9 +127,9 @@ __device__ __forceinline__ float SmallRoot(float x) {
   return tiny ? root * 0x1p-32f : root;
 }
 
-// `quotient` is dividend / divisor rounded to nearest, and about to be multiplied by kDown to a subnormal, which rounds again.
-// That goes wrong where the first rounding ended halfway between two subnormals: there, takes the neighbor of `quotient`
-// that lies on the side of the exact value.
+// `quotient` is dividend / divisor rounded to nearest, and about to be multiplied by kDown to a subnormal, which rounds
+// again. That goes wrong where the first rounding ended halfway between two subnormals: there, takes the neighbor of
+// `quotient` that lies on the side of the exact value.
 __device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, float quotient) {
   const float subnormal = quotient * kDown;
   // Half of the smallest subnormal, scaled up.

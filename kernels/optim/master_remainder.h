@@ -1,8 +1,9 @@
 // A float32 master as a bfloat16 weight and 16 bits more.
 //
-// The weight is the master's upper half, rounded half away from zero, so that it is a BF16 plane as it lies; the remainder is
-// the lower half as a signed number. Joining gives every bit back. The split differs from EncodeBFloat16() at ties, which
-// that rounds to even, and in NaN: 0x7fc00000 becomes 0x7fc0. As in TransformerEngine's FusedAdam (store_param_remainders).
+// The weight is the master's upper half, rounded half away from zero, so that it is a BF16 plane as it lies; the
+// remainder is the lower half as a signed number. Joining gives every bit back. The split differs from EncodeBFloat16()
+// at ties, which that rounds to even, and in NaN: 0x7fc00000 becomes 0x7fc0. As in TransformerEngine's FusedAdam
+// (store_param_remainders).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MASTER_REMAINDER_H_
 #define PARAMSHARD_KERNELS_OPTIM_MASTER_REMAINDER_H_

@@ -1,10 +1,10 @@
 // How the optimizer's moments are stored.
 //
-// FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements of a
-// row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or infinite;
-// the code is cast(x / scale_inv), saturating. exp_avg_sq is then stored as its square root, and decoded as the square of
-// code * scale_inv. A proposal of this project, after 8-bit optimizers (Dettmers et al., "8-bit Optimizers via Block-wise
-// Quantization").
+// FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements
+// of a row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or
+// infinite; the code is cast(x / scale_inv), saturating. exp_avg_sq is then stored as its square root, and decoded as
+// the square of code * scale_inv. A proposal of this project, after 8-bit optimizers (Dettmers et al., "8-bit
+// Optimizers via Block-wise Quantization").
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
@@ -42,8 +42,8 @@ struct ConstMoment {
   MomentType type = MomentType::kFP32;
 };
 
-// The part of a moment with rows of `cols` elements that begins at a row and a column, a multiple of kMomentBlockSize. As a
-// moment of one row it reaches to the end of that row at most.
+// The part of a moment with rows of `cols` elements that begins at a row and a column, a multiple of kMomentBlockSize.
+// As a moment of one row it reaches to the end of that row at most.
 MutableMoment MomentAt(const MutableMoment& moment, int64_t cols, int64_t row, int64_t col);
 
 // Stores rows x cols values. Every NaN is stored as 0x7fc00000 (bf16, fp16: 0x7fff, fp8: 0x7f).

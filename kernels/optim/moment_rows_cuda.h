@@ -1,8 +1,8 @@
 // Moments of each type on a GPU: a thread's four elements of a row, in shared memory and back to global memory.
 //
-// A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp. The bytes are those of
-// moment_math.h; where its division and its root would leave the fast path of their instructions for no need, the sequences
-// of adam_math_cuda.h give the same results without.
+// A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp. The bytes are
+// those of moment_math.h; where its division and its root would leave the fast path of their instructions for no need,
+// the sequences of adam_math_cuda.h give the same results without.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -101,8 +101,8 @@ __device__ __forceinline__ void TakeRoots(float (&values)[kQuad]) {
   }
 }
 
-// Divides by the scale of a block whose amax is `amax`. With ordinary scales the quotients are exact down to 2^-36, and what
-// is smaller becomes a zero of its sign in either type.
+// Divides by the scale of a block whose amax is `amax`. With ordinary scales the quotients are exact down to 2^-36, and
+// what is smaller becomes a zero of its sign in either type.
 __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float (&values)[kQuad]) {
   const bool ordinary = amax == 0.0f || (amax < 0x1p80f && scale_inv >= 0x1p-64f && scale_inv < 0x1p64f);
   if (!ordinary) {

@@ -1,5 +1,5 @@
-// NVFP4_2D is encoded when the amax over all ranks is known, from the master alone. A warp has 16 rows of 128 columns, a lane
-// four columns of them in registers: eight blocks side by side, four lanes to a block.
+// NVFP4_2D is encoded when the amax over all ranks is known, from the master alone. A warp has 16 rows of 128 columns,
+// a lane four columns of them in registers: eight blocks side by side, four lanes to a block.
 
 #include <cstdint>
 

@@ -2,11 +2,11 @@
 //
 // Internal to kernels/.
 //
-// A row of an odd matrix begins anywhere. Its piece inside a tile is walked in quads of four elements, from the last multiple
-// of kShiftAlignment elements before it: every quad can be accessed at once, and no two of a warp's accesses share a sector.
-// Quads in which the piece begins or ends have elements that are not its own. All rows of a tile get the same number of quads,
-// so that a slot (the number of a quad in the tile) is easily turned into its place, and also is where the quad lies in shared
-// memory.
+// A row of an odd matrix begins anywhere. Its piece inside a tile is walked in quads of four elements, from the last
+// multiple of kShiftAlignment elements before it: every quad can be accessed at once, and no two of a warp's accesses
+// share a sector. Quads in which the piece begins or ends have elements that are not its own. All rows of a tile get
+// the same number of quads, so that a slot (the number of a quad in the tile) is easily turned into its place, and also
+// is where the quad lies in shared memory.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_SHIFTED_ROWS_H_
 #define PARAMSHARD_KERNELS_OPTIM_SHIFTED_ROWS_H_
@@ -25,8 +25,8 @@ constexpr int ShiftedQuads(int width) { return (kShiftAlignment - 1 + width + 3)
 
 class ShiftedRows {
  public:
-  // `rows` pieces of `width` elements, the first of which is number `first` of its array, `pitch` elements apart; element 0 of
-  // the array is `phase` elements past an aligned address.
+  // `rows` pieces of `width` elements, the first of which is number `first` of its array, `pitch` elements apart;
+  // element 0 of the array is `phase` elements past an aligned address.
   //
   // Requires: pitch < 2^31.
   PARAMSHARD_HOST_DEVICE ShiftedRows(int phase, int64_t first, int64_t pitch, int rows, int width)

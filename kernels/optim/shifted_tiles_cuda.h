@@ -1,7 +1,7 @@
 // Encoding the tiles of extents whose rows do not begin at aligned addresses.
 //
-// The update walks a tile's elements as memory has them (shifted_rows.h) and leaves the new master in shared memory; when all
-// threads are there, rows are read from it with their shifts and encoded.
+// The update walks a tile's elements as memory has them (shifted_rows.h) and leaves the new master in shared memory;
+// when all threads are there, rows are read from it with their shifts and encoded.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -93,8 +93,9 @@ class ShiftedTile {
   ShiftedWalk walk_;
 };
 
-// Stores the first `count` of the warp's 128 codes, four a lane, of which this lane's belong at `own`. If all are there, in
-// words that are aligned; the bytes before the first word and after the last one, four together, have a lane each.
+// Stores the first `count` of the warp's 128 codes, four a lane, of which this lane's belong at `own`. If all are
+// there, in words that are aligned; the bytes before the first word and after the last one, four together, have a lane
+// each.
 __device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t* own) {
   if (count < kWarpColumns) {
 #pragma unroll
@@ -144,8 +145,8 @@ class ShiftedFlatTile {
   ShiftedWalk walk_;
 };
 
-// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, and a warp, which has 32 of them, those of their blocks in
-// rows, or of the square; then each warp encodes halves of rows.
+// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, and a warp, which has 32 of them, those of their blocks
+// in rows, or of the square; then each warp encodes halves of rows.
 template <typename Element>
 class ShiftedMxfp8Tile : public ShiftedTile {
  public:

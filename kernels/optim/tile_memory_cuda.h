@@ -29,8 +29,8 @@ constexpr int kFloatRowBytes = kThreads * kQuad * 4;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
-// Copies 16 or 8 bytes into shared memory until AwaitCopies(). The lines around come into the second-level cache: 3 to 7 % of
-// the time where rows are not aligned to them.
+// Copies 16 or 8 bytes into shared memory until AwaitCopies(). The lines around come into the second-level cache: 3 to
+// 7 % of the time where rows are not aligned to them.
 template <int kBytes>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -64,8 +64,8 @@ __device__ __forceinline__ void AwaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Stores an object of 1, 2, 4, 8 or 16 bytes to global memory, at once. Written as an assignment, four floats become four
-// stores to an address of a space that the compiler does not know.
+// Stores an object of 1, 2, 4, 8 or 16 bytes to global memory, at once. Written as an assignment, four floats become
+// four stores to an address of a space that the compiler does not know.
 template <typename T>
 __device__ __forceinline__ void StoreGlobal(const T& value, void* address) {
   if constexpr (sizeof(T) == 16) {
@@ -101,11 +101,11 @@ struct alignas(kQuad * sizeof(T)) Quad {
   T values[kQuad];
 };
 
-// How a thread's four elements of a row lie in memory and are accessed. `index` is that of the first one, `valid` has a bit
-// for each.
+// How a thread's four elements of a row lie in memory and are accessed. `index` is that of the first one, `valid` has a
+// bit for each.
 //
-// QuadAccess: next to each other, all valid or none. ShiftedAccess: the same, in part valid. StridedAccess: 32 apart, so that
-// a warp's accesses are dense whatever the alignment.
+// QuadAccess: next to each other, all valid or none. ShiftedAccess: the same, in part valid. StridedAccess: 32 apart,
+// so that a warp's accesses are dense whatever the alignment.
 struct QuadAccess {
   // Quads may be valid in part, and nothing is done for those that are not at all.
   static constexpr bool kInPart = false;
@@ -166,8 +166,8 @@ struct QuadAccess {
   // Of the scales of four elements' blocks, as bytes, the one that this lane stores.
   __device__ static uint8_t OwnScale(uint32_t scales) { return static_cast<uint8_t>(scales); }
 
-  // For the blocks of 32 columns that the row of a warp has: what each element is multiplied by, and the scale that this lane
-  // stores.
+  // For the blocks of 32 columns that the row of a warp has: what each element is multiplied by, and the scale that
+  // this lane stores.
   template <typename Element>
   __device__ static uint8_t ScaleBlocks(const float (&values)[kQuad], float (&multipliers)[kQuad]) {
     float amax = 0.0f;
@@ -189,8 +189,8 @@ struct QuadAccess {
   }
 };
 
-// A thread's four elements are next to each other and aligned to 16 bytes in memory, but a row may begin or end among them:
-// any of them may be invalid. Those come along, and are not stored.
+// A thread's four elements are next to each other and aligned to 16 bytes in memory, but a row may begin or end among
+// them: any of them may be invalid. Those come along, and are not stored.
 struct ShiftedAccess : QuadAccess {
   static constexpr bool kInPart = true;
 
@@ -240,7 +240,8 @@ struct StridedAccess {
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
     const T* const address = source + index;
     const auto* first = reinterpret_cast<const uint8_t*>(address);
-    // An element of two bytes comes with the word around it. (As an instruction, so that it is one for all four elements.)
+    // An element of two bytes comes with the word around it. (As an instruction, so that it is one for all four
+    // elements.)
     if (sizeof(T) < 4) asm("and.b64 %0, %1, -4;" : "=l"(first) : "l"(address));
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
@@ -367,8 +368,8 @@ __device__ __forceinline__ float BlockAmax(const float (&amax)[kQuad]) {
   return FloatFromBits(block_amax);
 }
 
-// The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent, in block
-// `first_block + r * block_stride` of 128 columns.
+// The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent, in
+// block `first_block + r * block_stride` of 128 columns.
 struct Walk {
   struct Place {
     int64_t index;

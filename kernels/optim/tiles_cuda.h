@@ -1,5 +1,5 @@
-// Encoding the tiles of extents whose rows are walked one beside the other: which thread has which elements, and what it does
-// with the new master.
+// Encoding the tiles of extents whose rows are walked one beside the other: which thread has which elements, and what
+// it does with the new master.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -21,7 +21,8 @@ __device__ __forceinline__ void StoreBlockScale(float scale_inv, const DeviceExt
   StoreBytes(scale_inv, extent.row_wise.scales + (tile.row * blocks_across + tile.column) * sizeof(float));
 }
 
-// Encodes elements one by one, and finds their amax: the formats without blocks, and NVFP4_2D while it waits for its amax.
+// Encodes elements one by one, and finds their amax: the formats without blocks, and NVFP4_2D while it waits for its
+// amax.
 template <typename Access>
 class FlatEncoder {
  public:
@@ -136,8 +137,8 @@ class SplitFlatTile : public FlatTile<Access> {
   __device__ void Finish() const {}
 };
 
-// MXFP8 and MXFP8_2D. Four groups of eight rows, of two warps side by side. MXFP8's row-wise plane is encoded as rows pass;
-// its column-wise one, and the squares of MXFP8_2D, when the groups have told each other their columns' amaxes.
+// MXFP8 and MXFP8_2D. Four groups of eight rows, of two warps side by side. MXFP8's row-wise plane is encoded as rows
+// pass; its column-wise one, and the squares of MXFP8_2D, when the groups have told each other their columns' amaxes.
 template <typename Access, typename Element>
 class Mxfp8Tile {
  public:

@@ -4,8 +4,8 @@
 // Element e of parameter p draws four 32-bit words w0..w3 = Philox4x32-10(counter, key) with
 //   key     = {low32(seed), low32(p)}
 //   counter = {low32(e), high32(e), high32(seed), high32(p)}
-// and from them two doubles of 53 bits, u = (w0, w1) and v = (w2, w3), in [0, 1) (philox.h). Then, in double and rounded to
-// float32 once:
+// and from them two doubles of 53 bits, u = (w0, w1) and v = (w2, w3), in [0, 1) (philox.h). Then, in double and
+// rounded to float32 once:
 //   uniform  a + (b - a) * u, the next float below b should that round to b or above
 //   normal   a + b * sqrt(-2 ln(1 - u)) * cos(2 pi v)      (Box and Muller; ln and cos by the polynomials in
 //                                                          initial_values_math.h, the same bits on host and device)
@@ -30,7 +30,8 @@ struct InitialValue {
   float b = 0.0f;
 };
 
-// InvalidArgument unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal) or a < b (uniform).
+// InvalidArgument unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal) or a < b
+// (uniform).
 absl::Status CheckInitialValue(const InitialValue& value);
 
 // Writes elements [first_element, first_element + count) of parameter `parameter_index` into `out`.

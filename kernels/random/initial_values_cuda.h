@@ -12,8 +12,8 @@
 
 namespace paramshard::gpu {
 
-// Enqueues writing elements [first_element, first_element + count) of parameter `parameter_index` to `out`, memory of the
-// current device. INVALID_ARGUMENT as CheckInitialValue().
+// Enqueues writing elements [first_element, first_element + count) of parameter `parameter_index` to `out`, memory of
+// the current device. INVALID_ARGUMENT as CheckInitialValue().
 absl::Status FillInitialValues(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,
                                int64_t count, float* out, cudaStream_t stream);
 

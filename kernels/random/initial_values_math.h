@@ -1,7 +1,7 @@
 // The initial value of one element (see initial_values.h), with the same bits on host and device.
 //
-// Double arithmetic in the order written: +, -, *, / and sqrt only, which IEEE-754 rounds exactly. Library logarithms and
-// cosines differ between machines, so both are polynomials here, good to a few ulps of a double.
+// Double arithmetic in the order written: +, -, *, / and sqrt only, which IEEE-754 rounds exactly. Library logarithms
+// and cosines differ between machines, so both are polynomials here, good to a few ulps of a double.
 
 #ifndef PARAMSHARD_KERNELS_RANDOM_INITIAL_VALUES_MATH_H_
 #define PARAMSHARD_KERNELS_RANDOM_INITIAL_VALUES_MATH_H_

@@ -18,8 +18,8 @@ int64_t GradientBytes(GradientType type);
 // For each of `count` elements: s = ((source[0] + source[1]) + source[2]) + ... in float32, sources in rank order, then
 // accumulator = s when `overwrite`, else accumulator + s. A NaN is stored as 0x7fc00000. A single source keeps its -0.
 //
-// Sources hold `count` elements of `type` each, aligned for it, and do not overlap the accumulator, of which nothing is read
-// when `overwrite`. Requires at least one source.
+// Sources hold `count` elements of `type` each, aligned for it, and do not overlap the accumulator, of which nothing is
+// read when `overwrite`. Requires at least one source.
 void SumGradients(absl::Span<const void* const> sources, GradientType type, int64_t count, bool overwrite,
                   float* accumulator);
 

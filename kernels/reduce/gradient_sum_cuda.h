@@ -25,8 +25,8 @@ struct GradientSumTask {
   float* accumulator = nullptr;
 };
 
-// Enqueues the sums on the current device: one launch for every 64 tasks. The tasks are copied; their accumulators do not
-// overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
+// Enqueues the sums on the current device: one launch for every 64 tasks. The tasks are copied; their accumulators do
+// not overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
 
 }  // namespace paramshard::gpu

@@ -21,8 +21,8 @@ struct SquareSumExtent {
   int64_t count = 0;
 };
 
-// The sums of a fixed list of arrays. Move-only; owns its tables and partial sums on the device, not the arrays, which must
-// outlive it. Not thread-safe.
+// The sums of a fixed list of arrays. Move-only; owns its tables and partial sums on the device, not the arrays, which
+// must outlive it. Not thread-safe.
 class SquareSumPlan {
  public:
   // RESOURCE_EXHAUSTED.

@@ -17,14 +17,14 @@ namespace paramshard::safetensors {
 // As HuggingFace names it.
 inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 
-// The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the file
-// of each tensor, relative to the index. Movable; thread-safe.
+// The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
+// file of each tensor, relative to the index. Movable; thread-safe.
 class Checkpoint {
  public:
-  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder that holds model.safetensors.index.json or
-  // else one .safetensors file. Errors as SafetensorsFile::Open; INVALID_ARGUMENT also for an index that is no such
-  // object, names a tensor twice or a file outside its folder, or does not give the tensors that its files hold, and for a
-  // folder with none or several files. A link is followed wherever it points.
+  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder that holds
+  // model.safetensors.index.json or else one .safetensors file. Errors as SafetensorsFile::Open; INVALID_ARGUMENT also
+  // for an index that is no such object, names a tensor twice or a file outside its folder, or does not give the
+  // tensors that its files hold, and for a folder with none or several files. A link is followed wherever it points.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
   struct Tensor {

@@ -42,8 +42,9 @@ std::optional<Dtype> ParseDtype(absl::string_view name);
 
 int DtypeBits(Dtype dtype);
 
-// Size of a tensor's data; 8 bits for a BOOL, elements of fewer packed. None when an extent is negative, when the product of the
-// extents (those of 0 aside) or of the size does not fit int64, or when the data would not end at a whole byte.
+// Size of a tensor's data; 8 bits for a BOOL, elements of fewer packed. None when an extent is negative, when the
+// product of the extents (those of 0 aside) or of the size does not fit int64, or when the data would not end at a
+// whole byte.
 std::optional<int64_t> TensorBytes(Dtype dtype, absl::Span<const int64_t> shape);
 
 }  // namespace paramshard::safetensors

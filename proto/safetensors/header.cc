@@ -20,8 +20,8 @@ constexpr char kMetadataName[] = "__metadata__";
 constexpr size_t kMaxNameText = 200;
 constexpr int64_t kDataAlignment = 8;
 
-// Takes the parser's events as they come and refuses the first that the format has not: whatever the text holds, no more
-// is kept than tensors.
+// Takes the parser's events as they come and refuses the first that the format has not: whatever the text holds, no
+// more is kept than tensors.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   // What is wrong with the text, after the parser has stopped.

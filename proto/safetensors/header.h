@@ -1,9 +1,9 @@
 // The header of a safetensors file.
 //
-// A file is: the header's length as 8 bytes, little-endian; the header, a JSON object that may be followed by spaces; the
-// data of all tensors, little-endian, row-major, one after the other without holes. The header maps the name of each
-// tensor to {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, with offsets from the start of the data, and
-// the name "__metadata__", which may be missing, to an object of texts. The format is specified at
+// A file is: the header's length as 8 bytes, little-endian; the header, a JSON object that may be followed by spaces;
+// the data of all tensors, little-endian, row-major, one after the other without holes. The header maps the name of
+// each tensor to {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, with offsets from the start of the
+// data, and the name "__metadata__", which may be missing, to an object of texts. The format is specified at
 // https://huggingface.co/docs/safetensors; what its reference implementation refuses is refused here.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_HEADER_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_HEADER_H_
@@ -40,12 +40,12 @@ struct Header {
 };
 
 // Parses the JSON of a file with `data_bytes` bytes of data. INVALID_ARGUMENT names the tensor: text that is no such
-// object, an unknown dtype, a shape whose size does not fit or is not that of its offsets, names or members that are there
-// twice, data that overlap or leave a hole. DATA_LOSS when the file ends before its tensors do, or after them.
+// object, an unknown dtype, a shape whose size does not fit or is not that of its offsets, names or members that are
+// there twice, data that overlap or leave a hole. DATA_LOSS when the file ends before its tensors do, or after them.
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes);
 
-// Length and JSON, padded with spaces so that the data begin at a multiple of 8. Offsets and sizes are the caller's, names
-// are UTF-8.
+// Length and JSON, padded with spaces so that the data begin at a multiple of 8. Offsets and sizes are the caller's,
+// names are UTF-8.
 std::string SerializeHeader(const Header& header);
 
 // A name for messages: escaped, and not longer than a line.

@@ -15,8 +15,8 @@
 
 namespace paramshard::safetensors {
 
-// An open file whose header has been checked against its length. Data are read where they are asked for, not mapped: a file
-// that is cut meanwhile is an error, not a signal. Movable; Read may be called by several threads.
+// An open file whose header has been checked against its length. Data are read where they are asked for, not mapped: a
+// file that is cut meanwhile is an error, not a signal. Movable; Read may be called by several threads.
 //
 //   ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open("model.safetensors"));
 //   for (const TensorInfo& tensor : file.tensors()) {
@@ -25,9 +25,9 @@ namespace paramshard::safetensors {
 //   }
 class SafetensorsFile {
  public:
-  // NOT_FOUND; PERMISSION_DENIED; INVALID_ARGUMENT for what is no regular file, a header longer than kMaxHeaderBytes, and
-  // what ParseHeader refuses; DATA_LOSS for a file that is shorter or longer than its header says; UNAVAILABLE when it
-  // cannot be read. All name the file.
+  // NOT_FOUND; PERMISSION_DENIED; INVALID_ARGUMENT for what is no regular file, a header longer than kMaxHeaderBytes,
+  // and what ParseHeader refuses; DATA_LOSS for a file that is shorter or longer than its header says; UNAVAILABLE when
+  // it cannot be read. All name the file.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -35,8 +35,8 @@ class SafetensorsFile {
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const Metadata& metadata() const { return header_.metadata; }
 
-  // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; they must lie in it. DATA_LOSS when the file has
-  // become shorter, UNAVAILABLE when it cannot be read; both name file and tensor.
+  // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; they must lie in it. DATA_LOSS when the file
+  // has become shorter, UNAVAILABLE when it cannot be read; both name file and tensor.
   absl::Status Read(const TensorInfo& tensor, int64_t offset_bytes, absl::Span<uint8_t> out) const;
 
  private:

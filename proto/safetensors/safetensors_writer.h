@@ -18,8 +18,8 @@
 
 namespace paramshard::safetensors {
 
-// A file in the making: its header is written first, then the data of its tensors, each from its start to its end, in any
-// order between tensors. It takes its name at Commit; without that it leaves nothing. Movable; not thread-safe.
+// A file in the making: its header is written first, then the data of its tensors, each from its start to its end, in
+// any order between tensors. It takes its name at Commit; without that it leaves nothing. Movable; not thread-safe.
 //
 //   ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::Create("out.safetensors", {{"w", Dtype::kF32, {2, 3}}}, {}));
 //   RETURN_IF_ERROR(writer.Append("w", bytes));
@@ -33,16 +33,16 @@ class SafetensorsWriter {
   };
 
   // Writes the header. Data are arranged by the size of their elements, the largest first: every tensor begins at a
-  // multiple of its element's size, as PyTorch expects. INVALID_ARGUMENT for a shape without a size, a name that is there
-  // twice or reserved, or a header of more than kMaxHeaderBytes; errors of ReplacingFile.
+  // multiple of its element's size, as PyTorch expects. INVALID_ARGUMENT for a shape without a size, a name that is
+  // there twice or reserved, or a header of more than kMaxHeaderBytes; errors of ReplacingFile.
   static absl::StatusOr<SafetensorsWriter> Create(const std::string& path, const std::vector<Tensor>& tensors,
                                                   Metadata metadata);
 
   // The tensor's next bytes. INVALID_ARGUMENT for a tensor that the header has not, or more bytes than it has.
   absl::Status Append(absl::string_view name, absl::Span<const uint8_t> bytes);
 
-  // Puts the file on the disk under its name, in place of one that is there. FAILED_PRECONDITION naming a tensor that lacks
-  // bytes. Nothing may be called after it.
+  // Puts the file on the disk under its name, in place of one that is there. FAILED_PRECONDITION naming a tensor that
+  // lacks bytes. Nothing may be called after it.
   absl::Status Commit();
 
  private:

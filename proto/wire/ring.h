@@ -1,7 +1,7 @@
 // The ring of commands in a session's words page: one writer (the trainer), one reader (the daemon).
 //
-// A record is a 32-bit length and that many bytes: a serialized paramshard.v1.Command. Positions count bytes and wrap at
-// 2^32; a record may wrap around the end of the ring.
+// A record is a 32-bit length and that many bytes: a serialized paramshard.v1.Command. Positions count bytes and wrap
+// at 2^32; a record may wrap around the end of the ring.
 #ifndef PARAMSHARD_PROTO_WIRE_RING_H_
 #define PARAMSHARD_PROTO_WIRE_RING_H_
 

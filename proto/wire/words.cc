@@ -10,7 +10,8 @@
 namespace paramshard::wire {
 namespace {
 
-// Some 15 us: what is just arriving is not slept for, and what takes as long as waking the daemon costs no trainer's CPU.
+// Some 15 us: what is just arriving is not slept for, and what takes as long as waking the daemon costs no trainer's
+// CPU.
 constexpr int kSpins = 300;
 
 size_t LineCount(const WordsCounts& counts) {

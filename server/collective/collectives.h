@@ -65,29 +65,29 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether its own pieces land too says
-  // lands_own_pieces(). Returns when the copies are under way or done, which GatherDone says. Then the bytes that this rank's
-  // call is responsible for are in place:
+  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether its own pieces land
+  // too says lands_own_pieces(). Returns when the copies are under way or done, which GatherDone says. Then the bytes
+  // that this rank's call is responsible for are in place:
   //   push engines (memcpy):  this rank's pieces are in all peers' slots;
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
-  // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose pieces are
-  // there) that this call completed, among ranks of this daemon; the caller publishes the ready word. (A GPU's stream has
-  // written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they count from 0 in every daemon
-  // where groups lie inside daemons, and are the world's ranks where one group spans all. It is called for a rank without
-  // pieces of the unit too.
+  // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose
+  // pieces are there) that this call completed, among ranks of this daemon; the caller publishes the ready word. (A
+  // GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they
+  // count from 0 in every daemon where groups lie inside daemons, and are the world's ranks where one group spans all.
+  // It is called for a rank without pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, Delivered delivered) = 0;
-  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next ones may have begun
-  // before. Does not wait.
+  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next ones may
+  // have begun before. Does not wait.
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 
-  // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the slot
-  // may be used again. Where own slices have landed the sum may be left to SumPushed; sums of one accumulator are made in
-  // the order of the calls. FAILED_PRECONDITION own slices landed that were not expected.
+  // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the
+  // slot may be used again. Where own slices have landed the sum may be left to SumPushed; sums of one accumulator are
+  // made in the order of the calls. FAILED_PRECONDITION own slices landed that were not expected.
   virtual absl::Status Reduce(const ReduceCall& call) = 0;
 
-  // Replaces every value by the largest that any daemon of the world has there. Called for one rank of each daemon, its first,
-  // between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN does not
-  // compare: callers pass none. Values of a failed call are unspecified.
+  // Replaces every value by the largest that any daemon of the world has there. Called for one rank of each daemon, its
+  // first, between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN
+  // does not compare: callers pass none. Values of a failed call are unspecified.
   virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
   // Makes the sums that Reduce has left, before anybody reads the accumulators. From the push thread.
   virtual absl::Status SumPushed() { return absl::OkStatus(); }

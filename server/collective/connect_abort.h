@@ -28,8 +28,8 @@ class ConnectAbort {
     return status_;
   }
 
-  // For as long as it lives Abort calls `wake`, which does not call back; at once if it has been called before. One at a
-  // time. `abort` may be null: then nothing happens.
+  // For as long as it lives Abort calls `wake`, which does not call back; at once if it has been called before. One at
+  // a time. `abort` may be null: then nothing happens.
   class Hook {
    public:
     Hook(ConnectAbort* abort, std::function<void(const absl::Status&)> wake) : abort_(abort) {

@@ -21,10 +21,11 @@ namespace paramshard::server {
 
 // Waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
 //
-// A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the pieces
-// of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A batch begins
-// when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are enqueued. The stream
-// then writes the ready word on every peer's page, so that nobody waits for this process to notice.
+// A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the
+// pieces of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A
+// batch begins when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are
+// enqueued. The stream then writes the ready word on every peer's page, so that nobody waits for this process to
+// notice.
 class CopyEngineCollectives final : public Collectives {
  public:
   // One rank's end of the group.

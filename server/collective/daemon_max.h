@@ -11,9 +11,9 @@
 
 namespace paramshard::server {
 
-// Exchanges `values`, which are in host memory and as many on all daemons, with the first member of every other node, and keeps
-// the largest. Called on the first member of each node. FAILED_PRECONDITION naming both when a peer is at another command; else
-// the mesh's errors.
+// Exchanges `values`, which are in host memory and as many on all daemons, with the first member of every other node,
+// and keeps the largest. Called on the first member of each node. FAILED_PRECONDITION naming both when a peer is at
+// another command; else the mesh's errors.
 absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, absl::Time deadline);
 
 }  // namespace paramshard::server

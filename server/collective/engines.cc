@@ -129,7 +129,8 @@ absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec, bool sums_at_c
   return engines;
 }
 
-// Trainers may have taken the memory since the model was opened: unless the model insists, sums then are made at the push.
+// Trainers may have taken the memory since the model was opened: unless the model insists, sums then are made at the
+// push.
 absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
   absl::StatusOr<Engines> engines = MakeDirectEngines(spec, spec.sums_at_commit);
   const bool insists = spec.model->gradient_sums.has_value();

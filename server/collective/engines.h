@@ -36,21 +36,22 @@ struct EngineSpec {
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
   EngineSettings settings;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null
-  // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends with
-  // the layout's landing area. Other engines sum at the push.
+  // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
+  // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;
 };
 
-// Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside those of
-// one, exchange bytes. FAILED_PRECONDITION it is missing or too old (says what to do); UNIMPLEMENTED a build without CUDA.
+// Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside
+// those of one, exchange bytes. FAILED_PRECONDITION it is missing or too old (says what to do); UNIMPLEMENTED a build
+// without CUDA.
 absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings);
 
-// Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in the
-// daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons; Gloo (NCCL)
-// where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout; INVALID_ARGUMENT when
-// replicas are asked of daemons with different device counts, or a shard size that is neither one
-// daemon's devices nor the world; FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory for
-// an engine; ABORTED the epoch is over; what the abort says. Does not return before its threads have ended.
+// Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in
+// the daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons;
+// Gloo (NCCL) where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout;
+// INVALID_ARGUMENT when replicas are asked of daemons with different device counts, or a shard size that is neither one
+// daemon's devices nor the world; FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory
+// for an engine; ABORTED the epoch is over; what the abort says. Does not return before its threads have ended.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);
 
 }  // namespace paramshard::server

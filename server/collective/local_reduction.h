@@ -15,10 +15,10 @@ namespace paramshard::server {
 
 // Waits for nobody: every rank has filled its slot when Reduce is called.
 //
-// At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy engines: a
-// kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies them, each unit
-// into receive memory of its own, and SumPushed makes all sums. A unit's second push between two commits is summed at once,
-// after what was left of the first. Used by one thread at a time.
+// At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy
+// engines: a kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies
+// them, each unit into receive memory of its own, and SumPushed makes all sums. A unit's second push between two
+// commits is summed at once, after what was left of the first. Used by one thread at a time.
 class LocalReduction {
  public:
   // RESOURCE_EXHAUSTED.

@@ -69,9 +69,9 @@ absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection
   return ids;
 }
 
-// Meshes to connect at the same time, as indices: the n-th of every GPU. What NCCL allocates for one communicator may wait
-// for kernels of another on the same GPU, which may wait for a GPU that is no further: so they come one after the other, in
-// the same order everywhere.
+// Meshes to connect at the same time, as indices: the n-th of every GPU. What NCCL allocates for one communicator may
+// wait for kernels of another on the same GPU, which may wait for a GPU that is no further: so they come one after the
+// other, in the same order everywhere.
 std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
   std::vector<std::vector<int>> rounds;
   std::map<int, size_t> meshes_of_device;

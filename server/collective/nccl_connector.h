@@ -18,8 +18,8 @@ struct NcclConnection {
   std::string library;       // path of NCCL; empty: where the dynamic linker finds it
 };
 
-// Loads NCCL, for good: what is missing or too old is found at the start. FAILED_PRECONDITION says what was looked for, and
-// what to do; UNIMPLEMENTED in a build without CUDA. `library` as in NcclConnection.
+// Loads NCCL, for good: what is missing or too old is found at the start. FAILED_PRECONDITION says what was looked for,
+// and what to do; UNIMPLEMENTED in a build without CUDA. `library` as in NcclConnection.
 absl::Status LoadNccl(const std::string& library);
 
 // Like ConnectMeshes, with a mesh over NCCL on every mesh over TCP. FAILED_PRECONDITION besides: NCCL is missing or too

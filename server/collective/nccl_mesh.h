@@ -28,8 +28,8 @@ class NcclMesh final : public Mesh {
   static absl::StatusOr<std::unique_ptr<NcclMesh>> Create(const gpu::Nccl& nccl, int device,
                                                           std::unique_ptr<TcpMesh> host_mesh);
 
-  // Joins the communicator of `id`, and lets the first bytes flow between all members, for which NCCL allocates on every
-  // GPU. All members must call it; it waits for them. Errors are those of Exchange.
+  // Joins the communicator of `id`, and lets the first bytes flow between all members, for which NCCL allocates on
+  // every GPU. All members must call it; it waits for them. Errors are those of Exchange.
   absl::Status Connect(absl::string_view id, absl::Time deadline);
 
   absl::Status Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,

@@ -1,6 +1,6 @@
-// What engines allocate for themselves on their rank's device: memory to receive slices of gradients, and partial sums. Pure
-// functions of model and layout, so that a model's budget is known before its first epoch; the engines allocate what these
-// say.
+// What engines allocate for themselves on their rank's device: memory to receive slices of gradients, and partial sums.
+// Pure functions of model and layout, so that a model's budget is known before its first epoch; the engines allocate
+// what these say.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
 
@@ -24,8 +24,8 @@ struct EngineChoice {
 // Bytes that the engine of `rank` of the shard group will hold, all in all: Collectives::scratch_bytes.
 int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice);
 
-// Its parts. The slices of a unit that the rank owns, each padded to a multiple of `alignment` bytes, of every other rank; and
-// those of its largest unit.
+// Its parts. The slices of a unit that the rank owns, each padded to a multiple of `alignment` bytes, of every other
+// rank; and those of its largest unit.
 int64_t UnitReceiveBytes(const ModelSpec& model, const Layout& layout, int rank, int unit, int64_t alignment);
 int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment);
 // An fp32 sum of the rank's extents of its largest unit, of each of `nodes` replicas.

@@ -48,8 +48,8 @@ absl::Status CatchGloo(Call call) {
 }
 
 std::chrono::milliseconds GlooTimeout(absl::Duration timeout) {
-  // Gloo multiplies timeouts, and takes negative ones and 0 for something else. Never early: before the deadline its timeout
-  // would look like a lost connection.
+  // Gloo multiplies timeouts, and takes negative ones and 0 for something else. Never early: before the deadline its
+  // timeout would look like a lost connection.
   const absl::Duration whole = absl::Ceil(timeout, absl::Milliseconds(1));
   return absl::ToChronoMilliseconds(std::max(absl::Milliseconds(1), std::min(whole, absl::Hours(24))));
 }

@@ -71,7 +71,8 @@ using Environment = std::map<std::string, std::string>;
 Environment ProcessEnvironment();
 
 // Reads flags (argv[0] is skipped) and environment. INVALID_ARGUMENT for an unknown flag (names the nearest), a value
-// that is not what its setting takes, or values that do not go together. The message names the flag or variable at fault.
+// that is not what its setting takes, or values that do not go together. The message names the flag or variable at
+// fault.
 absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv, const Environment& environment);
 
 // What --help prints.

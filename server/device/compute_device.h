@@ -1,7 +1,7 @@
 // One device as the daemon uses it: its memory, and the arithmetic on shards that lie there.
 //
-// A device that is broken (an illegal address, a lost GPU, a stream that is never done) answers every later call with what
-// broke it: health() says so at once, to whoever asks and to its listener.
+// A device that is broken (an illegal address, a lost GPU, a stream that is never done) answers every later call with
+// what broke it: health() says so at once, to whoever asks and to its listener.
 #ifndef PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 #define PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 
@@ -54,8 +54,8 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Encodes every extent's planes from its master, but for a plane that is a part of it. `scalings` has an entry for each
-  // extent, here and below.
+  // Encodes every extent's planes from its master, but for a plane that is a part of it. `scalings` has an entry for
+  // each extent, here and below.
   virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) = 0;
 
   // The same for the extents that are `active`, whose format EncodesAfterAmax().
@@ -68,13 +68,14 @@ class ShardArithmetic {
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) = 0;
 
   // One fused step on every extent whose entry has a value. The others' bytes stay, and planes of formats that
-  // EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no step;
-  // empty when no extent's format NeedsAmax().
+  // EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no
+  // step; empty when no extent's format NeedsAmax().
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                                   absl::Span<const TensorScaling> scalings) = 0;
 };
 
-// Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a time.
+// Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a
+// time.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
@@ -118,8 +119,8 @@ class ComputeDevice {
   // Bytes that could be allocated now.
   virtual int64_t AvailableBytes() const = 0;
 
-  // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with the
-  // object, before the memory.
+  // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with
+  // the object, before the memory.
   virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
 
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;

@@ -23,8 +23,8 @@
 namespace paramshard::server {
 namespace {
 
-// Gives `Resource` back at its end, but for one of a broken device: that would wait for work that may never end, and the
-// daemon has to be restarted anyway.
+// Gives `Resource` back at its end, but for one of a broken device: that would wait for work that may never end, and
+// the daemon has to be restarted anyway.
 template <typename Resource>
 class OwnerOf final : public Memory::Owner {
  public:

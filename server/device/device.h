@@ -12,8 +12,8 @@ namespace paramshard::server {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// `cpu:I`, a shard in host memory, or `cuda:I`, a shard on the I-th GPU that the process sees. Each device of a daemon is
-// one rank.
+// `cpu:I`, a shard in host memory, or `cuda:I`, a shard on the I-th GPU that the process sees. Each device of a daemon
+// is one rank.
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;

@@ -19,8 +19,8 @@ class DeviceHealth {
   // The first error stays.
   void Break(const absl::Status& why);
 
-  // Calls `listener` once with what broke the device: at once, or on the thread that finds it. Null ends that, and waits for
-  // a call in progress. The listener does not call back, and does not use the device.
+  // Calls `listener` once with what broke the device: at once, or on the thread that finds it. Null ends that, and
+  // waits for a call in progress. The listener does not call back, and does not use the device.
   void SetListener(std::function<void(const absl::Status& why)> listener);
 
  private:

@@ -29,8 +29,8 @@ class Memory {
     virtual void Discard() {}
   };
 
-  // Zeroed, resident host memory. RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in /proc.
-  // Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings too.
+  // Zeroed, resident host memory. RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in
+  // /proc. Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings too.
   static absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing);
 
   Memory() = default;

@@ -24,8 +24,8 @@
 
 namespace paramshard::server {
 
-// Thread-safe. One thread serves all connections; it sleeps while nothing happens. A peer is gone when its socket closes,
-// when its process dies (a forked child may keep the socket open), or when it breaks the protocol.
+// Thread-safe. One thread serves all connections; it sleeps while nothing happens. A peer is gone when its socket
+// closes, when its process dies (a forked child may keep the socket open), or when it breaks the protocol.
 class HandoffServer {
  public:
   struct Options {

@@ -20,8 +20,8 @@ class FormatRules {
   // INVALID_ARGUMENT: too many, or a pattern that is no text.
   absl::Status Check() const;
 
-  // The first rule that matches; null when none does. Every parameter of the model is to be matched, so that rules which match
-  // none are found.
+  // The first rule that matches; null when none does. Every parameter of the model is to be matched, so that rules
+  // which match none are found.
   const v1::FormatRule* Match(const std::string& name);
 
   // The first rule that has matched nothing; null when there is none.
@@ -32,8 +32,8 @@ class FormatRules {
   std::vector<bool> matched_;
 };
 
-// The parameter as the rule, which matches it, completes it. INVALID_ARGUMENT for a parameter that itself says a part of what
-// only a format gives a meaning.
+// The parameter as the rule, which matches it, completes it. INVALID_ARGUMENT for a parameter that itself says a part
+// of what only a format gives a meaning.
 absl::StatusOr<v1::ParameterSpec> ApplyRule(const v1::FormatRule& rule, const v1::ParameterSpec& parameter);
 
 }  // namespace paramshard::server

@@ -138,8 +138,8 @@ class Layout {
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }
   const std::vector<int64_t>& gradient_slot_bytes() const { return gradient_slot_bytes_; }
   int64_t slots_bytes() const { return slots_bytes_; }
-  // The landing area, behind the slots where sums wait for the commit: room for the own gradients of the rank that has the
-  // most of a parameter, for every parameter.
+  // The landing area, behind the slots where sums wait for the commit: room for the own gradients of the rank that has
+  // the most of a parameter, for every parameter.
   int64_t landing_bytes() const { return landing_bytes_; }
 
   // The busiest rank's plane bytes over the mean of all ranks; 1 for an empty model.

@@ -21,7 +21,8 @@ using LogFields = std::initializer_list<std::pair<absl::string_view, std::string
 // Before the first Log; else text from level info on.
 void ConfigureLog(LogFormat format, LogLevel least);
 
-// Thread-safe. Text: `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`; JSON: {"time", "level", "event", fields}.
+// Thread-safe. Text: `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`; JSON: {"time", "level", "event",
+// fields}.
 void Log(LogLevel level, absl::string_view event, LogFields fields = {});
 
 }  // namespace paramshard::server

@@ -34,13 +34,13 @@ class Callers {
   // UNAUTHENTICATED without a valid token in the call's metadata.
   absl::StatusOr<Caller> Authenticate(const grpc::ServerContext& context) const;
 
-  // Opens a session under the caller's token, which ends with it. FAILED_PRECONDITION when the token has one. `context` is
-  // the call's, and valid until Close.
+  // Opens a session under the caller's token, which ends with it. FAILED_PRECONDITION when the token has one. `context`
+  // is the call's, and valid until Close.
   absl::StatusOr<int64_t> Open(const Caller& caller, std::shared_ptr<Model> model, grpc::ServerContext* context);
   void Close(const Caller& caller);
 
-  // The companion connection is gone: its session leaves its model, and its call ends, which a forked child of the caller
-  // could keep open for ever.
+  // The companion connection is gone: its session leaves its model, and its call ends, which a forked child of the
+  // caller could keep open for ever.
   void Gone(const std::string& token);
 
   // Kills the process that holds the session.

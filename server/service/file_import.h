@@ -12,7 +12,8 @@
 
 namespace paramshard::server {
 
-// The daemon reads files with its own rights, so only its own user and root may name them. PERMISSION_DENIED for others.
+// The daemon reads files with its own rights, so only its own user and root may name them. PERMISSION_DENIED for
+// others.
 absl::Status CheckMayImportFile(uid_t caller);
 
 // Checks every name, shape and dtype, reads this daemon's rows into memory, and then changes the model. A call that is

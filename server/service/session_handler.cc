@@ -27,8 +27,8 @@ absl::Duration FromProto(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
 }
 
-// What the model says to the trainer, until the handler has sent it. The model's threads may outlive the call, and never
-// wait for a trainer that does not read.
+// What the model says to the trainer, until the handler has sent it. The model's threads may outlive the call, and
+// never wait for a trainer that does not read.
 class Outbox {
  public:
   void Put(v1::SessionResponse response) {

@@ -10,9 +10,9 @@
 
 namespace paramshard::server {
 
-// A trainer that writes a word rings the doorbell; a GPU cannot. Where there is one, the thread therefore looks again by itself:
-// all the time just after something has happened, because the next command often follows at once, and while copies are under
-// way; then ever more rarely, and never when nothing is expected. Used by one thread.
+// A trainer that writes a word rings the doorbell; a GPU cannot. Where there is one, the thread therefore looks again
+// by itself: all the time just after something has happened, because the next command often follows at once, and while
+// copies are under way; then ever more rarely, and never when nothing is expected. Used by one thread.
 class Attention {
  public:
   // What is expected besides the doorbell.

@@ -165,8 +165,8 @@ absl::Status Epoch::Connect() {
   return ended_ ? why_ : absl::OkStatus();
 }
 
-// The masters of another daemon may have been imported, or it may not know what this one did to them at the end of the last
-// epoch.
+// The masters of another daemon may have been imported, or it may not know what this one did to them at the end of the
+// last epoch.
 absl::Status Epoch::EncodeByAmax() {
   ScalingBook& book = *options_.scaling_book;
   if (book.empty()) return absl::OkStatus();

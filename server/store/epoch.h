@@ -1,8 +1,9 @@
-// One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out commands.
+// One epoch of a model on this daemon: the memory that trainers map, the engines, and the threads that carry out
+// commands.
 //
-// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its trainer's ring
-// and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what may run; this class runs it
-// and publishes words.
+// Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its
+// trainer's ring and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what
+// may run; this class runs it and publishes words.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -57,12 +58,12 @@ class Epoch : private TrainerWords {
   explicit Epoch(Options options);
   ~Epoch() override;
 
-  // Runs the epoch from start to end on the calling thread: allocates, connects, greets the trainers, works until End, and
-  // tells the world and the trainers why it ended. Returns what it ended with.
+  // Runs the epoch from start to end on the calling thread: allocates, connects, greets the trainers, works until End,
+  // and tells the world and the trainers why it ended. Returns what it ended with.
   absl::Status Run();
 
-  // Ends the epoch here; the first reason stays, but for a lost connection between engines and an aborted vote, which only
-  // show that the epoch has ended elsewhere and wait for the reason. Returns at once.
+  // Ends the epoch here; the first reason stays, but for a lost connection between engines and an aborted vote, which
+  // only show that the epoch has ended elsewhere and wait for the reason. Returns at once.
   void End(const absl::Status& why);
   // Whether it has ended, though its memory may still be in use for a moment.
   bool ended() const;

@@ -22,8 +22,8 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
 // NOT_FOUND for an unknown parameter.
 absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter);
 
-// The parameters of which this daemon owns rows, at most `limit`: those whose planes are farthest from their masters come
-// first. CANCELLED when `is_cancelled`, which is asked before every extent, says so.
+// The parameters of which this daemon owns rows, at most `limit`: those whose planes are farthest from their masters
+// come first. CANCELLED when `is_cancelled`, which is asked before every extent, says so.
 absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& model, int64_t limit,
                                                                  absl::FunctionRef<bool()> is_cancelled);
 

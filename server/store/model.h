@@ -86,13 +86,13 @@ class Model {
   // FAILED_PRECONDITION naming a trainer that is attached.
   absl::Status Close(const absl::Status& why);
 
-  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over. When `change` fails, or
-  // the encoding after it, nobody can say what the state is: the model is not usable any more. FAILED_PRECONDITION naming a
-  // trainer that is attached; what broke a device; usable().
+  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over. When `change`
+  // fails, or the encoding after it, nobody can say what the state is: the model is not usable any more.
+  // FAILED_PRECONDITION naming a trainer that is attached; what broke a device; usable().
   absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change);
 
-  // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one. What is
-  // left to do is to delete the model.
+  // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
+  // What is left to do is to delete the model.
   absl::Status usable() const;
 
   const ModelSpec& spec() const { return options_.spec; }

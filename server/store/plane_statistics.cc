@@ -35,7 +35,8 @@ void AddScale(double scale, PlaneStatistics& statistics) {
   statistics.scale_max = std::max(scale, statistics.scale_max.value_or(scale));
 }
 
-// The largest value of an element type: its code without sign, and the largest number that rounds to it, as a multiple of it.
+// The largest value of an element type: its code without sign, and the largest number that rounds to it, as a multiple
+// of it.
 struct LargestElement {
   uint32_t code;
   double rounding;

@@ -11,7 +11,8 @@
 
 namespace paramshard::server {
 
-// Of the row-wise planes of one or more extents. Elements whose master is not finite are counted and left out of the rest.
+// Of the row-wise planes of one or more extents. Elements whose master is not finite are counted and left out of the
+// rest.
 struct PlaneStatistics {
   int64_t elements = 0;
   int64_t non_finite = 0;
@@ -33,7 +34,8 @@ struct PlaneStatistics {
   PlaneStatistics& operator+=(const PlaneStatistics& other);
 };
 
-// `scale_bytes` is the size of `row_wise.scales`. Requires CheckEncodable(encoding).ok(); `master` has whole rows of `columns`.
+// `scale_bytes` is the size of `row_wise.scales`. Requires CheckEncodable(encoding).ok(); `master` has whole rows of
+// `columns`.
 PlaneStatistics MeasurePlane(const Encoding& encoding, ConstPlane row_wise, int64_t scale_bytes,
                              absl::Span<const float> master, int64_t columns);
 

@@ -17,17 +17,18 @@
 
 namespace paramshard::server {
 
-// Of every parameter of a model that NeedsAmax(): the amax of its master over all ranks and, for FP8_TENSOR_DELAYED, the
-// history of amaxes with the scale that follows. All ranks of a daemon share one; daemons bring theirs to the same values:
+// Of every parameter of a model that NeedsAmax(): the amax of its master over all ranks and, for FP8_TENSOR_DELAYED,
+// the history of amaxes with the scale that follows. All ranks of a daemon share one; daemons bring theirs to the same
+// values:
 //
 //   every rank:  book.AddStep(unit, parameter, amax) for what it stepped, book.AddMaster(...) for what it measured
 //   one of them: values = book.Offer(); the largest over all daemons; book.Settle(values)
 //   every rank:  encodes with book.Present(unit, parameter)
 //
-// A history begins with zeros and the amax of the master at creation, or after an import; until the first step it begins anew
-// whenever amaxes are settled, on all daemons when it does on one. What was not offered keeps its values: a parameter without
-// a gradient in a step, and all of them in a skipped one. A step whose amaxes could not be settled, because another daemon
-// was lost, is made up for by the next ones that are: masters have not changed by then.
+// A history begins with zeros and the amax of the master at creation, or after an import; until the first step it
+// begins anew whenever amaxes are settled, on all daemons when it does on one. What was not offered keeps its values: a
+// parameter without a gradient in a step, and all of them in a skipped one. A step whose amaxes could not be settled,
+// because another daemon was lost, is made up for by the next ones that are: masters have not changed by then.
 //
 // Thread-safe.
 class ScalingBook {
@@ -40,8 +41,8 @@ class ScalingBook {
   // Host memory of the histories.
   int64_t history_bytes() const;
 
-  // What the planes of the master that was settled last are encoded with. Of other parameters the default, which no format of
-  // theirs reads.
+  // What the planes of the master that was settled last are encoded with. Of other parameters the default, which no
+  // format of theirs reads.
   TensorScaling Present(int unit, int parameter) const;
   // What the coming step encodes FP8_TENSOR_DELAYED with.
   TensorScaling Next(int unit, int parameter) const;

@@ -58,13 +58,13 @@ class Sequence {
   // `words` outlives the sequence.
   Sequence(const Options& options, const TrainerWords* words);
 
-  // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and the
-  // epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's or
-  // a commit number out of order.
+  // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and
+  // the epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from
+  // another rank's or a commit number out of order.
   absl::StatusOr<bool> Submit(int rank, v1::Command command, absl::Time now);
 
-  // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest one that
-  // the rank has begun; others may be begun before.
+  // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest
+  // one that the rank has begun; others may be begun before.
   const v1::Command* BeginGather(int rank, absl::Time now);
   void FinishGather(int rank, absl::Time now);
 
@@ -161,7 +161,8 @@ class Sequence {
   void Pop(Queue& queue, absl::Time now);
   void FinishEntry(int64_t number);
 
-  // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon itself).
+  // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
+  // itself).
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
   Wait CommitWait(int rank, int64_t number, const Queue& queue) const;

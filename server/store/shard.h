@@ -1,8 +1,8 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
 //
-// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the host
-// its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to map planes
-// read-only.
+// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the
+// host its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to
+// map planes read-only.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
@@ -110,9 +110,9 @@ class Shard {
   absl::StatusOr<SquareSum> SumGradients() const;
   // Forgets the gradients since the last commit.
   void DropGradients();
-  // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of what
-  // stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows when all
-  // shards have stepped and the book is settled.
+  // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of
+  // what stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows
+  // when all shards have stepped and the book is settled.
   absl::Status Step(const StepParameters& parameters, ScalingBook& book);
   absl::Status EncodeAfterAmax(const ScalingBook& book);
   // Adds the amaxes of the masters to `book`.
@@ -126,8 +126,8 @@ class Shard {
   int64_t version() const { return version_; }
   // Decoded to fp32.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
-  // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then the
-  // remainders.
+  // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
+  // the remainders.
   absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const;
   // The row-wise plane, then the column-wise where the format has one.
   absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const;
@@ -137,8 +137,8 @@ class Shard {
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const;
 
-  // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last. (The upper
-  // half of a master with remainder is a plane, and is replaced.)
+  // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last. (The
+  // upper half of a master with remainder is a plane, and is replaced.)
   absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
   void SetStep(const ShardExtent& extent, int64_t step);
   void SetVersion(int64_t version);

@@ -8,7 +8,8 @@
 
 namespace paramshard::server {
 
-// Like absl::MutexLock, for a mutex that others hold for a few microseconds: to sleep for it, and be woken, takes longer.
+// Like absl::MutexLock, for a mutex that others hold for a few microseconds: to sleep for it, and be woken, takes
+// longer.
 class ABSL_SCOPED_LOCKABLE SpinningMutexLock {
  public:
   explicit SpinningMutexLock(absl::Mutex* mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) { Acquire(); }

@@ -54,8 +54,8 @@ class BlockCalls {
 // The client library: gathers, two ahead; with `pushes` gradients and a commit too. The model outlives it.
 std::unique_ptr<BlockCalls> MakeClientCalls(Model& model, int blocks, bool pushes, cudaStream_t stream);
 
-// FSDP as it is done without a daemon: all-gathers two ahead on a stream beside, bf16 reduce-scatters on another one, the
-// norm over all ranks, and AdamW on the shard. Each of the two communicators is used by one stream.
+// FSDP as it is done without a daemon: all-gathers two ahead on a stream beside, bf16 reduce-scatters on another one,
+// the norm over all ranks, and AdamW on the shard. Each of the two communicators is used by one stream.
 struct NcclCallsOptions {
   int blocks = 0;
   int rank = 0;

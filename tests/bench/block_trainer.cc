@@ -1,9 +1,9 @@
-// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, around what moves
-// weights and gradients. What that costs is the difference between loops that run in turns.
+// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, around what
+// moves weights and gradients. What that costs is the difference between loops that run in turns.
 //
-// Usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS]. cuBLAS is loaded at run time: it is too large to carry along
-// (LD_LIBRARY_PATH says where it is), and so is NCCL ($PARAMSHARD_NCCL_LIBRARY). Loops, each with the products of a whole
-// step; LOOPS are their letters (without: all):
+// Usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS]. cuBLAS is loaded at run time: it is too large to carry
+// along (LD_LIBRARY_PATH says where it is), and so is NCCL ($PARAMSHARD_NCCL_LIBRARY). Loops, each with the products of
+// a whole step; LOOPS are their letters (without: all):
 //
 //   0  products        nothing else
 //   g  gathers         + every block gathered for forward and for backward, two ahead of the products
@@ -16,10 +16,10 @@
 //
 // Before the daemon starts and after it has ended the products run too: `no daemon`.
 //
-// Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the products' loop. `between steps` is
-// the time from a step's last product to the next one's first, of the rank that has the least of it (the others wait for that
-// one as well): what of commit and first gather is exposed. `daemon` is what the daemon uses of a core meanwhile; power and
-// clock are the first GPU's: of the whole loop, and when its products have been enqueued.
+// Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the products' loop. `between
+// steps` is the time from a step's last product to the next one's first, of the rank that has the least of it (the
+// others wait for that one as well): what of commit and first gather is exposed. `daemon` is what the daemon uses of a
+// core meanwhile; power and clock are the first GPU's: of the whole loop, and when its products have been enqueued.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>

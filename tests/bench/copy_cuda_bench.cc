@@ -1,9 +1,10 @@
 // The stages of a gather inside the daemon's engine: one process, a thread for each GPU, without trainers.
 //
-// Usage: copy_cuda_bench [GPUS] [ITERATIONS]. Prints p50 and p99, over all ranks, of the times from the beginning of a gather
-// until its copies are enqueued, its words too, and the last word is there; with the ranks in turns and all at once: the
-// difference is what they cost each other in the driver and on the links. Ways: one batch of copies; the largest piece in a
-// batch of its own first, as the engine does it; pulled from the other GPUs in one batch, as gradients are.
+// Usage: copy_cuda_bench [GPUS] [ITERATIONS]. Prints p50 and p99, over all ranks, of the times from the beginning of a
+// gather until its copies are enqueued, its words too, and the last word is there; with the ranks in turns and all at
+// once: the difference is what they cost each other in the driver and on the links. Ways: one batch of copies; the
+// largest piece in a batch of its own first, as the engine does it; pulled from the other GPUs in one batch, as
+// gradients are.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>

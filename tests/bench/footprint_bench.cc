@@ -1,7 +1,7 @@
 // Bytes of every format and state: what a gather brings, as the client counts it, and what the daemon holds, by class.
 //
-// Usage: footprint_bench [RANKS]. The shapes of a Llama-3-8B block on cpu devices; all figures are bytes an element. Prints
-// the tables of docs/formats.md.
+// Usage: footprint_bench [RANKS]. The shapes of a Llama-3-8B block on cpu devices; all figures are bytes an element.
+// Prints the tables of docs/formats.md.
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,15 +1,16 @@
 // Gathers between GPUs: one daemon, a trainer process for each GPU, and NCCL between the same processes.
 //
-// Usage: gather_cuda_bench [GPUS] [ITERATIONS]. For each size, idle and while every trainer's GPU is saturated by matrix
-// products of its own, in turns: time p50 and p99 over all ranks, and bus bandwidth (bytes that cross a GPU's links:
-// (n - 1) / n of the gathered bytes) of
+// Usage: gather_cuda_bench [GPUS] [ITERATIONS]. For each size, idle and while every trainer's GPU is saturated by
+// matrix products of its own, in turns: time p50 and p99 over all ranks, and bus bandwidth (bytes that cross a GPU's
+// links: (n - 1) / n of the gathered bytes) of
 //
 //   usable       from Gather to a word that the trainer's stream writes after WaitOn: own pieces and scales are in place
 //   arrived      from Gather until the host sees that the pieces of all other ranks are there
 //   NCCL         from ncclAllGather to a word behind it: ordinary kernels
 //   NCCL 0-CTA   the same by copy engines: in symmetric windows, in place
 //
-// Then how long the trainer's thread is in Gather, WaitOn and Release together, median: none of them waits for anything.
+// Then how long the trainer's thread is in Gather, WaitOn and Release together, median: none of them waits for
+// anything.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>

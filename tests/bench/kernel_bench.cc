@@ -1,8 +1,9 @@
 // How near the kernels come to the speed of memory.
 //
-// Every benchmark alternates between a pass of memcpy and a pass of the kernel, on the same threads and with arrays larger than
-// any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a pass reads plus
-// those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has rows of its own.
+// Every benchmark alternates between a pass of memcpy and a pass of the kernel, on the same threads and with arrays
+// larger than any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a
+// pass reads plus those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has
+// rows of its own.
 
 #include <algorithm>
 #include <chrono>
@@ -165,7 +166,8 @@ MutableMoment StoreMoment(MomentKind kind, MomentType type, std::vector<float>& 
   return moment;
 }
 
-// Bytes that a step reads and writes. Formats that are encoded when the amax is known take a second pass over the master.
+// Bytes that a step reads and writes. Formats that are encoded when the amax is known take a second pass over the
+// master.
 int64_t StepBytes(const Encoding& encoding, MomentType moments) {
   const int64_t moment_bytes = kCount * MomentBytes(moments) + 4 * MomentScaleCount(moments, kRows, kCols);
   const int64_t second_pass = EncodesAfterAmax(encoding.format) ? kCount * 4 : 0;

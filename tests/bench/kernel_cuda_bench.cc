@@ -2,9 +2,9 @@
 //
 //   kernel_cuda_bench [--json=FILE] [PART_OF_A_NAME]
 //
-// Every arm alternates between a device-to-device copy and the kernel, on one stream, and both move the same number of bytes:
-// those that are read plus those that are written. `of copy` is the ratio of their medians. The timed region of a step holds
-// the upload of its constants.
+// Every arm alternates between a device-to-device copy and the kernel, on one stream, and both move the same number of
+// bytes: those that are read plus those that are written. `of copy` is the ratio of their medians. The timed region of
+// a step holds the upload of its constants.
 
 #include <cuda_runtime.h>
 

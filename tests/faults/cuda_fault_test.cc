@@ -1,5 +1,5 @@
-// GPUs that break under the daemon, trainers that die with work on their GPU's streams, and a daemon that dies while streams
-// wait for it. Afterwards the state
+// GPUs that break under the daemon, trainers that die with work on their GPU's streams, and a daemon that dies while
+// streams wait for it. Afterwards the state
 // is what an uninterrupted run makes it, and whoever lives on has a context that works.
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it was,
-// or what an uninterrupted run makes it.
+// Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it
+// was, or what an uninterrupted run makes it.
 
 #include <netinet/in.h>
 #include <sys/socket.h>

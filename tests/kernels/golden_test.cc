@@ -114,8 +114,8 @@ TEST(GoldenTest, PlanesAreDequantized) {
   }
 }
 
-// Runs all steps of a case and checks the state after each. Leaves the planes of a format that a step encodes in `planes`.
-// Returns the master after the last.
+// Runs all steps of a case and checks the state after each. Leaves the planes of a format that a step encodes in
+// `planes`. Returns the master after the last.
 std::vector<float> RunSteps(const GoldenCase& golden, const Encoding& encoding, OwnedPlanes& planes) {
   CaseState state(golden);
   // A master with a remainder is a BF16 parameter's.

@@ -42,8 +42,8 @@ class GpuTest : public testing::Test {
   Stream stream_;
 };
 
-// An array on the current GPU, `offset` bytes past an address that is aligned to 256. Move-only. Bytes before and after it
-// tell whether somebody wrote there.
+// An array on the current GPU, `offset` bytes past an address that is aligned to 256. Move-only. Bytes before and after
+// it tell whether somebody wrote there.
 template <typename T>
 class DeviceArray {
  public:

@@ -70,8 +70,8 @@ bool Answers(const std::string& path) {
 
 }  // namespace
 
-// The daemon offers no event for this before its sockets are there: connecting is tried again until it succeeds, between
-// bounded waits for the daemon's exit.
+// The daemon offers no event for this before its sockets are there: connecting is tried again until it succeeds,
+// between bounded waits for the daemon's exit.
 absl::Status DaemonProcess::AwaitReady(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   while (absl::Now() < deadline) {

@@ -29,8 +29,8 @@ class TemporaryDirectory {
 // Killed with -9 at the end unless it has exited, and when its parent dies.
 class DaemonProcess {
  public:
-  // Starts the program with the flags and waits until it answers on its sockets. UNAVAILABLE with its exit status when it
-  // exits instead; DEADLINE_EXCEEDED. `binary` is the path of paramshardd.
+  // Starts the program with the flags and waits until it answers on its sockets. UNAVAILABLE with its exit status when
+  // it exits instead; DEADLINE_EXCEEDED. `binary` is the path of paramshardd.
   static absl::StatusOr<DaemonProcess> Start(const std::string& binary, const std::string& socket_dir,
                                              const std::vector<std::string>& flags,
                                              absl::Duration timeout = absl::Seconds(60));

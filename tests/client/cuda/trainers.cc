@@ -105,8 +105,8 @@ absl::StatusOr<gpu::DeviceMemory> DeviceFloats(int gpu, int64_t count) {
 
 namespace {
 
-// The training on streams: gathers arrive on one, one unit ahead, and everything else is done on the other. Until the last
-// commit's answer the host waits for nothing.
+// The training on streams: gathers arrive on one, one unit ahead, and everything else is done on the other. Until the
+// last commit's answer the host waits for nothing.
 class StreamTrainer {
  public:
   static absl::StatusOr<StreamTrainer> Create(Model& model);

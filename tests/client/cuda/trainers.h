@@ -1,5 +1,5 @@
-// One training in three ways: by the host in host memory, by the host in memory of a GPU, and on streams. What they see and
-// what they send must be the same, bit for bit.
+// One training in three ways: by the host in host memory, by the host in memory of a GPU, and on streams. What they see
+// and what they send must be the same, bit for bit.
 #ifndef PARAMSHARD_TESTS_CLIENT_CUDA_TRAINERS_H_
 #define PARAMSHARD_TESTS_CLIENT_CUDA_TRAINERS_H_
 
@@ -15,8 +15,8 @@
 
 namespace paramshard {
 
-// Units "a" and "b": a matrix "a.w" in the format, whose rows divide badly, with BF16 gradients in "b", and a small FP32
-// vector "a.bias".
+// Units "a" and "b": a matrix "a.w" in the format, whose rows divide badly, with BF16 gradients in "b", and a small
+// FP32 vector "a.bias".
 ModelSpec TwoUnits(Format format);
 
 // What a training has seen: every decoded plane of every step, in order, and what commits have answered.

@@ -289,7 +289,8 @@ absl::StatusOr<float> GatherScaleInv(Model& model) {
   return scale_inv;
 }
 
-// The scale is (448 * 2^-margin) / amax: of the initial master first, which the first step still uses, then of that step's.
+// The scale is (448 * 2^-margin) / amax: of the initial master first, which the first step still uses, then of that
+// step's.
 TEST_F(ClientTest, DelayedScalesFollowTheAmaxOfTheStepBefore) {
   StartDaemon(2);
   ModelSpec spec = TwoUnits(Format::kFP8TensorDelayed);

@@ -23,8 +23,8 @@ struct DeviceFaults {
   std::atomic<int64_t> allocated_bytes{0};
 };
 
-// Allocations that fail are RESOURCE_EXHAUSTED, writes INTERNAL. A device that is broken (health().Break) answers with what
-// broke it. `faults` outlives the device and its memory.
+// Allocations that fail are RESOURCE_EXHAUSTED, writes INTERNAL. A device that is broken (health().Break) answers with
+// what broke it. `faults` outlives the device and its memory.
 class FaultyDevice final : public ComputeDevice {
  public:
   FaultyDevice(std::unique_ptr<ComputeDevice> inner, DeviceFaults* faults)

@@ -1,5 +1,5 @@
-// A world of daemons in one process, without trainers' sockets: clusters over loopback, stores, and a fake trainer for every
-// rank.
+// A world of daemons in one process, without trainers' sockets: clusters over loopback, stores, and a fake trainer for
+// every rank.
 #ifndef PARAMSHARD_TESTS_SERVER_STORE_DAEMONS_H_
 #define PARAMSHARD_TESTS_SERVER_STORE_DAEMONS_H_
 
@@ -40,8 +40,8 @@ class Daemons {
   // The answer that all ranks get.
   wire::CommitRecord Commit();
 
-  // Hashes of planes and state of every extent, in the order of parameters and ranks. Planes that do not match their master
-  // are GoogleTest failures.
+  // Hashes of planes and state of every extent, in the order of parameters and ranks. Planes that do not match their
+  // master are GoogleTest failures.
   std::vector<std::string> Hashes() const;
 
  private:

@@ -1,5 +1,5 @@
-// A trainer in the test's own process: it attaches to a Model, maps what it is given, and speaks through its words page. It
-// does not map the tensors of GPUs: there it says what is gathered and pushed without looking.
+// A trainer in the test's own process: it attaches to a Model, maps what it is given, and speaks through its words
+// page. It does not map the tensors of GPUs: there it says what is gathered and pushed without looking.
 #ifndef PARAMSHARD_TESTS_SERVER_STORE_FAKE_TRAINER_H_
 #define PARAMSHARD_TESTS_SERVER_STORE_FAKE_TRAINER_H_
 

@@ -368,8 +368,8 @@ class ShardingTest : public testing::TestWithParam<Cut> {
       }
     }
   }
-  // Pushes the gradients of all units, without the parameters of the last one that `absent` names; then takes them to the
-  // references.
+  // Pushes the gradients of all units, without the parameters of the last one that `absent` names; then takes them to
+  // the references.
   void PushAll(uint32_t seed, const std::vector<int>& absent = {}) {
     size_t index = 0;
     for (int unit = 0; unit < model_.units(); ++unit) {
