@@ -70,10 +70,9 @@ class CudaTensorMemory : public TensorMemory {
   int gpu() const override { return stream_.device(); }
   GpuStream own_stream() const override { return stream_.get(); }
 
-  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) override;
+  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
-  bool IsIdle(GpuStream stream) const override;
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
@@ -137,11 +136,11 @@ CudaTensorMemory::~CudaTensorMemory() {
   cudaDeviceSynchronize();
 }
 
-absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) {
+absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   copies_.clear();
   for (const ByteCopy& copy : copies) copies_.push_back({copy.target, copy.source, copy.bytes});
-  return gpu::CopyRanges(copies_, stream, pace == CopyPace::kGentle ? gpu::CopyPace::kGentle : gpu::CopyPace::kFast);
+  return gpu::CopyRanges(copies_, stream);
 }
 
 absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stream) {
@@ -152,16 +151,6 @@ absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stre
 absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   return gpu::ToStatus(cudaStreamSynchronize(stream), "wait for a stream");
-}
-
-// A question about a stream is refused while any thread captures one, and spoils that capture, unless it is asked in
-// this mode.
-bool CudaTensorMemory::IsIdle(GpuStream stream) const {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  const bool idle = gpu::IsIdle(gpu(), stream).value_or(false);
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  return idle;
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

@@ -233,9 +233,7 @@ absl::Status Session::LandOwnPieces(const GatherTicket& ticket, GpuStream stream
     byte_copies_.push_back(
         {memory_.tensors->planes() + piece.source, SlotMemory(ticket.slot) + piece.target, piece.bytes});
   }
-  // A stream without other work will wait for the pieces that still arrive.
-  const bool waits = !PiecesArrived(ticket) && memory_.tensors->IsIdle(stream);
-  return memory_.tensors->Copy(byte_copies_, stream, waits ? CopyPace::kGentle : CopyPace::kFast);
+  return memory_.tensors->Copy(byte_copies_, stream);
 }
 
 absl::Status Session::AssembleScales(const GatherTicket& ticket, GpuStream stream) {
@@ -245,7 +243,7 @@ absl::Status Session::AssembleScales(const GatherTicket& ticket, GpuStream strea
   for (const PieceCopy& part : CopiesOf(ticket).scales()) {
     byte_copies_.push_back({SlotMemory(ticket.slot) + part.source, scratch + part.target, part.bytes});
   }
-  return memory_.tensors->Copy(byte_copies_, stream, CopyPace::kFast);
+  return memory_.tensors->Copy(byte_copies_, stream);
 }
 
 void Session::MarkArrived(const GatherTicket& ticket) {
@@ -278,14 +276,8 @@ absl::Status Session::AwaitGather(const GatherTicket& ticket) {
 
 bool Session::GatherReady(const GatherTicket& ticket) const {
   if (!page_.status().ok()) return true;
-  if (started_.client_lands_own_pieces() && ticket.commit_number > 0 && !page_.Answered(ticket.commit_number)) {
-    return false;
-  }
-  return PiecesArrived(ticket);
-}
-
-bool Session::PiecesArrived(const GatherTicket& ticket) const {
   const bool lands = started_.client_lands_own_pieces();
+  if (lands && ticket.commit_number > 0 && !page_.Answered(ticket.commit_number)) return false;
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     if (lands && rank == started_.group_rank()) continue;
     if (!page_.Reached(page_.words().ready(ticket.slot, rank), ticket.number)) return false;
@@ -390,7 +382,7 @@ absl::Status Session::LandOwnGradients(const GradientTicket& ticket, absl::Span<
     byte_copies_.push_back(
         {memory_.tensors->slots() + piece.source, memory_.tensors->slots() + piece.target, piece.bytes});
   }
-  RETURN_IF_ERROR(memory_.tensors->Copy(byte_copies_, stream, CopyPace::kFast));
+  RETURN_IF_ERROR(memory_.tensors->Copy(byte_copies_, stream));
   return worker.has_value() ? absl::OkStatus() : memory_.tensors->Synchronize(stream);
 }
 

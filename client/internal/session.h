@@ -149,8 +149,6 @@ class Session {
   const GatherCopies& CopiesOf(const GatherTicket& ticket) const {
     return copies_[CopiesIndex(ticket.unit, ticket.phase)];
   }
-  // Those of other ranks that the daemon brings.
-  bool PiecesArrived(const GatherTicket& ticket) const;
   absl::Status LandOwnPieces(const GatherTicket& ticket, GpuStream stream);
   // In memory of a GPU; the host's handles put scales together when they are asked for.
   absl::Status AssembleScales(const GatherTicket& ticket, GpuStream stream);

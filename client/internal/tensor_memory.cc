@@ -27,7 +27,7 @@ class HostTensorMemory : public TensorMemory {
   int gpu() const override { return -1; }
   GpuStream own_stream() const override { return nullptr; }
 
-  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream, CopyPace) override {
+  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream) override {
     for (const ByteCopy& copy : copies) std::memcpy(copy.target, copy.source, copy.bytes);
     return absl::OkStatus();
   }
@@ -36,7 +36,6 @@ class HostTensorMemory : public TensorMemory {
     return absl::OkStatus();
   }
   absl::Status Synchronize(GpuStream) override { return absl::OkStatus(); }
-  bool IsIdle(GpuStream) const override { return true; }
 
   absl::Status EnqueueWords(absl::Span<const WordOperation>, GpuStream) override { return NoStreams(); }
   absl::Status SetMark(int, GpuStream) override { return NoStreams(); }

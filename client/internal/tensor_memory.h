@@ -28,9 +28,6 @@ struct ByteCopy {
   int64_t bytes = 0;
 };
 
-// kGentle: leaves memory to copies that arrive from other GPUs meanwhile.
-enum class CopyPace : uint8_t { kFast, kGentle };
-
 struct WordOperation {
   enum class Kind : uint8_t { kAwait, kWrite };
   Kind kind = Kind::kAwait;
@@ -55,12 +52,10 @@ class TensorMemory {
   virtual GpuStream own_stream() const = 0;
 
   // Copies inside this memory that do not overlap, in any order among themselves.
-  virtual absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) = 0;
+  virtual absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) = 0;
   virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
   // Waits until the stream has done everything that was enqueued so far.
   virtual absl::Status Synchronize(GpuStream stream) = 0;
-  // Whether it has.
-  virtual bool IsIdle(GpuStream stream) const = 0;
 
   // --- Only on a GPU.
 

@@ -10,13 +10,9 @@ namespace {
 constexpr int kThreads = 256;
 // Of one block: enough loads in flight, and enough blocks for the whole GPU at a few MiB.
 constexpr int64_t kBlockBytes = 32 * 1024;
-// Ranges of a launch: what fits the parameters of a kernel that any driver takes; and what a gather mostly has, so that
-// its launch carries less.
-constexpr int kManyRanges = 120;
-constexpr int kFewRanges = 24;
+// What fits the parameters of a kernel that any driver takes.
+constexpr int kRangesPerLaunch = 120;
 constexpr int kLoads = 8;
-// Of a gentle copy: a third of the GPU.
-constexpr uint32_t kGentleBlocks = 48;
 
 struct Range {
   uint8_t* target;
@@ -25,11 +21,11 @@ struct Range {
   uint32_t end_block;  // of the grid: this range's blocks come before it
 };
 
-template <int kMost>
 struct Ranges {
-  Range range[kMost];
+  int count;
+  Range range[kRangesPerLaunch];
 };
-static_assert(sizeof(Ranges<kManyRanges>) <= 4096, "more than a kernel's parameters");
+static_assert(sizeof(Ranges) <= 4096, "more than a kernel's parameters");
 
 // Copies `count` of Unit, kLoads at a time in flight.
 template <typename Unit>
@@ -49,8 +45,12 @@ __device__ void CopyUnits(const uint8_t* source, uint8_t* target, int64_t count)
   }
 }
 
-// Copies kBlockBytes of a range, or what is left of it.
-__device__ void CopyBlock(const Range& range, int64_t offset) {
+__global__ __launch_bounds__(kThreads) void CopyKernel(const __grid_constant__ Ranges ranges) {
+  int index = 0;
+  while (blockIdx.x >= ranges.range[index].end_block) ++index;
+  const Range& range = ranges.range[index];
+  const uint32_t begin_block = index == 0 ? 0 : ranges.range[index - 1].end_block;
+  const int64_t offset = (blockIdx.x - begin_block) * kBlockBytes;
   const uint8_t* const source = range.source + offset;
   uint8_t* const target = range.target + offset;
   const int64_t bytes = min(kBlockBytes, range.bytes - offset);
@@ -66,54 +66,31 @@ __device__ void CopyBlock(const Range& range, int64_t offset) {
   CopyUnits<uint8_t>(source + copied, target + copied, bytes - copied);
 }
 
-// `blocks` of all ranges together, which the grid's blocks share.
-template <int kMost>
-__global__ __launch_bounds__(kThreads) void CopyKernel(const __grid_constant__ Ranges<kMost> ranges, uint32_t blocks) {
-  int index = 0;
-  uint32_t begin_block = 0;
-  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    while (block >= ranges.range[index].end_block) begin_block = ranges.range[index++].end_block;
-    CopyBlock(ranges.range[index], (block - begin_block) * kBlockBytes);
-  }
-}
-
-uint32_t BlocksOf(const RangeCopy& copy) { return static_cast<uint32_t>((copy.bytes + kBlockBytes - 1) / kBlockBytes); }
-
-// Requires at most kMost copies.
-template <int kMost>
-absl::Status Launch(absl::Span<const RangeCopy> copies, cudaStream_t stream, CopyPace pace) {
-  Ranges<kMost> ranges;
-  uint32_t blocks = 0;
-  int count = 0;
-  for (const RangeCopy& copy : copies) {
-    if (copy.bytes == 0) continue;
-    blocks += BlocksOf(copy);
-    ranges.range[count++] = {static_cast<uint8_t*>(copy.target), static_cast<const uint8_t*>(copy.source), copy.bytes,
-                             blocks};
-  }
-  const uint32_t grid = pace == CopyPace::kGentle ? std::min(blocks, kGentleBlocks) : blocks;
-  if (count > 0) CopyKernel<kMost><<<grid, kThreads, 0, stream>>>(ranges, blocks);
-  return LaunchStatus("launch copies of ranges");
-}
-
-template <int kMost>
-absl::Status Load() {
-  cudaFuncAttributes attributes;
-  return ToStatus(cudaFuncGetAttributes(&attributes, CopyKernel<kMost>), "load the kernel that copies ranges");
-}
-
 }  // namespace
 
-absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream, CopyPace pace) {
-  for (; copies.size() > kFewRanges; copies.remove_prefix(std::min<size_t>(copies.size(), kManyRanges))) {
-    RETURN_IF_ERROR(Launch<kManyRanges>(copies.subspan(0, kManyRanges), stream, pace));
+absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream) {
+  Ranges ranges;
+  ranges.count = 0;
+  uint32_t blocks = 0;
+  const auto launch = [&]() -> absl::Status {
+    if (ranges.count > 0) CopyKernel<<<blocks, kThreads, 0, stream>>>(ranges);
+    ranges.count = 0;
+    blocks = 0;
+    return LaunchStatus("launch copies of ranges");
+  };
+  for (const RangeCopy& copy : copies) {
+    if (copy.bytes == 0) continue;
+    blocks += static_cast<uint32_t>((copy.bytes + kBlockBytes - 1) / kBlockBytes);
+    ranges.range[ranges.count++] = {static_cast<uint8_t*>(copy.target), static_cast<const uint8_t*>(copy.source),
+                                    copy.bytes, blocks};
+    if (ranges.count == kRangesPerLaunch) RETURN_IF_ERROR(launch());
   }
-  return Launch<kFewRanges>(copies, stream, pace);
+  return launch();
 }
 
 absl::Status LoadCopyRanges() {
-  RETURN_IF_ERROR(Load<kFewRanges>());
-  return Load<kManyRanges>();
+  cudaFuncAttributes attributes;
+  return ToStatus(cudaFuncGetAttributes(&attributes, CopyKernel), "load the kernel that copies ranges");
 }
 
 }  // namespace paramshard::gpu

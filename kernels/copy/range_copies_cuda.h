@@ -17,13 +17,9 @@ struct RangeCopy {
   int64_t bytes = 0;
 };
 
-// kGentle: slower than memory allows, for copies that run beside others from other GPUs and need not be done before
-// them.
-enum class CopyPace : uint8_t { kFast, kGentle };
-
 // Enqueues the copies, of any alignment and in no order among each other; targets overlap nothing. Ranges of 0 bytes
 // are fine.
-absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream, CopyPace pace = CopyPace::kFast);
+absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream);
 
 // Loads the kernel on the current device. A kernel that is loaded at its first launch waits for streams that wait.
 absl::Status LoadCopyRanges();

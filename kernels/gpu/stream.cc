@@ -36,6 +36,11 @@ absl::StatusOr<bool> IsDone(int device, cudaError_t answer) {
   return true;
 }
 
+absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
+  RETURN_IF_ERROR(FaultOf(device));
+  return IsDone(device, cudaStreamQuery(stream));
+}
+
 }  // namespace
 
 // Errors show at the next call that has a status.
@@ -102,11 +107,6 @@ absl::Status Event::Record(cudaStream_t stream) {
 absl::StatusOr<bool> Event::IsDone() const {
   RETURN_IF_ERROR(FaultOf(device_));
   return gpu::IsDone(device_, cudaEventQuery(event_));
-}
-
-absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
-  RETURN_IF_ERROR(FaultOf(device));
-  return IsDone(device, cudaStreamQuery(stream));
 }
 
 // Naps, since the runtime's own wait has no end. They grow with the time that has passed.

@@ -33,9 +33,6 @@ inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
 // work; FaultOf(device).
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
 
-// Whether it is done by now. Errors likewise.
-absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream);
-
 // A stream that does not wait for the default stream. Move-only; destroys itself.
 class Stream {
  public:
@@ -48,8 +45,9 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
   int device() const { return device_; }
-  // See AwaitStream and IsIdle.
+  // See AwaitStream.
   absl::Status Synchronize(absl::Duration timeout = kStreamTimeout) const;
+  // Whether it is done by now. Errors likewise.
   absl::StatusOr<bool> IsIdle() const;
 
  private:

@@ -37,6 +37,10 @@ enum BoardNumber { kStepReached = 0, kGrandchild = 1 };
 
 const std::string kDaemon = Program(PARAMSHARDD);
 
+// By which a process that stands still is named. One that moves must not be late: from its attachment to its first
+// command a trainer on a GPU takes up to seconds.
+std::string ShortStepTimeout() { return TestDevices() == "cuda" ? "--step-timeout=5s" : "--step-timeout=1s"; }
+
 nlohmann::json CtlOf(const std::string& socket_dir, const std::string& arguments) {
   const auto output =
       OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", socket_dir, " -o json ", arguments));
@@ -160,7 +164,7 @@ TEST_F(FaultTest, ADeadTrainersPeersAreToldWhoLeftAndWhereToResume) {
 }
 
 TEST_F(FaultTest, AStoppedTrainerIsNamedAfterTheStepTimeout) {
-  StartDaemon({"--step-timeout=500ms"});
+  StartDaemon({ShortStepTimeout()});
   Training waiting = TrainingOf("stopped", 0);
   waiting.resume = false;
   ChildProcess survivor = Start(waiting);
@@ -190,7 +194,7 @@ class StoppedTrainerTest : public FaultTest, public testing::WithParamInterface<
 };
 
 TEST_P(StoppedTrainerTest, IsNamedAndLeavesNoTraceWhenItGoesOn) {
-  StartDaemon({"--step-timeout=1s"});
+  StartDaemon({ShortStepTimeout()});
   const std::string expected = UninterruptedHash();
   ChildProcess waiting = Start(TrainingOf("interrupted", 0));
   ChildProcess stopped = StartStopping(TrainingOf("interrupted", 1), GetParam());
@@ -534,7 +538,7 @@ TEST_P(TwoDaemonsTest, RanksOfDifferentDaemonsThatDisagreeAreBothNamed) {
 
 class ImpatientDaemonsTest : public TwoDaemonsTest {
  protected:
-  std::string step_timeout() const override { return "--step-timeout=1s"; }
+  std::string step_timeout() const override { return ShortStepTimeout(); }
 };
 
 TEST_P(ImpatientDaemonsTest, ADaemonWhoseTrainersStopBeforeTheirCommitHoldsNobodyForLong) {

@@ -12,7 +12,6 @@
 namespace paramshard {
 
 using internal::ByteCopy;
-using internal::CopyPace;
 using internal::GpuStream;
 using internal::MappedMemory;
 using internal::WordOperation;
@@ -28,9 +27,9 @@ class FakeGpu::Memory : public internal::TensorMemory {
   int gpu() const override { return kFakeGpu; }
   GpuStream own_stream() const override { return gpu_->own_; }
 
-  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream, CopyPace pace) override {
+  absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override {
     if (copies.empty()) return absl::OkStatus();
-    gpu_->log_.push_back(absl::StrCat(pace == CopyPace::kGentle ? "gentle copy " : "copy ", copies.size()));
+    gpu_->log_.push_back(absl::StrCat("copy ", copies.size()));
     gpu_->Enqueue(stream, [list = std::vector<ByteCopy>(copies.begin(), copies.end())] {
       for (const ByteCopy& copy : list) std::memcpy(copy.target, copy.source, copy.bytes);
       return true;
@@ -47,8 +46,6 @@ class FakeGpu::Memory : public internal::TensorMemory {
     if (gpu_->Idle(stream)) return absl::OkStatus();
     return absl::DeadlineExceededError("fake GPU: a stream that nobody will wake");
   }
-
-  bool IsIdle(GpuStream stream) const override { return gpu_->Idle(stream); }
 
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override {
     for (const WordOperation& operation : operations) {

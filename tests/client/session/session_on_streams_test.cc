@@ -114,7 +114,7 @@ TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
   FillPlanes(0x5a);
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
   ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
-  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("gentle copy 2", "await", "copy 2"));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "await", "copy 2"));
   EXPECT_THAT(OwnData(ticket), Each(0));
   gpu_.Run();
   EXPECT_THAT(OwnData(ticket), Each(0x5a));
@@ -123,14 +123,6 @@ TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
   gpu_.Run();
   EXPECT_TRUE(gpu_.Idle(stream_));
   EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).scales[0].subspan(0, 32), Each(0x5a));
-}
-
-TEST_F(SessionOnStreamsTest, AStreamWithOtherWorkCopiesAtFullSpeed) {
-  Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  gpu_.Enqueue(stream_, [] { return true; });
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
-  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "await", "copy 2"));
 }
 
 TEST_F(SessionOnStreamsTest, WordsThatAreThereAreNotAwaited) {
