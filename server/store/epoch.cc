@@ -18,7 +18,7 @@ namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
 // Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
-constexpr int kMostCommandsAtOnce = 64;
+constexpr size_t kMostCommandsAtOnce = 64;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -346,6 +346,7 @@ void Epoch::GatherLoop(int rank) {
     attention.Look();
     if (FinishGathers(rank, under_way)) attention.Renew();
     absl::StatusOr<std::vector<v1::Command>> commands = ReadRing(rank);
+    const bool more = commands.ok() && commands->size() == kMostCommandsAtOnce;
     const v1::Command* command = nullptr;
     absl::Time deadline;
     auto expected = Attention::For::kNothing;
@@ -362,7 +363,7 @@ void Epoch::GatherLoop(int rank) {
     if (command != nullptr) {
       under_way.push_back(BeginGather(rank, *command));
       attention.Renew();
-    } else {
+    } else if (!more) {
       attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
     }
   }
@@ -398,7 +399,7 @@ void Epoch::PushLoop(int rank) {
 
 absl::StatusOr<std::vector<v1::Command>> Epoch::ReadRing(int rank) const {
   std::vector<v1::Command> commands;
-  for (int i = 0; i < kMostCommandsAtOnce; ++i) {
+  while (commands.size() < kMostCommandsAtOnce) {
     ASSIGN_OR_RETURN(const std::optional<std::string> record, seats_[rank].ring->Read());
     if (!record.has_value()) break;
     if (!commands.emplace_back().ParseFromString(*record)) {

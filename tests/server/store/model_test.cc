@@ -271,6 +271,20 @@ TEST_F(ModelTest, ASlotIsUsedAgainAfterItsReleaseByAll) {
   }
 }
 
+// More than the daemon reads from a ring at once.
+TEST_F(ModelTest, ManyCommandsMayWaitInARing) {
+  constexpr int64_t kMany = 200;
+  Attach();
+  for (const auto& trainer : trainers_) {
+    for (int64_t i = 0; i < kMany; ++i) trainer->Gather(i % 2 == 0 ? kW : kMx, 0);
+    trainer->Release(0, kMany);
+  }
+  for (const auto& trainer : trainers_) {
+    ASSERT_TRUE(trainer->AwaitReady(0, kMany));
+    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 0));
+  }
+}
+
 TEST_F(ModelTest, AGatherAfterACommitSeesTheNewPlanes) {
   Attach();
   for (const auto& trainer : trainers_) trainer->Gather(kW, 0);
