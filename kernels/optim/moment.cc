@@ -92,6 +92,20 @@ void DecodeFloat8Blocks(MomentKind kind, const ConstMoment& moment, int64_t rows
 
 }  // namespace
 
+absl::string_view MomentTypeName(MomentType type) {
+  switch (type) {
+    case MomentType::kFP32:
+      return "FP32";
+    case MomentType::kBF16:
+      return "BF16";
+    case MomentType::kFP16:
+      return "FP16";
+    case MomentType::kFP8:
+      return "FP8";
+  }
+  return "unknown";
+}
+
 int64_t MomentBytes(MomentType type) {
   switch (type) {
     case MomentType::kFP32:

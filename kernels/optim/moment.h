@@ -11,9 +11,14 @@
 
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
+
 namespace paramshard {
 
 enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4 };
+
+// "FP32", "BF16", "FP16" or "FP8".
+absl::string_view MomentTypeName(MomentType type);
 
 constexpr int64_t kMomentBlockSize = 128;
 

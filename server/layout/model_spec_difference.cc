@@ -42,19 +42,7 @@ std::string ToText(const InitialValue& value) {
 std::string ToText(GradientType type) { return type == GradientType::kFP32 ? "FP32" : "BF16"; }
 std::string ToText(MasterType type) { return type == MasterType::kFP32 ? "FP32" : "BF16_REMAINDER"; }
 
-std::string ToText(MomentType type) {
-  switch (type) {
-    case MomentType::kFP32:
-      return "FP32";
-    case MomentType::kBF16:
-      return "BF16";
-    case MomentType::kFP16:
-      return "FP16";
-    case MomentType::kFP8:
-      return "FP8";
-  }
-  return "unknown";
-}
+std::string ToText(MomentType type) { return std::string(MomentTypeName(type)); }
 
 std::string ToText(const DelayedScaling::Options& scaling) {
   return absl::StrCat(scaling.algorithm == DelayedScaling::Algorithm::kMax ? "max" : "most recent", " of ",

@@ -370,8 +370,10 @@ void Epoch::GatherLoop(int rank) {
 }
 
 absl::Time Epoch::CheckDeadlines() {
+  const absl::Time deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
+  if (absl::Now() < deadline) return deadline;
   if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
-  return std::min(sequence_.NextDeadline(), vote_deadline_);
+  return deadline;
 }
 
 absl::Status Epoch::Overdue() const {

@@ -120,7 +120,7 @@ struct StepTimes {
   double between_steps = 0;  // seconds too
 };
 
-// What the first GPU and the daemon do in a loop.
+// What the first GPU and the daemon do in a loop. 0 where the GPU does not say.
 struct Usage {
   double watts = 0;
   int megahertz = 0;
@@ -300,7 +300,8 @@ class CoreMeter {
     cpu_ += daemon_.CpuTime();
     time_ += absl::Now() - absl::UnixEpoch();
   }
-  double cores() const { return time_ > absl::ZeroDuration() ? absl::FDivDuration(cpu_, time_) : 0; }
+  double cores() const { return absl::FDivDuration(cpu_, time_); }
+  double seconds() const { return absl::ToDoubleSeconds(time_); }
 
  private:
   const test::DaemonProcess& daemon_;
@@ -339,30 +340,36 @@ void PrintAlone(Loop loop, const Arguments& arguments, const Board& board) {
                                median * 1e6 / gathers, bytes / median / 1e9, board.usage[loop].daemon_cores);
 }
 
-void PrintSteps(const char* name, const Arguments& arguments, const LoopTimes& times, const Usage& usage,
+std::string UsageText(const Usage& usage) {
+  std::string text = absl::StrFormat(", daemon %4.2f cores", usage.daemon_cores);
+  if (usage.megahertz > 0) absl::StrAppendFormat(&text, ", %3.0f W, %4d MHz", usage.watts, usage.megahertz);
+  return text;
+}
+
+// `usage` null: not measured.
+void PrintSteps(const char* name, const Arguments& arguments, const LoopTimes& times, const Usage* usage,
                 double products) {
   const std::vector<double> seconds = SlowestRanks(times, arguments);
   const double median = Median(seconds);
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
   std::cout << absl::StrFormat(
-      "%-15s %8.2f ms a step (%.2f .. %.2f) %7.1f TFLOP/s %7.2f %% of products, between steps %6.2f ms, daemon %4.2f "
-      "cores, %3.0f W, %4d MHz\n",
-      name, median * 1e3, *least * 1e3, *most * 1e3, Operations(arguments.blocks) / median / 1e12,
-      100 * products / median, Median(LeastBetweenSteps(times, arguments)) * 1e3, usage.daemon_cores, usage.watts,
-      usage.megahertz);
+                   "%-15s %8.2f ms a step (%.2f .. %.2f) %7.1f TFLOP/s %7.2f %% of products, between steps %6.2f ms",
+                   name, median * 1e3, *least * 1e3, *most * 1e3, Operations(arguments.blocks) / median / 1e12,
+                   100 * products / median, Median(LeastBetweenSteps(times, arguments)) * 1e3)
+            << (usage != nullptr ? UsageText(*usage) : "") << "\n";
 }
 
 void Print(const Arguments& arguments, const Board& board) {
   const LoopTimes& first = arguments.Has(kProducts) ? board.times[kProducts] : board.no_daemon;
   const double products = Median(SlowestRanks(first, arguments));
-  PrintSteps("no daemon", arguments, board.no_daemon, {}, products);
+  PrintSteps("no daemon", arguments, board.no_daemon, /*usage=*/nullptr, products);
   for (int i = 0; i < kLoopCount; ++i) {
     const auto loop = static_cast<Loop>(i);
     if (!arguments.Has(loop)) continue;
     if (IsAlone(loop)) {
       PrintAlone(loop, arguments, board);
     } else {
-      PrintSteps(kLoopNames[loop], arguments, board.times[loop], board.usage[loop], products);
+      PrintSteps(kLoopNames[loop], arguments, board.times[loop], &board.usage[loop], products);
     }
   }
 }
@@ -394,16 +401,14 @@ class UsageMeter {
   void Begin() {
     cores_.Begin();
     joules_ -= power_->Joules();
-    start_ = absl::Now();
   }
   void Enqueued() { megahertz_.push_back(power_->Megahertz()); }
   void End() {
-    seconds_ += absl::ToDoubleSeconds(absl::Now() - start_);
     joules_ += power_->Joules();
     cores_.End();
   }
   Usage usage() const {
-    return {.watts = joules_ / seconds_,
+    return {.watts = joules_ / cores_.seconds(),
             .megahertz = static_cast<int>(Median({megahertz_.begin(), megahertz_.end()})),
             .daemon_cores = cores_.cores()};
   }
@@ -411,8 +416,7 @@ class UsageMeter {
  private:
   CoreMeter cores_;
   const GpuPower* power_;
-  absl::Time start_;
-  double joules_ = 0, seconds_ = 0;
+  double joules_ = 0;
   std::vector<int> megahertz_;
 };
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/client.h"
@@ -121,19 +122,7 @@ std::map<Phase, int64_t> MeasureGathered(const std::string& socket_dir, int rank
   return gathered;
 }
 
-std::string MomentName(MomentType type) {
-  switch (type) {
-    case MomentType::kFP32:
-      return "fp32";
-    case MomentType::kBF16:
-      return "bf16";
-    case MomentType::kFP16:
-      return "fp16";
-    case MomentType::kFP8:
-      return "fp8";
-  }
-  return "";
-}
+std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
 
 double PerElement(int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(Elements()); }
 

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -233,19 +234,7 @@ struct AdamArm {
   MasterType master = MasterType::kFP32;
 };
 
-const char* MomentName(MomentType type) {
-  switch (type) {
-    case MomentType::kFP32:
-      return "fp32";
-    case MomentType::kBF16:
-      return "bf16";
-    case MomentType::kFP16:
-      return "fp16";
-    case MomentType::kFP8:
-      return "fp8";
-  }
-  return "";
-}
+std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
 
 class AdamBench {
  public:
