@@ -1,8 +1,11 @@
 # How our own code is compiled. Generated code takes no part.
 add_library(paramshard_flags INTERFACE)
 target_compile_options(paramshard_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>>
   # GCC 12 sees overlaps in std::string that are none (GCC bug 105651).
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict $<$<BOOL:${PARAMSHARD_WERROR}>:-Werror>>
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
+  # Clang checks who holds which mutex.
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety -Werror=thread-safety>
   # The same bytes on every machine: no fused multiply-add that the source does not ask for.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   # Programs hold what they call, not whole object files: with --gc-sections.
