@@ -1,4 +1,4 @@
-// Reading planes on a GPU: the bytes of DecodePlane() (codec.h), and transposed FP8 data.
+// Reading planes on a GPU: the bytes of DecodePlane() (codec.h).
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_CODEC_CUDA_H_
 #define PARAMSHARD_KERNELS_FORMATS_CODEC_CUDA_H_
@@ -17,13 +17,13 @@ namespace paramshard::gpu {
 enum class DecodedType : uint8_t { kFP32 = 1, kBF16 = 2 };
 
 // Enqueues decoding one plane of a rows x cols matrix into `out`, an array of the decoded type, row-major and
-// contiguous. Memory of the current device; data, scales and amax of any alignment. INVALID_ARGUMENT of
+// contiguous. Memory of the current device; data, scales and amax of any alignment, `out` aligned for its elements. The
+// up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read. INVALID_ARGUMENT of
 // CheckEncodable(), and for a plane that the format lacks.
+//
+// Fastest where data and `out` are aligned to 16 bytes and `cols` is a multiple of 8.
 absl::Status DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols,
                          DecodedType type, void* out, cudaStream_t stream);
-
-// Enqueues writing the transpose of a rows x cols matrix of bytes. Memory of the current device, of any alignment.
-absl::Status TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream);
 
 }  // namespace paramshard::gpu
 

@@ -1,4 +1,4 @@
-// The casts of bfloat16.h, float16.h and float8.h by the GPU's instructions, several elements at a time.
+// The casts of bfloat16.h, float16.h, float8.h and float4.h by the GPU's instructions, several elements at a time.
 //
 // Internal to kernels/, for CUDA sources. The same codes as the formulas for every float32: round to nearest even, FP8
 // saturates, NaN becomes 0x7fff or 0x7f.
@@ -55,6 +55,42 @@ __device__ __forceinline__ void DecodeE4M3Quad(uint32_t codes, float (&values)[4
       "cvt.f32.f16 %3, d;}"
       : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
       : "r"(codes));
+}
+
+// The values of two float16 codes, the first one in the low half. Of a NaN, some NaN.
+__device__ __forceinline__ void DecodeFloat16Pair(uint32_t codes, float& first, float& second) {
+  asm("{.reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;}"
+      : "=f"(first), "=f"(second)
+      : "r"(codes));
+}
+
+// The values of four E5M2 codes, the first one in the low byte: each is the upper byte of the float16 of its value. Of
+// a NaN, some NaN.
+__device__ __forceinline__ void DecodeE5M2Quad(uint32_t codes, float (&values)[4]) {
+  DecodeFloat16Pair(__byte_perm(codes, 0, 0x1404), values[0], values[1]);
+  DecodeFloat16Pair(__byte_perm(codes, 0, 0x3424), values[2], values[3]);
+}
+
+// Two float16 products. Those of the callers are exact.
+__device__ __forceinline__ uint32_t MultiplyFloat16Pairs(uint32_t a, uint32_t b) {
+  uint32_t products;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+  return products;
+}
+
+// The values of eight E2M1 codes, the first one in the low four bits. The exponent and the mantissa of a code, shifted
+// to where float16 has its own, are its value times 2^-14, subnormal or not.
+__device__ __forceinline__ void DecodeE2M1Octet(uint32_t codes, float (&values)[8]) {
+  constexpr uint32_t kTwoTo14 = 0x74007400u;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t pair = codes << (12 - 4 * j);  // codes j and j + 4 in the uppermost bits of both halves
+    const uint32_t scaled_down = (pair & 0x80008000u) | (pair >> 3 & 0x0e000e00u);
+    DecodeFloat16Pair(MultiplyFloat16Pairs(scaled_down, kTwoTo14), values[j], values[j + 4]);
+  }
 }
 
 // The codes of four values, the first one in the low byte.

@@ -1,5 +1,5 @@
-// Transposed data of 4-bit formats on a GPU: the bytes of TransposeNibbles() (transpose.h). Those of 8-bit formats:
-// codec_cuda.h.
+// Transposed data of 8-bit and 4-bit formats on a GPU: the bytes of TransposeBytes() and TransposeNibbles()
+// (transpose.h).
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_TRANSPOSE_CUDA_H_
 #define PARAMSHARD_KERNELS_FORMATS_TRANSPOSE_CUDA_H_
@@ -12,7 +12,11 @@
 
 namespace paramshard::gpu {
 
-// Enqueues writing the transpose of a rows x cols matrix of nibbles. Memory of the current device, of any alignment.
+// Enqueue writing the transpose of a rows x cols matrix of bytes, or of nibbles. Memory of the current device, of any
+// alignment. The up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read.
+//
+// Fastest where all rows, of the matrix and of its transpose, begin at multiples of 16 bytes.
+absl::Status TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream);
 absl::Status TransposeNibbles(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream);
 
 }  // namespace paramshard::gpu

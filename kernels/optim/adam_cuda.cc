@@ -440,7 +440,7 @@ absl::StatusOr<std::vector<float>> FusedAdamPlan::Impl::Amaxes(cudaStream_t stre
   RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(amaxes_.data(), device_amaxes_.data(), amaxes.size() * sizeof(float),
                                            cudaMemcpyDeviceToHost, stream),
                            "read amaxes"));
-  RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(stream), "read amaxes"));
+  RETURN_IF_ERROR(AwaitStream(device_, stream));
   std::copy_n(amaxes_.data(), amaxes.size(), amaxes.begin());
   return amaxes;
 }

@@ -76,7 +76,7 @@ class FusedAdamPlan {
   absl::Status MeasureAmaxes(cudaStream_t stream);
 
   // What the latest Step() or MeasureAmaxes() found, an entry per extent: 0 where not NeedsAmax(), and where not
-  // stepped. Waits for the stream.
+  // stepped. Waits for the stream (see AwaitStream).
   absl::StatusOr<std::vector<float>> Amaxes(cudaStream_t stream);
 
  private:

@@ -26,6 +26,7 @@
 #include "kernels/base/check.h"
 #include "kernels/formats/codec_cuda.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/transpose_cuda.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
@@ -422,6 +423,72 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
   }
 }
 
+// A plane is decoded whatever its codes are: random ones hold every kind of value.
+void MeasureDecode(Bench& bench, Arenas& arenas, const Encoding& encoding, Plane plane, int64_t rows, int64_t cols) {
+  arenas.state.Clear();
+  arenas.planes.Clear();
+  const auto take = [&](Arena& arena, int64_t bytes) {
+    const int64_t floats = (bytes + 3) / 4;
+    uint8_t* const taken = arena.Take(floats * 4, 64);
+    Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, 0, 0, floats, reinterpret_cast<float*>(taken),
+                            bench.stream()));
+    return taken;
+  };
+  const int64_t data_bytes = DataBytes(encoding, rows, cols);
+  const int64_t scale_bytes = ScaleBytes(encoding, plane, rows, cols);
+  const ConstPlane encoded = {take(arenas.planes, data_bytes), take(arenas.planes, scale_bytes),
+                              take(arenas.planes, AmaxBytes(encoding.format))};
+  void* const out = arenas.state.Take(rows * cols * 4, 64);
+  for (DecodedType type : {DecodedType::kFP32, DecodedType::kBF16}) {
+    const bool is_wide = type == DecodedType::kFP32;
+    const std::string name = absl::StrCat(
+        "DecodePlane ", FormatName(encoding.format), " ", ElementTypeName(encoding.element),
+        plane == Plane::kColumnWise ? " columns" : "", is_wide ? " to fp32, " : " to bf16, ", rows, " x ", cols);
+    if (!bench.Wants(name)) continue;
+    bench.Measure(name, data_bytes + scale_bytes + rows * cols * (is_wide ? 4 : 2),
+                  [&] { Check(DecodePlane(encoding, plane, encoded, rows, cols, type, out, bench.stream())); });
+  }
+}
+
+void MeasureDecodes(Bench& bench, Arenas& arenas) {
+  for (Format format :
+       {Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed,
+        Format::kFP8Block128x128, Format::kMXFP8, Format::kMXFP8_2D, Format::kNVFP4_2D}) {
+    const Encoding encoding = {format, DefaultElement(format)};
+    MeasureDecode(bench, arenas, encoding, Plane::kRowWise, 65536, 4096);
+    if (HasColumnPlane(format)) MeasureDecode(bench, arenas, encoding, Plane::kColumnWise, 65536, 4096);
+    MeasureDecode(bench, arenas, encoding, Plane::kRowWise, 65536, 4099);
+  }
+  for (Format format : {Format::kFP8Block128x128, Format::kMXFP8}) {
+    MeasureDecode(bench, arenas, {format, ElementType::kE5M2}, Plane::kRowWise, 65536, 4096);
+    MeasureDecode(bench, arenas, {format}, Plane::kRowWise, 14336, 4096);
+    MeasureDecode(bench, arenas, {format}, Plane::kRowWise, 4000000, 64);
+  }
+}
+
+// The bytes of a matrix of `bits` wide elements.
+void MeasureTranspose(Bench& bench, Arenas& arenas, int bits, int64_t rows, int64_t cols) {
+  arenas.state.Clear();
+  const int64_t bytes = rows * ((cols * bits + 7) / 8);
+  uint8_t* const data = arenas.state.Take((bytes + 3) / 4 * 4, 64);
+  uint8_t* const out = arenas.state.Take(cols * ((rows * bits + 7) / 8), 64);
+  Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, 0, 0, (bytes + 3) / 4, reinterpret_cast<float*>(data),
+                          bench.stream()));
+  const std::string name = absl::StrCat(bits == 8 ? "TransposeBytes " : "TransposeNibbles ", rows, " x ", cols);
+  if (!bench.Wants(name)) return;
+  const auto transpose = bits == 8 ? TransposeBytes : TransposeNibbles;
+  bench.Measure(name, 2 * bytes, [&] { Check(transpose(data, rows, cols, out, bench.stream())); });
+}
+
+void MeasureTransposes(Bench& bench, Arenas& arenas) {
+  for (int bits : {8, 4}) {
+    MeasureTranspose(bench, arenas, bits, 65536, 4096);
+    MeasureTranspose(bench, arenas, bits, 14336, 14336);
+    MeasureTranspose(bench, arenas, bits, 14336, 4096);
+    MeasureTranspose(bench, arenas, bits, 65539, 4099);
+  }
+}
+
 // The other kernels, on arrays of kRows x kColumns.
 void MeasureOthers(Bench& bench, Arenas& arenas) {
   constexpr int64_t kRows = 65536;
@@ -481,16 +548,7 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
     const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, kRows, kColumns);
     measure(absl::StrCat("Encode ", FormatName(format)), kCount * 4 + planes * (kCount + scale_bytes),
             [&] { Check(plan->Encode({}, bench.stream())); });
-    for (DecodedType type : {DecodedType::kFP32, DecodedType::kBF16}) {
-      const int64_t out_bytes = type == DecodedType::kFP32 ? 4 : 2;
-      measure(absl::StrCat("DecodePlane ", FormatName(format), out_bytes == 4 ? " to fp32" : " to bf16"),
-              kCount * (1 + out_bytes) + scale_bytes, [&] {
-                Check(DecodePlane(encoding, Plane::kRowWise, {data, scales}, kRows, kColumns, type, b, bench.stream()));
-              });
-    }
   }
-  measure("TransposeBytes", kCount * 2,
-          [&] { Check(TransposeBytes(data, kRows, kColumns, column_data, bench.stream())); });
   measure("FillInitialValues normal", kCount * 4, [&] {
     Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, 0, 0, kCount, b, bench.stream()));
   });
@@ -515,6 +573,8 @@ void Main(const std::string& filter, const std::string& json) {
   Arenas arenas(kMostElements);
   MeasureSteps(bench, arenas);
   MeasureOthers(bench, arenas);
+  MeasureDecodes(bench, arenas);
+  MeasureTransposes(bench, arenas);
   if (!json.empty()) WriteJson(json, bench.results());
 }
 

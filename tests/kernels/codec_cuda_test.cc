@@ -19,14 +19,15 @@ namespace {
 
 class DecodePlaneTest : public GpuTest {
  protected:
-  // Decodes on host and GPU, to both types, and compares bytes.
+  // Decodes on host and GPU, to both types, and compares bytes. `offset` is of the plane in bytes, `out_offset` of what
+  // it is decoded to, in elements, past aligned addresses.
   void ExpectSame(const Encoding& encoding, Plane plane, const OwnedPlane& encoded, int64_t rows, int64_t cols,
-                  int64_t offset) {
+                  int64_t offset = 0, int64_t out_offset = 0) {
     const DeviceArray<uint8_t> data(encoded.data, offset);
     const DeviceArray<uint8_t> scales(encoded.scales, offset);
     const DeviceArray<uint8_t> amax(encoded.amax, offset);
-    const DeviceArray<float> floats(std::vector<float>(rows * cols), 4 * offset);
-    const DeviceArray<uint16_t> halves(std::vector<uint16_t>(rows * cols), 2 * offset);
+    const DeviceArray<float> floats(std::vector<float>(rows * cols, -1.0f), 4 * out_offset);
+    const DeviceArray<uint16_t> halves(std::vector<uint16_t>(rows * cols, 0xcdcd), 2 * out_offset);
     const ConstPlane view = {data.data(), scales.data(), amax.data()};
     ASSERT_OK(DecodePlane(encoding, plane, view, rows, cols, DecodedType::kFP32, floats.data(), stream()));
     ASSERT_OK(DecodePlane(encoding, plane, view, rows, cols, DecodedType::kBF16, halves.data(), stream()));
@@ -37,6 +38,23 @@ class DecodePlaneTest : public GpuTest {
     EXPECT_TRUE(SameBytes(AsBytes(expected), AsBytes(floats.Download())));
     EXPECT_TRUE(SameBytes(AsBytes(expected_halves), AsBytes(halves.Download())));
   }
+
+  // Any bytes in any plane of the encoding.
+  void ExpectAnySame(const Encoding& encoding, int64_t rows, int64_t cols, int64_t offset, int64_t out_offset) {
+    for (Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
+      if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) continue;
+      OwnedPlane encoded(encoding, plane, rows, cols);
+      for (std::vector<uint8_t>* bytes : {&encoded.data, &encoded.scales, &encoded.amax}) {
+        for (uint8_t& byte : *bytes) byte = static_cast<uint8_t>(random_.Integer(0, 255));
+      }
+      SCOPED_TRACE(absl::StrCat(FormatName(encoding.format), " of ", ElementTypeName(encoding.element), " plane ",
+                                static_cast<int>(plane), " ", rows, " x ", cols, " at ", offset, ", ", out_offset));
+      ExpectSame(encoding, plane, encoded, rows, cols, offset, out_offset);
+    }
+  }
+
+ private:
+  RandomFloats random_{52};
 };
 
 TEST_F(DecodePlaneTest, EveryEncodingDecodesAsOnTheHost) {
@@ -57,19 +75,40 @@ TEST_F(DecodePlaneTest, EveryEncodingDecodesAsOnTheHost) {
 }
 
 TEST_F(DecodePlaneTest, AnyBytesDecodeAsOnTheHost) {
-  RandomFloats random(52);
-  constexpr int64_t kRows = 256;
-  constexpr int64_t kCols = 256;
+  for (const Encoding& encoding : AllEncodings()) ExpectAnySame(encoding, 256, 256, 0, 0);
+}
+
+// Around the sizes that a group of elements, a block of scales, a warp and a block of threads have, where rows begin at
+// every place among the bytes that are read and written at once.
+TEST_F(DecodePlaneTest, EverySizeAndAlignmentDecodesAsOnTheHost) {
   for (const Encoding& encoding : AllEncodings()) {
-    for (Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
-      if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) continue;
-      OwnedPlane encoded(encoding, plane, kRows, kCols);
-      for (uint8_t& byte : encoded.data) byte = static_cast<uint8_t>(random.Integer(0, 255));
-      for (uint8_t& byte : encoded.scales) byte = static_cast<uint8_t>(random.Integer(0, 255));
-      for (uint8_t& byte : encoded.amax) byte = static_cast<uint8_t>(random.Integer(0, 255));
-      SCOPED_TRACE(FormatName(encoding.format));
-      ExpectSame(encoding, plane, encoded, kRows, kCols, 0);
+    for (int64_t cols : {1,   2,   3,   4,   7,   8,   9,   15,   16,   17,   31,   32,   33,  64,
+                         127, 128, 129, 136, 255, 256, 257, 1021, 2047, 2048, 2049, 2056, 4100}) {
+      const int64_t rows = cols < 300 ? 139 : 35;
+      ExpectAnySame(encoding, rows, cols, 0, 0);
+      ExpectAnySame(encoding, rows, cols, cols % 16, 0);
+      ExpectAnySame(encoding, rows, cols, 0, 1 + cols % 7);
+      ExpectAnySame(encoding, 1, cols, cols % 5, cols % 3);
     }
+  }
+}
+
+// Every code of 16 bits, and every code of 8 bits under every scale of 8 bits.
+TEST_F(DecodePlaneTest, EveryCodeDecodesAsOnTheHost) {
+  for (Format format : {Format::kBF16, Format::kFP16}) {
+    SCOPED_TRACE(FormatName(format));
+    OwnedPlane encoded({format}, Plane::kRowWise, 256, 256);
+    for (size_t i = 0; i < encoded.data.size(); ++i)
+      encoded.data[i] = static_cast<uint8_t>(i % 2 == 0 ? i / 2 : i / 512);
+    ExpectSame({format}, Plane::kRowWise, encoded, 256, 256);
+  }
+  for (ElementType element : {ElementType::kE4M3, ElementType::kE5M2}) {
+    SCOPED_TRACE(ElementTypeName(element));
+    const Encoding encoding = {Format::kMXFP8, element};
+    OwnedPlane columns(encoding, Plane::kColumnWise, 32 * 8, 256);
+    for (size_t i = 0; i < columns.data.size(); ++i) columns.data[i] = static_cast<uint8_t>(i / 256);
+    for (size_t i = 0; i < columns.scales.size(); ++i) columns.scales[i] = static_cast<uint8_t>(i);
+    ExpectSame(encoding, Plane::kColumnWise, columns, 32 * 8, 256);
   }
 }
 
@@ -87,27 +126,6 @@ TEST_F(DecodePlaneTest, GoldenPlanesAreDequantized) {
 TEST_F(DecodePlaneTest, PlanesThatAFormatLacksAreRefused) {
   EXPECT_THAT(DecodePlane({Format::kBF16}, Plane::kColumnWise, {}, 1, 1, DecodedType::kFP32, nullptr, stream()),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("no column-wise plane")));
-}
-
-class TransposeBytesTest : public GpuTest {};
-
-TEST_F(TransposeBytesTest, RowsBecomeColumns) {
-  RandomFloats random(53);
-  for (int64_t offset : {0, 1}) {
-    for (int64_t rows : {0, 1, 3, 63, 64, 128, 260}) {
-      for (int64_t cols : {1, 2, 64, 100, 257}) {
-        std::vector<uint8_t> data(rows * cols);
-        for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.Integer(0, 255));
-        std::vector<uint8_t> expected(rows * cols);
-        for (int64_t i = 0; i < rows * cols; ++i) expected[i % cols * rows + i / cols] = data[i];
-        const DeviceArray<uint8_t> source(data, offset);
-        const DeviceArray<uint8_t> target(std::vector<uint8_t>(rows * cols), offset);
-        ASSERT_OK(TransposeBytes(source.data(), rows, cols, target.data(), stream()));
-        Synchronize();
-        EXPECT_TRUE(SameBytes(expected, target.Download())) << rows << " x " << cols;
-      }
-    }
-  }
 }
 
 }  // namespace

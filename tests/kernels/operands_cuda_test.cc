@@ -59,26 +59,36 @@ TEST_F(ArrangeScalesTest, BytesAreThoseOfTheHost) {
   }
 }
 
-class TransposeNibblesTest : public GpuTest {};
+class TransposeTest : public GpuTest {
+ protected:
+  using HostTranspose = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*);
+  using GpuTranspose = absl::Status (*)(const uint8_t*, int64_t, int64_t, uint8_t*, cudaStream_t);
 
-TEST_F(TransposeNibblesTest, BytesAreThoseOfTheHost) {
-  RandomFloats random(62);
-  for (int64_t offset : {0, 1}) {
-    for (int64_t rows : {0, 1, 2, 127, 128, 129, 300}) {
-      for (int64_t cols : {1, 2, 64, 128, 257}) {
-        SCOPED_TRACE(absl::StrCat(rows, " x ", cols));
-        const std::vector<uint8_t> data = AnyBytes(random, rows * ((cols + 1) / 2));
-        std::vector<uint8_t> expected(cols * ((rows + 1) / 2));
-        paramshard::TransposeNibbles(data.data(), rows, cols, expected.data());
-        const DeviceArray<uint8_t> source(data, offset);
-        const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), offset);
-        ASSERT_OK(TransposeNibbles(source.data(), rows, cols, target.data(), stream()));
-        Synchronize();
-        EXPECT_EQ(target.Download(), expected);
+  // Around the sizes of the squares that are transposed at a time, from and to every alignment.
+  void ExpectHostBytes(int bits, HostTranspose host, GpuTranspose gpu) {
+    RandomFloats random(62);
+    for (int64_t rows : {0, 1, 2, 3, 5, 31, 63, 64, 127, 128, 129, 160, 255, 256, 257, 300}) {
+      for (int64_t cols : {1, 2, 31, 64, 100, 128, 130, 256, 257, 272}) {
+        for (int64_t offset : {int64_t{0}, (rows + cols) % 16}) {
+          const int64_t out_offset = offset == 0 ? 0 : cols % 16;
+          SCOPED_TRACE(absl::StrCat(rows, " x ", cols, " of ", bits, " bits at ", offset, ", ", out_offset));
+          const std::vector<uint8_t> data = AnyBytes(random, rows * ((cols * bits + 7) / 8));
+          std::vector<uint8_t> expected(cols * ((rows * bits + 7) / 8));
+          host(data.data(), rows, cols, expected.data());
+          const DeviceArray<uint8_t> source(data, offset);
+          const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), out_offset);
+          ASSERT_OK(gpu(source.data(), rows, cols, target.data(), stream()));
+          Synchronize();
+          EXPECT_EQ(target.Download(), expected);
+        }
       }
     }
   }
-}
+};
+
+TEST_F(TransposeTest, BytesAreThoseOfTheHost) { ExpectHostBytes(8, paramshard::TransposeBytes, TransposeBytes); }
+
+TEST_F(TransposeTest, NibblesAreThoseOfTheHost) { ExpectHostBytes(4, paramshard::TransposeNibbles, TransposeNibbles); }
 
 }  // namespace
 }  // namespace paramshard::gpu
