@@ -28,12 +28,14 @@ EpochPage::EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pi
     : words_(words), daemon_pidfd_(daemon_pidfd), daemon_pid_(daemon_pid), writer_(words) {}
 
 absl::Status EpochPage::status() const {
-  const uint32_t code = words_.status().value.load(std::memory_order_acquire);
+  const uint32_t code = words_.end_code();
   if (code == 0) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(code), words_.EndText());
 }
 
-void EpochPage::End(const absl::Status& why) const { words_.Finish(static_cast<uint32_t>(why.code()), why.message()); }
+void EpochPage::End(const absl::Status& why) const {
+  words_.Finish(wire::Side::kClient, static_cast<uint32_t>(why.code()), why.message());
+}
 
 bool EpochPage::EndIfDaemonDied() const {
   pollfd daemon{.fd = daemon_pidfd_, .events = POLLIN, .revents = 0};

@@ -15,6 +15,18 @@ void FutexWait(const std::atomic<uint32_t>& word, uint32_t seen, absl::Duration 
 // Wakes every waiter of `word`.
 void FutexWake(const std::atomic<uint32_t>& word);
 
+// A word that no other process maps, for threads of this one: who writes shared memory can neither change it, nor wake
+// its sleepers, nor move them to another word.
+void PrivateFutexWait(const std::atomic<uint32_t>& word, uint32_t seen, absl::Duration timeout);
+void PrivateFutexWake(const std::atomic<uint32_t>& word);
+
+// Whether the kernel can let a thread sleep on two words at once (Linux 5.16).
+bool CanWaitForEither();
+// Sleeps while `shared_word` and `private_word` hold what was seen, until one of them is woken or `timeout`. Returns
+// also without a reason. Requires CanWaitForEither().
+void FutexWaitForEither(const std::atomic<uint32_t>& shared_word, uint32_t shared_seen,
+                        const std::atomic<uint32_t>& private_word, uint32_t private_seen, absl::Duration timeout);
+
 }  // namespace paramshard::wire
 
 #endif  // PARAMSHARD_PROTO_WIRE_FUTEX_H_

@@ -1,23 +1,27 @@
 // The words page of a session: shared memory in which a trainer and its daemon tell each other how far they are.
 //
 // A word is 32 bits on a cache line of its own and has one writer; numbers are compared cyclically. The page holds, in
-// this order, a header, the words below, the answers of the last commits, the text of the end, and the command ring.
+// this order, a header, the words below, the answers of the last commits, the texts of the end, and the command ring.
 // Both sides compute the same layout from the same three counts.
 //
 // | word              | writer  | meaning                                                                  |
 // | ----------------- | ------- | ------------------------------------------------------------------------ |
-// | status            | daemon  | 0 while the epoch runs, else an absl::StatusCode; the text follows in end |
+// | status            | both    | 0 while the epoch runs, else an absl::StatusCode, and kEndedByClient     |
 // | committed         | daemon  | number of the last answered commit (low 32 bits)                          |
 // | ready[slot][rank] | daemon  | number of the last Gather whose pieces of `rank` are in `slot`            |
 // | drained[g]        | daemon  | number of the last Push that was read out of gradient slot g              |
 // | daemon_waits      | daemon  | non-zero while the daemon sleeps on the doorbell                          |
+// | ending            | both    | which sides have begun to end the page                                    |
 // | released[slot]    | client  | number of the last Gather in `slot` that the trainer has done with        |
 // | filled[g]         | client  | number of the Push that gradient slot g is filled for                     |
 // | client_waits      | client  | threads of the trainer that sleep on a word                               |
 // | doorbell          | both    | counts up whenever the daemon's thread for the rank should look           |
 //
-// When an epoch ends the daemon stores the end's text, then status, then moves every word that it owns 2^30 ahead, so
-// that every waiter wakes, on a host or on a GPU. The client library does the same when the daemon has died.
+// **The end.** The daemon ends a page when its epoch ends, the client library when the daemon has died. Each side has a
+// text of its own: it writes that, then moves status from 0, and the side that succeeds has ended the page. Then every
+// word of the daemon is moved 2^30 ahead, so that every waiter wakes, on a host or on a GPU. A line of such a word says
+// beside the word where it was moved to, and both change in one atomic operation: whoever comes upon a page that was
+// left half moved moves the rest, and no word twice.
 #ifndef PARAMSHARD_PROTO_WIRE_WORDS_H_
 #define PARAMSHARD_PROTO_WIRE_WORDS_H_
 
@@ -34,13 +38,20 @@ namespace paramshard::wire {
 inline constexpr uint32_t kFinishedStep = 1u << 30;
 inline constexpr size_t kCacheLineBytes = 64;
 inline constexpr size_t kRingBytes = 256 * 1024;
-inline constexpr size_t kEndTextBytes = 2048;
+inline constexpr size_t kEndTextBytes = 2048;  // of each side
 inline constexpr int kCommitRecords = 4;
 
 struct alignas(kCacheLineBytes) Word {
   std::atomic<uint32_t> value;
+  // Of a daemon's word, from the end on: where it was moved to, with bit 0 set; 0 before.
+  std::atomic<uint32_t> moved;
 };
 static_assert(sizeof(Word) == kCacheLineBytes);
+
+// In status, beside the code: the text is the client's.
+inline constexpr uint32_t kEndedByClient = 1u << 16;
+
+enum class Side : uint32_t { kDaemon = 1, kClient = 2 };
 
 // Whether `word` has come as far as `number`, for numbers less than 2^31 apart.
 inline bool Reached(uint32_t word, uint32_t number) { return static_cast<int32_t>(word - number) >= 0; }
@@ -74,6 +85,7 @@ class Words {
   Word& daemon_waits() const { return fixed(2); }
   Word& client_waits() const { return fixed(3); }
   Word& doorbell() const { return fixed(4); }
+  Word& ending() const { return fixed(7); }
   Word& ready(int slot, int rank) const { return lines_[kFixedWords + slot * counts_.ranks + rank]; }
   Word& drained(int slot) const { return lines_[kFixedWords + counts_.slots * counts_.ranks + slot]; }
   Word& released(int slot) const { return (&drained(0))[counts_.gradient_slots + slot]; }
@@ -86,22 +98,27 @@ class Words {
 
   const WordsCounts& counts() const { return counts_; }
 
-  // Stores a daemon word and wakes the trainer if it sleeps.
+  // Stores a daemon word, as far ahead as the page's end has moved it, and wakes the trainer if it sleeps.
   void Publish(Word& word, uint32_t value) const;
-  // Adds to the doorbell and wakes the daemon's thread if it sleeps.
+  // Adds to the doorbell and wakes the daemon's thread if it says that it sleeps.
   void Ring() const;
   // Trainer side: sleeps until `word` has reached `number`, after a short spin. Returns false on timeout.
   bool AwaitReached(const Word& word, uint32_t number, absl::Duration timeout) const;
 
-  // Ends the page: text, status, then every daemon word 2^30 ahead. The first end stays.
-  void Finish(uint32_t status_code, absl::string_view text) const;
-  // Text of the end. Requires status() != 0.
+  // Ends the page, or completes an end that was left half done; the first end stays. `status_code` is not 0. Called
+  // again it moves ahead what a GPU has written since: nobody then waits for ever.
+  void Finish(Side side, uint32_t status_code, absl::string_view text) const;
+  // Whether the page has ended; then end_code() and EndText() are its absl::StatusCode and text.
+  bool ended() const { return end_code() != 0; }
+  uint32_t end_code() const;
   std::string EndText() const;
 
  private:
   static constexpr int kFixedWords = 8;
   Word& fixed(int index) const { return lines_[index]; }
-  char* end_text() const;
+  char* end_text(Side side) const;
+  void Claim(Side side, uint32_t status_code, absl::string_view text) const;
+  void MoveAhead() const;
 
   Word* lines_ = nullptr;
   WordsCounts counts_;

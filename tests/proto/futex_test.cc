@@ -1,5 +1,9 @@
 #include "proto/wire/futex.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <thread>
 
@@ -31,6 +35,63 @@ TEST(FutexTest, AWakeEndsAWaitOfAnyLength) {
   word.store(1);
   FutexWake(word);
   waiter.join();
+}
+
+// How many sleepers of one word now sleep on another.
+long Requeue(const std::atomic<uint32_t>& from, const std::atomic<uint32_t>& to) {
+  return syscall(SYS_futex, &from, FUTEX_CMP_REQUEUE, 0, 1, &to, from.load());
+}
+
+class EitherTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!CanWaitForEither()) GTEST_SKIP() << "futex_waitv expected, got a kernel before Linux 5.16";
+  }
+  // Until `over_`, however often it is woken without a reason.
+  void StartSleeper() {
+    sleeper_ = std::thread([this] {
+      while (!over_) FutexWaitForEither(shared_, 0, private_, 0, absl::InfiniteDuration());
+    });
+  }
+
+  std::atomic<uint32_t> shared_{0}, private_{0}, elsewhere_{0};
+  std::atomic<bool> over_{false};
+  std::thread sleeper_;
+};
+
+TEST_F(EitherTest, AChangeOfEitherIsNotWaitedFor) {
+  const std::atomic<uint32_t> changed{1};
+  FutexWaitForEither(changed, 0, private_, 0, absl::InfiniteDuration());
+  FutexWaitForEither(shared_, 0, changed, 0, absl::InfiniteDuration());
+}
+
+TEST_F(EitherTest, TheWaitEndsAtTheTimeout) {
+  for (const absl::Duration timeout : {absl::Milliseconds(1), absl::ZeroDuration(), absl::Seconds(-1)}) {
+    FutexWaitForEither(shared_, 0, private_, 0, timeout);
+  }
+}
+
+TEST_F(EitherTest, AWakeOfEitherEndsTheWait) {
+  for (const bool by_shared : {true, false}) {
+    over_ = false;
+    shared_ = private_ = 0;
+    StartSleeper();
+    over_ = true;
+    (by_shared ? shared_ : private_) = 1;
+    if (by_shared) FutexWake(shared_);
+    if (!by_shared) PrivateFutexWake(private_);
+    sleeper_.join();
+  }
+}
+
+// Whoever maps the shared word may move its sleepers to a word that nobody wakes.
+TEST_F(EitherTest, ASleeperThatIsMovedElsewhereHearsThePrivateWord) {
+  StartSleeper();
+  while (Requeue(shared_, elsewhere_) != 1) std::this_thread::yield();
+  over_ = true;
+  private_ = 1;
+  PrivateFutexWake(private_);
+  sleeper_.join();
 }
 
 }  // namespace

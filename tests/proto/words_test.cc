@@ -1,6 +1,8 @@
 #include "proto/wire/words.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <random>
 #include <string>
 #include <thread>
@@ -41,7 +43,8 @@ std::vector<uint32_t> Values(const std::vector<Word*>& words) {
 
 // Begin and size of everything in the page.
 std::vector<std::pair<const void*, size_t>> Parts(const Words& words) {
-  std::vector<std::pair<const void*, size_t>> parts{{&words.status(), sizeof(Word)}, {words.ring_bytes(), kRingBytes}};
+  std::vector<std::pair<const void*, size_t>> parts{
+      {&words.status(), sizeof(Word)}, {&words.ending(), sizeof(Word)}, {words.ring_bytes(), kRingBytes}};
   for (const auto& some : {DaemonWords(words), OtherWords(words)}) {
     for (const Word* word : some) parts.emplace_back(word, sizeof(Word));
   }
@@ -69,10 +72,10 @@ TEST(WordsTest, NoTwoPartsOverlapWhateverTheCounts) {
       ASSERT_LE(offset + size, taken.size());
       for (size_t at = offset; at < offset + size; ++at) ASSERT_EQ(taken[at]++, 0) << "byte " << at;
     }
-    // What nobody takes here is the text of the end and a spare word.
+    // What nobody takes here are the two texts of the end.
     size_t free_bytes = 0;
     for (const uint8_t mark : taken) free_bytes += mark == 0;
-    EXPECT_EQ(free_bytes, kEndTextBytes + sizeof(Word));
+    EXPECT_EQ(free_bytes, 2 * kEndTextBytes);
   }
 }
 
@@ -115,7 +118,15 @@ TEST(WordsTest, AwaitReachedReturnsAtOnceForAWordThatIsFarEnough) {
 TEST(WordsTest, AwaitReachedGivesUpAtTheTimeout) {
   const Page page(kCounts);
   EXPECT_FALSE(page.words().AwaitReached(page.words().ready(0, 0), 1, absl::ZeroDuration()));
-  EXPECT_FALSE(page.words().AwaitReached(page.words().ready(0, 0), 1, absl::Milliseconds(2)));
+  EXPECT_EQ(page.words().client_waits().value, 0u);
+}
+
+TEST(WordsTest, AWaitThatNobodyEndsLastsAsLongAsItWasTold) {
+  const Page page(kCounts);
+  const absl::Duration timeout = absl::Milliseconds(20);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(page.words().AwaitReached(page.words().ready(0, 0), 1, timeout));
+  EXPECT_GE(absl::FromChrono(std::chrono::steady_clock::now() - begin), timeout);
   EXPECT_EQ(page.words().client_waits().value, 0u);
 }
 
@@ -141,66 +152,179 @@ TEST(WordsTest, AwaitReachedSeesEveryStepAcrossTheWrap) {
   EXPECT_EQ(words.client_waits().value, 0u);
 }
 
-TEST(WordsTest, FinishMovesEveryDaemonWordAheadAndNoOther) {
-  const Page page(kCounts);
-  const Words& words = page.words();
-  uint32_t value = 0xfffffff0u;
-  for (Word* word : DaemonWords(words)) word->value = value++;
-  for (Word* word : OtherWords(words)) word->value = value++;
-  std::vector<uint32_t> expected = Values(DaemonWords(words));
-  for (uint32_t& word : expected) word += kFinishedStep;
-  const std::vector<uint32_t> others = Values(OtherWords(words));
+// --- The end ---
 
-  words.Finish(10, "rank 1 left");
-  EXPECT_EQ(words.status().value, 10u);
-  EXPECT_EQ(words.EndText(), "rank 1 left");
-  EXPECT_EQ(Values(DaemonWords(words)), expected);
-  EXPECT_EQ(Values(OtherWords(words)), others);
+// What an end makes of the daemon's words.
+std::vector<uint32_t> Moved(std::vector<uint32_t> values) {
+  for (uint32_t& value : values) value += kFinishedStep;
+  return values;
 }
 
-TEST(WordsTest, FinishLeavesTheAnswersAndTheRing) {
-  const Page page(kCounts);
-  page.words().commit_record(2).version = 2;
-  page.words().Finish(1, std::string(3 * kEndTextBytes, 'x'));
-  EXPECT_EQ(page.words().commit_record(2).version, 2);
-  EXPECT_EQ(std::count(page.words().ring_bytes(), page.words().ring_bytes() + kRingBytes, 0), kRingBytes);
-}
-
-TEST(WordsTest, TheFirstEndStays) {
-  const Page page(kCounts);
-  page.words().Finish(4, "first");
-  const std::vector<uint32_t> ended = Values(DaemonWords(page.words()));
-  page.words().Finish(5, "second");
-  EXPECT_EQ(page.words().status().value, 4u);
-  EXPECT_EQ(page.words().EndText(), "first");
-  EXPECT_EQ(Values(DaemonWords(page.words())), ended);
-}
-
-TEST(WordsTest, ALongTextIsCut) {
-  const Page page(kCounts);
-  page.words().Finish(1, std::string(kEndTextBytes, 'x'));
-  EXPECT_EQ(page.words().EndText(), std::string(kEndTextBytes - 1, 'x'));
-}
-
-// The text is in memory that a trainer writes, too.
-TEST(WordsTest, ATextWithoutAnEndIsReadToItsLimit) {
-  const Page page(kCounts);
-  page.words().Finish(1, "x");
-  char* text = reinterpret_cast<char*>(page.words().ring_bytes()) - kEndTextBytes;
-  std::fill_n(text, kEndTextBytes, 'y');
-  EXPECT_EQ(page.words().EndText().size(), kEndTextBytes);
-}
-
-TEST(WordsTest, FinishWakesEveryWaiter) {
-  const Page page(kCounts);
-  const Words& words = page.words();
-  std::vector<std::thread> waiters;
-  for (Word* word : DaemonWords(words)) {
-    waiters.emplace_back([&words, word] { EXPECT_TRUE(words.AwaitReached(*word, 1000, absl::Minutes(1))); });
+// A page whose words are all different, two of them about to wrap.
+class EndTest : public testing::Test {
+ protected:
+  EndTest() : page_(kCounts) {
+    uint32_t value = 0xfffffffeu;
+    for (Word* word : DaemonWords(words())) word->value = value++;
+    for (Word* word : OtherWords(words())) word->value = value++;
+    before_ = Values(DaemonWords(words()));
   }
-  words.Finish(1, "over");
+
+  const Words& words() const { return page_.words(); }
+  void ExpectEnded(uint32_t code, const std::string& text) const {
+    EXPECT_EQ(words().end_code(), code);
+    EXPECT_EQ(words().EndText(), text);
+    EXPECT_EQ(Values(DaemonWords(words())), Moved(before_));
+  }
+
+  const Page page_;
+  std::vector<uint32_t> before_;
+};
+
+TEST_F(EndTest, MovesEveryDaemonWordAheadAndNoOther) {
+  const std::vector<uint32_t> others = Values(OtherWords(words()));
+  EXPECT_FALSE(words().ended());
+  words().Finish(Side::kDaemon, 10, "rank 1 left");
+  EXPECT_TRUE(words().ended());
+  EXPECT_EQ(words().status().value, 10u) << "the code itself, for whoever knows no more";
+  ExpectEnded(10, "rank 1 left");
+  EXPECT_EQ(Values(OtherWords(words())), others);
+}
+
+TEST_F(EndTest, LeavesTheAnswersAndTheRing) {
+  words().commit_record(2).version = 2;
+  words().Finish(Side::kDaemon, 1, std::string(3 * kEndTextBytes, 'x'));
+  words().Finish(Side::kClient, 1, std::string(3 * kEndTextBytes, 'x'));
+  EXPECT_EQ(words().commit_record(2).version, 2);
+  EXPECT_EQ(std::count(words().ring_bytes(), words().ring_bytes() + kRingBytes, 0), kRingBytes);
+}
+
+TEST_F(EndTest, TheFirstOneStaysAndNoWordMovesTwice) {
+  words().Finish(Side::kClient, 4, "first");
+  for (const Side side : {Side::kDaemon, Side::kClient, Side::kDaemon}) {
+    words().Finish(side, 5, "second");
+    ExpectEnded(4, "first");
+  }
+}
+
+// Every state in which a daemon may be killed: a trainer's process then ends the page.
+TEST_F(EndTest, IsCompletedWhereverItWasInterrupted) {
+  const std::vector<Word*> daemon_words = DaemonWords(words());
+  constexpr int kClaimed = -2, kTextBegun = -1;  // from 0 on: status is set, and so many words are moved
+  for (int step = kClaimed; step <= static_cast<int>(daemon_words.size()); ++step) {
+    SCOPED_TRACE(absl::StrCat("step ", step));
+    const Page page(kCounts);
+    const std::vector<Word*> moving = DaemonWords(page.words());
+    for (size_t i = 0; i < moving.size(); ++i) moving[i]->value = before_[i];
+    // What a complete end leaves is taken back, but for the steps that were made.
+    page.words().Finish(Side::kDaemon, 14, "the daemon's text");
+    for (size_t i = std::max(step, 0); i < moving.size(); ++i) {
+      moving[i]->value = before_[i];
+      moving[i]->moved = 0;
+    }
+    if (step < 0) page.words().status().value = 0;
+    if (step == kTextBegun)
+      reinterpret_cast<char*>(page.words().ring_bytes())[-2 * static_cast<int>(kEndTextBytes) + 5] = 0;
+
+    page.words().Finish(Side::kClient, 10, "the client's text");
+    EXPECT_EQ(page.words().end_code(), step < 0 ? 10u : 14u);
+    EXPECT_EQ(page.words().EndText(), step < 0 ? "the client's text" : "the daemon's text");
+    EXPECT_EQ(Values(moving), Moved(before_));
+  }
+}
+
+// The texts are as long as they may be: one that two had written would be neither.
+TEST_F(EndTest, OfManyThreadsOfBothSidesIsOneEnd) {
+  constexpr int kThreads = 8;
+  const auto text = [](int i) { return std::string(kEndTextBytes - 1, static_cast<char>('a' + i)); };
+  std::atomic<int> ready{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      for (++ready; ready < kThreads;) std::this_thread::yield();
+      words().Finish(i % 2 == 0 ? Side::kClient : Side::kDaemon, static_cast<uint32_t>(i + 1), text(i));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(words().ended());
+  ExpectEnded(words().end_code(), text(static_cast<int>(words().end_code()) - 1));
+}
+
+// A commit that was decided before the end is answered after it.
+TEST_F(EndTest, WhatIsPublishedAfterItLiesAheadToo) {
+  words().Finish(Side::kDaemon, 10, "rank 1 left");
+  words().Publish(words().committed(), before_[0] + 1);
+  EXPECT_EQ(words().committed().value, before_[0] + 1 + kFinishedStep);
+  words().Finish(Side::kDaemon, 10, "rank 1 left");
+  EXPECT_EQ(words().committed().value, before_[0] + 1 + kFinishedStep);
+}
+
+TEST_F(EndTest, PublishingAndEndingMayMeet) {
+  constexpr uint32_t kLast = 20000;
+  Word& word = words().drained(1);
+  word.value = 0;
+  std::thread daemon([&] {
+    for (uint32_t number = 1; number <= kLast; ++number) words().Publish(word, number);
+  });
+  while (word.value == 0) std::this_thread::yield();
+  words().Finish(Side::kClient, 10, "over");
+  daemon.join();
+  EXPECT_EQ(word.value, kLast + kFinishedStep);
+}
+
+// A stream of the daemon knows of no end: what it still wrote is moved when the daemon ends the page again.
+TEST_F(EndTest, WhatAGpuWritesAfterItIsMovedByTheNext) {
+  words().Finish(Side::kDaemon, 10, "rank 1 left");
+  words().ready(1, 1).value = 77;
+  words().Finish(Side::kDaemon, 10, "rank 1 left");
+  EXPECT_EQ(words().ready(1, 1).value, 77 + kFinishedStep);
+}
+
+TEST_F(EndTest, ALongTextIsCut) {
+  for (const Side side : {Side::kDaemon, Side::kClient}) {
+    const Page page(kCounts);
+    page.words().Finish(side, 1, std::string(kEndTextBytes, 'x'));
+    EXPECT_EQ(page.words().EndText(), std::string(kEndTextBytes - 1, 'x'));
+  }
+}
+
+// The texts are in memory that a trainer writes, too.
+TEST_F(EndTest, ATextWithoutAnEndIsReadToItsLimit) {
+  words().Finish(Side::kClient, 1, "x");
+  char* const text = reinterpret_cast<char*>(words().ring_bytes()) - kEndTextBytes;
+  std::fill_n(text, kEndTextBytes, 'y');
+  EXPECT_EQ(words().EndText().size(), kEndTextBytes);
+}
+
+TEST_F(EndTest, WakesEveryWaiter) {
+  const Page page(kCounts);
+  std::vector<std::thread> waiters;
+  for (Word* word : DaemonWords(page.words())) {
+    waiters.emplace_back([&page, word] { EXPECT_TRUE(page.words().AwaitReached(*word, 1000, absl::Minutes(1))); });
+  }
+  page.words().Finish(Side::kDaemon, 1, "over");
   for (std::thread& waiter : waiters) waiter.join();
-  EXPECT_EQ(words.client_waits().value, 0u);
+  EXPECT_EQ(page.words().client_waits().value, 0u);
+}
+
+// A trainer may write whatever it can reach, as fast as it can: nothing that the daemon does there takes for ever.
+TEST_F(EndTest, ATrainerThatKeepsWritingHoldsNobodyUp) {
+  std::atomic<bool> over{false};
+  std::thread trainer([&] {
+    for (uint32_t value = 0; !over; value += 0x9e3779b9u) {
+      for (Word* word : DaemonWords(words())) {
+        word->value = value;
+        word->moved = value;
+      }
+      words().status().value = value & 1;
+    }
+  });
+  for (uint32_t number = 1; number <= 2000; ++number) {
+    words().Publish(words().committed(), number);
+    words().Finish(Side::kDaemon, 10, "over");
+  }
+  over = true;
+  trainer.join();
 }
 
 TEST(WordsTest, RingCountsTheDoorbellUp) {

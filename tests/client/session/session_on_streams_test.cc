@@ -370,7 +370,7 @@ TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
   gpu_.Run();
   EXPECT_FALSE(gpu_.Idle(stream_));
   EXPECT_FALSE(gpu_.Idle(other_stream_));
-  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  epoch_->words().Finish(wire::Side::kDaemon, static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
   gpu_.Run();
   EXPECT_TRUE(gpu_.Idle(stream_));
   EXPECT_TRUE(gpu_.Idle(other_stream_));

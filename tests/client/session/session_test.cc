@@ -376,7 +376,7 @@ TEST_F(SessionTest, AFullRingIsWaitedFor) {
 TEST_F(SessionTest, AfterTheEndEveryCallSaysWhy) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  epoch_->words().Finish(wire::Side::kDaemon, static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
   const auto is_end = StatusIs(absl::StatusCode::kAborted, "rank 1 has left");
   EXPECT_THAT(session_->status(), is_end);
   EXPECT_THAT(session_->AwaitGather(ticket), is_end);
@@ -390,7 +390,7 @@ TEST_F(SessionTest, AnAnswerGivenBeforeTheEndIsStillTold) {
   Attach();
   for (int i = 0; i < 2; ++i) ASSERT_OK(session_->Commit({}));
   epoch_->PublishCommitted(1, 1);
-  epoch_->words().Finish(static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
+  epoch_->words().Finish(wire::Side::kDaemon, static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
   EXPECT_THAT(session_->AwaitCommit(1), IsOk());
   EXPECT_THAT(session_->AwaitCommit(2), StatusIs(absl::StatusCode::kAborted));
 }
