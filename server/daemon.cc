@@ -129,18 +129,19 @@ absl::Status Daemon::Impl::Start(DeviceOpener open) {
 
 absl::Status Daemon::Impl::JoinWorld(int devices) {
   if (config_.nodes == 1) {
-    own_cluster_ = MakeLocalCluster(devices);
+    ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    coordinator_ =
-        std::make_unique<CoordinatorNode>(MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices}));
+    ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices}));
+    coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
     cluster_ = coordinator_->cluster.get();
     RETURN_IF_ERROR(ServeCluster());
   } else {
     ASSIGN_OR_RETURN(own_cluster_, MakeRemoteCluster({.node = config_.node,
                                                       .devices = devices,
                                                       .coordinator_address = config_.cluster_address,
-                                                      .join_timeout = config_.join_timeout}));
+                                                      .join_timeout = config_.join_timeout,
+                                                      .doubt_timeout = config_.doubt_timeout}));
     cluster_ = own_cluster_.get();
   }
   return cluster_->AwaitWorld(config_.join_timeout);

@@ -13,6 +13,7 @@ namespace {
 constexpr int kUnlimited = std::numeric_limits<int>::max();
 
 std::atomic<int> starts_left{kUnlimited};
+std::atomic<int> refused_starts{0};
 
 bool TakeStart() {
   int left = starts_left.load();
@@ -30,7 +31,10 @@ absl::Status ShortageError(absl::string_view purpose, absl::string_view why) {
 }  // namespace
 
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose, std::function<void()> body) {
-  if (!TakeStart()) return ShortageError(purpose, "a test's shortage of threads");
+  if (!TakeStart()) {
+    ++refused_starts;
+    return ShortageError(purpose, "a test's shortage of threads");
+  }
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
@@ -38,7 +42,13 @@ absl::StatusOr<std::thread> StartThread(absl::string_view purpose, std::function
   }
 }
 
-ThreadShortage::ThreadShortage(int successes) { starts_left = successes; }
+ThreadShortage::ThreadShortage(int successes) {
+  refused_starts = 0;
+  starts_left = successes;
+}
+
 ThreadShortage::~ThreadShortage() { starts_left = kUnlimited; }
+
+int ThreadShortage::refusals() const { return refused_starts; }
 
 }  // namespace paramshard::server

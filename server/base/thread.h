@@ -21,6 +21,9 @@ class ThreadShortage {
   ThreadShortage(const ThreadShortage&) = delete;
   ThreadShortage& operator=(const ThreadShortage&) = delete;
   ~ThreadShortage();
+
+  // Starts that have failed since this object began.
+  int refusals() const;
 };
 
 }  // namespace paramshard::server

@@ -1,9 +1,7 @@
-// The daemons of one world, as one of them sees it: who starts and ends epochs, who decides
-// commits.
+// The daemons of one world, as one of them sees it: who starts and ends epochs, who decides commits.
 //
-// Node 0 coordinates. A daemon that is a world of its own uses the same interface with a
-// coordinator in its own process. Start here: MakeLocalCluster and MakeCoordinatorCluster
-// (coordinator_cluster.h), MakeRemoteCluster (remote_cluster.h).
+// Node 0 coordinates. A daemon that is a world of its own uses the same interface with a coordinator in its own process.
+// Start here: MakeLocalCluster and MakeCoordinatorCluster (coordinator_cluster.h), MakeRemoteCluster (remote_cluster.h).
 #ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_H_
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_H_
 
@@ -25,8 +23,8 @@ struct ModelReport {
   uint64_t spec_fingerprint = 0;
   int64_t commit_number = 0;
   int64_t version = 0;
-  std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that
-                                    // waits for an epoch
+  int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
+  std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
 };
 
 struct RankSum {
@@ -39,7 +37,6 @@ struct CommitVote {
   std::string model;
   int64_t epoch = 0;
   int64_t commit_number = 0;
-  int shard_size = 0;  // sums of the first replica make the norm
   std::vector<RankSum> sums;
 };
 
@@ -64,9 +61,9 @@ class EpochListener {
   virtual ~EpochListener() = default;
   // Every rank of the world is attached.
   virtual void OnEpochStart(const std::string& model, int64_t epoch) = 0;
-  // The epoch (0: the one that is waited for) is over, or cannot start: nodes hold different specs
-  // or commit numbers.
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
+  // Every rank is attached, and no epoch can start: nodes hold different specs or states.
+  virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
 };
 
 class Cluster {
@@ -75,50 +72,45 @@ class Cluster {
 
   virtual int node() const = 0;
   virtual int nodes() const = 0;
-  // Devices of every node, in order. Known for good when AwaitWorld has returned OK; 0 for a node
-  // that never joined.
+  // Devices of every node, in order. Known for good when AwaitWorld has returned OK; 0 for a node that never joined.
   virtual std::vector<int> device_counts() const = 0;
-  // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE
-  // stopped.
+  // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
 
-  // Calls of the listener begin here. It must outlive the cluster or be reset with null (which
-  // waits for calls in progress).
+  // Calls of the listener begin here. It must outlive the cluster or be reset with null (which waits for calls in
+  // progress).
   virtual void SetListener(EpochListener* listener) = 0;
 
-  // This node's part of a model has changed: created, a trainer attached or left, state imported.
-  // When all ranks of the world are attached, with equal specs and commit numbers, an epoch starts.
-  // When an epoch starts or ends (epoch 0 too) the attached ranks of all reports are forgotten:
-  // report them again for the next one.
+  // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
+  // world are attached, with equal specs and commit numbers, an epoch starts. When an epoch starts, ends or is refused
+  // the attached ranks of all reports are forgotten: report them again for the next one.
   virtual void Report(const ModelReport& report) = 0;
-  // The model is gone from this node.
+  // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;
-  // A local event ends the epoch for all nodes, and all listeners are told. Ignored for an epoch
-  // that is over.
+  // A local event ends the epoch for all nodes, and all listeners are told. Ignored for an epoch that is over.
   virtual void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) = 0;
-  // The n-th command of this node's ranks (serialized, without client state). Nodes that differ end
-  // the epoch with FAILED_PRECONDITION naming both ranks and commands. A no-op in a world of one
-  // daemon.
+  // The n-th command of this node's ranks (serialized, without client state). Nodes that differ end the epoch with
+  // FAILED_PRECONDITION naming both ranks and commands. A no-op in a world of one daemon.
   virtual void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                              absl::string_view command) = 0;
 
-  // Votes with the sums of all ranks of this node, and waits for the decision over all nodes'
-  // votes. A commit with a non-finite element anywhere is skipped by all. Once a node has voted it
-  // must not guess: when the coordinator cannot be reached this call repeats the vote until it is
-  // answered, the epoch is known to have ended without a decision (ABORTED: nothing is applied
-  // anywhere), or `Stop` (UNAVAILABLE: in doubt for ever). A decision outlives its epoch: a
-  // repeated vote is answered with it.
+  // Votes with the sums of all ranks of this node, and waits for the decision over all nodes' votes. A commit with a
+  // non-finite element anywhere is skipped by all. A decision outlives its epoch: a repeated vote is answered with it.
   //
-  // Errors besides: FAILED_PRECONDITION nodes vote on different commits (names both; ends the
-  // epoch); INVALID_ARGUMENT sums that are not those of this node's ranks; DATA_LOSS the
-  // coordinator was restarted and does not know the epoch: whether the commit was applied elsewhere
-  // cannot be learnt any more.
+  // Once a node has voted it must not guess. While node 0 cannot be reached the vote is **in doubt**, and this call
+  // repeats it until node 0 answers, for a bounded time. Errors:
+  //   ABORTED              the epoch ended without a decision: nothing is applied anywhere
+  //   FAILED_PRECONDITION  nodes vote on different commits (names both; ends the epoch)
+  //   INVALID_ARGUMENT     the sums are not those of this node's ranks
+  //   DATA_LOSS            the doubt stays: node 0 did not answer in time, or was restarted and does not know the epoch
+  //   CANCELLED            Forget, on this node
+  //   UNAVAILABLE          Stop, on this node, which leaves the commit in doubt for ever
   virtual absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) = 0;
 
   // For the engines of one epoch. Valid while the cluster lives.
   virtual std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) = 0;
 
-  // Leaves the world: ends calls in progress with UNAVAILABLE. Idempotent.
+  // Leaves the world: ends calls in progress. Idempotent.
   virtual void Stop() = 0;
 };
 

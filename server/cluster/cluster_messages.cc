@@ -18,6 +18,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_spec_fingerprint(report.spec_fingerprint);
   message.set_commit_number(report.commit_number);
   message.set_version(report.version);
+  message.set_shard_size(report.shard_size);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   return request;
 }
@@ -32,8 +33,10 @@ v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const a
   return request;
 }
 
-v1::JoinRequest ForgetMessage(absl::string_view model) {
-  return DepartureMessage(model, 0, absl::NotFoundError("the model is gone from this node"));
+v1::JoinRequest DeletionMessage(absl::string_view model) {
+  v1::JoinRequest request;
+  request.mutable_deletion()->set_model(std::string(model));
+  return request;
 }
 
 v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
@@ -73,6 +76,15 @@ v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const 
   return response;
 }
 
+v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why) {
+  v1::JoinResponse response;
+  v1::EpochRefusal& refusal = *response.mutable_refusal();
+  refusal.set_model(model);
+  refusal.set_code(static_cast<int>(why.code()));
+  refusal.set_message(std::string(why.message()));
+  return response;
+}
+
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout) {
   v1::VoteRequest request;
   request.set_model(vote.model);
@@ -89,12 +101,21 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
   return request;
 }
 
+v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
+  v1::CommitDecision message;
+  message.set_apply(decision.apply);
+  message.set_square_sum(decision.square_sum);
+  message.set_non_finite_count(decision.non_finite_count);
+  return message;
+}
+
 ModelReport ReportOf(const v1::ModelReport& message) {
   ModelReport report;
   report.model = message.model();
   report.spec_fingerprint = message.spec_fingerprint();
   report.commit_number = message.commit_number();
   report.version = message.version();
+  report.shard_size = message.shard_size();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   return report;
 }
@@ -110,7 +131,7 @@ CommitVote VoteOf(const v1::VoteRequest& message) {
   return vote;
 }
 
-CommitDecision DecisionOf(const v1::VoteResponse& message) {
+CommitDecision DecisionOf(const v1::CommitDecision& message) {
   return {message.apply(), message.square_sum(), message.non_finite_count()};
 }
 

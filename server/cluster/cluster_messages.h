@@ -16,26 +16,27 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 1;
+inline constexpr int kClusterProtocolVersion = 2;
 
 v1::JoinRequest HelloMessage(int node, int device_count);
 v1::JoinRequest ReportMessage(const ModelReport& report);
 v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why);
-// A departure from epoch 0: the model is gone from the node.
-v1::JoinRequest ForgetMessage(absl::string_view model);
+v1::JoinRequest DeletionMessage(absl::string_view model);
 v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
                                absl::string_view command);
 
 v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts);
 v1::JoinResponse EpochStartMessage(const std::string& model, int64_t epoch);
 v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why);
+v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why);
 
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
 
+v1::CommitDecision DecisionMessage(const CommitDecision& decision);
+
 ModelReport ReportOf(const v1::ModelReport& message);
-// The shard size is not on the wire: the coordinator's own vote knows it.
 CommitVote VoteOf(const v1::VoteRequest& message);
-CommitDecision DecisionOf(const v1::VoteResponse& message);
+CommitDecision DecisionOf(const v1::CommitDecision& message);
 
 // Code 0 and codes that do not exist become UNKNOWN: these messages carry reasons.
 absl::Status ReasonOf(int code, absl::string_view message);

@@ -1,10 +1,11 @@
 #include "server/cluster/cluster_service.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 
@@ -21,20 +22,26 @@ absl::Duration WaitOf(const google::protobuf::Duration& timeout) { return std::m
 // What the coordinator tells one node, onto its stream.
 class NodeStream final : public NodeSink {
  public:
-  NodeStream(grpc::ServerContext* context, JoinStream* stream) : context_(context), writer_(stream) {}
+  using Writer = StreamWriter<JoinStream, v1::JoinResponse>;
 
-  void OnWorld(const std::vector<int>& device_counts) override { writer_.Write(WelcomeMessage(device_counts)); }
+  NodeStream(grpc::ServerContext* context, std::unique_ptr<Writer> writer)
+      : context_(context), writer_(std::move(writer)) {}
+
+  void OnWorld(const std::vector<int>& device_counts) override { writer_->Write(WelcomeMessage(device_counts)); }
   void OnEpochStart(const std::string& model, int64_t epoch) override {
-    writer_.Write(EpochStartMessage(model, epoch));
+    writer_->Write(EpochStartMessage(model, epoch));
   }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-    writer_.Write(EpochEndMessage(model, epoch, why));
+    writer_->Write(EpochEndMessage(model, epoch, why));
+  }
+  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
+    writer_->Write(EpochRefusalMessage(model, why));
   }
   void OnStop() override { context_->TryCancel(); }
 
  private:
   grpc::ServerContext* const context_;
-  StreamWriter<JoinStream, v1::JoinResponse> writer_;
+  const std::unique_ptr<Writer> writer_;
 };
 
 }  // namespace
@@ -51,18 +58,22 @@ absl::Status ClusterServiceImpl::CheckHello(const v1::JoinRequest& request) cons
 }
 
 grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* stream) {
+  return ToGrpcStatus(Serve(context, stream));
+}
+
+absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, JoinStream* stream) {
   v1::JoinRequest request;
-  if (!stream->Read(&request)) return grpc::Status(grpc::StatusCode::CANCELLED, "join: the stream ended");
-  if (absl::Status status = CheckHello(request); !status.ok()) return ToGrpcStatus(status);
+  if (!stream->Read(&request)) return absl::CancelledError("join: the stream ended before hello");
+  RETURN_IF_ERROR(CheckHello(request));
   const int node = request.hello().node();
-  NodeStream sink(context, stream);
-  const absl::Status joined = coordinator_->Join(node, request.hello().device_count(), &sink);
-  if (!joined.ok()) return ToGrpcStatus(joined);
+  ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
+  NodeStream sink(context, std::move(writer));
+  RETURN_IF_ERROR(coordinator_->Join(node, request.hello().device_count(), &sink));
   while (stream->Read(&request)) Take(node, request);
   coordinator_->Leave(node);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
-  return grpc::Status::OK;
+  return absl::OkStatus();
 }
 
 void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
@@ -72,13 +83,12 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       break;
     case v1::JoinRequest::kDeparture: {
       const v1::Departure& departure = request.departure();
-      if (departure.epoch() == 0) {
-        coordinator_->Forget(node, departure.model());
-      } else {
-        coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonOf(departure.code(), departure.message()));
-      }
+      coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonOf(departure.code(), departure.message()));
       break;
     }
+    case v1::JoinRequest::kDeletion:
+      coordinator_->Forget(node, request.deletion().model());
+      break;
     case v1::JoinRequest::kCommand: {
       const v1::CommandReport& command = request.command();
       coordinator_->ReportCommand(node, command.model(), command.epoch(), command.number(), command.rank(),
@@ -100,12 +110,11 @@ grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext*, const v1::VoteReques
                                      " expected, got ", request->node()));
   }
   const absl::StatusOr<CommitDecision> decision =
-      coordinator_->Vote(request->node(), VoteOf(*request), absl::Now() + WaitOf(request->timeout()));
-  if (!decision.ok()) return ToGrpcStatus(decision.status());
-  response->set_apply(decision->apply);
-  response->set_square_sum(decision->square_sum);
-  response->set_non_finite_count(decision->non_finite_count);
-  return grpc::Status::OK;
+      coordinator_->Vote(request->node(), VoteOf(*request), WaitOf(request->timeout()));
+  if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
+  // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's word.
+  if (absl::IsDeadlineExceeded(decision.status())) return grpc::Status::OK;
+  return ToGrpcStatus(decision.status());
 }
 
 grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,

@@ -7,8 +7,7 @@
 
 namespace paramshard::server {
 
-// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them
-// all.
+// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them all.
 class ClusterServiceImpl final : public v1::ClusterService::Service {
  public:
   // `coordinator` outlives the service.
@@ -24,6 +23,8 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
 
  private:
   absl::Status CheckHello(const v1::JoinRequest& request) const;
+  // Joins the node and hears it until its stream ends.
+  absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void Take(int node, const v1::JoinRequest& request);
 
   Coordinator* const coordinator_;

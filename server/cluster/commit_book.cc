@@ -21,8 +21,9 @@ bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
 
 }  // namespace
 
-void CommitBook::StartEpoch(int64_t commit_number) {
+void CommitBook::StartEpoch(int64_t commit_number, int shard_size) {
   last_commit_number_ = commit_number;
+  shard_size_ = shard_size;
   while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
 }
 
@@ -64,12 +65,11 @@ absl::Status CommitBook::Add(const Membership& members, int node, const CommitVo
 }
 
 void CommitBook::Decide() {
-  // The coordinator's own vote knows the shard size; it is not on the wire.
-  const CommitVote& own = votes_.begin()->second;
-  Record record{own.epoch, own.commit_number, {}};
+  const CommitVote& any = votes_.begin()->second;
+  Record record{any.epoch, any.commit_number, {}};
   for (const auto& [node, vote] : votes_) {
     for (const RankSum& sum : vote.sums) {
-      if (sum.rank < own.shard_size) record.decision.square_sum += sum.square_sum;
+      if (sum.rank < shard_size_) record.decision.square_sum += sum.square_sum;
       record.decision.non_finite_count += sum.non_finite_count;
     }
   }

@@ -13,25 +13,25 @@
 
 namespace paramshard::server {
 
-// Decisions of a model that are remembered. A node in doubt asks for its last one only: it cannot
-// vote on the next commit before it knows.
+// Decisions of a model that are remembered. A node in doubt asks for its last one only: it cannot vote on the next
+// commit before it knows.
 inline constexpr size_t kKeptDecisions = 64;
 
 // Not thread-safe.
 class CommitBook {
  public:
-  // All nodes stand at `commit_number`. Decisions about later ones belong to a history that an
-  // import has replaced.
-  void StartEpoch(int64_t commit_number);
+  // All nodes stand at `commit_number`. Decisions about later ones belong to a history that an import has replaced. The
+  // sums of the first `shard_size` ranks make the norm.
+  void StartEpoch(int64_t commit_number, int shard_size);
   // Votes without a decision are dropped.
   void EndEpoch() { votes_.clear(); }
 
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
 
-  // Adds a vote of the running epoch, and decides when every node has voted. INVALID_ARGUMENT sums
-  // that are not those of the node's ranks (nothing changes); FAILED_PRECONDITION another commit
-  // than the next one, or than another node votes on (names both).
+  // Adds a vote of the running epoch, and decides when every node has voted. INVALID_ARGUMENT sums that are not those
+  // of the node's ranks (nothing changes); FAILED_PRECONDITION another commit than the next one, or than another node
+  // votes on (names both).
   absl::Status Add(const Membership& members, int node, const CommitVote& vote);
 
  private:
@@ -45,6 +45,7 @@ class CommitBook {
   void Decide();
 
   int64_t last_commit_number_ = 0;
+  int shard_size_ = 0;
   std::map<int, CommitVote> votes_;  // by node: sums come in rank order
   std::deque<Record> records_;       // ascending
 };

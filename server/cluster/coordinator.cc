@@ -5,9 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 namespace {
@@ -20,10 +18,8 @@ absl::Status EpochOverError(absl::string_view model, int64_t epoch) {
 
 // The epoch is one of a coordinator or a model that is gone, and so are its decisions.
 absl::Status InDoubtError(const CommitVote& vote) {
-  return absl::DataLossError(
-      absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": epoch ", vote.epoch,
-                   " is unknown to node 0, which was restarted or has deleted the model; whether "
-                   "the commit was applied elsewhere cannot be learnt: import the model anew"));
+  return absl::DataLossError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": epoch ", vote.epoch,
+                                          " is unknown to node 0, which was restarted or has deleted the model"));
 }
 
 absl::Status UndecidedError(const CommitVote& vote, const absl::Status& why) {
@@ -73,18 +69,18 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
 // Membership.
 
 absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (stopped_) return StoppedError();
   RETURN_IF_ERROR(members_.Join(node, device_count));
   sinks_[node] = sink;
   TellAll([&](NodeSink& other) { other.OnWorld(members_.device_counts()); });
   for (auto& [name, model] : models_) TryStart(name, model);
-  changed_.notify_all();
+  changed_.SignalAll();
   return absl::OkStatus();
 }
 
 void Coordinator::Leave(int node) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (!members_.present(node)) return;
   members_.Leave(node);
   sinks_[node] = nullptr;
@@ -93,26 +89,26 @@ void Coordinator::Leave(int node) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
   }
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 std::vector<int> Coordinator::device_counts() const {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   return members_.device_counts();
 }
 
 absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
-  std::unique_lock<std::mutex> lock(mu_);
-  const bool done = Await(lock, absl::Now() + timeout, [&] { return stopped_ || members_.sized(); });
+  absl::MutexLock lock(&mu_);
+  Await(timeout, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || members_.sized(); });
   if (stopped_) return StoppedError();
-  if (done) return absl::OkStatus();
+  if (members_.sized()) return absl::OkStatus();
   return MissingNodesError(members_.device_counts(), timeout);
 }
 
 // Epochs.
 
 void Coordinator::Report(int node, const ModelReport& report) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (stopped_ || !members_.present(node)) return;
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   if (added) it->second.last_epoch = it->second.epoch_floor = forgotten_epoch_;
@@ -121,7 +117,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
 }
 
 void Coordinator::Forget(int node, absl::string_view name) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   Model* const model = Find(name);
   if (model == nullptr) return;
   model->reports[node].reset();
@@ -142,13 +138,13 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
 }
 
 void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::Status& why) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
 }
 
 void Coordinator::ReportCommand(int node, absl::string_view name, int64_t epoch, int64_t number, int rank,
                                 absl::string_view command) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (members_.nodes() == 1) return;
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return;
@@ -201,7 +197,7 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
 void Coordinator::Start(const std::string& name, Model& model) {
   ++model.last_epoch;
   model.running = true;
-  model.book.StartEpoch(model.reports[0]->commit_number);
+  model.book.StartEpoch(model.reports[0]->commit_number, model.reports[0]->shard_size);
   model.commands = CommandLedger(members_.nodes());
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochStart(name, model.last_epoch); });
@@ -214,12 +210,12 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   model.values.clear();
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
   ForgetAttached(model.reports);
-  TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, 0, why); });
+  TellAll([&](NodeSink& sink) { sink.OnEpochRefused(name, why); });
 }
 
 template <typename Call>
@@ -231,12 +227,12 @@ void Coordinator::TellAll(Call call) {
 
 // Commits.
 
-absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vote, absl::Time deadline) {
-  std::unique_lock<std::mutex> lock(mu_);
+absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vote, absl::Duration wait) {
+  absl::MutexLock lock(&mu_);
   std::optional<absl::StatusOr<CommitDecision>> answer = Answer(vote);
   if (!answer.has_value()) {
     RETURN_IF_ERROR(CastVote(node, vote));
-    Await(lock, deadline, [&] { return (answer = Answer(vote)).has_value(); });
+    Await(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (answer = Answer(vote)).has_value(); });
   }
   if (answer.has_value()) return *std::move(answer);
   return absl::DeadlineExceededError(
@@ -247,16 +243,19 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
   absl::Status status = model.book.Add(members_, node, vote);
   if (absl::IsFailedPrecondition(status)) End(vote.model, model, status, /*by_votes=*/true);
-  if (status.ok()) changed_.notify_all();
+  if (status.ok()) changed_.SignalAll();
   return status;
 }
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitVote& vote) {
-  if (stopped_) return StoppedError();
   const Model* const model = Find(vote.model);
   if (model == nullptr || vote.epoch <= model->epoch_floor || vote.epoch > model->last_epoch) return InDoubtError(vote);
   if (std::optional<CommitDecision> decision = model->book.Find(vote.epoch, vote.commit_number)) return *decision;
-  if (model->running && model->last_epoch == vote.epoch) return std::nullopt;
+  if (model->running && model->last_epoch == vote.epoch) {
+    // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
+    if (stopped_) return UndecidedError(vote, StoppedError());
+    return std::nullopt;
+  }
   if (model->last_end.epoch != vote.epoch) return EpochOverError(vote.model, vote.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(vote, model->last_end.why);
 }
@@ -264,21 +263,21 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitVo
 // Rendezvous.
 
 absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::string_view key, absl::string_view value) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
   model->values.insert_or_assign(std::string(key), std::string(value));
-  changed_.notify_all();
+  changed_.SignalAll();
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
                                              absl::Duration timeout) {
-  std::unique_lock<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   Model* model = nullptr;
   std::optional<std::string> value;
-  Await(lock, absl::Now() + timeout, [&] {
+  Await(timeout, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     model = FindRunning(name, epoch);
     if (stopped_ || model == nullptr) return true;
     if (const auto it = model->values.find(key); it != model->values.end()) value = it->second;
@@ -292,16 +291,18 @@ absl::StatusOr<std::string> Coordinator::Get(absl::string_view name, int64_t epo
 }
 
 void Coordinator::Stop() {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (stopped_) return;
   stopped_ = true;
   TellAll([](NodeSink& sink) { sink.OnStop(); });
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 template <typename Done>
-bool Coordinator::Await(std::unique_lock<std::mutex>& lock, absl::Time deadline, Done done) {
-  return changed_.wait_until(lock, SteadyDeadline(deadline - absl::Now()), done);
+void Coordinator::Await(absl::Duration wait, Done done) {
+  const SteadyTime deadline = SteadyDeadline(wait);
+  bool late = false;
+  while (!done() && !late) late = changed_.WaitUntil(&mu_, deadline);
 }
 
 }  // namespace paramshard::server

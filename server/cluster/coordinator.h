@@ -2,11 +2,8 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_
 #define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_
 
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/steady_cond_var.h"
 #include "server/cluster/cluster.h"
 #include "server/cluster/command_ledger.h"
 #include "server/cluster/commit_book.h"
@@ -23,8 +22,8 @@
 
 namespace paramshard::server {
 
-// What the coordinator tells one node. Called in order, under the coordinator's lock: returns at
-// once (puts the news into a queue) and does not call the coordinator.
+// What the coordinator tells one node. Called in order, under the coordinator's lock: returns at once (puts the news into
+// a queue) and does not call the coordinator.
 class NodeSink {
  public:
   virtual ~NodeSink() = default;
@@ -32,32 +31,31 @@ class NodeSink {
   virtual void OnWorld(const std::vector<int>& device_counts) = 0;
   virtual void OnEpochStart(const std::string& model, int64_t epoch) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
+  // No epoch starts, though all ranks are attached.
+  virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
   // Nothing follows.
   virtual void OnStop() = 0;
 };
 
-// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes
-// attach all ranks, with equal fingerprints, versions and commit numbers. Its number is greater
-// than that of any epoch of that model before. At most one decision is made for each (epoch, commit
-// number), and it is answered for as long as it is remembered (kKeptDecisions), whatever becomes of
-// the epoch.
+// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks, with
+// equal fingerprints, versions and commit numbers. Its number is greater than that of any epoch of that model before. At
+// most one decision is made for each (epoch, commit number), and it is answered for as long as it is remembered
+// (kKeptDecisions), whatever becomes of the epoch.
 //
 //   Coordinator coordinator(/*nodes=*/2);
 //   coordinator.Join(0, /*device_count=*/2, &sink);   // every node once
-//   coordinator.Report(0, {.model = "m", .attached_ranks = {0, 1}});
-//   auto decision = coordinator.Vote(0, vote, absl::Now() + absl::Seconds(5));
+//   coordinator.Report(0, {.model = "m", .shard_size = 2, .attached_ranks = {0, 1}});
+//   auto decision = coordinator.Vote(0, vote, absl::Seconds(5));
 class Coordinator {
  public:
-  explicit Coordinator(int nodes) : members_(nodes), sinks_(nodes) {}
+  explicit Coordinator(int nodes) : nodes_(nodes), members_(nodes), sinks_(nodes) {}
 
-  // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join;
-  // UNAVAILABLE stopped.
+  // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join; UNAVAILABLE stopped.
   absl::Status Join(int node, int device_count, NodeSink* sink);
-  // The node is lost: its reports are forgotten and every running epoch ends with UNAVAILABLE
-  // naming it.
+  // The node is lost: its reports are forgotten and every running epoch ends with UNAVAILABLE naming it.
   void Leave(int node);
   std::vector<int> device_counts() const;
-  int nodes() const { return members_.nodes(); }
+  int nodes() const { return nodes_; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
@@ -68,17 +66,17 @@ class Coordinator {
   void ReportCommand(int node, absl::string_view model, int64_t epoch, int64_t number, int rank,
                      absl::string_view command);
 
-  // As in Cluster, and DEADLINE_EXCEEDED no decision until `deadline`: the vote counts all the
-  // same; repeat it for the answer.
-  absl::StatusOr<CommitDecision> Vote(int node, const CommitVote& vote, absl::Time deadline);
+  // Waits for the decision for at most `wait`. Errors, besides ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and
+  // DATA_LOSS as in Cluster: DEADLINE_EXCEEDED nothing is decided yet: the vote counts, repeat it for the answer.
+  absl::StatusOr<CommitDecision> Vote(int node, const CommitVote& vote, absl::Duration wait);
 
-  // Rendezvous. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE
-  // stopped.
+  // Rendezvous. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE stopped.
   absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
   absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
                                   absl::Duration timeout);
 
-  // Ends calls in progress and later ones with UNAVAILABLE. Idempotent.
+  // Ends calls in progress and later ones with UNAVAILABLE, but for votes: what was decided is still answered, and what
+  // was not is ABORTED, because nothing is decided any more. Idempotent.
   void Stop();
 
  private:
@@ -122,14 +120,15 @@ class Coordinator {
 
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits for `done`, which is called under the lock; false at the deadline.
+  // Waits until `done`, or for at most `wait`.
   template <typename Done>
-  bool Await(std::unique_lock<std::mutex>& lock, absl::Time deadline, Done done);
+  void Await(absl::Duration wait, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  mutable std::mutex mu_;
-  std::condition_variable changed_;
+  const int nodes_;
 
-  // Guarded by mu_.
+  mutable absl::Mutex mu_;
+  SteadyCondVar changed_;
+
   Membership members_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator.h"
 #include "server/cluster/epoch_dispatcher.h"
@@ -30,8 +31,10 @@ class CoordinatorRendezvous final : public Rendezvous {
 
 class CoordinatorCluster final : public Cluster, private NodeSink {
  public:
-  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes) {
-    PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
+  static absl::StatusOr<std::unique_ptr<CoordinatorCluster>> Create(const CoordinatorOptions& options) {
+    std::unique_ptr<CoordinatorCluster> cluster(new CoordinatorCluster(options));
+    RETURN_IF_ERROR(cluster->dispatcher_.Start());
+    return cluster;
   }
   ~CoordinatorCluster() override {
     Stop();
@@ -56,7 +59,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     coordinator_.ReportCommand(0, model, epoch, number, rank, command);
   }
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
-    return coordinator_.Vote(0, vote, absl::InfiniteFuture());
+    return coordinator_.Vote(0, vote, absl::InfiniteDuration());
   }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
@@ -64,10 +67,17 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void Stop() override { coordinator_.Stop(); }
 
  private:
+  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes) {
+    PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
+  }
+
   void OnWorld(const std::vector<int>&) override {}
   void OnEpochStart(const std::string& model, int64_t epoch) override { dispatcher_.EpochStart(model, epoch); }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     dispatcher_.EpochEnd(model, epoch, why);
+  }
+  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
+    dispatcher_.EpochRefused(model, why);
   }
   void OnStop() override {}
 
@@ -77,8 +87,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
 
 }  // namespace
 
-std::unique_ptr<Cluster> MakeLocalCluster(int devices) {
-  return std::make_unique<CoordinatorCluster>(CoordinatorOptions{1, devices});
+absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices) {
+  return CoordinatorCluster::Create({.nodes = 1, .devices = devices});
 }
 
 CoordinatorNode::CoordinatorNode(std::unique_ptr<Cluster> cluster, std::unique_ptr<grpc::Service> service)
@@ -86,8 +96,8 @@ CoordinatorNode::CoordinatorNode(std::unique_ptr<Cluster> cluster, std::unique_p
 CoordinatorNode::CoordinatorNode(CoordinatorNode&&) noexcept = default;
 CoordinatorNode::~CoordinatorNode() = default;
 
-CoordinatorNode MakeCoordinatorCluster(const CoordinatorOptions& options) {
-  auto cluster = std::make_unique<CoordinatorCluster>(options);
+absl::StatusOr<CoordinatorNode> MakeCoordinatorCluster(const CoordinatorOptions& options) {
+  ASSIGN_OR_RETURN(auto cluster, CoordinatorCluster::Create(options));
   auto service = std::make_unique<ClusterServiceImpl>(&cluster->coordinator());
   return CoordinatorNode(std::move(cluster), std::move(service));
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "absl/status/statusor.h"
 #include "server/cluster/cluster.h"
 
 namespace grpc {
@@ -12,8 +13,8 @@ class Service;
 
 namespace paramshard::server {
 
-// A world of one daemon. A vote is answered at once.
-std::unique_ptr<Cluster> MakeLocalCluster(int devices);
+// A world of one daemon. A vote is answered at once. RESOURCE_EXHAUSTED no thread.
+absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices);
 
 struct CoordinatorOptions {
   int nodes = 1;
@@ -23,7 +24,7 @@ struct CoordinatorOptions {
 // Node 0 of a world. Register `service` with the server on which the other nodes reach this one,
 // before that starts. To end: Stop the cluster, shut the server down, then destroy this.
 //
-//   CoordinatorNode node = MakeCoordinatorCluster({.nodes = 2, .devices = 4});
+//   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = 2, .devices = 4}));
 //   builder.RegisterService(node.service.get());
 //   ... BuildAndStart() ...
 //   status = node.cluster->AwaitWorld(absl::Minutes(5));
@@ -36,8 +37,8 @@ struct CoordinatorNode {
   ~CoordinatorNode();
 };
 
-// Requires nodes >= 1 and devices >= 1.
-CoordinatorNode MakeCoordinatorCluster(const CoordinatorOptions& options);
+// Requires nodes >= 1 and devices >= 1. RESOURCE_EXHAUSTED no thread.
+absl::StatusOr<CoordinatorNode> MakeCoordinatorCluster(const CoordinatorOptions& options);
 
 }  // namespace paramshard::server
 

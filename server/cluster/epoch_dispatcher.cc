@@ -2,60 +2,67 @@
 
 #include <utility>
 
+#include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
+
 namespace paramshard::server {
 
 EpochDispatcher::~EpochDispatcher() {
   {
-    std::lock_guard<std::mutex> lock(mu_);
+    absl::MutexLock lock(&mu_);
     stopped_ = true;
-    changed_.notify_all();
+    changed_.SignalAll();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status EpochDispatcher::Start() {
+  ASSIGN_OR_RETURN(thread_, StartThread("news of epochs", [this] { Run(); }));
+  return absl::OkStatus();
 }
 
 void EpochDispatcher::SetListener(EpochListener* listener) {
-  std::unique_lock<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   listener_ = listener;
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return !calling_; });
+  changed_.SignalAll();
+  while (calling_) changed_.Wait(&mu_);
 }
 
 void EpochDispatcher::EpochStart(const std::string& model, int64_t epoch) {
-  Add({true, model, epoch, absl::OkStatus()});
+  Add([=](EpochListener& listener) { listener.OnEpochStart(model, epoch); });
 }
 
 void EpochDispatcher::EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) {
-  Add({false, model, epoch, why});
+  Add([=](EpochListener& listener) { listener.OnEpochEnd(model, epoch, why); });
+}
+
+void EpochDispatcher::EpochRefused(const std::string& model, const absl::Status& why) {
+  Add([=](EpochListener& listener) { listener.OnEpochRefused(model, why); });
 }
 
 void EpochDispatcher::Add(News news) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   news_.push_back(std::move(news));
-  changed_.notify_all();
-}
-
-void EpochDispatcher::Tell(EpochListener& listener, const News& news) {
-  if (news.start) {
-    listener.OnEpochStart(news.model, news.epoch);
-  } else {
-    listener.OnEpochEnd(news.model, news.epoch, news.why);
-  }
+  changed_.SignalAll();
 }
 
 void EpochDispatcher::Run() {
-  std::unique_lock<std::mutex> lock(mu_);
-  for (;;) {
-    changed_.wait(lock, [this] { return stopped_ || (listener_ != nullptr && !news_.empty()); });
-    if (stopped_) return;
-    EpochListener* const listener = listener_;
-    const News news = std::move(news_.front());
-    news_.pop_front();
-    calling_ = true;
-    lock.unlock();
-    Tell(*listener, news);
-    lock.lock();
+  while (true) {
+    News news;
+    EpochListener* listener = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      while (!stopped_ && (listener_ == nullptr || news_.empty())) changed_.Wait(&mu_);
+      if (stopped_) return;
+      listener = listener_;
+      news = std::move(news_.front());
+      news_.pop_front();
+      calling_ = true;
+    }
+    news(*listener);
+    absl::MutexLock lock(&mu_);
     calling_ = false;
-    changed_.notify_all();
+    changed_.SignalAll();
   }
 }
 

@@ -2,55 +2,51 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_EPOCH_DISPATCHER_H_
 #define PARAMSHARD_SERVER_CLUSTER_EPOCH_DISPATCHER_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
+#include <functional>
 #include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "server/cluster/cluster.h"
 
 namespace paramshard::server {
 
-// Thread-safe. News without a listener wait for one.
+// Thread-safe. News without a listener wait for one, and news before Start for that.
 class EpochDispatcher {
  public:
-  EpochDispatcher() : thread_([this] { Run(); }) {}
+  EpochDispatcher() = default;
   // Waits for a call in progress; news that are left are dropped.
   ~EpochDispatcher();
+
+  // Once, before the listener is set. RESOURCE_EXHAUSTED no thread.
+  absl::Status Start();
 
   // Waits for a call in progress: not to be called by the listener.
   void SetListener(EpochListener* listener);
 
-  // Returns at once; calls come in this order.
+  // These return at once; the listener's calls come in their order.
   void EpochStart(const std::string& model, int64_t epoch);
   void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
+  void EpochRefused(const std::string& model, const absl::Status& why);
 
  private:
-  struct News {
-    bool start = false;
-    std::string model;
-    int64_t epoch = 0;
-    absl::Status why;
-  };
+  using News = std::function<void(EpochListener&)>;
 
   void Run();
   void Add(News news);
-  static void Tell(EpochListener& listener, const News& news);
 
-  std::mutex mu_;
-  std::condition_variable changed_;
+  std::thread thread_;
 
-  // Guarded by mu_.
+  absl::Mutex mu_;
+  absl::CondVar changed_;
   EpochListener* listener_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<News> news_ ABSL_GUARDED_BY(mu_);
   bool calling_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-
-  std::thread thread_;  // last: it uses the rest
 };
 
 }  // namespace paramshard::server

@@ -1,9 +1,7 @@
 #include "server/cluster/remote_cluster.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -13,13 +11,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/thread.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/epoch_dispatcher.h"
 #include "server/cluster/membership.h"
-#include "server/base/steady_time.h"
 #include "server/cluster/stream_writer.h"
 
 namespace paramshard::server {
@@ -45,11 +44,15 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(absl::ToInt64Milliseconds(kFirstPause)));
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, longest);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, longest);
-  // A daemon reaches its node 0 directly, and not over a connection that something else in the
-  // process has opened.
+  // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+gpr_timespec GrpcDeadline(absl::Duration timeout) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(timeout), GPR_TIMESPAN));
 }
 
 // Node 0 will not change its mind.
@@ -58,16 +61,19 @@ bool IsRefusal(const absl::Status& status) {
          absl::IsUnimplemented(status);
 }
 
-// The coordinator's own word on a vote; anything else leaves the node in doubt.
-bool IsAnswer(const absl::Status& status) {
-  return status.ok() || absl::IsAborted(status) || absl::IsFailedPrecondition(status) ||
-         absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
+// The coordinator's own word on a vote; any other error leaves the node in doubt.
+bool IsRefusedVote(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) ||
+         absl::IsDataLoss(status);
 }
 
 class RemoteCluster final : public Cluster {
  public:
   explicit RemoteCluster(const RemoteOptions& options);
   ~RemoteCluster() override;
+
+  // Once, before anything else.
+  absl::Status Start();
 
   // Waits until node 0 has accepted or refused this node.
   absl::Status AwaitWelcome();
@@ -91,10 +97,16 @@ class RemoteCluster final : public Cluster {
   absl::StatusOr<std::string> Get(v1::GetValueRequest request, absl::Duration timeout);
 
  private:
-  // A call that Stop cancels.
+  // A vote that waits. Forget ends it.
+  struct Ballot {
+    std::string model;
+    bool forgotten = false;  // guarded by mu_
+  };
+
+  // A call that Stop cancels, and Forget where it is that of a ballot.
   class Call {
    public:
-    Call(RemoteCluster& cluster, absl::Duration timeout);
+    Call(RemoteCluster& cluster, absl::Duration timeout, const Ballot* ballot = nullptr);
     ~Call();
     grpc::ClientContext context;
 
@@ -117,6 +129,11 @@ class RemoteCluster final : public Cluster {
 
   // False when stopped.
   bool Pause(absl::Duration pause);
+  absl::StatusOr<CommitDecision> Cast(const CommitVote& vote, const Ballot& ballot);
+  // False when the vote must not be repeated.
+  bool PauseBallot(const Ballot& ballot, absl::Duration pause);
+  // What a vote that is not repeated is answered.
+  absl::Status GivenUpError(const CommitVote& vote, const Ballot& ballot);
   absl::Status StoppedError() const;
   std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }
 
@@ -126,11 +143,10 @@ class RemoteCluster final : public Cluster {
   const std::unique_ptr<v1::ClusterService::Stub> stub_;
 
   EpochDispatcher dispatcher_;
-  std::once_flag stop_once_;
-  mutable std::mutex mu_;
-  std::condition_variable changed_;
+  std::thread thread_;  // set by Start, joined by the first Stop
 
-  // Guarded by mu_.
+  mutable absl::Mutex mu_;
+  SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status refused_ ABSL_GUARDED_BY(mu_);  // then nothing is tried again
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
@@ -139,9 +155,8 @@ class RemoteCluster final : public Cluster {
   bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
   std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // said again on every new stream
   std::map<std::string, int64_t, std::less<>> running_ ABSL_GUARDED_BY(mu_);      // epochs by model
-  std::set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mu_);
-
-  std::thread thread_;  // last: it uses the rest
+  std::set<Ballot*> ballots_ ABSL_GUARDED_BY(mu_);
+  std::map<grpc::ClientContext*, const Ballot*> calls_ ABSL_GUARDED_BY(mu_);  // null where it is no ballot's
 };
 
 class RemoteRendezvous final : public Rendezvous {
@@ -172,36 +187,39 @@ class RemoteRendezvous final : public Rendezvous {
   const int64_t epoch_;
 };
 
-RemoteCluster::Call::Call(RemoteCluster& cluster, absl::Duration timeout) : cluster_(cluster) {
-  if (timeout != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-  std::lock_guard<std::mutex> lock(cluster_.mu_);
-  cluster_.calls_.insert(&context);
-  if (cluster_.stopped_) context.TryCancel();
+RemoteCluster::Call::Call(RemoteCluster& cluster, absl::Duration timeout, const Ballot* ballot) : cluster_(cluster) {
+  if (timeout != absl::InfiniteDuration()) context.set_deadline(GrpcDeadline(timeout));
+  absl::MutexLock lock(&cluster_.mu_);
+  cluster_.calls_.emplace(&context, ballot);
+  if (cluster_.stopped_ || (ballot != nullptr && ballot->forgotten)) context.TryCancel();
 }
 
 RemoteCluster::Call::~Call() {
-  std::lock_guard<std::mutex> lock(cluster_.mu_);
+  absl::MutexLock lock(&cluster_.mu_);
   cluster_.calls_.erase(&context);
 }
 
 RemoteCluster::RemoteCluster(const RemoteOptions& options)
     : options_(options),
       channel_(MakeChannel(options.coordinator_address)),
-      stub_(v1::ClusterService::NewStub(channel_)),
-      thread_([this] { Run(); }) {}
+      stub_(v1::ClusterService::NewStub(channel_)) {}
 
 RemoteCluster::~RemoteCluster() { Stop(); }
 
+absl::Status RemoteCluster::Start() {
+  RETURN_IF_ERROR(dispatcher_.Start());
+  ASSIGN_OR_RETURN(thread_, StartThread("the stream to node 0", [this] { Run(); }));
+  return absl::OkStatus();
+}
+
 void RemoteCluster::Stop() {
-  std::call_once(stop_once_, [this] {
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      stopped_ = true;
-      for (grpc::ClientContext* call : calls_) call->TryCancel();
-      changed_.notify_all();
-    }
-    thread_.join();
-  });
+  {
+    absl::MutexLock lock(&mu_);
+    if (std::exchange(stopped_, true)) return;
+    for (const auto& [call, ballot] : calls_) call->TryCancel();
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
 }
 
 absl::Status RemoteCluster::StoppedError() const {
@@ -209,8 +227,11 @@ absl::Status RemoteCluster::StoppedError() const {
 }
 
 bool RemoteCluster::Pause(absl::Duration pause) {
-  std::unique_lock<std::mutex> lock(mu_);
-  return !changed_.wait_until(lock, SteadyDeadline(pause), [this] { return stopped_; });
+  const SteadyTime deadline = SteadyDeadline(pause);
+  absl::MutexLock lock(&mu_);
+  while (!stopped_ && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return !stopped_;
 }
 
 // The stream.
@@ -219,36 +240,38 @@ void RemoteCluster::Run() {
   absl::Duration pause = kFirstPause;
   do {
     const absl::Status why = RunStream();
-    std::lock_guard<std::mutex> lock(mu_);
+    absl::MutexLock lock(&mu_);
     last_error_ = why;
     EndRunning(why);
-    // Before the first welcome this daemon is not part of the world. Later, an older stream of it
-    // may still be known.
+    // Before the first welcome this daemon is not part of the world. Later, an older stream of it may still be known.
     if (device_counts_.empty() && IsRefusal(why)) refused_ = why;
-    changed_.notify_all();
+    changed_.SignalAll();
     if (!refused_.ok()) return;
     pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);
   } while (Pause(pause));
 }
 
 absl::Status RemoteCluster::RunStream() {
-  // A channel connects only while somebody waits on it: between calls nobody would finish the
-  // handshake for seconds.
-  channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectWait));
+  // A channel connects only while somebody waits on it: between calls nobody would finish the handshake for seconds.
+  channel_->WaitForConnected(GrpcDeadline(kConnectWait));
   Call call(*this, absl::InfiniteDuration());
   const std::unique_ptr<JoinStream> stream = stub_->Join(&call.context);
-  {
-    JoinWriter writer(stream.get());
-    Open(&writer);
-    v1::JoinResponse response;
-    while (stream->Read(&response)) Take(response);
-    Close();
+  absl::StatusOr<std::unique_ptr<JoinWriter>> writer = JoinWriter::Start(stream.get());
+  if (!writer.ok()) {
+    call.context.TryCancel();
+    (void)stream->Finish();
+    return writer.status();
   }
+  Open(writer->get());
+  v1::JoinResponse response;
+  while (stream->Read(&response)) Take(response);
+  Close();
+  writer->reset();
   return FromGrpcStatus(stream->Finish());
 }
 
 void RemoteCluster::Open(JoinWriter* writer) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   writer_ = writer;
   joined_ = false;
   Send(HelloMessage(options_.node, options_.devices));
@@ -256,7 +279,7 @@ void RemoteCluster::Open(JoinWriter* writer) {
 }
 
 void RemoteCluster::Close() {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   writer_ = nullptr;
 }
 
@@ -265,7 +288,7 @@ void RemoteCluster::Send(v1::JoinRequest request) {
 }
 
 void RemoteCluster::Take(const v1::JoinResponse& response) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (response.has_welcome()) {
     TakeWelcome(response.welcome());
   } else if (response.has_start()) {
@@ -278,6 +301,10 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     running_.erase(end.model());
     ForgetAttached(end.model());
     dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonOf(end.code(), end.message()));
+  } else if (response.has_refusal()) {
+    const v1::EpochRefusal& refusal = response.refusal();
+    ForgetAttached(refusal.model());
+    dispatcher_.EpochRefused(refusal.model(), ReasonOf(refusal.code(), refusal.message()));
   }
 }
 
@@ -285,7 +312,7 @@ void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
   joined_ = true;
   // Counts are final once all are known; a restarted node 0 learns them again.
   if (!IsSized(device_counts_)) device_counts_.assign(welcome.device_counts().begin(), welcome.device_counts().end());
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 void RemoteCluster::ForgetAttached(const std::string& model) {
@@ -306,9 +333,10 @@ void RemoteCluster::EndRunning(const absl::Status& why) {
 // The world.
 
 absl::Status RemoteCluster::AwaitWelcome() {
-  std::unique_lock<std::mutex> lock(mu_);
-  changed_.wait_until(lock, SteadyDeadline(options_.join_timeout),
-                      [this] { return stopped_ || !device_counts_.empty() || !refused_.ok(); });
+  const SteadyTime deadline = SteadyDeadline(options_.join_timeout);
+  absl::MutexLock lock(&mu_);
+  while (!stopped_ && device_counts_.empty() && refused_.ok() && !changed_.WaitUntil(&mu_, deadline)) {
+  }
   if (!refused_.ok()) return refused_;
   if (!device_counts_.empty()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("join node ", options_.node, ": ", CoordinatorName(), " expected within ",
@@ -316,18 +344,20 @@ absl::Status RemoteCluster::AwaitWelcome() {
 }
 
 int RemoteCluster::nodes() const {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   return static_cast<int>(device_counts_.size());
 }
 
 std::vector<int> RemoteCluster::device_counts() const {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   return device_counts_;
 }
 
 absl::Status RemoteCluster::AwaitWorld(absl::Duration timeout) {
-  std::unique_lock<std::mutex> lock(mu_);
-  changed_.wait_until(lock, SteadyDeadline(timeout), [this] { return stopped_ || IsSized(device_counts_); });
+  const SteadyTime deadline = SteadyDeadline(timeout);
+  absl::MutexLock lock(&mu_);
+  while (!stopped_ && !IsSized(device_counts_) && !changed_.WaitUntil(&mu_, deadline)) {
+  }
   if (stopped_) return StoppedError();
   if (IsSized(device_counts_)) return absl::OkStatus();
   return MissingNodesError(device_counts_, timeout);
@@ -336,42 +366,87 @@ absl::Status RemoteCluster::AwaitWorld(absl::Duration timeout) {
 // Models.
 
 void RemoteCluster::Report(const ModelReport& report) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   reports_[report.model] = report;
   Send(ReportMessage(report));
 }
 
 void RemoteCluster::Forget(absl::string_view model) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (const auto it = reports_.find(model); it != reports_.end()) reports_.erase(it);
-  Send(ForgetMessage(model));
+  Send(DeletionMessage(model));
+  for (Ballot* ballot : ballots_) {
+    if (ballot->model == model) ballot->forgotten = true;
+  }
+  for (const auto& [call, ballot] : calls_) {
+    if (ballot != nullptr && ballot->forgotten) call->TryCancel();
+  }
+  changed_.SignalAll();
 }
 
 void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   Send(DepartureMessage(model, epoch, why));
 }
 
 void RemoteCluster::ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                                   absl::string_view command) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   Send(CommandMessage(model, epoch, number, rank, command));
 }
 
 absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
-  const v1::VoteRequest request = VoteMessage(options_.node, vote, kVoteWait);
+  Ballot ballot{.model = vote.model};
+  {
+    absl::MutexLock lock(&mu_);
+    ballots_.insert(&ballot);
+  }
+  absl::StatusOr<CommitDecision> decision = Cast(vote, ballot);
+  absl::MutexLock lock(&mu_);
+  ballots_.erase(&ballot);
+  return decision;
+}
+
+absl::StatusOr<CommitDecision> RemoteCluster::Cast(const CommitVote& vote, const Ballot& ballot) {
+  // A node 0 that lives has answered before the doubt is over.
+  const absl::Duration wait = std::min(kVoteWait, options_.doubt_timeout / 2);
+  const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
+  SteadyTime doubt_deadline = SteadyDeadline(options_.doubt_timeout);
   absl::Duration pause = kFirstPause;
   do {
     v1::VoteResponse response;
-    Call call(*this, kVoteWait + kCallSlack);
+    Call call(*this, std::min(wait + kCallSlack, TimeLeft(doubt_deadline)), &ballot);
     const absl::Status status = FromGrpcStatus(stub_->Vote(&call.context, request, &response));
-    if (status.ok()) return DecisionOf(response);
-    if (IsAnswer(status)) return status;
-    // Without a decision yet the next call waits for it; without a connection it would not.
-    pause = absl::IsDeadlineExceeded(status) ? absl::ZeroDuration() : std::clamp(2 * pause, kFirstPause, kLongestPause);
-  } while (Pause(pause));
-  return absl::UnavailableError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": stopped before ",
-                                             CoordinatorName(), " answered; it is in doubt"));
+    if (status.ok() && response.has_decision()) return DecisionOf(response.decision());
+    if (IsRefusedVote(status)) return status;
+    if (status.ok()) {  // node 0 has answered: it waits for others, and so does the next call
+      doubt_deadline = SteadyDeadline(options_.doubt_timeout);
+      pause = absl::ZeroDuration();
+    } else {
+      pause = std::clamp(2 * pause, kFirstPause, kLongestPause);
+    }
+  } while (SteadyNow() < doubt_deadline && PauseBallot(ballot, std::min(pause, TimeLeft(doubt_deadline))));
+  return GivenUpError(vote, ballot);
+}
+
+bool RemoteCluster::PauseBallot(const Ballot& ballot, absl::Duration pause) {
+  const SteadyTime deadline = SteadyDeadline(pause);
+  absl::MutexLock lock(&mu_);
+  while (!stopped_ && !ballot.forgotten && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return !stopped_ && !ballot.forgotten;
+}
+
+absl::Status RemoteCluster::GivenUpError(const CommitVote& vote, const Ballot& ballot) {
+  const std::string operation = absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": ");
+  absl::MutexLock lock(&mu_);
+  if (ballot.forgotten) return absl::CancelledError(absl::StrCat(operation, "the model was deleted on this node"));
+  if (stopped_) {
+    return absl::UnavailableError(
+        absl::StrCat(operation, "stopped before ", CoordinatorName(), " answered; it is in doubt"));
+  }
+  return absl::DataLossError(absl::StrCat(operation, CoordinatorName(), " did not answer within ",
+                                          absl::FormatDuration(options_.doubt_timeout)));
 }
 
 // Rendezvous.
@@ -387,16 +462,16 @@ absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
 }
 
 absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const SteadyTime deadline = SteadyDeadline(timeout);
   absl::Status status;
   do {
-    const absl::Duration wait = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), kValueWait);
+    const absl::Duration wait = std::min(TimeLeft(deadline), kValueWait);
     *request.mutable_timeout() = DurationMessage(wait);
     Call call(*this, wait + kCallSlack);
     v1::GetValueResponse response;
     status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));
     if (status.ok()) return std::move(*response.mutable_value());
-  } while (absl::IsDeadlineExceeded(status) && absl::Now() < deadline);
+  } while (absl::IsDeadlineExceeded(status) && SteadyNow() < deadline);
   return status;
 }
 
@@ -404,6 +479,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
 
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options) {
   auto cluster = std::make_unique<RemoteCluster>(options);
+  RETURN_IF_ERROR(cluster->Start());
   RETURN_IF_ERROR(cluster->AwaitWelcome());
   return cluster;
 }

@@ -121,6 +121,8 @@ constexpr Setting kSettings[] = {
      ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
     {"join-timeout", "DURATION", "how long to wait until all daemons have joined", false,
      ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
+    {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 does not answer", false,
+     ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
     {"drain-timeout", "DURATION", "how long commits in flight may take after SIGTERM", false,
      ParseInto<&DaemonConfig::drain_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::drain_timeout>},
     {"allow-user", "USER,...", "users who may connect besides the daemon's own, by number or name; repeatable", true,

@@ -36,6 +36,8 @@ struct DaemonConfig {
   absl::Duration step_timeout = absl::Seconds(60);
   // How long the first daemon waits until the world is complete.
   absl::Duration join_timeout = absl::Seconds(60);
+  // How long a commit may stay in doubt while node 0 does not answer.
+  absl::Duration doubt_timeout = absl::Minutes(5);
   // How long commits in flight may take to finish after SIGTERM.
   absl::Duration drain_timeout = absl::Seconds(10);
   // Users who may connect besides the daemon's own: numbers or names that FindUser knows.

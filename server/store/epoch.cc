@@ -324,6 +324,11 @@ absl::Status Epoch::torn() const {
   return apply_failure_;
 }
 
+absl::Status Epoch::doubt() const {
+  absl::MutexLock lock(&mu_);
+  return doubt_;
+}
+
 void Epoch::AwaitCommits(absl::Time deadline) {
   absl::MutexLock lock(&mu_);
   while (!ended_ && sequence_.CommitInFlight()) {
@@ -546,7 +551,6 @@ void Epoch::RunVote(const v1::Command& command) {
   CommitVote vote{.model = options_.spec->name,
                   .epoch = options_.number,
                   .commit_number = command.commit().commit_number(),
-                  .shard_size = options_.layout->ranks(),
                   .sums = {}};
   {
     absl::MutexLock lock(&mu_);
@@ -572,6 +576,7 @@ void Epoch::RunVote(const v1::Command& command) {
     gradient_norm_ = scale.norm;
     step_ = StepOf(command.commit(), scale.factor);
   } else {
+    if (absl::IsDataLoss(decision.status())) doubt_ = decision.status();
     EndOnError(decision.status());
   }
   sequence_.FinishVote(verdict);
@@ -642,7 +647,9 @@ void Epoch::PublishAnswer(const Seat& seat, const v1::CommitResult& result) cons
 
 std::string Epoch::WaitsFor(int rank) const {
   absl::MutexLock lock(&mu_);
-  return seats_[rank].words_memory.data() == nullptr ? "the daemon" : sequence_.WaitsFor(rank);
+  if (seats_[rank].words_memory.data() == nullptr) return "the daemon";
+  const bool voting = options_.cluster->nodes() > 1 && vote_deadline_ != absl::InfiniteFuture();
+  return voting ? "the votes of other daemons" : sequence_.WaitsFor(rank);
 }
 
 int64_t Epoch::last_command(int rank) const {

@@ -69,6 +69,8 @@ class Epoch : private TrainerWords {
   bool ended() const;
   // OK unless a commit was applied on some ranks and failed on others: then what it failed with, once Run has returned.
   absl::Status torn() const;
+  // OK unless a vote came to no answer: then why. The commit was not applied here.
+  absl::Status doubt() const;
   // Waits until no commit that all ranks have sent is unanswered.
   void AwaitCommits(absl::Time deadline);
 
@@ -176,6 +178,7 @@ class Epoch : private TrainerWords {
   CommitDecision decision_ ABSL_GUARDED_BY(mu_);
   double gradient_norm_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status apply_failure_ ABSL_GUARDED_BY(mu_);
+  absl::Status doubt_ ABSL_GUARDED_BY(mu_);
   // By when the other daemons must have voted; a later end of the epoch leaves the decision to the coordinator.
   absl::Time vote_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   StepParameters step_ ABSL_GUARDED_BY(mu_);

@@ -175,7 +175,8 @@ v1::ModelSummary Summarize(const Model& model) {
   summary.set_last_end(status.last_end);
   summary.set_engine(status.engine);
   summary.set_imbalance(proto.imbalance());
-  summary.set_unusable(std::string(model.usable().message()));
+  const absl::Status usable = model.usable();
+  summary.set_unusable(std::string(usable.ok() ? model.doubt().message() : usable.message()));
   return summary;
 }
 

@@ -55,6 +55,10 @@ Model::Model(Options options)
       commit_log_(options_.world.rank_count()) {}
 
 Model::~Model() {
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;  // a model whose creation failed was never reported, and is not now
+  }
   Drain(absl::InfinitePast(), absl::UnavailableError("the model was deleted"));
   std::thread thread;
   {
@@ -188,6 +192,7 @@ absl::Status Model::Attach(Trainer trainer) {
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
   RETURN_IF_ERROR(usable_);
+  RETURN_IF_ERROR(doubt_);
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
                                                    world().first_rank + world().rank_count(), ") expected, got ",
@@ -272,6 +277,7 @@ void Model::Report() {
                      .spec_fingerprint = fingerprint_,
                      .commit_number = numbers.commit_number,
                      .version = numbers.version,
+                     .shard_size = layout_->ranks(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
@@ -317,26 +323,43 @@ void Model::RunEpoch(Epoch& epoch) {
   const absl::Status why = epoch.Run();
   Log(LogLevel::kInfo, "epoch ended",
       {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}, {"why", why.ToString()}});
-  absl::MutexLock lock(&mu_);
-  last_end_ = why.ToString();
-  if (const absl::Status torn = epoch.torn(); !torn.ok()) {
-    Spoil(absl::StrCat("commit ", commit_log_.numbers().commit_number + 1), torn);
+  absl::Status lost;
+  {
+    absl::MutexLock lock(&mu_);
+    last_end_ = why.ToString();
+    Settle(epoch);
+    epoch_ = nullptr;
+    lost = usable_.ok() ? doubt_ : usable_;
+    if (lost.ok()) Report();
   }
-  epoch_ = nullptr;
-  Report();
+  // Trainers may have attached while the epoch ended.
+  if (!lost.ok()) OnEpochRefused(lost);
+}
+
+void Model::Settle(const Epoch& epoch) {
+  const int64_t last = commit_log_.numbers().commit_number;
+  if (const absl::Status torn = epoch.torn(); !torn.ok()) Spoil(absl::StrCat("commit ", last + 1), torn);
+  const absl::Status unknown = epoch.doubt();
+  if (unknown.ok()) return;
+  doubt_ = absl::DataLossError(
+      absl::StrCat("model ", spec().name, ": commit ", last + 1, " is in doubt (", unknown.message(),
+                   "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
+                   last, ", which can be exported; import a state, or delete the model"));
+  Log(LogLevel::kError, "a commit stays in doubt", {{"model", spec().name}, {"why", doubt_.ToString()}});
 }
 
 void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  if (epoch_ != nullptr && epoch_->number() == number) epoch_->End(why);
+}
+
+void Model::OnEpochRefused(const absl::Status& why) {
   std::map<int, Trainer> refused;
   {
     absl::MutexLock lock(&mu_);
-    if (number == 0) {
-      refused = std::exchange(waiting_, {});
-      last_end_ = why.ToString();
-      Report();
-    } else if (epoch_ != nullptr && epoch_->number() == number) {
-      epoch_->End(why);
-    }
+    refused = std::exchange(waiting_, {});
+    last_end_ = why.ToString();
+    Report();
   }
   for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
 }
@@ -349,7 +372,7 @@ void Model::Drain(absl::Time deadline, const absl::Status& why) {
     drain_reason_ = why;
     epoch = epoch_;
   }
-  OnEpochEnd(0, why);
+  OnEpochRefused(why);
   if (epoch == nullptr) return;
   epoch->AwaitCommits(deadline);
   OnEpochEnd(epoch->number(), why);
@@ -358,25 +381,34 @@ void Model::Drain(absl::Time deadline, const absl::Status& why) {
   mu_.AwaitWithDeadline(absl::Condition(&idle), deadline);
 }
 
-absl::Status Model::AwaitVacant(absl::string_view operation) const {
-  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
-  mu_.Await(absl::Condition(&settled));
+absl::Status Model::CheckVacant(absl::string_view operation) const {
   const Trainer* trainer = nullptr;
   if (!waiting_.empty()) trainer = &waiting_.begin()->second;
-  if (!Idle()) trainer = &epoch_->trainers()[0];
+  if (Running()) trainer = &epoch_->trainers()[0];
   if (trainer == nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name,
                                                     ": no attached trainer expected, got rank ", trainer->rank,
                                                     " of process ", trainer->pid));
 }
 
+absl::Status Model::AwaitVacant(absl::string_view operation) const {
+  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
+  mu_.Await(absl::Condition(&settled));
+  return CheckVacant(operation);
+}
+
 absl::Status Model::Close(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(AwaitVacant("delete model"));
-  draining_ = true;
-  closed_ = true;
-  drain_reason_ = why;
-  options_.world.cluster->Forget(spec().name);
+  RETURN_IF_ERROR(CheckVacant("delete model"));
+  if (!closed_) {
+    draining_ = true;
+    closed_ = true;
+    drain_reason_ = why;
+    // This also ends a vote that is in doubt: what becomes of its commit matters to nobody here any more.
+    options_.world.cluster->Forget(spec().name);
+  }
+  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
+  mu_.Await(absl::Condition(&idle));
   return absl::OkStatus();
 }
 
@@ -394,6 +426,7 @@ absl::Status Model::Change(int64_t commit_number, int64_t version, absl::Functio
     return usable_;
   }
   commit_log_.Reset(commit_number, version);
+  doubt_ = absl::OkStatus();
   Report();
   return absl::OkStatus();
 }
@@ -409,6 +442,11 @@ void Model::Spoil(absl::string_view what, const absl::Status& why) {
 absl::Status Model::usable() const {
   absl::MutexLock lock(&mu_);
   return usable_;
+}
+
+absl::Status Model::doubt() const {
+  absl::MutexLock lock(&mu_);
+  return doubt_;
 }
 
 // --- Inspection ---

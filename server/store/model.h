@@ -78,12 +78,14 @@ class Model {
   // From the cluster.
   void OnEpochStart(int64_t epoch);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
+  // Those who wait for an epoch are told that none starts.
+  void OnEpochRefused(const absl::Status& why);
 
   // Refuses new trainers, lets commits in flight finish until the deadline, and ends the epoch.
   void Drain(absl::Time deadline, const absl::Status& why);
 
-  // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model.
-  // FAILED_PRECONDITION naming a trainer that is attached.
+  // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
+  // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached.
   absl::Status Close(const absl::Status& why);
 
   // Changes the state while no trainer is attached, then encodes planes and takes the numbers over. When `change`
@@ -94,6 +96,9 @@ class Model {
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
   // What is left to do is to delete the model.
   absl::Status usable() const;
+  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
+  // whole and is that of the last commit, but nobody may train on from it: an import settles it.
+  absl::Status doubt() const;
 
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
@@ -154,9 +159,12 @@ class Model {
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
+  // What the epoch leaves behind when one of its commits came to no end.
+  void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
+  // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
+  absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
   // In its shard group, of a rank of this daemon counted from 0.
@@ -179,6 +187,7 @@ class Model {
   bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
+  absl::Status doubt_ ABSL_GUARDED_BY(mu_);
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);
   std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);

@@ -85,7 +85,6 @@ std::vector<std::shared_ptr<Model>> ModelStore::List() const {
 }
 
 absl::Status ModelStore::Delete(const std::string& name, const std::string& request_id) {
-  absl::MutexLock creating(&creating_);
   {
     absl::MutexLock lock(&mu_);
     if (const auto answered = deletions_.find(request_id); !request_id.empty() && answered != deletions_.end()) {
@@ -96,7 +95,8 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
   absl::MutexLock lock(&mu_);
-  models_.erase(name);
+  // Of two calls at once the first has erased it; a new model of that name may stand there by now.
+  if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);
   if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
   if (!request_id.empty()) deletions_[request_id] = absl::OkStatus();
   return absl::OkStatus();
@@ -116,6 +116,10 @@ void ModelStore::OnEpochStart(const std::string& name, int64_t epoch) {
 
 void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {
   if (const auto model = Find(name); model.ok()) (*model)->OnEpochEnd(epoch, why);
+}
+
+void ModelStore::OnEpochRefused(const std::string& name, const absl::Status& why) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnEpochRefused(why);
 }
 
 }  // namespace paramshard::server

@@ -42,7 +42,8 @@ class ModelStore : public EpochListener {
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
 
-  // A repeated call with the same request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
+  // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
+  // request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs.
@@ -53,13 +54,14 @@ class ModelStore : public EpochListener {
   // EpochListener
   void OnEpochStart(const std::string& model, int64_t epoch) override;
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
+  void OnEpochRefused(const std::string& model, const absl::Status& why) override;
 
  private:
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
   int64_t AvailableBytes() const;
 
   const Options options_;
-  absl::Mutex creating_;  // one creation or deletion at a time; taken before mu_
+  absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, absl::Status> deletions_ ABSL_GUARDED_BY(mu_);  // by request id

@@ -9,11 +9,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -433,13 +435,14 @@ class TwoDaemonsTest : public testing::TestWithParam<Sharding> {
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
       std::vector<std::string> flags = DeviceFlags(devices_, TestDevices() == "cuda" ? devices_ * node : 0);
-      flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster, step_timeout()});
+      flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster, step_timeout(), doubt_timeout()});
       daemons_.push_back(DaemonProcess::Spawn(kDaemon, directories_[node].path(), flags));
     }
     for (DaemonProcess& daemon : daemons_) ASSERT_OK(daemon.AwaitReady());
   }
 
   virtual std::string step_timeout() const { return "--step-timeout=20s"; }
+  virtual std::string doubt_timeout() const { return "--doubt-timeout=5m"; }
 
   Training TrainingOf(const std::string& model, int rank) const {
     Training training{.socket_dir = directories_[NodeOf(rank)].path(), .model = model, .rank = rank};
@@ -561,6 +564,101 @@ TEST_P(ImpatientDaemonsTest, ADaemonWhoseTrainersStopBeforeTheirCommitHoldsNobod
   StateHashOf(directories_[0].path(), "unvoted");
   StateHashOf(directories_[1].path(), "unvoted");
 }
+
+// Node 0 dies after node 1 has voted.
+class BereftVoterTest : public TwoDaemonsTest {
+ protected:
+  // Returns node 1's trainers, whose commit kKillStep only node 0 could decide.
+  std::vector<ChildProcess> KillNodeZeroBeforeItDecides() {
+    std::vector<ChildProcess> voters;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      Training training = TrainingOf("doubtful", rank);
+      training.resume = false;
+      if (NodeOf(rank) == 0) {
+        decider_trainers_.push_back(StartStopping(training, Point::kAllPushed));
+      } else {
+        voters.push_back(Start(training));
+      }
+    }
+    for (ChildProcess& trainer : decider_trainers_) EXPECT_TRUE(trainer.AwaitStopped());
+    EXPECT_TRUE(AwaitVote());
+    daemons_[0].Signal(SIGKILL);
+    return voters;
+  }
+
+  absl::Status OnNodeOne(std::function<absl::Status(Client&)> call) const {
+    return ChildProcess::Run([&](Board&) -> absl::Status {
+             auto client = Client::Connect(
+                 {.rank = devices_, .socket_dir = directories_[1].path(), .attach_timeout = absl::Seconds(30)});
+             return client.ok() ? call(*client) : client.status();
+           })
+        .Await();
+  }
+  absl::Status OpenOnNodeOne() const {
+    return OnNodeOne([this](Client& client) {
+      ModelSpec spec = SmallModel("doubtful");
+      spec.shard_size = ShardSize();
+      return client.OpenModel(spec).status();
+    });
+  }
+
+ private:
+  // Until node 1 waits for node 0's vote. Each look is a call of a program.
+  bool AwaitVote() const {
+    const absl::Time deadline = absl::Now() + absl::Minutes(1);
+    while (absl::Now() < deadline) {
+      const nlohmann::json listing = CtlOf(directories_[1].path(), "sessions");
+      for (const nlohmann::json& session : listing.value("sessions", nlohmann::json::array())) {
+        if (absl::StrContains(session.value("waitsFor", ""), "votes of other daemons")) return true;
+      }
+    }
+    return false;
+  }
+
+  std::vector<ChildProcess> decider_trainers_;
+};
+
+TEST_P(BereftVoterTest, AModelInDoubtIsDeletedAtOnceAndOthersAreNotConcerned) {
+  std::vector<ChildProcess> voters = KillNodeZeroBeforeItDecides();
+  const auto create = [&](const std::string& name) {
+    return OnNodeOne([&](Client& client) { return client.CreateModel(SmallModel(name)); });
+  };
+  EXPECT_OK(create("other"));
+  // The daemon has heard of the death when it lets the model go.
+  const absl::Time deadline = absl::Now() + absl::Minutes(1);
+  absl::Status deleted = absl::FailedPreconditionError("");
+  while (absl::IsFailedPrecondition(deleted) && absl::Now() < deadline) {
+    deleted = OnNodeOne([](Client& client) { return client.DeleteModel("doubtful"); });
+  }
+  EXPECT_OK(deleted);
+  for (ChildProcess& voter : voters) {
+    EXPECT_THAT(voter.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+  }
+  EXPECT_OK(create("doubtful"));
+  StateHashOf(directories_[1].path(), "other");
+}
+
+class ShortDoubtTest : public BereftVoterTest {
+ protected:
+  std::string doubt_timeout() const override { return "--doubt-timeout=1s"; }
+};
+
+TEST_P(ShortDoubtTest, AModelWhoseDoubtPassesItsBoundIsNotTrainedOn) {
+  std::vector<ChildProcess> voters = KillNodeZeroBeforeItDecides();
+  for (ChildProcess& voter : voters) {
+    EXPECT_THAT(voter.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+  }
+  EXPECT_THAT(OpenOnNodeOne(), StatusIs(absl::StatusCode::kDataLoss,
+                                        AllOf(HasSubstr("commit 3 is in doubt"), HasSubstr("did not answer within 1s"),
+                                              HasSubstr("the state of commit 2"))));
+  StateHashOf(directories_[1].path(), "doubtful");
+  EXPECT_OK(OnNodeOne([](Client& client) { return client.DeleteModel("doubtful"); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, BereftVoterTest,
+                         testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
+INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, ShortDoubtTest,
+                         testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
 
 // Node 0 decides commits, the other does not.
 class StoppedDaemonTest : public ImpatientDaemonsTest {

@@ -73,11 +73,15 @@ class NodeEar final : public NodeSink {
   void OnWorld(const std::vector<int>&) override {}
   void OnEpochStart(const std::string&, int64_t epoch) override {
     if (oracle != nullptr) oracle->Started(epoch);
-    news.push_back({true, "m", epoch, absl::OkStatus()});
+    news.push_back({.start = true, .model = "m", .epoch = epoch});
   }
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status& why) override {
     if (oracle != nullptr) oracle->Ended();
-    news.push_back({false, "m", epoch, why});
+    news.push_back({.model = "m", .epoch = epoch, .why = why});
+  }
+  void OnEpochRefused(const std::string&, const absl::Status& why) override {
+    if (oracle != nullptr) oracle->Ended();
+    news.push_back({.refused = true, .model = "m", .why = why});
   }
   void OnStop() override {}
 
@@ -146,15 +150,15 @@ class Node {
     running_ = news.start ? news.epoch : 0;
     attached_.clear();
     // States never differ: all apply the same decisions.
-    EXPECT_TRUE(news.start || news.epoch != 0) << news.why;
+    EXPECT_FALSE(news.refused) << news.why;
   }
 
   void Vote(std::mt19937& random) {
     if (!in_doubt_.has_value()) {
       if (running_ == 0) return;
-      in_doubt_ = MakeVote(running_, commit_number_ + 1, Sums(random), /*shard_size=*/3);
+      in_doubt_ = MakeVote(running_, commit_number_ + 1, Sums(random));
     }
-    const absl::StatusOr<CommitDecision> decision = coordinator_->Vote(number_, *in_doubt_, absl::InfinitePast());
+    const absl::StatusOr<CommitDecision> decision = coordinator_->Vote(number_, *in_doubt_, absl::ZeroDuration());
     if (decision.ok()) {
       oracle_->Decided(in_doubt_->epoch, in_doubt_->commit_number, *decision);
       ++commit_number_;

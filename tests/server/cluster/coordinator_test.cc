@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "absl/time/clock.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "tests/server/cluster/recording_listener.h"
@@ -20,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Asks for the answer that is there now.
-constexpr absl::Time kNow = absl::InfinitePast();
+constexpr absl::Duration kNow = absl::ZeroDuration();
 
 // Node 0 serves ranks 0 and 1, node 1 rank 2.
 class CoordinatorTest : public ::testing::Test {
@@ -31,14 +30,22 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   // Starts an epoch at this commit number and takes the news of it.
-  int64_t StartEpoch(int64_t commit_number = 0) {
-    coordinator_.Report(0, MakeReport({0, 1}, commit_number, commit_number));
-    coordinator_.Report(1, MakeReport({2}, commit_number, commit_number));
+  int64_t StartEpoch(int64_t commit_number = 0, int shard_size = 3) {
+    coordinator_.Report(0, MakeReport({0, 1}, commit_number, commit_number, 1, shard_size));
+    coordinator_.Report(1, MakeReport({2}, commit_number, commit_number, 1, shard_size));
     const EpochNews first = sinks_[0].Next();
     const EpochNews second = sinks_[1].Next();
     EXPECT_TRUE(first.start && second.start) << first.why << second.why;
     EXPECT_EQ(first.epoch, second.epoch);
     return first.epoch;
+  }
+
+  void ExpectRefusal(absl::StatusCode code, const std::string& text) {
+    for (RecordingListener& sink : sinks_) {
+      const EpochNews news = sink.Next();
+      EXPECT_TRUE(news.refused);
+      EXPECT_THAT(news.why, StatusIs(code, HasSubstr(text)));
+    }
   }
 
   void ExpectEnd(int64_t epoch, absl::StatusCode code, const std::string& text) {
@@ -50,12 +57,11 @@ class CoordinatorTest : public ::testing::Test {
     }
   }
 
-  absl::StatusOr<CommitDecision> Vote0(int64_t epoch, int64_t commit_number, absl::Time deadline = kNow) {
-    return coordinator_.Vote(0, MakeVote(epoch, commit_number, {{0, 0.5, 0}, {1, 0.25, 0}}, /*shard_size=*/3),
-                             deadline);
+  absl::StatusOr<CommitDecision> Vote0(int64_t epoch, int64_t commit_number, absl::Duration wait = kNow) {
+    return coordinator_.Vote(0, MakeVote(epoch, commit_number, {{0, 0.5, 0}, {1, 0.25, 0}}), wait);
   }
-  absl::StatusOr<CommitDecision> Vote1(int64_t epoch, int64_t commit_number, absl::Time deadline = kNow) {
-    return coordinator_.Vote(1, MakeVote(epoch, commit_number, {{2, 0.125, 0}}), deadline);
+  absl::StatusOr<CommitDecision> Vote1(int64_t epoch, int64_t commit_number, absl::Duration wait = kNow) {
+    return coordinator_.Vote(1, MakeVote(epoch, commit_number, {{2, 0.125, 0}}), wait);
   }
 
   RecordingListener sinks_[2];
@@ -104,10 +110,10 @@ TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
 TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
   coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
   coordinator_.Report(1, MakeReport({2}, 6, 5));
-  ExpectEnd(0, absl::StatusCode::kFailedPrecondition,
-            "version 5 (commit 7) on node 0 (ranks 0..1), version 5 (commit 6) on node 1 (rank 2): "
-            "export from one and "
-            "import to the other");
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition,
+                "version 5 (commit 7) on node 0 (ranks 0..1), version 5 (commit 6) on node 1 (rank 2): "
+                "export from one and "
+                "import to the other");
   // The trainers that waited are gone; those that attach after the import start an epoch.
   coordinator_.Report(1, MakeReport({2}, 7, 5));
   EXPECT_TRUE(sinks_[0].empty());
@@ -118,7 +124,7 @@ TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
 TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
   coordinator_.Report(0, MakeReport({0, 1}, 0, 0, 0xabc));
   coordinator_.Report(1, MakeReport({2}, 0, 0, 0xdef));
-  ExpectEnd(0, absl::StatusCode::kFailedPrecondition, "0000000000000abc on node 0 (ranks 0..1), 0000000000000def on");
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "0000000000000abc on node 0 (ranks 0..1), 0000000000000def on");
 }
 
 TEST_F(CoordinatorTest, ALostNodeEndsEveryEpochAndIsNamed) {
@@ -167,11 +173,11 @@ TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
 }
 
 TEST_F(CoordinatorTest, TheNormIsOfTheFirstReplicaInRankOrder) {
-  const int64_t epoch = StartEpoch();
+  const int64_t epoch = StartEpoch(0, /*shard_size=*/2);
   // 1e16 + 1 + 1 depends on the order; rank 2 is of another replica.
   EXPECT_FALSE(coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 512, 0}}), kNow).ok());
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision,
-                       coordinator_.Vote(0, MakeVote(epoch, 1, {{1, 1, 0}, {0, 1e16, 0}}, /*shard_size=*/2), kNow));
+                       coordinator_.Vote(0, MakeVote(epoch, 1, {{1, 1, 0}, {0, 1e16, 0}}), kNow));
   EXPECT_EQ(decision.square_sum, 1e16 + 1);
 }
 
@@ -187,7 +193,7 @@ TEST_F(CoordinatorTest, ANonFiniteElementAnywhereSkipsOnAllNodes) {
 
 TEST_F(CoordinatorTest, VotesThatWaitAreAbortedByTheEndOfTheEpoch) {
   const int64_t epoch = StartEpoch();
-  auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteFuture()); });
+  auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
   coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted,
                                       AllOf(HasSubstr("ended before the decision"), HasSubstr("rank 0 hangs"))));
@@ -295,18 +301,28 @@ TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
 
 TEST_F(CoordinatorTest, StopEndsWhatWaits) {
   const int64_t epoch = StartEpoch();
-  auto vote = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteFuture()); });
+  auto vote = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
   auto value = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
   coordinator_.Stop();
   coordinator_.Stop();
-  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("before the decision: cluster: stopped")));
   EXPECT_THAT(value.get(), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(coordinator_.AwaitWorld(absl::ZeroDuration()), StatusIs(absl::StatusCode::kUnavailable));
 }
 
+TEST_F(CoordinatorTest, WhatWasDecidedBeforeAStopIsStillAnswered) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_FALSE(Vote1(epoch, 1).ok());
+  ASSERT_OK_AND_ASSIGN(const CommitDecision zero, Vote0(epoch, 1));
+  coordinator_.Stop();
+  ASSERT_OK_AND_ASSIGN(const CommitDecision one, Vote1(epoch, 1));
+  EXPECT_EQ(one.square_sum, zero.square_sum);
+  EXPECT_THAT(Vote1(epoch, 2), StatusIs(absl::StatusCode::kAborted)) << "nothing is decided any more";
+}
+
 TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   RecordingListener listener;
-  const std::unique_ptr<Cluster> cluster = MakeLocalCluster(2);
+  const std::unique_ptr<Cluster> cluster = *MakeLocalCluster(2);
   EXPECT_THAT(cluster->device_counts(), ElementsAre(2));
   EXPECT_OK(cluster->AwaitWorld(absl::ZeroDuration()));
   // News wait for the listener.
@@ -314,7 +330,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   cluster->SetListener(&listener);
   EXPECT_EQ(listener.Next().epoch, 1);
   cluster->ReportCommand("m", 1, 1, 0, Serialized(1));
-  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, cluster->Vote(MakeVote(1, 1, {{0, 2, 0}, {1, 3, 0}}, 2)));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, cluster->Vote(MakeVote(1, 1, {{0, 2, 0}, {1, 3, 0}})));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 5);
   const auto rendezvous = cluster->MakeRendezvous("m", 1);
@@ -324,7 +340,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   EXPECT_THAT(listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 left")));
   cluster->SetListener(nullptr);
   cluster->Stop();
-  EXPECT_THAT(cluster->Vote(MakeVote(1, 2, {{0, 2, 0}, {1, 3, 0}}, 2)), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(cluster->Vote(MakeVote(1, 2, {{0, 2, 0}, {1, 3, 0}})), StatusIs(absl::StatusCode::kAborted));
 }
 
 // A listener that calls the cluster, as a daemon does.
@@ -335,6 +351,7 @@ class AnsweringListener final : public EpochListener {
     cluster_->EndEpoch(model, epoch, absl::AbortedError("not now"));
   }
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
+  void OnEpochRefused(const std::string&, const absl::Status&) override {}
   int64_t Ended() { return ended_.get_future().get(); }
 
  private:
@@ -343,7 +360,7 @@ class AnsweringListener final : public EpochListener {
 };
 
 TEST(LocalClusterTest, TheListenerMayCallTheCluster) {
-  const std::unique_ptr<Cluster> cluster = MakeLocalCluster(1);
+  const std::unique_ptr<Cluster> cluster = *MakeLocalCluster(1);
   AnsweringListener listener(cluster.get());
   cluster->SetListener(&listener);
   cluster->Report(MakeReport({0}));

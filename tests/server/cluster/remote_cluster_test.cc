@@ -1,9 +1,14 @@
 // The world over real gRPC servers on loopback ports.
 #include "server/cluster/remote_cluster.h"
 
+#include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -12,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/base/thread.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator_cluster.h"
@@ -103,8 +109,7 @@ class RemoteClusterTest : public ::testing::Test {
   }
 
   absl::StatusOr<CommitDecision> VoteOfZero(int64_t epoch, int64_t commit_number) {
-    return zero_.coordinator().Vote(0, MakeVote(epoch, commit_number, {{0, 4, 0}, {1, 2, 0}}, /*shard_size=*/3),
-                                    absl::Now() + kLong);
+    return zero_.coordinator().Vote(0, MakeVote(epoch, commit_number, {{0, 4, 0}, {1, 2, 0}}), kLong);
   }
   CommitVote VoteOfOne(int64_t epoch, int64_t commit_number) { return MakeVote(epoch, commit_number, {{2, 1, 0}}); }
 
@@ -136,7 +141,7 @@ TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   zero_.coordinator().Report(0, MakeReport({0, 1}, 3, 3));
   one_->Report(MakeReport({2}, 2, 2));
   const EpochNews news = news_.Next();
-  EXPECT_EQ(news.epoch, 0);
+  EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
 }
 
@@ -200,8 +205,7 @@ TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
 TEST_F(RemoteClusterTest, AVoteInDoubtIsRepeatedUntilTheDecisionIsKnown) {
   const int64_t epoch = StartEpoch();
   // Node 1's vote arrives, and the answer is lost with the connection.
-  auto lost = std::async(std::launch::async,
-                         [&] { return zero_.coordinator().Vote(1, VoteOfOne(epoch, 1), absl::Now() + kLong); });
+  auto lost = std::async(std::launch::async, [&] { return zero_.coordinator().Vote(1, VoteOfOne(epoch, 1), kLong); });
   ASSERT_OK(VoteOfZero(epoch, 1));
   ASSERT_OK(lost.get());
   zero_.Close();
@@ -229,6 +233,29 @@ TEST_F(RemoteClusterTest, StopEndsAVoteThatStaysInDoubt) {
   one_->Stop();
   EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in doubt")));
   zero_.Open();
+}
+
+TEST_F(RemoteClusterTest, AModelThatIsForgottenLeavesNoVoteInDoubt) {
+  const int64_t epoch = StartEpoch();
+  zero_.Close();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  auto other = std::async(std::launch::async, [&] {
+    CommitVote vote_on_other = VoteOfOne(epoch, 1);
+    vote_on_other.model = "other";
+    return one_->Vote(vote_on_other);
+  });
+  // A vote that has not begun is not ended.
+  while (vote.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) one_->Forget("m");
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("deleted on this node")));
+  zero_.Open();
+  EXPECT_THAT(other.get(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
+}
+
+TEST_F(RemoteClusterTest, AVoteThatWaitsForOthersIsAbortedWhenNodeZeroStops) {
+  const int64_t epoch = StartEpoch();
+  auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
+  zero_.coordinator().Stop();
+  EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("ended before the decision")));
 }
 
 TEST_F(RemoteClusterTest, StopOfNodeZeroEndsEverything) {
@@ -278,12 +305,110 @@ TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
   for (const bool other_version : {false, true}) {
     grpc::ClientContext context;
     const auto stream = stub->Join(&context);
-    v1::JoinRequest first = other_version ? HelloMessage(1, 1) : ForgetMessage("m");
+    v1::JoinRequest first = other_version ? HelloMessage(1, 1) : DeletionMessage("m");
     if (other_version) first.mutable_hello()->set_protocol_version(99);
     stream->Write(first);
     EXPECT_EQ(stream->Finish().error_code(),
               other_version ? grpc::StatusCode::FAILED_PRECONDITION : grpc::StatusCode::INVALID_ARGUMENT);
   }
+}
+
+// A node 0 that welcomes, and answers votes as a test says.
+class PuppetNodeZero final : public v1::ClusterService::Service {
+ public:
+  using Answer = std::function<grpc::Status(grpc::ServerContext*, v1::VoteResponse*)>;
+
+  explicit PuppetNodeZero(Answer answer) : answer_(std::move(answer)) { server_ = Serve(this, &port_); }
+  ~PuppetNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  RemoteOptions options() const {
+    RemoteOptions options;
+    options.coordinator_address = absl::StrCat("127.0.0.1:", port_);
+    options.join_timeout = kLong;
+    return options;
+  }
+
+  grpc::Status Join(grpc::ServerContext*,
+                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
+    stream->Write(WelcomeMessage({1, 1}));
+    v1::JoinRequest request;
+    while (stream->Read(&request)) {
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status Vote(grpc::ServerContext* context, const v1::VoteRequest*, v1::VoteResponse* response) override {
+    return answer_(context, response);
+  }
+
+ private:
+  const Answer answer_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(DoubtTest, ANodeZeroThatIsGoneForLongerThanTheBoundIsNamed) {
+  RemoteOptions options;
+  std::unique_ptr<Cluster> one;
+  {
+    PuppetNodeZero zero([](grpc::ServerContext*, v1::VoteResponse*) { return grpc::Status::OK; });
+    options = zero.options();
+    options.doubt_timeout = absl::Milliseconds(50);
+    ASSERT_OK_AND_ASSIGN(one, MakeRemoteCluster(options));
+  }
+  EXPECT_THAT(one->Vote(MakeVote(1, 1, {{1, 1, 0}})),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("vote m commit 1"), HasSubstr("did not answer"),
+                                                          HasSubstr(options.coordinator_address))));
+}
+
+// It takes calls and says nothing, as a stopped process does.
+TEST(DoubtTest, ANodeZeroThatStandsStillIsNoOtherThanOneThatIsGone) {
+  PuppetNodeZero zero([](grpc::ServerContext* context, v1::VoteResponse*) {
+    while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(1));
+    return grpc::Status::CANCELLED;
+  });
+  RemoteOptions options = zero.options();
+  options.doubt_timeout = absl::Milliseconds(50);
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(options));
+  EXPECT_THAT(one->Vote(MakeVote(1, 1, {{1, 1, 0}})),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("did not answer")));
+}
+
+TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
+  std::atomic<int> votes{0};
+  PuppetNodeZero zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
+    if (++votes == 4) *response->mutable_decision() = DecisionMessage({.apply = true, .square_sum = 7});
+    return grpc::Status::OK;
+  });
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, one->Vote(MakeVote(1, 1, {{1, 1, 0}})));
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 7);
+  EXPECT_EQ(votes, 4);
+}
+
+TEST(ThreadShortageTest, JoiningIsRefusedAndCanBeTriedAgain) {
+  NodeZero zero;
+  for (const int successes : {0, 1}) {
+    const ThreadShortage shortage(successes);
+    EXPECT_THAT(MakeRemoteCluster(Options(zero)).status(), StatusIs(absl::StatusCode::kResourceExhausted));
+  }
+  EXPECT_OK(MakeRemoteCluster(Options(zero)).status());
+}
+
+// The stream's own threads come later: its end tries again.
+TEST(ThreadShortageTest, AStreamWithoutAThreadIsTriedAgain) {
+  NodeZero zero;
+  std::optional<ThreadShortage> shortage(2);
+  auto joining = std::async(std::launch::async, [&] { return MakeRemoteCluster(Options(zero)); });
+  while (shortage->refusals() == 0) std::this_thread::yield();
+  shortage.reset();
+  EXPECT_OK(joining.get().status());
+}
+
+TEST(ThreadShortageTest, AWorldOfOneDaemonIsRefused) {
+  const ThreadShortage shortage(0);
+  EXPECT_THAT(MakeLocalCluster(1).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("news of epochs")));
 }
 
 TEST(RemoteClusterJoinTest, AwaitWorldNamesTheMissingNodes) {
@@ -313,7 +438,7 @@ TEST(RemoteClusterJoinTest, ANodeZeroThatIsNotThereIsNamed) {
 TEST(RemoteClusterJoinTest, NodeZeroAsTheDaemonMakesIt) {
   CoordinatorOptions options;
   options.nodes = 2;
-  CoordinatorNode zero = MakeCoordinatorCluster(options);
+  ASSERT_OK_AND_ASSIGN(CoordinatorNode zero, MakeCoordinatorCluster(options));
   int port = 0;
   const std::unique_ptr<grpc::Server> server = Serve(zero.service.get(), &port);
   RemoteOptions remote;
@@ -322,11 +447,11 @@ TEST(RemoteClusterJoinTest, NodeZeroAsTheDaemonMakesIt) {
   ASSERT_OK(zero.cluster->AwaitWorld(kLong));
   RecordingListener news;
   zero.cluster->SetListener(&news);
-  zero.cluster->Report(MakeReport({0}));
-  one->Report(MakeReport({1}));
+  zero.cluster->Report(MakeReport({0}, 0, 0, 1, /*shard_size=*/1));
+  one->Report(MakeReport({1}, 0, 0, 1, /*shard_size=*/1));
   const int64_t epoch = news.Next().epoch;
   auto vote = std::async(std::launch::async, [&] { return one->Vote(MakeVote(epoch, 1, {{1, 5, 0}})); });
-  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, zero.cluster->Vote(MakeVote(epoch, 1, {{0, 3, 0}}, 1)));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, zero.cluster->Vote(MakeVote(epoch, 1, {{0, 3, 0}})));
   EXPECT_EQ(decision.square_sum, 3);
   EXPECT_OK(vote.get());
   zero.cluster->SetListener(nullptr);

@@ -44,6 +44,7 @@ TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
   EXPECT_THAT(config.cluster_address, IsEmpty());
   EXPECT_EQ(config.step_timeout, absl::Seconds(60));
   EXPECT_EQ(config.join_timeout, absl::Seconds(60));
+  EXPECT_EQ(config.doubt_timeout, absl::Minutes(5));
   EXPECT_EQ(config.drain_timeout, absl::Seconds(10));
   EXPECT_THAT(config.allow_users, IsEmpty());
   EXPECT_EQ(config.memory_limit_bytes, 0);
@@ -72,6 +73,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"cluster-address", "PARAMSHARD_CLUSTER_ADDRESS", "localhost:7000", "localhost:7000"},
       {"step-timeout", "PARAMSHARD_STEP_TIMEOUT", "500ms", "500ms"},
       {"join-timeout", "PARAMSHARD_JOIN_TIMEOUT", "2m", "2m"},
+      {"doubt-timeout", "PARAMSHARD_DOUBT_TIMEOUT", "90s", "1m30s"},
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
       {"memory-limit", "PARAMSHARD_MEMORY_LIMIT", "512MiB", "536870912"},
@@ -198,6 +200,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "cluster-address =   # default\n"
             "step-timeout = 1m  # default\n"
             "join-timeout = 1m  # default\n"
+            "doubt-timeout = 5m  # default\n"
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
             "memory-limit = 0  # default\n"

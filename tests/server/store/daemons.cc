@@ -21,9 +21,9 @@ Daemons::Daemons(const std::vector<int>& device_counts) {
   const int nodes = static_cast<int>(device_counts.size());
   clusters_.resize(nodes);
   if (nodes == 1) {
-    clusters_[0] = MakeLocalCluster(device_counts[0]);
+    clusters_[0] = *MakeLocalCluster(device_counts[0]);
   } else {
-    zero_ = std::make_unique<CoordinatorNode>(MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0]}));
+    zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0]}));
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);

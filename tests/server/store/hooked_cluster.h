@@ -18,7 +18,7 @@ namespace paramshard::server {
 
 class HookedCluster final : public Cluster {
  public:
-  explicit HookedCluster(int devices) : cluster_(MakeLocalCluster(devices)) {}
+  explicit HookedCluster(int devices) : cluster_(*MakeLocalCluster(devices)) {}
 
   // Called before every vote that is yet to come, and after every decision; an error is the vote's answer.
   void BeforeVote(std::function<absl::Status()> hook) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/process_counts.h"
@@ -224,6 +225,105 @@ TEST_F(ModelStoreTest, TheLastReferenceToADeletedModelDoesNotHarmItsSuccessor) {
   for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
 }
 
+// A vote that waits keeps its epoch from ending.
+TEST_F(ModelStoreTest, ADeletionThatWaitsForAnEpochHoldsUpNoOtherModel) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
+  absl::Notification voting, vote;
+  world_.cluster().BeforeVote([&] {
+    voting.Notify();
+    vote.WaitForNotification();
+    return absl::OkStatus();
+  });
+  FakeTrainers trainers = AttachAll(*created.model);
+  for (const auto& trainer : trainers) trainer->Commit(1);
+  voting.WaitForNotification();
+  created.model->Leave(trainers[0]->session(), absl::AbortedError("process 1 has left"));
+  std::thread deletion([&] { EXPECT_OK(store().Delete("m", "")); });
+  // It is closed, and waits. A rank that there is not would only be refused for another reason.
+  const auto is_closed = [&] {
+    FakeTrainer late(created.model.get(), 2);
+    return absl::IsNotFound(late.Attach());
+  };
+  while (!is_closed()) {
+  }
+  EXPECT_OK(Create(Spec("other")));
+  EXPECT_OK(store().Delete("other", ""));
+  EXPECT_OK(store().Find("m"));
+  vote.Notify();
+  deletion.join();
+  EXPECT_THAT(store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ModelStoreTest, OfTwoDeletionsAtOnceNoneHarmsTheNextModel) {
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_OK(Create(Spec("m")));
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i) {
+      threads.emplace_back([&] {
+        const absl::Status status = store().Delete("m", "");
+        EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << status;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_THAT(store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+  }
+}
+
+// --- A commit in doubt ---
+
+class DoubtTest : public ModelStoreTest {
+ protected:
+  // Ends the first epoch of "m" with a vote on commit 2 that gets no answer.
+  std::shared_ptr<Model> LeaveInDoubt() {
+    std::shared_ptr<Model> model = world_.Create(Spec("m"));
+    FakeTrainers trainers = AttachAll(*model);
+    for (const auto& trainer : trainers) trainer->Commit(1);
+    for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
+    world_.cluster().AfterVote([] { return absl::DataLossError("node 0 did not answer within 5m"); });
+    for (const auto& trainer : trainers) trainer->Commit(2);
+    for (const auto& trainer : trainers) EXPECT_NE(trainer->AwaitEnded(), nullptr);
+    world_.cluster().AfterVote([] { return absl::OkStatus(); });
+    return model;
+  }
+};
+
+TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
+  const std::shared_ptr<Model> model = LeaveInDoubt();
+  const auto in_doubt =
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr("model m: commit 2 is in doubt (node 0 did not answer within 5m)"),
+                     HasSubstr("the state of commit 1"), HasSubstr("import a state, or delete the model")));
+  // Whoever attaches while the epoch still ends is told later.
+  FakeTrainer trainer(model.get(), 0);
+  if (const absl::Status attached = trainer.Attach(); attached.ok()) {
+    const v1::EpochEnded* ended = trainer.AwaitEnded();
+    ASSERT_NE(ended, nullptr);
+    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kDataLoss));
+  } else {
+    EXPECT_THAT(attached, in_doubt);
+  }
+  EXPECT_THAT(model->doubt(), in_doubt);
+  EXPECT_OK(model->usable()) << "the state is whole";
+  EXPECT_EQ(model->commit_log().numbers().commit_number, 1);
+  FakeTrainer late(model.get(), 1);
+  EXPECT_THAT(late.Attach(), in_doubt);
+}
+
+TEST_F(DoubtTest, AnImportSettlesIt) {
+  const std::shared_ptr<Model> model = LeaveInDoubt();
+  ASSERT_OK(model->Change(7, 7, [] { return absl::OkStatus(); }));
+  EXPECT_OK(model->doubt());
+  FakeTrainers trainers = AttachAll(*model);
+  for (const auto& trainer : trainers) trainer->Commit(8);
+  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(8).has_value());
+}
+
+TEST_F(DoubtTest, TheModelCanBeDeleted) {
+  LeaveInDoubt();
+  EXPECT_OK(store().Delete("m", ""));
+  EXPECT_OK(Create(Spec("m", 32)));
+}
+
 // --- The end ---
 
 TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
@@ -247,6 +347,7 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
   store().OnEpochStart("nobody", 1);
   store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
+  store().OnEpochRefused("nobody", absl::FailedPreconditionError("one state on all nodes expected"));
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
   // An epoch for which nobody waits.
   store().OnEpochStart("m", 7);
