@@ -51,13 +51,6 @@ absl::Status SendHello(int socket) {
   return wire::SendHandoff(socket, wire::HandoffBytes(wire::HandoffHello{}), absl::MakeConstSpan(&fd, 1));
 }
 
-// The daemon's words if the packet is a refusal, else OK.
-absl::Status CheckRefused(const wire::HandoffPacket& packet) {
-  const auto refusal = wire::ParseHandoff<wire::HandoffRefusal>(packet, wire::HandoffKind::kRefusal, 0);
-  if (!refusal.ok()) return absl::OkStatus();
-  return absl::PermissionDeniedError(std::string(refusal->reason, strnlen(refusal->reason, sizeof(refusal->reason))));
-}
-
 absl::StatusOr<pid_t> PeerPid(int socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
@@ -74,7 +67,7 @@ absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Dura
   const absl::Status sent = SendHello(socket.get());
   absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(socket.get(), timeout);
   if (!packet.ok()) return sent.ok() ? packet.status() : sent;
-  RETURN_IF_ERROR(CheckRefused(*packet));
+  if (const auto refusal = wire::RefusalIn(*packet); refusal.has_value()) return *refusal;
   ASSIGN_OR_RETURN(const auto welcome,
                    wire::ParseHandoff<wire::HandoffWelcome>(*packet, wire::HandoffKind::kWelcome, 1));
   return Companion(std::move(socket), std::move(packet->fds[0]), std::string(welcome.token, wire::kTokenBytes),

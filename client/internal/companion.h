@@ -25,8 +25,8 @@ struct SessionMemory {
 class Companion {
  public:
   // Connects, sends this process's pidfd, and takes the token. UNAVAILABLE when nobody listens at
-  // `path`; PERMISSION_DENIED with the daemon's reason; DEADLINE_EXCEEDED when it takes
-  // no connection, or says nothing: `timeout` bounds each of the two.
+  // `path`; what the daemon refuses with, among others PERMISSION_DENIED and RESOURCE_EXHAUSTED;
+  // DEADLINE_EXCEEDED when it takes no connection, or says nothing: `timeout` bounds each of the two.
   static absl::StatusOr<Companion> Connect(const std::string& path, absl::Duration timeout);
 
   Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pidfd, std::string token, pid_t daemon_pid);

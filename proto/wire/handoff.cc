@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -39,8 +41,14 @@ absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span
     header->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
     std::memcpy(CMSG_DATA(header), fds.data(), fds.size() * sizeof(int));
   }
-  if (sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("handoff socket: send failed: ", strerror(errno)));
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();
+  const bool exhausted = errno == ETOOMANYREFS || errno == ENOMEM || errno == ENOBUFS;
+  return absl::Status(exhausted ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable,
+                      absl::StrCat("handoff socket: send failed: ", strerror(errno)));
 }
 
 namespace {
@@ -57,19 +65,20 @@ void TakeDescriptors(msghdr& message, std::vector<FileDescriptor>& fds) {
   }
 }
 
-absl::Status AwaitReadable(int socket, absl::Duration timeout) {
-  pollfd poll_fd{.fd = socket, .events = POLLIN, .revents = 0};
-  const int64_t milliseconds = std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 0, INT32_MAX);
-  const int ready = poll(&poll_fd, 1, static_cast<int>(milliseconds));
-  if (ready > 0) return absl::OkStatus();
-  if (ready < 0 && errno != EINTR) return absl::UnavailableError(absl::StrCat("handoff socket: ", strerror(errno)));
-  return absl::DeadlineExceededError(absl::StrCat("handoff socket: no message within ", absl::FormatDuration(timeout)));
+// INVALID_ARGUMENT or RESOURCE_EXHAUSTED when the kernel has cut the packet off.
+absl::Status CheckWhole(const msghdr& message, size_t fd_count) {
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && fd_count < kMaxHandoffFds) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("handoff message: its descriptors cannot be opened, ", fd_count,
+                     " of them could; this process is out of file descriptors (ulimit -n)"));
+  }
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("handoff message: at most ", kMaxHandoffBytes, " bytes and ",
+                                                 kMaxHandoffFds, " descriptors expected, got more"));
 }
 
-}  // namespace
-
-absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout) {
-  if (absl::Status status = AwaitReadable(socket, timeout); !status.ok()) return status;
+// The next packet if there is one: nothing is waited for. DEADLINE_EXCEEDED without one.
+absl::StatusOr<HandoffPacket> TakePacket(int socket) {
   HandoffPacket packet;
   packet.bytes.resize(kMaxHandoffBytes);
   iovec vector{packet.bytes.data(), packet.bytes.size()};
@@ -80,15 +89,60 @@ absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout)
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   const ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return absl::DeadlineExceededError("handoff socket: no message");
   if (size < 0) return absl::UnavailableError(absl::StrCat("handoff socket: ", strerror(errno)));
   TakeDescriptors(message, packet.fds);
   if (size == 0) return absl::UnavailableError("handoff socket: the peer has closed the connection");
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("handoff message: at most ", kMaxHandoffBytes, " bytes and ",
-                                                   kMaxHandoffFds, " descriptors expected, got more"));
-  }
+  if (absl::Status status = CheckWhole(message, packet.fds.size()); !status.ok()) return status;
   packet.bytes.resize(size);
   return packet;
+}
+
+// Rounded up: a wait of less than a millisecond is not none.
+int PollTimeout(absl::Duration left) {
+  return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))), 0,
+                                              std::numeric_limits<int>::max()));
+}
+
+}  // namespace
+
+absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  while (true) {
+    absl::StatusOr<HandoffPacket> packet = TakePacket(socket);
+    const absl::Duration left = timeout - absl::FromChrono(Clock::now() - start);
+    if (!absl::IsDeadlineExceeded(packet.status())) return packet;
+    if (left <= absl::ZeroDuration()) break;
+    pollfd readable{.fd = socket, .events = POLLIN, .revents = 0};
+    if (poll(&readable, 1, PollTimeout(left)) < 0 && errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat("handoff socket: ", strerror(errno)));
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrCat("handoff socket: no message within ", absl::FormatDuration(timeout)));
+}
+
+void RefuseHandoff(int socket, const absl::Status& why) {
+  HandoffRefusal refusal{};
+  refusal.code = static_cast<uint32_t>(why.code());
+  const absl::string_view reason = why.message().substr(0, sizeof(refusal.reason) - 1);
+  std::copy(reason.begin(), reason.end(), refusal.reason);
+  // A peer that does not listen any more needs no reason.
+  (void)SendHandoff(socket, HandoffBytes(refusal), {});
+  // Closing a socket with unread packets resets the connection, and the peer would read that instead of the refusal.
+  // After the shutdown no packet comes any more, so the queue can be emptied for good.
+  shutdown(socket, SHUT_RDWR);
+  char ignored;
+  while (recv(socket, &ignored, sizeof(ignored), MSG_DONTWAIT) > 0) {
+  }
+}
+
+std::optional<absl::Status> RefusalIn(const HandoffPacket& packet) {
+  const auto refusal = ParseHandoff<HandoffRefusal>(packet, HandoffKind::kRefusal, 0);
+  if (!refusal.ok()) return std::nullopt;
+  const bool known = refusal->code > 0 && refusal->code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(refusal->code) : absl::StatusCode::kUnknown,
+                      std::string(refusal->reason, strnlen(refusal->reason, sizeof(refusal->reason))));
 }
 
 absl::Status CheckHandoff(const HandoffPacket& packet, HandoffKind kind, size_t size_bytes, int fd_count) {

@@ -9,6 +9,7 @@
 #define PARAMSHARD_PROTO_WIRE_HANDOFF_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,10 @@
 namespace paramshard::wire {
 
 inline constexpr uint32_t kHandoffMagic = 0x48535031;  // "1PSH"
-inline constexpr uint32_t kHandoffVersion = 1;
+inline constexpr uint32_t kHandoffVersion = 2;
 inline constexpr int kTokenBytes = 32;  // hexadecimal digits
+// Under which key the token travels in the metadata of every call.
+inline constexpr char kTokenMetadata[] = "paramshard-token";
 
 enum class HandoffKind : uint32_t { kHello = 1, kWelcome = 2, kRefusal = 3, kMemory = 4 };
 
@@ -44,7 +47,8 @@ struct HandoffWelcome {
 
 struct HandoffRefusal {
   HandoffHeader header{.kind = HandoffKind::kRefusal, .size_bytes = sizeof(HandoffRefusal)};
-  char reason[256];
+  uint32_t code;  // absl::StatusCode
+  char reason[252];
 };
 
 struct HandoffMemory {
@@ -80,12 +84,21 @@ struct HandoffPacket {
 inline constexpr int kMaxHandoffBytes = 512;
 inline constexpr int kMaxHandoffFds = 4;
 
-// Sends one packet with descriptors; does not block for longer than the socket buffer needs.
+// Sends one packet with descriptors; does not block for longer than the socket buffer needs. UNAVAILABLE when the peer
+// has closed or does not read; RESOURCE_EXHAUSTED when the kernel passes on no more descriptors.
 absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds);
 
 // Receives one packet. UNAVAILABLE when the peer closed; INVALID_ARGUMENT when the packet or its descriptors are more
-// than the limits above (descriptors that arrived are closed); DEADLINE_EXCEEDED.
+// than the limits above, RESOURCE_EXHAUSTED when this process may not open as many (those that arrived are closed);
+// DEADLINE_EXCEEDED. A signal does not end the wait.
 absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout);
+
+// Sends `why` as a HandoffRefusal and ends the connection in order, whatever the peer has sent meanwhile. The socket is
+// to be closed next.
+void RefuseHandoff(int socket, const absl::Status& why);
+
+// What the sender of a refusal says; nothing when the packet is another message.
+std::optional<absl::Status> RefusalIn(const HandoffPacket& packet);
 
 // The message in a packet: INVALID_ARGUMENT naming what is wrong with magic, version, kind, size or descriptor count.
 template <typename Message>

@@ -1,6 +1,5 @@
 #include "server/handoff/handoff_server.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -18,12 +17,31 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
 
+// Tags of events. Connection n has 2n for its socket and 2n + 1 for its process.
+constexpr uint64_t kStopTag = 0;
+constexpr uint64_t kListenerTag = 1;
+constexpr uint64_t kFirstNumber = 1;
+
+constexpr int kEventsAtOnce = 64;
+constexpr int kLongestWaitMilliseconds = 60'000;
+// For so long newcomers wait in the socket's queue when they can be neither taken nor refused.
+constexpr absl::Duration kMuted = absl::Milliseconds(100);
+// Between two waits that the kernel refuses.
+constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
+
 absl::Status SocketError(absl::string_view operation, absl::string_view path) {
   return absl::UnavailableError(absl::StrCat(operation, " ", path, ": ", strerror(errno)));
+}
+
+absl::Status OutOfDescriptors() {
+  return absl::ResourceExhaustedError(
+      "connect: a free file descriptor expected, got none; raise the daemon's limit (ulimit -n, LimitNOFILE)");
 }
 
 absl::StatusOr<std::string> MintToken() {
@@ -50,33 +68,44 @@ bool SomebodyListens(const sockaddr_un& address) {
   return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
-void Refuse(int socket, const absl::Status& why) {
-  wire::HandoffRefusal refusal{};
-  const absl::string_view reason = why.message().substr(0, sizeof(refusal.reason) - 1);
-  std::copy(reason.begin(), reason.end(), refusal.reason);
-  // A peer that does not listen any more needs no reason.
-  (void)wire::SendHandoff(socket, wire::HandoffBytes(refusal), {});
+wire::FileDescriptor MakeEvent() { return wire::FileDescriptor(eventfd(0, EFD_CLOEXEC)); }
+
+bool IsOutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+// The connection is over, or was never there: the next one may be taken at once.
+bool ConcernsOneConnection(int error) {
+  return error == EINTR || error == EAGAIN || error == ECONNABORTED || error == EPROTO || error == EPERM;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(Options options) {
-  std::unique_ptr<HandoffServer> server(new HandoffServer(std::move(options)));
+  ASSIGN_OR_RETURN(WatchList watched, WatchList::Create());
+  std::unique_ptr<HandoffServer> server(new HandoffServer(std::move(options), std::move(watched)));
+  if (!server->stop_.valid() || !server->spare_.valid()) return OutOfDescriptors();
   RETURN_IF_ERROR(server->Listen());
   ASSIGN_OR_RETURN(server->own_pidfd_, OwnPidfd());
-  server->thread_ = std::thread([raw = server.get()] { raw->Serve(); });
+  RETURN_IF_ERROR(server->watched_.Add(server->stop_.get(), kStopTag));
+  RETURN_IF_ERROR(server->watched_.Add(server->listener_.get(), kListenerTag));
+  ASSIGN_OR_RETURN(server->thread_, StartThread("companion connections", [raw = server.get()] { raw->Serve(); }));
   return server;
 }
 
-HandoffServer::HandoffServer(Options options) : options_(std::move(options)), stop_(eventfd(0, EFD_CLOEXEC)) {}
+HandoffServer::HandoffServer(Options options, WatchList watched)
+    : options_(std::move(options)),
+      system_(options_.system == nullptr ? &kernel_ : options_.system),
+      stop_(MakeEvent()),
+      watched_(std::move(watched)),
+      spare_(MakeEvent()),
+      last_number_(kFirstNumber - 1) {}
 
 HandoffServer::~HandoffServer() {
   const uint64_t one = 1;
   if (thread_.joinable()) {
     (void)!write(stop_.get(), &one, sizeof(one));
     thread_.join();
-    unlink(options_.path.c_str());
   }
+  if (listener_.valid()) unlink(options_.path.c_str());
 }
 
 absl::Status HandoffServer::Listen() {
@@ -85,11 +114,12 @@ absl::Status HandoffServer::Listen() {
     return absl::AlreadyExistsError(absl::StrCat("listen on ", options_.path, ": another daemon serves this socket"));
   }
   unlink(options_.path.c_str());
-  listener_ = wire::FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_.valid()) return SocketError("socket", options_.path);
-  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  wire::FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid()) return SocketError("socket", options_.path);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return SocketError("bind", options_.path);
   }
+  listener_ = std::move(listener);
   // Peers are judged by their credentials; other users need to reach the socket for that.
   chmod(options_.path.c_str(), options_.allowed_users.size() > 1 ? 0666 : 0600);
   return listen(listener_.get(), 512) == 0 ? absl::OkStatus() : SocketError("listen", options_.path);
@@ -98,50 +128,91 @@ absl::Status HandoffServer::Listen() {
 // --- The serving thread ---
 
 void HandoffServer::Serve() {
+  std::array<epoll_event, kEventsAtOnce> events;
   while (true) {
-    std::vector<pollfd> polled{{.fd = stop_.get(), .events = POLLIN, .revents = 0},
-                               {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
-    std::vector<int> sockets;
-    absl::Time deadline = absl::InfiniteFuture();
-    {
-      absl::MutexLock lock(&mu_);
-      for (const auto& [socket, connection] : connections_) {
-        sockets.push_back(socket);
-        polled.push_back({.fd = socket, .events = POLLIN, .revents = 0});
-        polled.push_back({.fd = connection->pidfd.get(), .events = POLLIN, .revents = 0});
-        if (connection->token.empty()) deadline = std::min(deadline, connection->hello_deadline);
-      }
+    for (const epoll_event& event : Await(absl::MakeSpan(events))) {
+      if (event.data.u64 == kStopTag) return;
+      Handle(event.data.u64);
     }
-    const int64_t wait =
-        deadline == absl::InfiniteFuture() ? -1 : absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
-    if (poll(polled.data(), polled.size(), static_cast<int>(std::max<int64_t>(wait, -1))) < 0 && errno != EINTR) return;
-    if (polled[0].revents != 0) return;
-    for (size_t i = 0; i < sockets.size(); ++i) {
-      const pollfd& socket = polled[2 + 2 * i];
-      const pollfd& process = polled[3 + 2 * i];
-      if (process.revents != 0 || (socket.revents != 0 && !Receive(sockets[i]))) Drop(sockets[i]);
-    }
-    if (polled[1].revents != 0) Accept();
     DropLate();
+    if (muted_until_.has_value() && SteadyNow() >= *muted_until_) SetMuted(false);
   }
 }
 
-void HandoffServer::Accept() {
-  auto connection = std::make_unique<Connection>();
-  connection->socket = wire::FileDescriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!connection->socket.valid()) return;
-  const int socket = connection->socket.get();
-  const auto peer = CredentialsOf(socket);
-  if (!peer.ok()) return;
-  if (const absl::Status status = CheckUser(*peer); !status.ok()) return Refuse(socket, status);
-  if (connection_count() >= options_.max_connections) {
-    return Refuse(socket, absl::ResourceExhaustedError(absl::StrCat("connect: at most ", options_.max_connections,
-                                                                    " companion connections are served")));
+// No error ends the loop: without this thread nobody could attach and no death would be noticed.
+absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> events) {
+  const int count = system_->Wait(watched_.fd(), events, WaitMilliseconds());
+  if (count >= 0) return events.subspan(0, count);
+  if (errno != EINTR) {
+    Log(LogLevel::kError, "companion connections cannot be waited for", {{"error", strerror(errno)}});
+    absl::SleepFor(kPauseAfterError);
   }
-  connection->peer = *peer;
-  connection->hello_deadline = absl::Now() + options_.hello_timeout;
+  return {};
+}
+
+// Until the first silent connection is late, or the listener is heard again.
+int HandoffServer::WaitMilliseconds() const {
+  std::optional<SteadyTime> next = muted_until_;
+  if (!silent_.empty()) {
+    const SteadyTime late = Find(*silent_.begin())->hello_deadline;
+    next = std::min(next.value_or(late), late);
+  }
+  if (!next.has_value()) return -1;
+  const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(*next), absl::Milliseconds(1)));
+  return static_cast<int>(std::min<int64_t>(milliseconds, kLongestWaitMilliseconds));
+}
+
+void HandoffServer::Handle(uint64_t tag) {
+  if (tag == kListenerTag) return Accept();
+  const uint64_t number = tag / 2;
+  Connection* const connection = Find(number);
+  // An earlier event of the same wait may have ended it.
+  if (connection == nullptr) return;
+  const bool process_ended = tag % 2 == 1;
+  if (process_ended) return Drop(number);
+  if (const absl::Status status = Receive(*connection); !status.ok()) Drop(number, status);
+}
+
+void HandoffServer::Accept() {
+  wire::FileDescriptor socket(system_->Accept(listener_.get()));
+  if (socket.valid()) {
+    if (const absl::Status status = Admit(socket); !status.ok()) wire::RefuseHandoff(socket.get(), status);
+    return;
+  }
+  if (ConcernsOneConnection(errno)) return;
+  if (!IsOutOfDescriptors(errno) || !RefuseForLackOfDescriptors()) SetMuted(true);
+}
+
+// A listener with a connection that cannot be taken would wake the thread up all the time.
+bool HandoffServer::RefuseForLackOfDescriptors() {
+  bool refused = false;
+  if (spare_.valid()) {
+    spare_.Reset();
+    const wire::FileDescriptor socket(system_->Accept(listener_.get()));
+    refused = socket.valid();
+    if (refused) wire::RefuseHandoff(socket.get(), OutOfDescriptors());
+  }
+  spare_ = MakeEvent();
+  return refused;
+}
+
+// Takes the socket when it returns OK.
+absl::Status HandoffServer::Admit(wire::FileDescriptor& socket) {
+  ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
+  RETURN_IF_ERROR(CheckUser(peer));
+  RETURN_IF_ERROR(MakeRoom());
+  const uint64_t number = last_number_ + 1;
+  RETURN_IF_ERROR(watched_.Add(socket.get(), 2 * number));
+  last_number_ = number;
+  auto connection = std::make_unique<Connection>();
+  connection->number = number;
+  connection->socket = std::move(socket);
+  connection->peer = peer;
+  connection->hello_deadline = SteadyDeadline(options_.hello_timeout);
+  silent_.insert(number);
   absl::MutexLock lock(&mu_);
-  connections_[socket] = std::move(connection);
+  connections_[number] = std::move(connection);
+  return absl::OkStatus();
 }
 
 absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
@@ -151,19 +222,20 @@ absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
       absl::StrCat("connect: user ", peer.uid, " is not the daemon's and not named by --allow-user"));
 }
 
-// Connections are added and removed by this thread alone, so that one stays while it is looked at.
-bool HandoffServer::Receive(int socket) {
-  Connection* connection;
-  {
-    absl::MutexLock lock(&mu_);
-    connection = connections_.at(socket).get();
-  }
-  absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(socket, absl::ZeroDuration());
-  if (absl::IsUnavailable(packet.status())) return false;
-  absl::Status status = packet.status();
-  if (status.ok()) status = Welcome(*connection, *std::move(packet));
-  if (!status.ok()) Refuse(socket, status);
-  return status.ok();
+absl::Status HandoffServer::MakeRoom() {
+  if (connection_count() < options_.max_connections) return absl::OkStatus();
+  const absl::Status full = absl::ResourceExhaustedError(
+      absl::StrCat("connect: at most ", options_.max_connections, " companion connections are served"));
+  if (silent_.empty()) return full;
+  Drop(*silent_.begin(), full);
+  return absl::OkStatus();
+}
+
+absl::Status HandoffServer::Receive(Connection& connection) {
+  absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(connection.socket.get(), absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(packet.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(packet.status());
+  return Welcome(connection, *std::move(packet));
 }
 
 absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket packet) {
@@ -173,46 +245,61 @@ absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket 
   RETURN_IF_ERROR(wire::ParseHandoff<wire::HandoffHello>(packet, wire::HandoffKind::kHello, 1).status());
   RETURN_IF_ERROR(CheckPidfd(packet.fds[0].get(), connection.peer.pid));
   ASSIGN_OR_RETURN(const std::string token, MintToken());
+  RETURN_IF_ERROR(watched_.Add(packet.fds[0].get(), 2 * connection.number + 1));
+  silent_.erase(connection.number);
   {
     absl::MutexLock lock(&mu_);
     connection.pidfd = std::move(packet.fds[0]);
     connection.token = token;
-    tokens_[token] = connection.socket.get();
+    tokens_[token] = connection.number;
   }
   wire::HandoffWelcome welcome;
   std::copy_n(token.data(), wire::kTokenBytes, welcome.token);
   return wire::SendHandoff(connection.socket.get(), wire::HandoffBytes(welcome), {own_pidfd_.get()});
 }
 
-void HandoffServer::Drop(int socket) {
+// Whoever reads the end of the connection finds that the server has forgotten it.
+void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
   std::unique_ptr<Connection> connection;
   {
     absl::MutexLock lock(&mu_);
-    connection = std::move(connections_[socket]);
-    connections_.erase(socket);
+    const auto found = connections_.find(number);
+    connection = std::move(found->second);
+    connections_.erase(found);
     tokens_.erase(connection->token);
   }
+  silent_.erase(number);
+  watched_.Remove(connection->socket.get());
+  if (connection->pidfd.valid()) watched_.Remove(connection->pidfd.get());
   if (!connection->token.empty()) options_.on_gone(connection->token);
+  if (!why.ok()) wire::RefuseHandoff(connection->socket.get(), why);
+  connection.reset();
+  if (muted_until_.has_value()) SetMuted(false);
 }
 
 void HandoffServer::DropLate() {
-  std::vector<int> late;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [socket, connection] : connections_) {
-      if (connection->token.empty() && connection->hello_deadline <= absl::Now()) late.push_back(socket);
-    }
+  while (!silent_.empty() && Find(*silent_.begin())->hello_deadline <= SteadyNow()) {
+    Drop(*silent_.begin(), absl::DeadlineExceededError("handoff hello: none came in time"));
   }
-  for (int socket : late) {
-    Refuse(socket, absl::DeadlineExceededError("handoff hello: none came in time"));
-    Drop(socket);
-  }
+}
+
+void HandoffServer::SetMuted(bool muted) {
+  if (!muted && !spare_.valid()) spare_ = MakeEvent();
+  muted_until_ = muted ? std::optional(SteadyDeadline(kMuted)) : std::nullopt;
+  watched_.SetMuted(listener_.get(), kListenerTag, muted);
+}
+
+// Connections are added and removed by this thread alone, so that one stays while it is looked at.
+HandoffServer::Connection* HandoffServer::Find(uint64_t number) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = connections_.find(number);
+  return found == connections_.end() ? nullptr : found->second.get();
 }
 
 // --- For other threads ---
 
 const HandoffServer::Connection* HandoffServer::FindToken(absl::string_view token) const {
-  const auto found = tokens_.find(std::string(token));
+  const auto found = tokens_.find(token);
   return found == tokens_.end() ? nullptr : connections_.at(found->second).get();
 }
 
@@ -220,9 +307,9 @@ absl::StatusOr<HandoffServer::Peer> HandoffServer::Authenticate(absl::string_vie
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
   if (connection != nullptr) return Peer{.pid = connection->peer.pid, .uid = connection->peer.uid};
-  return absl::UnauthenticatedError(token.empty()
-                                        ? "metadata: a paramshard-token from the companion socket expected, got none"
-                                        : "metadata: a paramshard-token of an open companion connection expected");
+  return absl::UnauthenticatedError(absl::StrCat(
+      "metadata: a ", wire::kTokenMetadata,
+      token.empty() ? " from the companion socket expected, got none" : " of an open companion connection expected"));
 }
 
 absl::Status HandoffServer::SendMemory(absl::string_view token, const wire::HandoffMemory& message,

@@ -8,6 +8,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,24 +22,34 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
+#include "server/base/steady_time.h"
 #include "server/handoff/peer_process.h"
+#include "server/handoff/system_calls.h"
+#include "server/handoff/watch_list.h"
 
 namespace paramshard::server {
 
 // Thread-safe. One thread serves all connections; it sleeps while nothing happens. A peer is gone when its socket
 // closes, when its process dies (a forked child may keep the socket open), or when it breaks the protocol.
+//
+// A machine that is short of descriptors or memory costs newcomers their connection, never the thread: they are refused
+// with RESOURCE_EXHAUSTED where that can be said, and wait in the socket's queue where it cannot.
 class HandoffServer {
  public:
   struct Options {
     std::string path;
     std::vector<uid_t> allowed_users;  // the daemon's own user included
     absl::Duration hello_timeout = absl::Seconds(5);
+    // Each takes two descriptors. When all are taken, the one that has said no hello for longest makes room.
     int max_connections = 8192;
     // Called from the server's thread once a peer with a token is gone.
     std::function<void(const std::string& token)> on_gone;
+    // Outlives the server. Null: the kernel's.
+    SystemCalls* system = nullptr;
   };
 
-  // Binds and listens. ALREADY_EXISTS when the path is in use by a live server.
+  // Binds and listens. ALREADY_EXISTS when the path is in use by a live server. Who starts two servers on one path at
+  // the same time keeps them apart: the daemon holds its directory's lock.
   static absl::StatusOr<std::unique_ptr<HandoffServer>> Start(Options options);
   ~HandoffServer();
 
@@ -55,33 +67,56 @@ class HandoffServer {
 
  private:
   struct Connection {
+    uint64_t number = 0;  // counts all connections, from 1
     wire::FileDescriptor socket;
     wire::FileDescriptor pidfd;  // empty before the hello
     PeerCredentials peer;
     std::string token;  // empty before the hello
-    absl::Time hello_deadline;
+    SteadyTime hello_deadline;
   };
 
-  explicit HandoffServer(Options options);
+  HandoffServer(Options options, WatchList watched);
   absl::Status Listen();
+
+  // The serving thread.
   void Serve();
+  absl::Span<const epoll_event> Await(absl::Span<epoll_event> events);
+  int WaitMilliseconds() const;
+  void Handle(uint64_t tag);
   void Accept();
-  // False when the connection is over.
-  bool Receive(int socket);
-  absl::Status Welcome(Connection& connection, wire::HandoffPacket packet);
+  bool RefuseForLackOfDescriptors();
+  absl::Status Admit(wire::FileDescriptor& socket);
   absl::Status CheckUser(const PeerCredentials& peer) const;
-  void Drop(int socket);
+  absl::Status MakeRoom();
+  // An error ends the connection.
+  absl::Status Receive(Connection& connection);
+  absl::Status Welcome(Connection& connection, wire::HandoffPacket packet);
+  // Ends a connection; `why`, unless it is OK, is what the peer is told.
+  void Drop(uint64_t number, const absl::Status& why = absl::OkStatus());
   void DropLate();
+  void SetMuted(bool muted);
+  Connection* Find(uint64_t number) const;
+
   const Connection* FindToken(absl::string_view token) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
+  // Constant after Start.
   const Options options_;
+  SystemCalls* const system_;
+  SystemCalls kernel_;
   wire::FileDescriptor listener_;
   wire::FileDescriptor stop_;  // an eventfd
   wire::FileDescriptor own_pidfd_;
 
+  // Of the serving thread.
+  WatchList watched_;
+  wire::FileDescriptor spare_;  // given up when there is no other descriptor, to take and refuse a connection
+  uint64_t last_number_ = 0;
+  std::set<uint64_t> silent_;  // connections without a hello, in the order in which they came
+  std::optional<SteadyTime> muted_until_;
+
   mutable absl::Mutex mu_;
-  std::map<int, std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);  // by socket
-  std::map<std::string, int, std::less<>> tokens_ ABSL_GUARDED_BY(mu_);          // to socket
+  std::map<uint64_t, std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);  // by number
+  std::map<std::string, uint64_t, std::less<>> tokens_ ABSL_GUARDED_BY(mu_);          // to number
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 #include "server/handoff/peer_process.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,10 +8,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 
@@ -23,18 +27,31 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
   return PeerCredentials{.pid = credentials.pid, .uid = credentials.uid};
 }
 
+namespace {
+
+// What the kernel tells of an open descriptor, in lines of `key:	value`.
+absl::StatusOr<std::string> DescriptorInfo(int fd) {
+  const wire::FileDescriptor file(open(absl::StrCat("/proc/self/fdinfo/", fd).c_str(), O_RDONLY | O_CLOEXEC));
+  char text[4096];
+  const ssize_t size = file.valid() ? read(file.get(), text, sizeof(text)) : -1;
+  if (size >= 0) return std::string(text, size);
+  // Where nothing was opened the descriptor is at fault, or there is none to open /proc with.
+  const absl::StatusCode code =
+      errno == ENOENT ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kResourceExhausted;
+  return absl::Status(
+      code, absl::StrCat("handoff hello: a pidfd expected that /proc/self/fdinfo describes, got: ", strerror(errno)));
+}
+
+}  // namespace
+
 absl::Status CheckPidfd(int pidfd, pid_t pid) {
-  std::ifstream info(absl::StrCat("/proc/self/fdinfo/", pidfd));
-  std::string key;
-  int64_t value = 0;
-  std::string rest;
-  while (info >> key) {
-    if (key == "Pid:" && info >> value) {
-      if (value == pid) return absl::OkStatus();
-      return absl::InvalidArgumentError(
-          absl::StrCat("handoff hello: a pidfd of process ", pid, " expected, got one of process ", value));
-    }
-    std::getline(info, rest);
+  ASSIGN_OR_RETURN(const std::string info, DescriptorInfo(pidfd));
+  for (absl::string_view line : absl::StrSplit(info, '\n')) {
+    int64_t value = 0;
+    if (!absl::ConsumePrefix(&line, "Pid:") || !absl::SimpleAtoi(line, &value)) continue;
+    if (value == pid) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("handoff hello: a pidfd of process ", pid, " expected, got one of process ", value));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("handoff hello: a pidfd of process ", pid, " expected, got another kind of descriptor"));
@@ -48,7 +65,10 @@ absl::Status KillProcess(int pidfd) {
 absl::StatusOr<wire::FileDescriptor> OwnPidfd() {
   wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (pidfd.valid()) return pidfd;
-  return absl::UnimplementedError(absl::StrCat("pidfd_open: Linux 5.3 or newer expected, got: ", strerror(errno)));
+  const bool too_old = errno == ENOSYS;
+  return absl::Status(too_old ? absl::StatusCode::kUnimplemented : absl::StatusCode::kResourceExhausted,
+                      absl::StrCat("pidfd_open: ", too_old ? "Linux 5.3 or newer" : "a free file descriptor",
+                                   " expected, got: ", strerror(errno)));
 }
 
 }  // namespace paramshard::server

@@ -21,6 +21,7 @@ struct PeerCredentials {
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
 // INVALID_ARGUMENT unless `pidfd` refers to process `pid`: nobody may have somebody else's process watched, or killed.
+// RESOURCE_EXHAUSTED when there is no descriptor to find that out with.
 absl::Status CheckPidfd(int pidfd, pid_t pid);
 
 // Kills the process behind a pidfd with SIGKILL.

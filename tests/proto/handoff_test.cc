@@ -4,9 +4,13 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstddef>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
+#include "tests/descriptor_limit.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 
@@ -22,6 +27,7 @@ namespace paramshard::wire {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Optional;
 using ::testing::SizeIs;
 
 class HandoffTest : public testing::Test {
@@ -118,7 +124,7 @@ TEST_F(HandoffTest, WrongHeadersAreRefusedByName) {
     EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(std::string(field))));
   };
   refused([](HandoffHeader& header) { header.magic ^= 1; }, "magic");
-  refused([](HandoffHeader& header) { header.version = 2; }, "version 1 expected, got 2");
+  refused([](HandoffHeader& header) { header.version = 1; }, "version 2 expected, got 1");
   refused([](HandoffHeader& header) { header.kind = HandoffKind::kMemory; }, "kind 1 expected, got 4");
   refused([](HandoffHeader& header) { header.kind = static_cast<HandoffKind>(99); }, "kind");
   refused([](HandoffHeader& header) { header.size_bytes += 1; }, "stated size");
@@ -159,6 +165,61 @@ TEST_F(HandoffTest, AFullSocketThatDoesNotBlockIsUnavailable) {
   absl::Status status;
   for (int i = 0; i < 100'000 && status.ok(); ++i) status = SendHandoff(near_.get(), HandoffBytes(HandoffHello{}), {});
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// --- Signals, limits and refusals ---
+
+int signal_socket = -1;
+
+void SendHelloFromASignal(int) {
+  const HandoffHello hello;
+  (void)!write(signal_socket, &hello, sizeof(hello));
+}
+
+// The signal interrupts the wait and brings what is waited for; without SA_RESTART, as trainers may have it.
+TEST_F(HandoffTest, ASignalDoesNotEndTheWait) {
+  signal_socket = near_.get();
+  struct sigaction action {};
+  action.sa_handler = SendHelloFromASignal;
+  struct sigaction before;
+  ASSERT_EQ(sigaction(SIGALRM, &action, &before), 0);
+  const itimerval once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_usec = 20'000}};
+  ASSERT_EQ(setitimer(ITIMER_REAL, &once, nullptr), 0);
+  EXPECT_THAT(Receive(), IsOk());
+  sigaction(SIGALRM, &before, nullptr);
+}
+
+TEST_F(HandoffTest, WhoIsOutOfDescriptorsSaysSo) {
+  SendRaw(BytesOf(HandoffHello{}), {event_.get()});
+  const DescriptorLimit limit(DescriptorLimit::NoneLeft());
+  EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("out of file descriptors")));
+}
+
+// Closing with the hello unread resets the connection, unless it is ended in order.
+TEST_F(HandoffTest, ARefusalArrivesWhateverHasBeenSentMeanwhile) {
+  for (int i = 0; i < 3; ++i) SendRaw(BytesOf(HandoffHello{}), {event_.get()});
+  RefuseHandoff(far_.get(), absl::PermissionDeniedError("connect: another user expected"));
+  far_.Reset();
+  EXPECT_THAT(SendHandoff(near_.get(), HandoffBytes(HandoffHello{}), {}), StatusIs(absl::StatusCode::kUnavailable));
+  ASSERT_OK_AND_ASSIGN(const HandoffPacket packet, ReceiveHandoff(near_.get(), absl::Seconds(30)));
+  EXPECT_THAT(RefusalIn(packet), Optional(StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("another user"))));
+  EXPECT_THAT(ReceiveHandoff(near_.get(), absl::Seconds(30)), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(HandoffTest, ALongReasonIsCutAndAnUnknownCodeIsUnknown) {
+  RefuseHandoff(near_.get(), absl::ResourceExhaustedError(std::string(1000, 'x')));
+  ASSERT_OK_AND_ASSIGN(HandoffPacket packet, Receive());
+  EXPECT_THAT(RefusalIn(packet), Optional(StatusIs(absl::StatusCode::kResourceExhausted, std::string(251, 'x'))));
+  for (uint8_t code : {0, 17, 255}) {
+    packet.bytes[offsetof(HandoffRefusal, code)] = code;
+    EXPECT_THAT(RefusalIn(packet), Optional(StatusIs(absl::StatusCode::kUnknown)));
+  }
+}
+
+TEST_F(HandoffTest, OtherMessagesAreNoRefusals) {
+  SendRaw(BytesOf(HandoffHello{}), {});
+  ASSERT_OK_AND_ASSIGN(const HandoffPacket packet, Receive());
+  EXPECT_EQ(RefusalIn(packet), std::nullopt);
 }
 
 TEST(FileDescriptorTest, ClosesWhatItOwnsOnce) {

@@ -39,9 +39,7 @@ void SendWelcome(int socket) {
 }
 
 void SendRefusal(int socket) {
-  wire::HandoffRefusal refusal{};
-  std::strcpy(refusal.reason, "handoff: user 0 expected, got 42");
-  Send(socket, wire::HandoffBytes(refusal), {});
+  wire::RefuseHandoff(socket, absl::PermissionDeniedError("handoff: user 0 expected, got 42"));
 }
 
 }  // namespace

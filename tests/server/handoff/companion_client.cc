@@ -27,13 +27,14 @@ absl::StatusOr<CompanionClient> CompanionClient::Connect(const std::string& path
 
 absl::StatusOr<std::string> CompanionClient::SayHello(pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process == 0 ? getpid() : process, 0)));
-  RETURN_IF_ERROR(Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()}));
-  ASSIGN_OR_RETURN(const wire::HandoffPacket packet, Receive());
-  const auto welcome = wire::ParseHandoff<wire::HandoffWelcome>(packet, wire::HandoffKind::kWelcome, 1);
-  if (welcome.ok()) return std::string(welcome->token, wire::kTokenBytes);
-  ASSIGN_OR_RETURN(const auto refusal,
-                   wire::ParseHandoff<wire::HandoffRefusal>(packet, wire::HandoffKind::kRefusal, 0));
-  return absl::PermissionDeniedError(refusal.reason);
+  // Who is refused before it has spoken can still read why.
+  const absl::Status sent = Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()});
+  const absl::StatusOr<wire::HandoffPacket> packet = Receive();
+  if (!packet.ok()) return sent.ok() ? packet.status() : sent;
+  if (const auto refusal = wire::RefusalIn(*packet); refusal.has_value()) return *refusal;
+  ASSIGN_OR_RETURN(const auto welcome,
+                   wire::ParseHandoff<wire::HandoffWelcome>(*packet, wire::HandoffKind::kWelcome, 1));
+  return std::string(welcome.token, wire::kTokenBytes);
 }
 
 absl::Status CompanionClient::Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const {
@@ -44,11 +45,9 @@ absl::StatusOr<wire::HandoffPacket> CompanionClient::Receive(absl::Duration time
   return wire::ReceiveHandoff(socket(), timeout);
 }
 
-absl::StatusOr<std::string> CompanionClient::ReceiveRefusal() const {
+absl::Status CompanionClient::ReceiveRefusal() const {
   ASSIGN_OR_RETURN(const wire::HandoffPacket packet, Receive());
-  ASSIGN_OR_RETURN(const auto refusal,
-                   wire::ParseHandoff<wire::HandoffRefusal>(packet, wire::HandoffKind::kRefusal, 0));
-  return std::string(refusal.reason);
+  return wire::RefusalIn(packet).value_or(absl::OkStatus());
 }
 
 bool CompanionClient::AwaitClosed() const {

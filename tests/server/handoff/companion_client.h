@@ -20,14 +20,13 @@ class CompanionClient {
   // UNAVAILABLE when nobody listens, or the kernel refuses.
   static absl::StatusOr<CompanionClient> Connect(const std::string& path);
 
-  // Sends a hello with the pidfd of `process` (0: the calling one), and takes the answer: the token, or the refusal's
-  // reason as PERMISSION_DENIED.
+  // Sends a hello with the pidfd of `process` (0: the calling one), and takes the answer: the token, or the refusal.
   absl::StatusOr<std::string> SayHello(pid_t process = 0);
   // Any bytes and descriptors.
   absl::Status Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const;
   absl::StatusOr<wire::HandoffPacket> Receive(absl::Duration timeout = absl::Seconds(30)) const;
-  // The reason that the daemon gives before it closes.
-  absl::StatusOr<std::string> ReceiveRefusal() const;
+  // What the daemon says before it closes; OK when its next packet is no refusal.
+  absl::Status ReceiveRefusal() const;
   // Waits until the daemon has closed the connection.
   bool AwaitClosed() const;
 

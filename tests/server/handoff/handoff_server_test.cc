@@ -3,9 +3,13 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/descriptor_limit.h"
 #include "tests/process_counts.h"
 #include "tests/server/handoff/companion_client.h"
 #include "tests/status_matchers.h"
@@ -62,13 +67,94 @@ class GoneTokens {
   std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);
 };
 
+// The kernel, which refuses what it is told to and notes what it was asked.
+class FaultySystem : public SystemCalls {
+ public:
+  // The next calls end with these errors, one each.
+  void FailWaits(std::vector<int> errors) {
+    absl::MutexLock lock(&mu_);
+    wait_errors_ = std::move(errors);
+  }
+  void FailAccepts(std::vector<int> errors) {
+    absl::MutexLock lock(&mu_);
+    accept_errors_ = std::move(errors);
+  }
+  // Every Accept fails with this, until it is 0 again.
+  void FailEveryAccept(int error) {
+    absl::MutexLock lock(&mu_);
+    every_accept_ = error;
+  }
+  // Keeps Accept from returning until it is opened.
+  void SetClosed(bool closed) {
+    absl::MutexLock lock(&mu_);
+    closed_ = closed;
+  }
+
+  int Accept(int listener) override {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(
+        +[](bool* closed) { return !*closed; }, &closed_));
+    calls_ += 'a';
+    errno = every_accept_ != 0 ? every_accept_ : TakeFirst(accept_errors_);
+    return errno != 0 ? -1 : SystemCalls::Accept(listener);
+  }
+
+  // `w`: a wait that ended with events; `t`: one that slept until its time was over.
+  int Wait(int epoll, absl::Span<epoll_event> events, int timeout_milliseconds) override {
+    {
+      absl::MutexLock lock(&mu_);
+      if (const int error = TakeFirst(wait_errors_); error != 0) {
+        errno = error;
+        return -1;
+      }
+    }
+    const int count = SystemCalls::Wait(epoll, events, timeout_milliseconds);
+    absl::MutexLock lock(&mu_);
+    calls_ += count == 0 && timeout_milliseconds > 0 ? 't' : 'w';
+    return count;
+  }
+
+  // What was called so far, once `count` calls of one kind are among it.
+  std::string AwaitCalls(char kind, int64_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return std::count(calls_.begin(), calls_.end(), kind) >= count;
+    };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&made), kPatience));
+    return calls_;
+  }
+  std::string calls() { return AwaitCalls('w', 0); }
+  bool AwaitErrorsTaken() {
+    absl::MutexLock lock(&mu_);
+    const auto taken = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return wait_errors_.empty() && accept_errors_.empty(); };
+    return mu_.AwaitWithTimeout(absl::Condition(&taken), kPatience);
+  }
+
+ private:
+  static int TakeFirst(std::vector<int>& errors) {
+    if (errors.empty()) return 0;
+    const int first = errors.front();
+    errors.erase(errors.begin());
+    return first;
+  }
+
+  absl::Mutex mu_;
+  std::vector<int> wait_errors_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> accept_errors_ ABSL_GUARDED_BY(mu_);
+  int every_accept_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  std::string calls_ ABSL_GUARDED_BY(mu_);
+};
+
 class HandoffServerTest : public testing::Test {
  protected:
   HandoffServerTest() { Restart(); }
 
   HandoffServer::Options Options() {
-    return {
-        .path = path_, .allowed_users = {geteuid()}, .on_gone = [this](const std::string& token) { gone_.Add(token); }};
+    return {.path = path_,
+            .allowed_users = {geteuid()},
+            .on_gone = [this](const std::string& token) { gone_.Add(token); },
+            .system = &system_};
   }
   // Starts anew with the options that `change` makes of the usual ones.
   template <typename Change>
@@ -93,10 +179,10 @@ class HandoffServerTest : public testing::Test {
   std::string RefusalOf(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
     CompanionClient client = Connect();
     EXPECT_OK(client.Send(bytes, fds));
-    const absl::StatusOr<std::string> reason = client.ReceiveRefusal();
-    EXPECT_OK(reason);
+    const absl::Status refusal = client.ReceiveRefusal();
     EXPECT_TRUE(client.AwaitClosed());
-    return reason.value_or("");
+    EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kInvalidArgument));
+    return std::string(refusal.message());
   }
 
   // A process that has said hello, written its token to the board, and done `then`; it stays until it is killed.
@@ -110,6 +196,23 @@ class HandoffServerTest : public testing::Test {
       return absl::OkStatus();
     });
   }
+  // A process that keeps many connections open, and does something with each. Returns when it has them.
+  test::ChildProcess RunCrowd(int connections, const std::function<void(CompanionClient&)>& with_each) {
+    test::ChildProcess crowd = test::ChildProcess::Run([&](test::Board& board) -> absl::Status {
+      const DescriptorLimit enough(connections + 100);
+      std::vector<CompanionClient> clients;
+      for (int i = 0; i < connections; ++i) {
+        ASSIGN_OR_RETURN(CompanionClient client, CompanionClient::Connect(path_));
+        with_each(client);
+        clients.push_back(std::move(client));
+      }
+      test::Reach(board, 0, 1);
+      pause();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(crowd.AwaitNumber(0, 1));
+    return crowd;
+  }
   static absl::Status BecomeForeign() {
     return setuid(kForeignUser) == 0 ? absl::OkStatus() : absl::InternalError("setuid failed");
   }
@@ -117,6 +220,7 @@ class HandoffServerTest : public testing::Test {
   const test::TemporaryDirectory directory_;
   const std::string path_ = directory_.path() + "/handoff.sock";
   GoneTokens gone_;
+  FaultySystem system_;
   std::unique_ptr<HandoffServer> server_;
 };
 
@@ -172,7 +276,7 @@ TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   EXPECT_THAT(client.SayHello(),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("nothing expected after the hello")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nothing expected after the hello")));
   EXPECT_TRUE(client.AwaitClosed());
   EXPECT_TRUE(gone_.Await(token));
 }
@@ -180,7 +284,7 @@ TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
 TEST_F(HandoffServerTest, SomebodyElsesPidfdIsRefused) {
   CompanionClient client = Connect();
   EXPECT_THAT(client.SayHello(getppid()),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("a pidfd of process")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a pidfd of process")));
   EXPECT_TRUE(client.AwaitClosed());
   EXPECT_EQ(gone_.count(), 0) << "it had no token";
 }
@@ -203,7 +307,7 @@ TEST_F(HandoffServerTest, MalformedHellosAreRefusedWithAReason) {
 TEST_F(HandoffServerTest, AConnectionThatNeverSaysHelloIsDropped) {
   Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
   CompanionClient client = Connect();
-  EXPECT_THAT(client.ReceiveRefusal(), IsOkAndHolds(HasSubstr("none came in time")));
+  EXPECT_THAT(client.ReceiveRefusal(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("none came in time")));
   EXPECT_TRUE(client.AwaitClosed());
 }
 
@@ -212,7 +316,7 @@ TEST_F(HandoffServerTest, AConnectionThatSaidHelloMayBeSilent) {
   CompanionClient patient = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, patient.SayHello());
   // Another one is dropped meanwhile: the time has passed.
-  EXPECT_THAT(Connect().ReceiveRefusal(), IsOk());
+  EXPECT_THAT(Connect().ReceiveRefusal(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_OK(server_->Authenticate(token));
 }
 
@@ -220,7 +324,8 @@ TEST_F(HandoffServerTest, ConnectionsHaveALimit) {
   Restart([](auto& options) { options.max_connections = 2; });
   std::vector<CompanionClient> clients;
   for (int i = 0; i < 2; ++i) EXPECT_OK(clients.emplace_back(Connect()).SayHello());
-  EXPECT_THAT(Connect().ReceiveRefusal(), IsOkAndHolds(HasSubstr("at most 2 companion connections")));
+  EXPECT_THAT(Connect().SayHello(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 2 companion connections")));
   clients.clear();
   EXPECT_TRUE(gone_.AwaitCount(2));
   EXPECT_OK(Connect().SayHello());
@@ -233,8 +338,8 @@ TEST_F(HandoffServerTest, AForeignUserIsRefused) {
   test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
     RETURN_IF_ERROR(BecomeForeign());
     ASSIGN_OR_RETURN(const CompanionClient client, CompanionClient::Connect(path_));
-    ASSIGN_OR_RETURN(const std::string reason, client.ReceiveRefusal());
-    return client.AwaitClosed() ? absl::PermissionDeniedError(reason) : absl::InternalError("it was not closed");
+    const absl::Status refusal = client.ReceiveRefusal();
+    return client.AwaitClosed() ? refusal : absl::InternalError("it was not closed");
   });
   EXPECT_THAT(child.Await(),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 65534 is not the daemon's")));
@@ -256,6 +361,116 @@ TEST_F(HandoffServerTest, WithoutNamedUsersOthersDoNotReachTheSocket) {
   struct stat info {};
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+// A hello that nobody has read must not turn the refusal into a reset connection.
+TEST_F(HandoffServerTest, WhoIsRefusedLearnsWhyAlthoughItsHelloIsUnread) {
+  Restart([](auto& options) { options.allowed_users = {geteuid() + 1}; });
+  for (int i = 0; i < 20; ++i) {
+    system_.SetClosed(true);
+    CompanionClient client = Connect();
+    ASSERT_OK(client.Send(wire::HandoffBytes(wire::HandoffHello{}), {}));
+    system_.SetClosed(false);
+    EXPECT_THAT(client.ReceiveRefusal(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--allow-user")));
+  }
+}
+
+TEST_F(HandoffServerTest, WhoSaysNoHelloGivesWayToOthers) {
+  Restart([](auto& options) { options.max_connections = 2; });
+  const CompanionClient oldest = Connect();
+  const CompanionClient other = Connect();
+  EXPECT_OK(Connect().SayHello());
+  EXPECT_THAT(oldest.ReceiveRefusal(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 2")));
+}
+
+// --- A machine that is short of something ---
+
+TEST_F(HandoffServerTest, ErrorsOfWaitingAreSurvived) {
+  system_.FailWaits({EINTR, EINVAL, ENOMEM, EBADF});
+  EXPECT_OK(Connect().SayHello()) << "its connection ends the wait that is under way";
+  EXPECT_TRUE(system_.AwaitErrorsTaken());
+  EXPECT_OK(Connect().SayHello());
+}
+
+TEST_F(HandoffServerTest, ErrorsOfAcceptingAreSurvived) {
+  system_.FailAccepts({EINTR, ECONNABORTED, EPROTO, ENOMEM, ENOBUFS, ENFILE, EMFILE, EINVAL});
+  // Twice, so that one of them is not the one that was refused.
+  for (int i = 0; i < 2; ++i) (void)Connect().SayHello();
+  EXPECT_TRUE(system_.AwaitErrorsTaken());
+  EXPECT_OK(Connect().SayHello());
+}
+
+TEST_F(HandoffServerTest, WithoutADescriptorForItAConnectionIsRefused) {
+  system_.FailAccepts({EMFILE});
+  EXPECT_THAT(Connect().SayHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free file descriptor")));
+  EXPECT_OK(Connect().SayHello());
+}
+
+// Between two tries to take a connection that cannot be taken the thread sleeps.
+TEST_F(HandoffServerTest, AConnectionThatCannotBeTakenKeepsTheThreadAsleep) {
+  int64_t served = 0;
+  for (int error : {EMFILE, ENFILE, ENOMEM}) {
+    const std::string before = system_.calls();
+    const int64_t sleeps = std::count(before.begin(), before.end(), 't');
+    system_.FailEveryAccept(error);
+    CompanionClient client = Connect();
+    const std::string calls = system_.AwaitCalls('t', sleeps + 3);
+    system_.FailEveryAccept(0);
+    EXPECT_THAT(calls.substr(before.size(), calls.rfind('t') + 1 - before.size()), MatchesRegex("w(aa?tw)+aa?t"))
+        << strerror(error);
+    EXPECT_OK(client.SayHello()) << "it is taken as soon as it can be";
+    client.Close();
+    EXPECT_TRUE(gone_.AwaitCount(++served));
+  }
+}
+
+TEST_F(HandoffServerTest, SilentConnectionsUnderALowLimitKeepNobodyOut) {
+  Restart([](auto& options) { options.max_connections = 16; });
+  const DescriptorLimit limit(64);
+  const test::ChildProcess crowd = RunCrowd(60, [](CompanionClient&) {});
+  test::ChildProcess trainer = RunTrainer([](test::Board& board) { test::Reach(board, 0, 1); });
+  ASSERT_TRUE(trainer.AwaitNumber(0, 1));
+  const std::string token = trainer.board().text;
+  EXPECT_OK(server_->Authenticate(token));
+  trainer.Signal(SIGKILL);
+  EXPECT_TRUE(gone_.Await(token)) << "its death is noticed";
+}
+
+// As the daemon has it under a limit of 1,024 descriptors.
+TEST_F(HandoffServerTest, ACrowdWithTokensIsServedToTheLimitAndWatched) {
+  Restart([](auto& options) { options.max_connections = 256; });
+  const DescriptorLimit limit(1024);
+  {
+    const test::ChildProcess crowd = RunCrowd(600, [](CompanionClient& client) { (void)client.SayHello(); });
+    EXPECT_EQ(server_->connection_count(), 256);
+    EXPECT_THAT(Connect().SayHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 256")));
+  }
+  EXPECT_TRUE(gone_.AwaitCount(256));
+  EXPECT_OK(Connect().SayHello());
+}
+
+// The open file behind a pidfd may live on in another process: its events must not.
+TEST_F(HandoffServerTest, ADeadProcessWhosePidfdIsKeptCostsNothing) {
+  test::ChildProcess trainer = test::ChildProcess::Run([this](test::Board& board) -> absl::Status {
+    const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+    ASSIGN_OR_RETURN(const CompanionClient client, CompanionClient::Connect(path_));
+    RETURN_IF_ERROR(client.Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()}));
+    RETURN_IF_ERROR(client.Receive().status());
+    const pid_t keeper = fork();
+    if (keeper == 0) pause();
+    test::Reach(board, 0, static_cast<uint32_t>(keeper));
+    pause();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(trainer.AwaitNumber(0, 1));
+  trainer.Signal(SIGKILL);
+  ASSERT_TRUE(gone_.AwaitCount(1));
+  const size_t before = system_.calls().size();
+  for (int i = 0; i < 20; ++i) EXPECT_OK(Connect().SayHello());
+  ASSERT_TRUE(gone_.AwaitCount(21));
+  // A connection is taken (a wait and an accept), says hello, and goes.
+  EXPECT_LE(system_.calls().size() - before, 20 * 4 + 1);
+  EXPECT_EQ(kill(static_cast<pid_t>(trainer.board().numbers[0]), SIGKILL), 0);
 }
 
 // --- Who is gone ---

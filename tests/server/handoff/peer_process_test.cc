@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/descriptor_limit.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 
@@ -45,6 +46,13 @@ TEST(PeerProcessTest, OtherDescriptorsAreNoPidfds) {
   EXPECT_THAT(CheckPidfd(event.get(), getpid()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another kind")));
   EXPECT_THAT(CheckPidfd(-1, getpid()), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(PeerProcessTest, WithoutADescriptorNothingIsSaidOfThePidfd) {
+  ASSERT_OK_AND_ASSIGN(const wire::FileDescriptor own, OwnPidfd());
+  const DescriptorLimit limit(DescriptorLimit::NoneLeft());
+  EXPECT_THAT(CheckPidfd(own.get(), getpid()), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(OwnPidfd(), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(PeerProcessTest, AKilledProcessIsGoneAndMayBeKilledAgain) {
