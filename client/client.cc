@@ -1,15 +1,16 @@
 #include "client/client.h"
 
+#include <atomic>
 #include <utility>
 
-#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/internal/attach.h"
-#include "client/internal/companion.h"
+#include "client/internal/connection.h"
+#include "client/internal/deadline.h"
 #include "client/internal/grpc_status.h"
+#include "client/internal/owner_process.h"
 #include "client/internal/sockets.h"
 #include "client/internal/spec_proto.h"
 #include "client/internal/tensor_transfer.h"
@@ -18,70 +19,88 @@
 
 namespace paramshard {
 
-// Immutable, so that threads may share it; a call makes a context of its own.
+using internal::Connection;
+
+// Shared between threads.
 class Client::Impl {
  public:
-  Impl(Options options, internal::SocketPaths paths, internal::Companion companion,
-       std::shared_ptr<grpc::Channel> channel)
-      : options_(std::move(options)),
-        paths_(std::move(paths)),
-        companion_(std::move(companion)),
-        channel_(std::move(channel)),
-        stub_(v1::TrainerService::NewStub(channel_)) {}
+  Impl(Options options, std::unique_ptr<internal::Daemon> daemon)
+      : options_(std::move(options)), daemon_(std::move(daemon)) {}
 
   const Options& options() const { return options_; }
-  const internal::SocketPaths& paths() const { return paths_; }
-  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  v1::TrainerService::Stub& stub() { return *stub_; }
+  const internal::SocketPaths& paths() const { return daemon_->paths(); }
 
-  void Authenticate(grpc::ClientContext& context) const { context.AddMetadata("paramshard-token", companion_.token()); }
+  // For one call.
+  absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
   absl::Status CreateModel(const ModelSpec& spec);
-  absl::StatusOr<v1::Model> GetModel(absl::string_view model);
+  absl::StatusOr<v1::Model> GetModel(const Connection& connection, absl::string_view model);
   absl::Status DeleteModel(absl::string_view model);
 
  private:
+  // Initial values of a large model take their time; the attach timeout is what the caller would wait for a session.
+  void Prepare(const Connection& connection, grpc::ClientContext& context) const;
+
+  const internal::OwnerProcess owner_;
   const Options options_;
-  const internal::SocketPaths paths_;
-  const internal::Companion companion_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::TrainerService::Stub> stub_;
+  const std::unique_ptr<internal::Daemon> daemon_;
 };
 
+absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
+  RETURN_IF_ERROR(owner_.Check("client"));
+  return daemon_->Connected();
+}
+
+void Client::Impl::Prepare(const Connection& connection, grpc::ClientContext& context) const {
+  connection.Authenticate(context);
+  context.set_deadline(internal::Deadline::After(options_.attach_timeout).ToGrpc());
+}
+
 absl::Status Client::Impl::CreateModel(const ModelSpec& spec) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   grpc::ClientContext context;
-  Authenticate(context);
-  // Initial values of a large model take their time; the attach timeout is what the caller would
-  // wait for a session.
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.attach_timeout));
+  Prepare(*connection, context);
   v1::CreateModelRequest request;
   *request.mutable_spec() = internal::ToProto(spec);
   v1::CreateModelResponse response;
-  return internal::FromGrpc(stub_->CreateModel(&context, request, &response));
+  const grpc::Status answer = connection->stub().CreateModel(&context, request, &response);
+  return connection->Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
 }
 
-absl::StatusOr<v1::Model> Client::Impl::GetModel(absl::string_view model) {
+absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
   grpc::ClientContext context;
-  Authenticate(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.attach_timeout));
+  Prepare(connection, context);
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  RETURN_IF_ERROR(internal::FromGrpc(stub_->GetModel(&context, request, &response)));
+  const grpc::Status answer = connection.stub().GetModel(&context, request, &response);
+  RETURN_IF_ERROR(connection.Explain(absl::StrCat("get model ", model), internal::FromGrpc(answer)));
   return std::move(*response.mutable_model());
 }
 
 absl::Status Client::Impl::DeleteModel(absl::string_view model) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   grpc::ClientContext context;
-  Authenticate(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.attach_timeout));
+  Prepare(*connection, context);
   v1::DeleteModelRequest request;
   request.set_model(model.data(), model.size());
-  // One call, one id: the token tells clients apart, the time tells calls of one client apart.
-  request.set_request_id(absl::StrCat(companion_.token(), "-", absl::GetCurrentTimeNanos()));
+  // One call, one id: the token tells clients apart, the count tells calls of one process apart.
+  static std::atomic<int64_t> calls = 0;
+  request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  return internal::FromGrpc(stub_->DeleteModel(&context, request, &response));
+  const grpc::Status answer = connection->stub().DeleteModel(&context, request, &response);
+  return connection->Explain(absl::StrCat("delete model ", model), internal::FromGrpc(answer));
 }
+
+namespace {
+
+// gRPC's threads do not live on in a forked child, and its descriptors stay its parent's.
+absl::Status CheckGrpcWasNotForked() {
+  static const internal::OwnerProcess first_that_connected;
+  return first_that_connected.Check("connect: gRPC");
+}
+
+}  // namespace
 
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::Client(Client&&) noexcept = default;
@@ -92,16 +111,17 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
   if (options.rank < 0) {
     return absl::InvalidArgumentError(absl::StrCat("connect: a rank >= 0 expected, got ", options.rank));
   }
-  ASSIGN_OR_RETURN(internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
-  ASSIGN_OR_RETURN(internal::Companion companion, internal::Companion::Connect(paths.handoff, options.connect_timeout));
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, internal::OpenChannel(paths, options.connect_timeout));
-  return Client(std::make_shared<Impl>(options, std::move(paths), std::move(companion), std::move(channel)));
+  RETURN_IF_ERROR(CheckGrpcWasNotForked());
+  ASSIGN_OR_RETURN(const internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
+  ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, internal::Daemon::Connect(paths, options.connect_timeout));
+  return Client(internal::ShareWithinProcess(std::make_unique<Impl>(options, std::move(daemon))));
 }
 
 absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec) {
   RETURN_IF_ERROR(impl_->CreateModel(spec));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
   ASSIGN_OR_RETURN(std::shared_ptr<internal::Session> session,
-                   internal::Attach(impl_->channel(), impl_->paths(), impl_->options(), spec.name));
+                   internal::Attach(connection->channel(), impl_->paths(), impl_->options(), spec.name));
   return Model(std::move(session));
 }
 
@@ -111,17 +131,22 @@ absl::Status Client::DeleteModel(absl::string_view model) { return impl_->Delete
 
 absl::Status Client::Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                             const ImportOptions& options) {
-  ASSIGN_OR_RETURN(const v1::Model described, impl_->GetModel(model));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
+  ASSIGN_OR_RETURN(const v1::Model described, impl_->GetModel(*connection, model));
   grpc::ClientContext context;
-  impl_->Authenticate(context);
-  return internal::ImportTensors(impl_->stub(), context, described.spec(), tensors, options);
+  connection->Authenticate(context);
+  return connection->Explain(absl::StrCat("import into ", model),
+                             internal::ImportTensors(connection->stub(), context, described.spec(), tensors, options));
 }
 
 absl::StatusOr<ExportSummary> Client::Export(absl::string_view model, const ExportOptions& options,
                                              const std::function<absl::Status(const ExportedExtent&)>& sink) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
   grpc::ClientContext context;
-  impl_->Authenticate(context);
-  return internal::ExportTensors(impl_->stub(), context, model, options, sink);
+  connection->Authenticate(context);
+  absl::StatusOr<ExportSummary> summary = internal::ExportTensors(connection->stub(), context, model, options, sink);
+  if (summary.ok()) return summary;
+  return connection->Explain(absl::StrCat("export ", model), summary.status());
 }
 
 }  // namespace paramshard

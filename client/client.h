@@ -18,6 +18,12 @@
 // Model::client_state(). A Model and its handles may be used from one thread at a time; different models are
 // independent.
 //
+// **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle is
+// FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like. Views
+// are not mapped in the child: reading one is a segmentation fault. Nor can the child connect, for gRPC's threads do not
+// live on in it: processes that need a daemon fork before the first Connect, or exec (in Python: the start methods spawn
+// and forkserver).
+//
 // Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie there, and
 // every call here means the same as in host memory, with the host waiting. Trainers that compute on the GPU use
 // client/cuda.h beside this header: the same calls on streams.
@@ -386,6 +392,10 @@ struct ExportSummary {
 };
 
 // A connection to the daemon. Thread-safe. Movable.
+//
+// It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to whatever
+// daemon listens at the same place by then. While there is none, calls are UNAVAILABLE and say what to do; they may be
+// repeated. What the dead daemon held is gone unless exported: create the model again, and import.
 class Client {
  public:
   struct Options {

@@ -173,6 +173,7 @@ absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane,
 }
 
 absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name, std::optional<Plane> wanted) {
+  RETURN_IF_ERROR(session_->CheckProcess());
   if (!complete_) {
     return absl::FailedPreconditionError(absl::StrCat("get ", parameter_name, ": a successful Wait expected before"));
   }
@@ -217,6 +218,7 @@ void GatheredUnit::Release() { impl_.reset(); }
 // --- UnitGradients
 
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
+  RETURN_IF_ERROR(session_->CheckProcess());
   ASSIGN_OR_RETURN(const int parameter, session_->layout().FindParameter(ticket_.unit, parameter_name));
   return session_->Gradient(ticket_, parameter);
 }

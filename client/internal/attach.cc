@@ -4,7 +4,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/internal/companion.h"
 #include "client/internal/session_stream.h"
 #include "client/internal/spec_proto.h"
@@ -25,7 +24,7 @@ v1::AttachRequest MakeRequest(const Client::Options& options, const std::string&
   return request;
 }
 
-absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, absl::Time deadline) {
+absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, const Deadline& deadline) {
   while (true) {
     ASSIGN_OR_RETURN(v1::SessionResponse response, stream.Read(deadline));
     switch (response.message_case()) {
@@ -47,7 +46,7 @@ absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, absl::Time 
 absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Channel>& channel, const SocketPaths& paths,
                                                 const Client::Options& options, const std::string& model) {
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, options.connect_timeout));
-  const absl::Time deadline = absl::Now() + options.attach_timeout + kSlack;
+  const Deadline deadline = Deadline::After(options.attach_timeout + kSlack);
   ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline));
   ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
   // Sent before `started`: it is there.

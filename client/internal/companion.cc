@@ -81,6 +81,10 @@ Companion::Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pi
       token_(std::move(token)),
       daemon_pid_(daemon_pid) {}
 
+Companion::~Companion() {
+  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+}
+
 absl::StatusOr<SessionMemory> Companion::ReceiveMemory(absl::Duration timeout) {
   ASSIGN_OR_RETURN(wire::HandoffPacket packet, wire::ReceiveHandoff(socket_.get(), timeout));
   SessionMemory memory;

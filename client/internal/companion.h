@@ -30,6 +30,10 @@ class Companion {
   static absl::StatusOr<Companion> Connect(const std::string& path, absl::Duration timeout);
 
   Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pidfd, std::string token, pid_t daemon_pid);
+  Companion(Companion&&) noexcept = default;
+  Companion& operator=(Companion&&) = delete;
+  // Ends the connection, though a forked child may still have its descriptor.
+  ~Companion();
 
   // The memory of the session that attached with this connection's token.
   absl::StatusOr<SessionMemory> ReceiveMemory(absl::Duration timeout);

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "client/internal/deadline.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
@@ -28,6 +28,7 @@ EpochPage::EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pi
     : words_(words), daemon_pidfd_(daemon_pidfd), daemon_pid_(daemon_pid), writer_(words) {}
 
 absl::Status EpochPage::status() const {
+  RETURN_IF_ERROR(CheckProcess());
   const uint32_t code = words_.end_code();
   if (code == 0) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(code), words_.EndText());
@@ -52,12 +53,12 @@ absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
     return absl::InvalidArgumentError(absl::StrCat("command ", next_number_, ": at most ", wire::kMaxRecordBytes,
                                                    " bytes expected, got ", record.size()));
   }
-  const absl::Time deadline = absl::Now() + kRingTimeout;
+  const Deadline deadline = Deadline::After(kRingTimeout);
   while (true) {
     RETURN_IF_ERROR(status());
     const uint32_t tail = words_.ring_tail().value.load(std::memory_order_acquire);
     if (writer_.TryWrite(record)) return next_number_++;
-    if (absl::Now() > deadline) {
+    if (deadline.Passed()) {
       return absl::DeadlineExceededError(absl::StrCat("command ", next_number_, ": the daemon (pid ", daemon_pid_,
                                                       ") has not read the command ring for ",
                                                       absl::FormatDuration(kRingTimeout)));
@@ -68,6 +69,7 @@ absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
 }
 
 absl::Status EpochPage::Await(const wire::Word& word, int64_t number) const {
+  RETURN_IF_ERROR(CheckProcess());
   while (!words_.AwaitReached(word, Low(number), kWaitSlice)) {
     EndIfDaemonDied();
     RETURN_IF_ERROR(status());
@@ -90,6 +92,7 @@ bool EpochPage::Answered(int64_t commit_number) const {
 }
 
 absl::Status EpochPage::AwaitAnswer(int64_t commit_number) const {
+  RETURN_IF_ERROR(CheckProcess());
   while (!Answered(commit_number)) {
     RETURN_IF_ERROR(status());
     words_.AwaitReached(words_.committed(), Low(commit_number), kWaitSlice);

@@ -9,20 +9,26 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/internal/owner_process.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/wire/ring.h"
 #include "proto/wire/words.h"
 
 namespace paramshard::internal {
 
-// Owns nothing: page and pidfd outlive it. Used by one thread at a time, but for End and status.
+// Owns nothing: page and pidfd outlive it. Used by one thread at a time, but for End and status. In a forked child it
+// says so by its status, and must not be used otherwise.
 class EpochPage {
  public:
   EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid);
 
   const wire::Words& words() const { return words_; }
 
-  // OK while the epoch runs, else why it ended.
+  // FAILED_PRECONDITION in a child that was forked after the session began: what is on the page is its parent's.
+  absl::Status CheckProcess() const { return owner_.Check("session"); }
+  bool IsOwn() const { return owner_.IsCaller(); }
+
+  // OK while the epoch runs, else why it ended; the error of CheckProcess before all others.
   absl::Status status() const;
   // Ends the page on this side, unless it has ended.
   void End(const absl::Status& why) const;
@@ -47,6 +53,7 @@ class EpochPage {
   absl::Status AwaitAnswer(int64_t commit_number) const;
 
  private:
+  const OwnerProcess owner_;
   wire::Words words_;
   int daemon_pidfd_;
   pid_t daemon_pid_;

@@ -41,6 +41,7 @@ absl::StatusOr<MappedMemory> MappedMemory::Map(const std::string& name, const wi
   if (data == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat("map ", name, ": ", size_bytes, " bytes: ", strerror(errno)));
   }
+  madvise(data, size_bytes, MADV_DONTFORK);
   memory.data_ = static_cast<uint8_t*>(data);
   memory.size_bytes_ = size_bytes;
   return memory;

@@ -10,7 +10,8 @@
 
 namespace paramshard::internal {
 
-// Owns a mapping; the descriptor may be closed after Map. Move-only; empty after a move.
+// Owns a mapping; the descriptor may be closed after Map. Forked children do not have it: they would keep its pages for
+// as long as they live. Move-only; empty after a move.
 class MappedMemory {
  public:
   enum class Access : uint8_t { kRead, kReadWrite };

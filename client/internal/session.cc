@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "client/internal/commit_command.h"
 #include "kernels/base/status_macros.h"
 
@@ -104,8 +103,8 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Create(Parts parts) {
   const std::vector<int64_t> scratch = ScratchBytes(layout, copies);
   ASSIGN_OR_RETURN(Memory memory,
                    MapMemory(parts, layout, std::accumulate(scratch.begin(), scratch.end(), int64_t{0})));
-  std::shared_ptr<Session> session(
-      new Session(std::move(parts), std::move(layout), std::move(copies), std::move(memory)));
+  std::shared_ptr<Session> session = ShareWithinProcess(
+      std::unique_ptr<Session>(new Session(std::move(parts), std::move(layout), std::move(copies), std::move(memory))));
   ASSIGN_OR_RETURN(session->watch_, DaemonWatch::Start(&session->page_, session->companion_.daemon_pidfd(),
                                                        session->companion_.socket()));
   return session;
@@ -285,12 +284,18 @@ bool Session::GatherReady(const GatherTicket& ticket) const {
   return true;
 }
 
+absl::Status Session::Synchronize(GpuStream stream) {
+  RETURN_IF_ERROR(page_.CheckProcess());
+  return memory_.tensors->Synchronize(stream);
+}
+
 void Session::MarkReleased(const GatherTicket& ticket) {
   if (arrived_[ticket.slot] != ticket.number) pieces_may_arrive_[ticket.slot] = true;
   gather_slots_.Release(ticket.slot);
 }
 
 void Session::Release(const GatherTicket& ticket) {
+  if (!page_.IsOwn()) return;
   const std::optional<StreamRelease>& before = stream_releases_[ticket.slot];
   if (before.has_value() && !page_.Reached(page_.words().released(ticket.slot), before->number)) {
     // The word of an earlier gather is still to be written, by a stream that may be reading the slot until then.
@@ -387,6 +392,7 @@ absl::Status Session::LandOwnGradients(const GradientTicket& ticket, absl::Span<
 }
 
 absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
+  RETURN_IF_ERROR(page_.CheckProcess());
   const bool lands = started_.client_lands_own_gradients() && !pushed_[ticket.unit];
   absl::Status written = lands ? LandOwnGradients(ticket, absent_parameters, worker) : absl::OkStatus();
   v1::Command command;
@@ -414,6 +420,7 @@ absl::Status Session::Push(const GradientTicket& ticket, absl::Span<const int> a
 }
 
 void Session::GiveBack(const GradientTicket& ticket, Worker worker) {
+  if (!page_.IsOwn()) return;
   // Without a mark the stream is lost, and what it had to write with it.
   if (worker.has_value() && memory_.tensors->SetMark(MarkOfGradients(ticket.slot), *worker).ok()) {
     given_back_by_[ticket.slot] = worker;
@@ -483,19 +490,21 @@ std::optional<StepResult> Session::last_result() const {
 }
 
 absl::StatusOr<StepResult> Session::AwaitCommit(int64_t commit_number) {
+  RETURN_IF_ERROR(page_.CheckProcess());
   if (commit_number == started_.commit_number() && started_.has_last_commit()) return FromProto(started_.last_commit());
   RETURN_IF_ERROR(KeepAnswer(commit_number));
   return answers_.at(commit_number);
 }
 
 bool Session::CommitReady(int64_t commit_number) const {
-  return answers_.contains(commit_number) || page_.Answered(commit_number) || !page_.status().ok();
+  return answers_.contains(commit_number) || !page_.status().ok() || page_.Answered(commit_number);
 }
 
 absl::Status Session::Detach() {
+  RETURN_IF_ERROR(page_.CheckProcess());
   watch_.reset();
   if (stream_ == nullptr) return absl::OkStatus();
-  const absl::Status closed = stream_->Close(absl::Now() + kDetachTimeout);
+  const absl::Status closed = stream_->Close(Deadline::After(kDetachTimeout));
   stream_.reset();
   page_.End(absl::CancelledError("the trainer has detached"));
   return closed;

@@ -56,7 +56,8 @@ struct PlaneBytes {
 };
 
 // Used by one thread at a time. Memory stays mapped for as long as the object lives, also after
-// Detach.
+// Detach. In a forked child every call answers FAILED_PRECONDITION and touches nothing of the parent's, and the object
+// is never destroyed.
 //
 // In memory of a GPU the calls that end in On enqueue on a stream what their namesakes do at once, and wait for
 // nothing. Both kinds may be mixed: what the host or another stream does next in a slot is ordered after what a stream
@@ -88,7 +89,7 @@ class Session {
   // One more stream, after AwaitGatherOn.
   absl::Status FollowGatherOn(const GatherTicket& ticket, GpuStream stream);
   // Waits until the host may read what a stream was to await.
-  absl::Status Synchronize(GpuStream stream) { return memory_.tensors->Synchronize(stream); }
+  absl::Status Synchronize(GpuStream stream);
   bool GatherReady(const GatherTicket& ticket) const;
   void Release(const GatherTicket& ticket);
   absl::Status ReleaseOn(const GatherTicket& ticket, GpuStream stream);
@@ -112,6 +113,7 @@ class Session {
   std::optional<StepResult> last_result() const;
 
   absl::Status status() const { return page_.status(); }
+  absl::Status CheckProcess() const { return page_.CheckProcess(); }
   // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
   absl::Status Detach();
 

@@ -64,6 +64,7 @@ absl::Status Session::FollowGatherOn(const GatherTicket& ticket, GpuStream strea
 }
 
 absl::Status Session::ReleaseOn(const GatherTicket& ticket, GpuStream stream) {
+  RETURN_IF_ERROR(page_.CheckProcess());
   MarkReleased(ticket);
   wire::Word& released = page_.words().released(ticket.slot);
   const auto number = static_cast<uint32_t>(ticket.number);

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/internal/grpc_status.h"
 
 namespace paramshard::internal {
@@ -21,7 +20,7 @@ SessionStream::SessionStream(std::shared_ptr<grpc::Channel> channel)
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(std::shared_ptr<grpc::Channel> channel,
                                                                    const std::string& token,
                                                                    const v1::AttachRequest& attach,
-                                                                   absl::Time deadline) {
+                                                                   const Deadline& deadline) {
   std::unique_ptr<SessionStream> stream(new SessionStream(std::move(channel)));
   stream->context_.AddMetadata("paramshard-token", token);
   stream->call_ = stream->stub_->PrepareAsyncSession(&stream->context_, &stream->queue_);
@@ -41,7 +40,7 @@ absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(std::shared_p
 SessionStream::~SessionStream() {
   if (!finished_) {
     context_.TryCancel();
-    Finish(absl::InfiniteFuture()).IgnoreError();
+    Finish(Deadline::After(absl::InfiniteDuration())).IgnoreError();
   }
   queue_.Shutdown();
   void* tag;
@@ -50,17 +49,17 @@ SessionStream::~SessionStream() {
   }
 }
 
-bool SessionStream::Complete(absl::Time deadline) {
+bool SessionStream::Complete(const Deadline& deadline) {
   void* tag;
   bool ok = false;
-  if (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(deadline)) == grpc::CompletionQueue::GOT_EVENT) return ok;
+  if (queue_.AsyncNext(&tag, &ok, deadline.ToGrpc()) == grpc::CompletionQueue::GOT_EVENT) return ok;
   overdue_ = true;
   context_.TryCancel();
   queue_.Next(&tag, &ok);
   return false;
 }
 
-absl::Status SessionStream::Finish(absl::Time deadline) {
+absl::Status SessionStream::Finish(const Deadline& deadline) {
   grpc::Status status;
   call_->Finish(&status, this);
   Complete(deadline);
@@ -69,7 +68,7 @@ absl::Status SessionStream::Finish(absl::Time deadline) {
   return FromGrpc(status);
 }
 
-absl::StatusOr<v1::SessionResponse> SessionStream::Read(absl::Time deadline) {
+absl::StatusOr<v1::SessionResponse> SessionStream::Read(const Deadline& deadline) {
   v1::SessionResponse response;
   call_->Read(&response, this);
   if (Complete(deadline)) return response;
@@ -77,7 +76,7 @@ absl::StatusOr<v1::SessionResponse> SessionStream::Read(absl::Time deadline) {
   return Finish(deadline);
 }
 
-absl::Status SessionStream::Close(absl::Time deadline) {
+absl::Status SessionStream::Close(const Deadline& deadline) {
   if (finished_) return absl::OkStatus();
   call_->WritesDone(this);
   bool open = Complete(deadline);

@@ -10,7 +10,7 @@
 #include <grpcpp/completion_queue.h>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "client/internal/deadline.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 
 namespace paramshard::internal {
@@ -23,7 +23,7 @@ class SessionStream {
   // Starts the call and sends the attach request.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(std::shared_ptr<grpc::Channel> channel,
                                                              const std::string& token, const v1::AttachRequest& attach,
-                                                             absl::Time deadline);
+                                                             const Deadline& deadline);
   // Cancels the call if Close was not called.
   ~SessionStream();
   SessionStream(const SessionStream&) = delete;
@@ -31,20 +31,20 @@ class SessionStream {
 
   // The daemon's next message. When the daemon has ended the call: its status, ABORTED where it
   // gave none. DEADLINE_EXCEEDED cancels the call.
-  absl::StatusOr<v1::SessionResponse> Read(absl::Time deadline);
+  absl::StatusOr<v1::SessionResponse> Read(const Deadline& deadline);
 
   // Half-closes and waits until the daemon has ended the call, with whatever status.
   // DEADLINE_EXCEEDED cancels it.
-  absl::Status Close(absl::Time deadline);
+  absl::Status Close(const Deadline& deadline);
 
  private:
   explicit SessionStream(std::shared_ptr<grpc::Channel> channel);
 
   // Waits for the operation under way; whether it succeeded. When the deadline passes, cancels the
   // call, waits for the operation's end and sets `overdue_`.
-  bool Complete(absl::Time deadline);
+  bool Complete(const Deadline& deadline);
   // The status of an ended call, and the end of this object's life on the wire.
-  absl::Status Finish(absl::Time deadline);
+  absl::Status Finish(const Deadline& deadline);
 
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "client/internal/deadline.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
@@ -64,7 +64,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const SocketPaths& pa
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(absl::StrCat("unix:", paths.grpc), grpc::InsecureChannelCredentials(), arguments);
-  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) {
+  if (!channel->WaitForConnected(Deadline::After(timeout).ToGrpc())) {
     return absl::UnavailableError(absl::StrCat("connect: a daemon expected at ", paths.grpc, ", no answer within ",
                                                absl::FormatDuration(timeout)));
   }

@@ -1,6 +1,6 @@
 // Functions that run in processes of their own, as trainers do.
 //
-// The test process must not have used gRPC before it forks: tests talk to daemons from children only.
+// A test whose children talk to a daemon must not have used gRPC before it forks.
 #ifndef PARAMSHARD_TESTS_SUPPORT_CHILD_PROCESS_H_
 #define PARAMSHARD_TESTS_SUPPORT_CHILD_PROCESS_H_
 
@@ -28,7 +28,8 @@ struct Board {
 // Killed with -9 at the end unless it has exited, and when its parent dies. Move-only.
 class ChildProcess {
  public:
-  // Runs the function in a child; its status goes to the board, and becomes the exit code (0 or 1).
+  // Runs the function in a child; its status goes to the board, and becomes the exit code (0 or 1) of _exit. A function
+  // that succeeds may call exit(0) itself.
   static ChildProcess Run(const std::function<absl::Status(Board&)>& function);
 
   ChildProcess(ChildProcess&& other) noexcept

@@ -48,6 +48,8 @@ class FakeEpoch {
   const v1::ModelLayout& layout() const { return layout_; }
   uint8_t* planes() const { return planes_.data(); }
   uint8_t* slots() const { return slots_.data(); }
+  // All of the words page.
+  std::string PageBytes() const { return {page_.data(), page_.data() + page_.size_bytes()}; }
 
   // The trainer's next command; nullopt when there is none.
   std::optional<v1::Command> NextCommand();

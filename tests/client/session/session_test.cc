@@ -1,14 +1,17 @@
 #include "client/internal/session.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/client/session/fake_epoch.h"
 #include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
 
 namespace paramshard::internal {
 namespace {
@@ -415,6 +418,56 @@ TEST_F(SessionTest, AClosedCompanionConnectionEndsTheSession) {
   epoch_->CloseCompanion();
   EXPECT_THAT(session_->AwaitGather(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("companion")));
 }
+
+// --- A forked child
+
+class ForkTest : public SessionTest, public testing::WithParamInterface<bool> {
+ protected:
+  // Whether the watch still ends the page when the daemon dies.
+  bool WatchEndsThePage() {
+    epoch_->KillDaemon();
+    const absl::Time end = absl::Now() + absl::Seconds(30);
+    while (epoch_->words().status().value.load() == 0) {
+      if (absl::Now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+};
+
+TEST_P(ForkTest, AChildCanNeitherUseNorDisturbTheSession) {
+  Attach();
+  ASSERT_OK(session_->Commit({}));
+  epoch_->PublishCommitted(1, 1);
+  ASSERT_OK(session_->AwaitCommit(1));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket gathered, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->TakeGradients("b"));
+  const std::string page = epoch_->PageBytes();
+  test::ChildProcess child = test::ChildProcess::Run([&](test::Board&) -> absl::Status {
+    for (const absl::Status& answer :
+         {session_->status(), session_->Gather("c", Phase::kForward).status(), session_->AwaitGather(gathered),
+          session_->TakeGradients("c").status(), session_->Push(gradients, {}), session_->Commit({}).status(),
+          session_->AwaitCommit(1).status(), session_->AwaitCommit(2).status(), session_->Detach()}) {
+      const bool says_why = absl::StrContains(answer.message(), "got a forked child");
+      if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)
+        return absl::UnknownError(answer.ToString());
+    }
+    if (!session_->GatherReady(gathered) || !session_->CommitReady(2))
+      return absl::UnknownError("a wait would not end");
+    session_->Release(gathered);
+    session_->GiveBack(gradients);
+    session_ = nullptr;
+    if (GetParam()) std::exit(0);
+    return absl::OkStatus();
+  });
+  EXPECT_OK(child.Await());
+  EXPECT_TRUE(epoch_->PageBytes() == page);
+  EXPECT_OK(session_->status());
+  EXPECT_TRUE(WatchEndsThePage());
+}
+
+INSTANTIATE_TEST_SUITE_P(EndsBy, ForkTest, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "exit" : "_exit"; });
 
 TEST_F(SessionTest, ADetachedSessionsMemoryStaysMapped) {
   Attach({.ranks = 1});

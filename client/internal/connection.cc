@@ -1,0 +1,54 @@
+#include "client/internal/connection.h"
+
+#include <poll.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SocketPaths& paths, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, timeout));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(paths, timeout));
+  return std::shared_ptr<Connection>(new Connection(std::move(companion), std::move(channel)));
+}
+
+Connection::Connection(Companion companion, std::shared_ptr<grpc::Channel> channel)
+    : companion_(std::move(companion)), channel_(std::move(channel)), stub_(v1::TrainerService::NewStub(channel_)) {}
+
+bool Connection::IsLost() const {
+  pollfd fds[] = {{.fd = companion_.daemon_pidfd(), .events = POLLIN, .revents = 0},
+                  {.fd = companion_.socket(), .events = POLLRDHUP, .revents = 0}};
+  return poll(fds, 2, 0) > 0;
+}
+
+void Connection::Authenticate(grpc::ClientContext& context) const {
+  context.AddMetadata("paramshard-token", companion_.token());
+}
+
+absl::Status Connection::Explain(absl::string_view call, absl::Status answer) const {
+  if (answer.ok() || !IsLost()) return answer;
+  return absl::UnavailableError(
+      absl::StrCat(call, ": the daemon (pid ", companion_.daemon_pid(), ") went away during the call (",
+                   answer.message(), "); what it held is gone unless exported: start it, call again, and import"));
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Connect(const SocketPaths& paths, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Connection::Open(paths, timeout));
+  return std::unique_ptr<Daemon>(new Daemon(paths, timeout, std::move(connection)));
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> Daemon::Connected() {
+  const absl::MutexLock lock(&mu_);
+  if (!connection_->IsLost()) return connection_;
+  absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(paths_, timeout_);
+  if (opened.ok()) return connection_ = *std::move(opened);
+  if (opened.status().code() != absl::StatusCode::kUnavailable) return opened.status();
+  return absl::UnavailableError(
+      absl::StrCat(opened.status().message(),
+                   "; the daemon that this client was connected to has gone: start it, call again, and import"));
+}
+
+}  // namespace paramshard::internal

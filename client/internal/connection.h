@@ -1,0 +1,71 @@
+// A client's connection to its daemon: the companion socket, whose token authenticates calls, and the gRPC channel.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_CONNECTION_H_
+#define PARAMSHARD_CLIENT_INTERNAL_CONNECTION_H_
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/internal/companion.h"
+#include "client/internal/sockets.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
+
+namespace paramshard::internal {
+
+// To one life of the daemon. Immutable, so that threads may share it; a call makes a context of its own.
+class Connection {
+ public:
+  // Errors of Companion::Connect and OpenChannel.
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const SocketPaths& paths, absl::Duration timeout);
+
+  // Whether the daemon has died or has closed the companion socket. The token is worth nothing from then on.
+  bool IsLost() const;
+
+  v1::TrainerService::Stub& stub() const { return *stub_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  const std::string& token() const { return companion_.token(); }
+  void Authenticate(grpc::ClientContext& context) const;
+
+  // What a call of this connection has answered; where the daemon went away under it, who went and what to do.
+  absl::Status Explain(absl::string_view call, absl::Status answer) const;
+
+ private:
+  Connection(Companion companion, std::shared_ptr<grpc::Channel> channel);
+
+  const Companion companion_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::TrainerService::Stub> stub_;
+};
+
+// The daemon that listens at some sockets, through all its lives. Thread-safe.
+class Daemon {
+ public:
+  // Connects for the first time. `timeout` bounds this and every later connection.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Connect(const SocketPaths& paths, absl::Duration timeout);
+
+  const SocketPaths& paths() const { return paths_; }
+
+  // The connection, opened anew when the last one was lost. UNAVAILABLE saying what to do while nobody listens.
+  absl::StatusOr<std::shared_ptr<Connection>> Connected();
+
+ private:
+  Daemon(const SocketPaths& paths, absl::Duration timeout, std::shared_ptr<Connection> connection)
+      : paths_(paths), timeout_(timeout), connection_(std::move(connection)) {}
+
+  const SocketPaths paths_;
+  const absl::Duration timeout_;
+  absl::Mutex mu_;
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_CONNECTION_H_

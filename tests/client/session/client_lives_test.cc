@@ -1,0 +1,196 @@
+// The client library when its own process forks, and when its daemon dies and comes back.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "gmock/gmock.h"
+#include "kernels/base/status_macros.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Units "a" and "b", each of one matrix "a.w".
+ModelSpec TwoMatrices(const std::string& name) {
+  ModelSpec spec;
+  spec.name = name;
+  for (const char* unit : {"a", "b"}) {
+    ParameterSpec weight;
+    weight.name = absl::StrCat(unit, ".w");
+    weight.shape = {48, 32};
+    weight.encoding.format = Format::kMXFP8;
+    weight.initial_value = {Initializer::kNormal, 0.0f, 0.1f};
+    spec.units.push_back({.name = unit, .parameters = {weight}});
+  }
+  return spec;
+}
+
+class ClientLivesTest : public testing::Test {
+ protected:
+  void StartDaemon() {
+    daemon_.reset();
+    absl::StatusOr<test::DaemonProcess> daemon =
+        test::DaemonProcess::Start(PARAMSHARDD, directory_.path(), {"--device=cpu:0"});
+    ASSERT_OK(daemon);
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  void KillDaemon() {
+    daemon_->Signal(SIGKILL);
+    ASSERT_OK(daemon_->AwaitExit(absl::Seconds(60)));
+  }
+
+  absl::StatusOr<Client> Connect() {
+    return Client::Connect({.rank = 0, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(20)});
+  }
+
+  const test::TemporaryDirectory directory_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+// --- Fork
+
+// Everything that a trainer may have in its hands when it forks.
+struct Trainer {
+  Client client;
+  Model model;
+  std::optional<GatheredUnit> gathered;
+  std::optional<UnitGradients> gradients;
+  std::optional<PendingCommit> commit;
+};
+
+// OK if every call of a forked child is refused with the reason.
+absl::Status ExpectRefused(Trainer& trainer) {
+  for (const absl::Status& answer :
+       {trainer.client.CreateModel(TwoMatrices("third")), trainer.client.OpenModel(TwoMatrices("third")).status(),
+        trainer.client.DeleteModel("plain"), trainer.client.Import("plain", {}),
+        trainer.client.Export("plain", {}, [](const ExportedExtent&) { return absl::OkStatus(); }).status(),
+        Client::Connect({.rank = 0}).status(), trainer.model.status(),
+        trainer.model.Gather("a", Phase::kForward).status(), trainer.model.Gradients("a").status(),
+        trainer.model.Commit({}).status(), trainer.model.Detach(), trainer.gathered->Wait(),
+        trainer.gathered->Get("a.w").status(), trainer.gradients->Get("b.w").status(), trainer.gradients->Push(),
+        trainer.commit->Wait().status()}) {
+    const bool says_why = absl::StrContains(answer.message(), "got a forked child");
+    if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)
+      return absl::UnknownError(answer.ToString());
+  }
+  return absl::OkStatus();
+}
+
+// What a child does with its copy: it uses it, if it may not, and ends it, member by member.
+absl::Status RunChild(Trainer& trainer, bool uses) {
+  if (uses) RETURN_IF_ERROR(ExpectRefused(trainer));
+  const Trainer ended = std::move(trainer);
+  return absl::OkStatus();
+}
+
+absl::Status Push(UnitGradients& gradients, const std::string& parameter, float value) {
+  ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter));
+  std::fill(view.fp32().begin(), view.fp32().end(), value);
+  return gradients.Push();
+}
+
+// Three steps; calls `between` in the middle of each, with everything in hand. What was gathered at the end.
+absl::StatusOr<std::vector<float>> Train(Trainer& trainer, const std::function<absl::Status()>& between) {
+  for (int step = 1; step <= 3; ++step) {
+    ASSIGN_OR_RETURN(trainer.commit, trainer.model.Commit({.learning_rate = 0.01f}));
+    ASSIGN_OR_RETURN(trainer.gathered, trainer.model.Gather("a", Phase::kForward));
+    RETURN_IF_ERROR(trainer.gathered->Wait());
+    ASSIGN_OR_RETURN(trainer.gradients, trainer.model.Gradients("b"));
+    RETURN_IF_ERROR(between());
+    RETURN_IF_ERROR(Push(*trainer.gradients, "b.w", static_cast<float>(step)));
+    trainer.gathered.reset();
+    RETURN_IF_ERROR(trainer.commit->Wait().status());
+  }
+  ASSIGN_OR_RETURN(trainer.commit, trainer.model.Commit({.learning_rate = 0.01f}));
+  ASSIGN_OR_RETURN(trainer.gathered, trainer.model.Gather("b", Phase::kForward));
+  RETURN_IF_ERROR(trainer.gathered->Wait());
+  ASSIGN_OR_RETURN(const Matrix matrix, trainer.gathered->Get("b.w"));
+  std::vector<float> values(matrix.rows * matrix.columns);
+  RETURN_IF_ERROR(matrix.Decode(values.data()));
+  return values;
+}
+
+class ForkedTrainerTest : public ClientLivesTest, public testing::WithParamInterface<bool> {
+ protected:
+  absl::StatusOr<Trainer> Open(const std::string& model) {
+    ASSIGN_OR_RETURN(Client client, Connect());
+    ASSIGN_OR_RETURN(Model opened, client.OpenModel(TwoMatrices(model)));
+    return Trainer{
+        .client = std::move(client), .model = std::move(opened), .gathered = {}, .gradients = {}, .commit = {}};
+  }
+};
+
+TEST_P(ForkedTrainerTest, AForkInTheMiddleOfAStepChangesNothing) {
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Trainer plain, Open("plain"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Train(plain, [] { return absl::OkStatus(); }));
+  ASSERT_OK_AND_ASSIGN(Trainer forking, Open("forking"));
+  int children = 0;
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> seen, Train(forking, [&] {
+                         test::ChildProcess child = test::ChildProcess::Run([&](test::Board&) {
+                           const absl::Status status = RunChild(forking, /*uses=*/children > 0);
+                           if (status.ok() && GetParam()) std::exit(0);
+                           return status;
+                         });
+                         ++children;
+                         return child.Await();
+                       }));
+  EXPECT_EQ(children, 3);
+  EXPECT_TRUE(seen == expected);
+  EXPECT_OK(forking.model.Detach());
+}
+
+INSTANTIATE_TEST_SUITE_P(ChildEndsBy, ForkedTrainerTest, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "exit" : "_exit"; });
+
+// --- The daemon's lives
+
+TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  {
+    ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(TwoMatrices("two")));
+    KillDaemon();
+    absl::StatusOr<PendingCommit> commit = model.Commit({});
+    EXPECT_THAT(commit.ok() ? commit->Wait().status() : commit.status(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  }
+  const auto is_told = StatusIs(absl::StatusCode::kUnavailable,
+                                AllOf(HasSubstr(directory_.path()), HasSubstr("start it, call again, and import")));
+  EXPECT_THAT(client.CreateModel(TwoMatrices("two")), is_told);
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")), is_told);
+  for (int life = 0; life < 2; ++life) {
+    StartDaemon();
+    EXPECT_THAT(client.DeleteModel("two"), StatusIs(absl::StatusCode::kNotFound));
+    ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(TwoMatrices("two")));
+    ASSERT_OK(model.Detach());
+    KillDaemon();
+  }
+}
+
+TEST_F(ClientLivesTest, ACallUnderWhichTheDaemonDiesSaysSo) {
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  daemon_->Pause();
+  std::thread killer([&] { daemon_->Signal(SIGKILL); });
+  EXPECT_THAT(client.CreateModel(TwoMatrices("two")), StatusIs(absl::StatusCode::kUnavailable));
+  killer.join();
+}
+
+}  // namespace
+}  // namespace paramshard
