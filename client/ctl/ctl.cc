@@ -20,6 +20,7 @@
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/json.h"
 #include "client/ctl/tables.h"
+#include "client/ctl/terminal_text.h"
 #include "client/ctl/text_lines.h"
 #include "kernels/base/status_macros.h"
 
@@ -235,7 +236,7 @@ std::string Subject(const CommandLine& command_line) {
 }
 
 int Fail(const CommandLine& command_line, const absl::Status& status, std::ostream& err) {
-  err << "paramshardctl: " << Subject(command_line) << ": " << status.ToString() << std::endl;
+  err << "paramshardctl: " << TerminalText(absl::StrCat(Subject(command_line), ": ", status.ToString())) << std::endl;
   const bool unanswered = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   return unanswered && !IsOffline(command_line.command) ? kUnreachable : kFailed;
 }

@@ -20,8 +20,8 @@ struct Column {
   Align align = Align::kLeft;
 };
 
-// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may come from anywhere: control
-// characters are shown as \xHH, so that a name cannot write to the terminal.
+// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may come from anywhere:
+// they are shown as TerminalText.
 class Table {
  public:
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/table.h"
+#include "client/ctl/terminal_text.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -42,7 +43,8 @@ template <typename Response>
 std::string BrokenDevicesText(const Response& response) {
   std::string text;
   for (const v1::BrokenDevice& broken : response.broken_devices()) {
-    absl::StrAppend(&text, "BROKEN ", broken.device(), ": ", TextCell(broken.reason()), "\n");
+    absl::StrAppend(&text, "BROKEN ", TerminalText(broken.device()), ": ", TerminalText(TextCell(broken.reason())),
+                    "\n");
   }
   return text;
 }
@@ -201,13 +203,14 @@ std::string ExtentsText(const std::vector<v1::ExtentVerification>& extents) {
 std::string SummaryText(const v1::VerifySummary& summary) {
   return absl::StrCat("version ", summary.version(), ", commit ", summary.commit_number(), ": ", summary.extent_count(),
                       summary.extent_count() == 1 ? " extent, " : " extents, ", summary.mismatch_count(),
-                      summary.mismatch_count() == 1 ? " mismatch" : " mismatches", ", state ", summary.state_hash(),
-                      "\n");
+                      summary.mismatch_count() == 1 ? " mismatch" : " mismatches", ", state ",
+                      TerminalText(summary.state_hash()), "\n");
 }
 
 std::string ImportText(const v1::ImportFileResponse& response) {
   std::string text;
-  for (const std::string& name : response.missing_parameters()) absl::StrAppend(&text, "not in the file: ", name, "\n");
+  for (const std::string& name : response.missing_parameters())
+    absl::StrAppend(&text, "not in the file: ", TerminalText(name), "\n");
   return absl::StrCat(text, response.parameter_count(), " parameters imported, ", BytesCell(response.size_bytes()),
                       " read\n");
 }

@@ -1,5 +1,7 @@
 #include "client/ctl/ctl.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -330,6 +332,64 @@ TEST(CtlTest, NamesCannotWriteToTheTerminal) {
   FakeDaemon daemon;
   daemon.service().answers.models.add_models()->set_name("a\x1b[2Jb\n");
   EXPECT_THAT(Output(daemon, {"models"}), AllOf(HasSubstr("a\\x1b[2Jb\\x0a"), Not(HasSubstr("\x1b"))));
+}
+
+TEST(CtlTest, ErrorsCannotWriteToTheTerminal) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                                "model x: one of [a\x1b[2J\xc2\x9b"
+                                                "1m] expected\nparamshardctl: fine");
+  const Result result = RunArguments({"shards", "x\x1b]0;title\x07", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.err,
+            "paramshardctl: shards x\\x1b]0;title\\x07: NOT_FOUND: model x: one of [a\\x1b[2J\\xc2\\x9b1m] "
+            "expected\\x0aparamshardctl: fine\n");
+}
+
+TEST(CtlTest, TextsBesideTablesCannotWriteToTheTerminal) {
+  FakeDaemon daemon;
+  FakeAnswers& answers = daemon.service().answers;
+  answers.import_file.add_missing_parameters("b\x1b[2J\n");
+  v1::BrokenDevice& broken = *answers.version.add_broken_devices();
+  broken.set_device("cuda:1\x1b");
+  broken.set_reason("gone\xc2\x9b");
+  answers.verification = {NewSummary(0, 0)};
+  answers.verification[0].mutable_summary()->set_state_hash("\x1b[2J");
+  EXPECT_THAT(Output(daemon, {"import", "tiny", "in"}), HasSubstr("not in the file: b\\x1b[2J\\x0a\n"));
+  EXPECT_THAT(Output(daemon, {"version"}), HasSubstr("BROKEN cuda:1\\x1b: gone\\xc2\\x9b\n"));
+  EXPECT_THAT(Output(daemon, {"verify", "tiny"}), HasSubstr("state \\x1b[2J\n"));
+}
+
+// A device without an end, and a pipe that nobody writes to.
+TEST(CtlTest, FilesWithoutAnEndAreRefused) {
+  const FakeDaemon daemon;
+  const std::string input = daemon.directory() + "/in.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1}, {1})});
+  const std::string pipe = daemon.directory() + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& endless : {std::string("/dev/zero"), pipe}) {
+    const std::vector<std::string> commands[] = {
+        {"convert", input, "--rules", endless, "-o", daemon.directory() + "/out.safetensors"},
+        {"import", "tiny", "in", "--map", endless, "--socket-dir", daemon.directory()},
+        {"codec", "encode", "--format=MXFP8", endless, daemon.directory() + "/planes"}};
+    for (const std::vector<std::string>& command : commands) {
+      const Result result = RunArguments(command);
+      EXPECT_EQ(result.exit_code, kFailed) << command[0];
+      EXPECT_THAT(result.err, HasSubstr("INVALID_ARGUMENT: " + endless + ": a regular file expected")) << command[0];
+    }
+  }
+}
+
+TEST(CtlTest, HugeFilesAreRefusedBeforeTheyAreRead) {
+  const FakeDaemon daemon;
+  const std::string huge = daemon.directory() + "/huge";
+  std::ofstream(huge) << "\x93NUMPY";
+  std::filesystem::resize_file(huge, uint64_t{1} << 40);
+  const std::string input = daemon.directory() + "/in.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1}, {1})});
+  EXPECT_THAT(RunArguments({"convert", input, "--rules", huge, "-o", input + "x.safetensors"}).err,
+              HasSubstr("huge: at most 67108864 bytes expected, got 1099511627776"));
+  EXPECT_THAT(RunArguments({"codec", "encode", "--format=MXFP8", huge, daemon.directory() + "/planes"}).err,
+              HasSubstr("huge: npy: an array of at most 17179869184 bytes expected, got a file of 1099511627776"));
 }
 
 TEST(CtlTest, TimeBeyondJsonIsAnError) {
