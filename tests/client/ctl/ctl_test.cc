@@ -1,53 +1,31 @@
-#include "client/ctl/ctl.h"
-
 #include <sys/stat.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/ctl/exit_codes.h"
+#include "client/ctl/npy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/safetensors_file.h"
 #include "tests/client/ctl/fake_daemon.h"
+#include "tests/client/ctl/run_ctl.h"
 #include "tests/proto/safetensors_files.h"
 
 namespace paramshard::ctl {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-struct Result {
-  int exit_code;
-  std::string out;
-  std::string err;
-  std::string progress;
-};
-
-Result RunArguments(const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {"paramshardctl"};
-  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  std::ostringstream out, err, progress;
-  const int exit_code = RunCtl(static_cast<int>(argv.size()), argv.data(), {out, err, &progress});
-  return {exit_code, out.str(), err.str(), progress.str()};
-}
-
-// Runs against the daemon; expects success and no errors.
-std::string Output(const FakeDaemon& daemon, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {"--socket-dir", daemon.directory()});
-  const Result result = RunArguments(arguments);
-  EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
-  EXPECT_THAT(result.err, IsEmpty());
-  return result.out;
-}
+using ::testing::UnorderedElementsAre;
 
 nlohmann::json JsonOutput(const FakeDaemon& daemon, std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"-o", "json"});
@@ -230,6 +208,54 @@ TEST(CtlTest, ConvertReportsWhatItHasDone) {
   const Result failed = RunArguments({"convert", output + "x", "--format=BF16", "-o", output});
   EXPECT_EQ(failed.exit_code, kFailed);
   EXPECT_THAT(failed.err, StartsWith("paramshardctl: convert " + output + "x: NOT_FOUND"));
+}
+
+TEST(CtlTest, FlagsOfConvertSayWhatItWrites) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string input = daemon.directory() + "/in.safetensors";
+  const std::string output = daemon.directory() + "/out.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1, 2}, {1, 2})});
+  std::ofstream(daemon.directory() + "/rules") << "w: BF16\n";
+  const auto tensors = [&](const std::string& from, std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"-o", "json", "convert", from, "-o", output});
+    const Result result = RunArguments(flags);
+    EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
+    EXPECT_TRUE(nlohmann::json::accept(result.out));
+    std::vector<std::string> found;
+    const auto file = safetensors::SafetensorsFile::Open(output);
+    for (const auto& tensor : file->tensors()) {
+      found.push_back(absl::StrCat(tensor.name, " ", safetensors::DtypeName(tensor.dtype)));
+    }
+    return found;
+  };
+  EXPECT_THAT(tensors(input, {"--rules=" + daemon.directory() + "/rules"}), ElementsAre("w BF16"));
+  EXPECT_THAT(tensors(input, {"--format=MXFP8", "--planes=both"}),
+              UnorderedElementsAre("w F8_E4M3", "w_scale U8", "w_column F8_E4M3", "w_column_scale U8"));
+  EXPECT_THAT(tensors(input, {"--format=MXFP8", "--element=E5M2"}), UnorderedElementsAre("w F8_E5M2", "w_scale U8"));
+  const std::string encoded = daemon.directory() + "/encoded.safetensors";
+  std::filesystem::rename(output, encoded);
+  EXPECT_THAT(tensors(encoded, {"--dequantize"}), ElementsAre("w F32"));
+  EXPECT_THAT(tensors(encoded, {"--dequantize", "--dtype=F16"}), ElementsAre("w F16"));
+}
+
+TEST(CtlTest, FlagsOfCodecSayWhatItReadsAndWrites) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string input = daemon.directory() + "/in.npy", planes = daemon.directory() + "/planes";
+  const std::string output = daemon.directory() + "/out.npy";
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  NpyArray array{"<f4", {2, 3}, std::vector<uint8_t>(values.size() * sizeof(float))};
+  std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
+  ASSERT_TRUE(WriteNpy(input, array).ok());
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=MXFP8", input, planes}).err, "");
+  EXPECT_EQ(RunArguments({"codec", "decode", "--format=MXFP8", "--plane=column", planes, output}).err, "");
+  EXPECT_EQ(ReadNpy(output)->bytes, array.bytes);
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=NVFP4_2D", input, planes}).err, "");
+  EXPECT_EQ(RunArguments({"codec", "decode", "--format=NVFP4_2D", "--columns=3", planes, output}).err, "");
+  EXPECT_THAT(ReadNpy(output)->shape, ElementsAre(2, 3));
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=FP8_TENSOR_DELAYED", "--scale=4", input, planes}).err, "");
+  float scale_inv = 0;
+  std::memcpy(&scale_inv, ReadNpy(planes + "/scale_inv.npy")->bytes.data(), sizeof(scale_inv));
+  EXPECT_EQ(scale_inv, 0.25f);
 }
 
 TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {
