@@ -13,6 +13,9 @@
 
 namespace paramshard::ctl {
 
+// What an RPC may take: kLong for those that read or write a whole model.
+enum class RpcLength { kShort, kLong };
+
 // Holds the token by holding the companion connection. One call at a time. Movable. Errors of every call: the daemon's,
 // as admin.proto states them; UNAVAILABLE and DEADLINE_EXCEEDED when it does not answer.
 //
@@ -26,9 +29,9 @@ class AdminClient {
   struct Options {
     // Empty: the default of client.h.
     std::string socket_dir;
-    // Of connecting, and of each call.
+    // Of connecting, and of each short call.
     absl::Duration timeout = absl::Seconds(30);
-    // Of what reads or writes a whole model: VerifyModel, GetParameterStats, ImportFile.
+    // Of each long one.
     absl::Duration stream_timeout = absl::Minutes(10);
   };
 
@@ -36,31 +39,35 @@ class AdminClient {
   // this user.
   static absl::StatusOr<AdminClient> Connect(const Options& options);
 
+  template <typename Request, typename Response>
+  using Rpc = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
+  template <typename Request, typename Response>
+  using StreamRpc = std::unique_ptr<grpc::ClientReader<Response>> (Stub::*)(grpc::ClientContext*, const Request&);
+
   // Calls an RPC with one answer.
   template <typename Request, typename Response>
-  absl::Status Call(grpc::Status (Stub::*rpc)(grpc::ClientContext*, const Request&, Response*), const Request& request,
-                    Response& response) {
-    const std::unique_ptr<grpc::ClientContext> context = NewContext(options_.timeout);
+  absl::Status Call(Rpc<Request, Response> rpc, const Request& request, Response& response,
+                    RpcLength length = RpcLength::kShort) {
+    const std::unique_ptr<grpc::ClientContext> context = NewContext(length);
     return Converted((stub_.get()->*rpc)(context.get(), request, &response));
   }
 
-  // The `limit` parameters whose planes are farthest from their masters.
-  absl::StatusOr<v1::GetParameterStatsResponse> Stats(const std::string& model, int limit);
-
-  // The shards of all pages as one answer without a page token.
-  absl::StatusOr<v1::ListShardsResponse> ListAllShards(const std::string& model, int page_size);
-
-  // Calls `sink` for every extent, then returns the summary.
-  absl::StatusOr<v1::VerifySummary> Verify(const std::string& model,
-                                           const std::function<void(const v1::ExtentVerification&)>& sink);
-
-  absl::StatusOr<v1::ImportFileResponse> ImportFile(const v1::ImportFileRequest& request);
+  // Calls an RPC with a stream of answers, which reads a whole model, and `sink` for each.
+  template <typename Request, typename Response>
+  absl::Status ReadAll(StreamRpc<Request, Response> rpc, const Request& request,
+                       const std::function<void(const Response&)>& sink) {
+    const std::unique_ptr<grpc::ClientContext> context = NewContext(RpcLength::kLong);
+    const std::unique_ptr<grpc::ClientReader<Response>> reader = (stub_.get()->*rpc)(context.get(), request);
+    Response response;
+    while (reader->Read(&response)) sink(response);
+    return Converted(reader->Finish());
+  }
 
  private:
   AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub);
 
   // A call's token and deadline.
-  std::unique_ptr<grpc::ClientContext> NewContext(absl::Duration timeout) const;
+  std::unique_ptr<grpc::ClientContext> NewContext(RpcLength length) const;
   static absl::Status Converted(const grpc::Status& status);
 
   Options options_;

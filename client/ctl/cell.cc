@@ -35,8 +35,17 @@ std::string TextCell(absl::string_view text) { return text.empty() ? "-" : std::
 
 std::string YesNoCell(bool value) { return value ? "yes" : "no"; }
 
+std::string ShareCell(int64_t part, int64_t count) {
+  if (count == 0) return "-";
+  return absl::StrCat(RealCell(100.0 * static_cast<double>(part) / static_cast<double>(count)), " %");
+}
+
 std::string EnumCell(absl::string_view name, absl::string_view prefix) {
   return name.empty() ? "?" : std::string(absl::StripPrefix(name, prefix));
 }
+
+std::string FormatCell(v1::Format format) { return EnumCell(v1::Format_Name(format), "FORMAT_"); }
+
+std::string MomentCell(v1::MomentType type) { return EnumCell(v1::MomentType_Name(type), "MOMENT_TYPE_"); }
 
 }  // namespace paramshard::ctl

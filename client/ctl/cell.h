@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::ctl {
 
@@ -28,9 +29,14 @@ std::string TextCell(absl::string_view text);
 
 std::string YesNoCell(bool value);
 
+// "12.5 %" of `count` things; "-" of none.
+std::string ShareCell(int64_t part, int64_t count);
+
 // An enumerator's name without the prefix that protos give it: ("FORMAT_MXFP8", "FORMAT_") is "MXFP8". A number that
 // this build does not know has no name and is "?".
 std::string EnumCell(absl::string_view name, absl::string_view prefix);
+std::string FormatCell(v1::Format format);
+std::string MomentCell(v1::MomentType type);
 
 }  // namespace paramshard::ctl
 

@@ -8,20 +8,17 @@
 #include <google/protobuf/message.h>
 
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "paramshard/v1/admin.pb.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
 
-// An indented document that ends with a line feed.
-absl::StatusOr<std::string> JsonText(const google::protobuf::Message& message);
+absl::StatusOr<nlohmann::ordered_json> ToJson(const google::protobuf::Message& message);
 
-// {"extents": [ExtentVerification ...], "summary": VerifySummary}: the stream of VerifyModel as one document. `extents`
-// is left out when null.
-absl::StatusOr<std::string> VerificationJsonText(const std::vector<v1::ExtentVerification>* extents,
-                                                 const v1::VerifySummary& summary);
+// An indented document that ends with a line feed.
+std::string JsonText(const nlohmann::ordered_json& json);
+absl::StatusOr<std::string> JsonText(const google::protobuf::Message& message);
 
 }  // namespace paramshard::ctl
 

@@ -1,7 +1,7 @@
 #include "client/ctl/npy.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/types/span.h"
+#include "proto/safetensors/regular_file.h"
 
 namespace paramshard {
 namespace {
@@ -19,6 +21,9 @@ namespace {
 constexpr absl::string_view kMagic("\x93NUMPY", 6);
 // Magic, version (two bytes), length of the header (two bytes, little endian).
 constexpr size_t kPreambleBytes = 10;
+constexpr int64_t kMaxHeaderBytes = kPreambleBytes + std::numeric_limits<uint16_t>::max();
+// More than any matrix of a model; a file says any size for nothing.
+constexpr int64_t kMaxArrayBytes = int64_t{16} << 30;
 // The elements of a written file begin at a multiple of this, as numpy's do.
 constexpr size_t kDataAlignment = 64;
 
@@ -179,22 +184,42 @@ absl::Status WithPath(const absl::Status& status, const std::string& path) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-absl::Status FileError(absl::string_view operation, const std::string& path) {
-  const std::string message = absl::StrCat(operation, " ", path, ": ", std::strerror(errno));
-  return errno == ENOENT ? absl::NotFoundError(message) : absl::UnavailableError(message);
-}
-
-}  // namespace
-
-absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents) {
+// The array without its elements; `contents`, which may be the beginning of a file, is moved on to them.
+absl::StatusOr<NpyArray> TakeHeader(absl::string_view& contents) {
   const absl::StatusOr<absl::string_view> text = TakeHeaderText(contents);
   if (!text.ok()) return text.status();
   absl::StatusOr<Header> header = HeaderParser(*text).Parse();
   if (!header.ok()) return header.status();
   if (absl::Status status = CheckReadable(*header); !status.ok()) return status;
-  NpyArray array = {*std::move(header->dtype), *std::move(header->shape), {}};
-  if (absl::Status status = CheckSize(array, contents.size()); !status.ok()) return status;
-  array.bytes.assign(contents.begin(), contents.end());
+  return NpyArray{*std::move(header->dtype), *std::move(header->shape), {}};
+}
+
+// Nothing is allocated for the elements before the file has as many as its header says.
+absl::StatusOr<NpyArray> ReadArray(const safetensors::RegularFile& file) {
+  if (file.size_bytes() > kMaxHeaderBytes + kMaxArrayBytes) {
+    return Malformed(
+        absl::StrCat("an array of at most ", kMaxArrayBytes, " bytes expected, got a file of ", file.size_bytes()));
+  }
+  std::vector<uint8_t> beginning(std::min(file.size_bytes(), kMaxHeaderBytes));
+  if (absl::Status status = file.ReadAt(0, absl::MakeSpan(beginning)); !status.ok()) return status;
+  absl::string_view rest(reinterpret_cast<const char*>(beginning.data()), beginning.size());
+  absl::StatusOr<NpyArray> array = TakeHeader(rest);
+  if (!array.ok()) return array.status();
+  const auto data_begin = static_cast<int64_t>(beginning.size() - rest.size());
+  const int64_t data_bytes = file.size_bytes() - data_begin;
+  if (absl::Status status = CheckSize(*array, data_bytes); !status.ok()) return status;
+  array->bytes.resize(data_bytes);
+  if (absl::Status status = file.ReadAt(data_begin, absl::MakeSpan(array->bytes)); !status.ok()) return status;
+  return array;
+}
+
+}  // namespace
+
+absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents) {
+  absl::StatusOr<NpyArray> array = TakeHeader(contents);
+  if (!array.ok()) return array.status();
+  if (absl::Status status = CheckSize(*array, contents.size()); !status.ok()) return status;
+  array->bytes.assign(contents.begin(), contents.end());
   return array;
 }
 
@@ -217,13 +242,9 @@ absl::StatusOr<std::string> SerializeNpy(const NpyArray& array) {
 }
 
 absl::StatusOr<NpyArray> ReadNpy(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return FileError("open", path);
-  std::string contents;
-  char block[1 << 16];
-  while (file.read(block, sizeof(block)) || file.gcount() > 0) contents.append(block, file.gcount());
-  if (file.bad()) return FileError("read", path);
-  absl::StatusOr<NpyArray> array = ParseNpy(contents);
+  const absl::StatusOr<safetensors::RegularFile> file = safetensors::RegularFile::Open(path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<NpyArray> array = ReadArray(*file);
   return array.ok() ? std::move(array) : WithPath(array.status(), path);
 }
 
@@ -231,7 +252,7 @@ absl::Status WriteNpy(const std::string& path, const NpyArray& array) {
   const absl::StatusOr<std::string> contents = SerializeNpy(array);
   if (!contents.ok()) return WithPath(contents.status(), path);
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (!file) return FileError("create", path);
+  if (!file) return absl::ErrnoToStatus(errno, absl::StrCat(path, ": create failed"));
   file.write(contents->data(), static_cast<std::streamsize>(contents->size()));
   file.close();
   return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("write ", path, ": failed"));

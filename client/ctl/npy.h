@@ -31,7 +31,8 @@ absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents);
 // The contents of a .npy file. InvalidArgument when dtype, shape and bytes do not fit together.
 absl::StatusOr<std::string> SerializeNpy(const NpyArray& array);
 
-// The same on files. NotFound when there is no such file, Unavailable when reading or writing fails.
+// The same on files, of at most 16 GiB to read. Errors are the file system's, and name the file: NotFound ...;
+// InvalidArgument also for what is no regular file, or larger; Unavailable when reading or writing fails.
 absl::StatusOr<NpyArray> ReadNpy(const std::string& path);
 absl::Status WriteNpy(const std::string& path, const NpyArray& array);
 

@@ -5,24 +5,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "client/ctl/terminal_text.h"
 #include "kernels/base/check.h"
 
 namespace paramshard::ctl {
 namespace {
-
-std::string Printable(absl::string_view text) {
-  std::string printable;
-  for (const char c : text) {
-    if (absl::ascii_iscntrl(c)) {
-      absl::StrAppendFormat(&printable, "\\x%02x", static_cast<unsigned char>(c));
-    } else {
-      printable.push_back(c);
-    }
-  }
-  return printable;
-}
 
 // The number of code points of UTF-8: of bytes that do not continue one.
 size_t Width(absl::string_view text) {
@@ -33,7 +21,7 @@ size_t Width(absl::string_view text) {
 
 void Table::AddRow(std::vector<std::string> cells) {
   PARAMSHARD_CHECK(cells.size() == columns_.size());
-  for (std::string& cell : cells) cell = Printable(cell);
+  for (std::string& cell : cells) cell = TerminalText(cell);
   rows_.push_back(std::move(cells));
 }
 

@@ -1,6 +1,6 @@
 // Text in aligned columns, for people.
 //
-//   Table table({{"MODEL"}, {"VERSION", Align::kRight}});
+//   Table table({Left("MODEL"), Right("VERSION")});
 //   table.AddRow({"tiny", "12"});
 //   out << table.Text();
 #ifndef PARAMSHARD_CLIENT_CTL_TABLE_H_
@@ -19,9 +19,11 @@ struct Column {
   std::string title;
   Align align = Align::kLeft;
 };
+inline Column Left(std::string title) { return {std::move(title), Align::kLeft}; }
+inline Column Right(std::string title) { return {std::move(title), Align::kRight}; }
 
-// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may come from anywhere: control
-// characters are shown as \xHH, so that a name cannot write to the terminal.
+// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may come from anywhere:
+// they are shown as TerminalText.
 class Table {
  public:
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -38,6 +40,17 @@ class Table {
 
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
+};
+
+// A thing's properties, one on a line.
+class Properties {
+ public:
+  void Add(std::string name, std::string value) { table_.AddRow({std::move(name), std::move(value)}); }
+  // Without the line of titles, which are empty.
+  std::string Text() const { return table_.Text().substr(1); }
+
+ private:
+  Table table_{{Left(""), Left("")}};
 };
 
 }  // namespace paramshard::ctl

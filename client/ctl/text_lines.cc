@@ -1,20 +1,24 @@
 #include "client/ctl/text_lines.h"
 
-#include <cerrno>
-#include <fstream>
-
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
+#include "proto/safetensors/regular_file.h"
 
 namespace paramshard::ctl {
+namespace {
+
+constexpr int64_t kMaxBytes = 64 << 20;
+
+}  // namespace
 
 absl::StatusOr<std::vector<TextLine>> ReadTextLines(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::ErrnoToStatus(errno, absl::StrCat(path, ": open failed"));
+  ASSIGN_OR_RETURN(const std::string contents, safetensors::ReadWholeFile(path, kMaxBytes));
   std::vector<TextLine> lines;
   int number = 0;
-  for (std::string text; std::getline(file, text);) {
+  for (const absl::string_view text : absl::StrSplit(contents, '\n')) {
     const std::string place = absl::StrCat(path, ":", ++number);
     const absl::string_view line = absl::StripAsciiWhitespace(text);
     if (line.empty() || line[0] == '#') continue;
@@ -25,8 +29,7 @@ absl::StatusOr<std::vector<TextLine>> ReadTextLines(const std::string& path) {
     lines.push_back({std::string(absl::StripAsciiWhitespace(line.substr(0, cut))),
                      std::string(absl::StripAsciiWhitespace(line.substr(cut + 2))), place});
   }
-  if (!file.bad()) return lines;
-  return absl::UnavailableError(absl::StrCat(path, ": read failed"));
+  return lines;
 }
 
 }  // namespace paramshard::ctl

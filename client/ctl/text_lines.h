@@ -18,8 +18,8 @@ struct TextLine {
   std::string place;  // "rules.txt:3"
 };
 
-// The lines of a file: each is cut at its last ": ". Empty lines and those that begin with # are left out. NOT_FOUND;
-// INVALID_ARGUMENT for a line without a key or value, which it names; UNAVAILABLE when the file cannot be read.
+// The lines of a file: each is cut at its last ": ". Empty lines and those that begin with # are left out. Errors of
+// ReadWholeFile, which takes at most 64 MiB; INVALID_ARGUMENT also for a line without a key or value, which it names.
 absl::StatusOr<std::vector<TextLine>> ReadTextLines(const std::string& path);
 
 }  // namespace paramshard::ctl

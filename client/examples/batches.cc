@@ -1,37 +1,61 @@
 #include "client/examples/batches.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace paramshard::examples {
+namespace {
+
+// JSON has no NaN and no infinities: they are texts.
+nlohmann::json RealToJson(double value) {
+  return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(absl::StrCat(value));
+}
+
+std::optional<double> RealFromJson(const nlohmann::json& json) {
+  if (json.is_number()) return json.get<double>();
+  double value = 0;
+  if (!json.is_string() || !absl::SimpleAtod(json.get<std::string>(), &value) || std::isfinite(value)) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+std::optional<int64_t> CountFromJson(const nlohmann::json& json) {
+  if (!json.is_number_integer()) return std::nullopt;
+  const auto count = json.get<int64_t>();
+  return count < 0 ? std::nullopt : std::optional(count);
+}
+
+}  // namespace
 
 std::string TrainingPosition::ToJson() const {
   return nlohmann::json{
-      {"step", step}, {"reported_step", reported_step}, {"loss_sum", loss_sum}, {"loss_count", loss_count}}
+      {"step", step}, {"reported_step", reported_step}, {"loss_sum", RealToJson(loss_sum)}, {"loss_count", loss_count}}
       .dump();
 }
 
 absl::StatusOr<TrainingPosition> TrainingPosition::FromJson(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const auto is_number = [&json](const char* key) {
-    return json.is_object() && json.contains(key) && json[key].is_number();
-  };
-  for (const char* key : {"step", "reported_step", "loss_sum", "loss_count"}) {
-    if (!is_number(key)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("training position: a number ", key, " expected, got \"", text, "\""));
-    }
+  const nlohmann::json object = json.is_object() ? json : nlohmann::json::object();
+  const auto step = CountFromJson(object.value("step", nlohmann::json()));
+  const auto reported_step = CountFromJson(object.value("reported_step", nlohmann::json()));
+  const auto loss_sum = RealFromJson(object.value("loss_sum", nlohmann::json()));
+  const auto loss_count = CountFromJson(object.value("loss_count", nlohmann::json()));
+  if (step && reported_step && loss_sum && loss_count) {
+    return TrainingPosition{
+        .step = *step, .reported_step = *reported_step, .loss_sum = *loss_sum, .loss_count = *loss_count};
   }
-  return TrainingPosition{.step = json["step"],
-                          .reported_step = json["reported_step"],
-                          .loss_sum = json["loss_sum"],
-                          .loss_count = json["loss_count"]};
+  return absl::InvalidArgumentError(absl::StrCat(
+      "training position: numbers step, reported_step, loss_sum and loss_count expected, got \"", text, "\""));
 }
 
 // Fisher and Yates. std::shuffle is free to differ between standard libraries.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,15 +32,19 @@ void Say(const std::string& text) { std::cout << text << std::endl; }
 
 void SayHeading(const std::string& text) { Say(absl::StrCat("\n== ", text)); }
 
+// Reports have null for what is not finite.
+double RealOf(const nlohmann::json& value) {
+  return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
 void SayProgress(const nlohmann::json& event, int64_t epochs) {
   const int64_t gathered = event["gathered_bytes_per_step"];
   const int64_t bf16 = event["bf16_bytes_per_step"];
   Say(absl::StrFormat(
       "epoch %2.0f/%d  loss %.4f  accuracy %.4f  gathered %d bytes/step (BF16: %d, "
       "%.0f %%)  %.0f steps/s",
-      event["epoch"].get<double>(), epochs, event["loss"].get<double>(), event["accuracy"].get<double>(), gathered,
-      bf16, 100.0 * static_cast<double>(gathered) / static_cast<double>(bf16),
-      event["steps_per_second"].get<double>()));
+      event["epoch"].get<double>(), epochs, RealOf(event["loss"]), event["accuracy"].get<double>(), gathered, bf16,
+      100.0 * static_cast<double>(gathered) / static_cast<double>(bf16), event["steps_per_second"].get<double>()));
 }
 
 const nlohmann::json* FindEvent(const std::vector<nlohmann::json>& events, const std::string& name, double after) {

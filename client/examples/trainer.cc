@@ -62,23 +62,51 @@ Trainer::Trainer(const TrainerOptions& options, Client client, std::unique_ptr<T
 
 absl::Status Trainer::Run() {
   while (true) {
-    absl::StatusOr<Model> model = client_.OpenModel(spec_);
-    absl::Status status = model.status();
-    if (status.ok()) status = Train(*model);
+    const absl::Status status = Attempt();
     pending_.reset();
-    if (!absl::IsAborted(status)) return status;
+    if (status.ok()) return status;
+    const std::optional<absl::Duration> pause = retries_.Next(status);
+    if (!pause.has_value()) return status;
+    client_.reset();
     report_->Event("ended", {{"why", std::string(status.message())}});
+    absl::SleepFor(*pause);
   }
 }
 
-absl::Status Trainer::Train(Model& model) {
-  position_ = {};
-  committed_ = false;
-  next_commit_ = model.commit_number() + 1;
-  if (model.commit_number() > 0) {
-    ASSIGN_OR_RETURN(position_, TrainingPosition::FromJson(model.client_state()));
+absl::Status Trainer::Attempt() {
+  if (!client_.has_value()) {
+    ASSIGN_OR_RETURN(client_, Client::Connect(options_.client));
   }
-  report_->Event("attached", {{"commit_number", model.commit_number()}, {"pid", getpid()}});
+  ASSIGN_OR_RETURN(Model model, client_->OpenModel(spec_));
+  return Train(model);
+}
+
+absl::Status Trainer::CheckModel(const Model& model) const {
+  if (model.world_size() != options_.world_size.value_or(model.world_size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--world-size: ", model.world_size(), " expected, the ranks that the daemon has, got ", *options_.world_size));
+  }
+  if (model.commit_number() >= last_commit_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("train ", options_.model, ": the state of commit ", last_commit_,
+                                                    " expected, got that of commit ", model.commit_number(),
+                                                    ": import it, then start this trainer again"));
+}
+
+// Every step makes one commit, the end of a training one more.
+absl::StatusOr<TrainingPosition> Trainer::PositionIn(const Model& model) const {
+  if (!model.client_state().empty()) return TrainingPosition::FromJson(model.client_state());
+  const int64_t step = std::min(options_.start_step.value_or(model.commit_number()), total_steps());
+  return TrainingPosition{.step = step,
+                          .reported_step = step == total_steps() ? step : step / report_interval() * report_interval()};
+}
+
+absl::Status Trainer::Train(Model& model) {
+  RETURN_IF_ERROR(CheckModel(model));
+  committed_ = false;
+  last_commit_ = model.commit_number();
+  next_commit_ = last_commit_ + 1;
+  ASSIGN_OR_RETURN(position_, PositionIn(model));
+  report_->Event("attached", {{"commit_number", model.commit_number()}, {"pid", getpid()}, {"step", position_.step}});
   if (position_.reported_step < total_steps()) {
     while (position_.reported_step < total_steps()) RETURN_IF_ERROR(TrainInterval(model));
     // A last commit, without gradients, says that every rank has evaluated: now any of them may
@@ -176,6 +204,8 @@ absl::Status Trainer::AwaitCommit() {
   if (!pending_.has_value()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const StepResult result, pending_->Wait());
   pending_.reset();
+  last_commit_ = result.commit_number;
+  retries_.Reset();
   if (!std::exchange(committed_, true)) report_->Event("committed", {{"commit_number", result.commit_number}});
   if (!result.skipped) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("commit ", result.commit_number, ": finite gradients expected, got ",
@@ -201,8 +231,7 @@ absl::Status Trainer::Report(Model& model) {
 }
 
 int64_t Trainer::NextReport() const {
-  const int64_t interval = options_.report_interval.value_or(batches_.batches_per_epoch());
-  return std::min((position_.reported_step / interval + 1) * interval, total_steps());
+  return std::min((position_.reported_step / report_interval() + 1) * report_interval(), total_steps());
 }
 
 float Trainer::LearningRate() const {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "client/client.h"
 #include "client/examples/batches.h"
+#include "client/examples/retries.h"
 #include "client/examples/storage.h"
 #include "client/examples/task.h"
 #include "client/examples/training_report.h"
@@ -23,6 +24,7 @@ struct TrainerOptions {
   std::string model = {};
   Storage storage = {};
   std::optional<int> shard_size = {};
+  std::optional<int> world_size = {};  // refuse a daemon whose world has another number of ranks
   int64_t epochs = 1;
   std::optional<int64_t> steps = {};  // instead of the epochs' number of them
   int64_t batch_size = 16;            // of all ranks together
@@ -30,6 +32,8 @@ struct TrainerOptions {
   std::optional<int64_t> report_interval = {};
   uint64_t seed = 1;
   float learning_rate = 2e-3f;  // falls linearly to a twentieth
+  // Where to begin in a model that does not say, as an imported one; unset: a step for each of its commits.
+  std::optional<int64_t> start_step = {};
   // Die by SIGKILL in the middle of the step that would make this commit.
   std::optional<int64_t> kill_at_step = {};
 };
@@ -44,8 +48,9 @@ class Trainer {
   static absl::StatusOr<Trainer> Create(const TrainerOptions& options, std::unique_ptr<Task> task,
                                         TrainingReport* report);
 
-  // Trains from where the daemon says that the model is to the last epoch. When another trainer
-  // leaves, attaches again and goes on from the last commit.
+  // Trains from where the daemon says that the model is to the last epoch. When another trainer leaves, and after other
+  // errors that pass, attaches again and goes on from the last commit: as often as Retries allows between two commits.
+  // FAILED_PRECONDITION when the model has fewer commits than this trainer has seen: its daemon was started again.
   absl::Status Run();
 
  private:
@@ -58,7 +63,10 @@ class Trainer {
     absl::Duration time = absl::ZeroDuration();
   };
 
+  absl::Status Attempt();
   absl::Status Train(Model& model);
+  absl::Status CheckModel(const Model& model) const;
+  absl::StatusOr<TrainingPosition> PositionIn(const Model& model) const;
   // Trains up to the next report.
   absl::Status TrainInterval(Model& model);
   absl::Status Step(Model& model);
@@ -73,12 +81,13 @@ class Trainer {
   // Gathers a unit and decodes it into weights_; the unit is released on return.
   absl::Status Load(Model& model, const UnitSpec& unit, Phase phase);
   int64_t total_steps() const { return options_.steps.value_or(options_.epochs * batches_.batches_per_epoch()); }
+  int64_t report_interval() const { return options_.report_interval.value_or(batches_.batches_per_epoch()); }
   int64_t NextReport() const;
   float LearningRate() const;
   int64_t Bf16BytesPerStep() const;
 
   TrainerOptions options_;
-  Client client_;
+  std::optional<Client> client_;  // none after an error: its daemon may be another one by now
   std::unique_ptr<Task> task_;
   TrainingReport* report_;
   ModelSpec spec_;
@@ -86,7 +95,9 @@ class Trainer {
 
   TrainingPosition position_;
   Cost cost_;
+  Retries retries_;
   int64_t next_commit_ = 1;
+  int64_t last_commit_ = 0;  // that was answered, here or before
   std::optional<PendingCommit> pending_;
   bool committed_ = false;  // since it attached
   Values weights_;          // of the unit that was loaded last

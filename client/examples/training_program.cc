@@ -2,10 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/ctl/terminal_text.h"
 #include "client/examples/storage.h"
 #include "client/examples/training_report.h"
 #include "kernels/base/status_macros.h"
@@ -17,7 +19,6 @@ struct Flags {
   TrainerOptions options;
   StorageFlags storage = {};
   std::string report = {};
-  int world_size = 0;
   double attach_timeout_seconds = 60;
 };
 
@@ -26,8 +27,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--socket-dir", options.client.socket_dir, "The daemon's directory of sockets");
   app.add_option("--rank", options.client.rank, "Rank of the world that this trainer serves")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--world-size", flags.world_size, "Ranks expected; 0: whatever the daemon has")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--world-size", options.world_size, "Ranks that the daemon must have; default: whatever it has")
+      ->check(CLI::PositiveNumber);
   app.add_option("--model", options.model, "Name of the model")->capture_default_str();
   AddStorageFlags(app, flags.storage);
   app.add_option("--shard-size", options.shard_size, "Ranks that share one copy of the model");
@@ -44,14 +45,18 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--attach-timeout", flags.attach_timeout_seconds, "Seconds to wait for the other ranks")
       ->capture_default_str();
   app.add_option("--report", flags.report, "Append events to this file, as JSON lines");
+  app.add_option("--start-step", options.start_step,
+                 "Where to begin in a model that was imported; default: a step for each of its commits")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--kill-at-step", options.kill_at_step, "Die by SIGKILL in the middle of this step");
 }
 
 absl::Status CheckFlags(Flags& flags) {
   ASSIGN_OR_RETURN(flags.options.storage, ParseStorage(flags.storage));
-  if (flags.world_size != 0 && flags.options.client.rank >= flags.world_size) {
+  const std::optional<int> world_size = flags.options.world_size;
+  if (world_size.has_value() && flags.options.client.rank >= *world_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--rank: a rank below ", flags.world_size, " expected, got ", flags.options.client.rank));
+        absl::StrCat("--rank: a rank below ", *world_size, " expected, got ", flags.options.client.rank));
   }
   flags.options.client.attach_timeout = absl::Seconds(flags.attach_timeout_seconds);
   return absl::OkStatus();
@@ -74,7 +79,7 @@ int RunTrainingProgram(const TrainingProgram& program, int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = Run(program, flags);
   if (status.ok()) return 0;
-  std::cerr << program.name << ": " << status << std::endl;
+  std::cerr << program.name << ": " << ctl::TerminalText(status.ToString()) << std::endl;
   return 1;
 }
 

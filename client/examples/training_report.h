@@ -27,9 +27,9 @@ struct TrainingProgress {
   double steps_per_second = 0;
 };
 
-// Events, besides "progress": "attached" and "committed" (the first commit after it), "ended" (another
-// trainer left), "kill" (this one is about to die) and "finished". Every line has the event's
-// wall-clock time in seconds.
+// Events, besides "progress": "attached" and "committed" (the first commit after it), "ended" (another trainer left, or
+// something else that passes), "kill" (this one is about to die) and "finished". Every line has the event's wall-clock
+// time in seconds. A loss that is not finite is null.
 class TrainingReport {
  public:
   // Appends to the file; an empty name writes nothing. NOT_FOUND when it cannot be opened.

@@ -1,9 +1,6 @@
 #include "proto/safetensors/checkpoint.h"
 
-#include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -12,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/regular_file.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -25,22 +23,6 @@ constexpr int kIndexDepth = 2;
 
 absl::Status Invalid(absl::string_view path, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", message));
-}
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(path, ": open failed"));
-    return Invalid(path, "a regular file expected");
-  }
-  const auto size_bytes = static_cast<int64_t>(fs::file_size(path, error));
-  if (!error && size_bytes > kMaxHeaderBytes) {
-    return Invalid(path, absl::StrCat("at most ", kMaxHeaderBytes, " bytes expected, got ", size_bytes));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.good() || file.eof()) return text;
-  return absl::UnavailableError(absl::StrCat(path, ": read failed"));
 }
 
 // Whether a name in an index is below its folder, as far as the name tells.
@@ -132,7 +114,7 @@ absl::Status Checkpoint::OpenFile(const std::string& path) {
 }
 
 absl::Status Checkpoint::OpenIndex(const std::string& path) {
-  const absl::StatusOr<std::string> text = ReadText(path);
+  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxHeaderBytes);
   if (!text.ok()) return text.status();
   absl::StatusOr<WeightMap> weight_map = ParseIndex(path, *text);
   if (!weight_map.ok()) return weight_map.status();

@@ -17,33 +17,57 @@ absl::Status Failed(const std::string& path, absl::string_view operation) {
   return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", operation, " failed"));
 }
 
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
 // A rename is on the disk when its folder is.
 absl::Status SyncFolder(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  const wire::FileDescriptor fd(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const wire::FileDescriptor fd(open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() >= 0 && fsync(fd.get()) == 0) return absl::OkStatus();
   return Failed(path, "fsync of its folder");
 }
 
 }  // namespace
 
+ReplacingFile::ReplacingFile(const std::string& path)
+    : path_(path), temporary_path_(absl::StrCat(path, ".", getpid(), ".partial")) {}
+
 absl::StatusOr<ReplacingFile> ReplacingFile::Create(const std::string& path) {
-  ReplacingFile file;
-  file.path_ = path;
-  const std::string temporary_path = absl::StrCat(path, ".", getpid(), ".partial");
-  file.fd_ = wire::FileDescriptor(open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (file.fd_.get() < 0) return Failed(temporary_path, "create");
-  file.temporary_path_ = temporary_path;
+  ReplacingFile file(path);
+  file.fd_ = wire::FileDescriptor(open(FolderOf(path).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
+  if (file.fd_.get() >= 0) return file;
+  // Kernels that do not know the flag open the folder, and refuse to write to it.
+  if (errno != EOPNOTSUPP && errno != EISDIR) return Failed(path, "create");
+  if (absl::Status status = file.CreateTemporary(); !status.ok()) return status;
   return file;
+}
+
+absl::Status ReplacingFile::CreateTemporary() {
+  fd_ = wire::FileDescriptor(open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (fd_.get() < 0) return Failed(temporary_path_, "create");
+  has_temporary_path_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReplacingFile::LinkTemporary() {
+  const std::string open_file = absl::StrCat("/proc/self/fd/", fd_.get());
+  if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    return Failed(temporary_path_, "link");
+  }
+  has_temporary_path_ = true;
+  return absl::OkStatus();
 }
 
 ReplacingFile::ReplacingFile(ReplacingFile&& other) noexcept
     : path_(std::move(other.path_)),
-      temporary_path_(std::exchange(other.temporary_path_, {})),
+      temporary_path_(std::move(other.temporary_path_)),
+      has_temporary_path_(std::exchange(other.has_temporary_path_, false)),
       fd_(std::move(other.fd_)) {}
 
 ReplacingFile::~ReplacingFile() {
-  if (!temporary_path_.empty()) unlink(temporary_path_.c_str());
+  if (has_temporary_path_) unlink(temporary_path_.c_str());
 }
 
 absl::Status ReplacingFile::WriteAt(int64_t offset, absl::Span<const uint8_t> bytes) const {
@@ -57,10 +81,14 @@ absl::Status ReplacingFile::WriteAt(int64_t offset, absl::Span<const uint8_t> by
   return absl::OkStatus();
 }
 
+// A link cannot replace a file, a rename can.
 absl::Status ReplacingFile::Commit() {
   if (fsync(fd_.get()) != 0) return Failed(path_, "fsync");
+  if (!has_temporary_path_) {
+    if (absl::Status status = LinkTemporary(); !status.ok()) return status;
+  }
   if (rename(temporary_path_.c_str(), path_.c_str()) != 0) return Failed(path_, "rename");
-  temporary_path_.clear();
+  has_temporary_path_ = false;
   return SyncFolder(path_);
 }
 

@@ -12,8 +12,9 @@
 
 namespace paramshard::safetensors {
 
-// Until Commit a temporary file in the same folder, which goes with its owner. Movable; not thread-safe. Errors are the
-// file system's, and name the file: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED ...
+// Until Commit a file without a name, which goes with its process, however that ends. Where the file system has none
+// such it is a temporary one in the same folder, which goes with its owner alone. Movable; not thread-safe. Errors are
+// the file system's, and name the file: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED ...
 class ReplacingFile {
  public:
   static absl::StatusOr<ReplacingFile> Create(const std::string& path);
@@ -27,10 +28,14 @@ class ReplacingFile {
   absl::Status Commit();
 
  private:
-  ReplacingFile() = default;
+  explicit ReplacingFile(const std::string& path);
+  absl::Status CreateTemporary();
+  // Gives a file without a name the temporary one.
+  absl::Status LinkTemporary();
 
   std::string path_;
-  std::string temporary_path_;  // empty once there is none
+  std::string temporary_path_;
+  bool has_temporary_path_ = false;  // the file has this name now
   wire::FileDescriptor fd_;
 };
 

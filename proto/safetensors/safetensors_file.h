@@ -11,12 +11,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/safetensors/header.h"
-#include "proto/wire/handoff.h"
+#include "proto/safetensors/regular_file.h"
 
 namespace paramshard::safetensors {
 
-// An open file whose header has been checked against its length. Data are read where they are asked for, not mapped: a
-// file that is cut meanwhile is an error, not a signal. Movable; Read may be called by several threads.
+// An open file whose header has been checked against its length. Movable; Read may be called by several threads.
 //
 //   ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open("model.safetensors"));
 //   for (const TensorInfo& tensor : file.tensors()) {
@@ -40,13 +39,11 @@ class SafetensorsFile {
   absl::Status Read(const TensorInfo& tensor, int64_t offset_bytes, absl::Span<uint8_t> out) const;
 
  private:
-  SafetensorsFile(std::string path, wire::FileDescriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
-  absl::StatusOr<int64_t> FileBytes() const;
+  SafetensorsFile(std::string path, RegularFile contents) : path_(std::move(path)), contents_(std::move(contents)) {}
   absl::Status ReadHeader();
-  absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out) const;
 
   std::string path_;
-  wire::FileDescriptor fd_;
+  RegularFile contents_;
   Header header_;
   int64_t data_begin_ = 0;  // in the file
 };

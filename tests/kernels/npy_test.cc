@@ -56,8 +56,8 @@ TEST(NpyTest, MissingFileIsNotFound) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("no-such.npy"));
 }
 
-TEST(NpyTest, DirectoryIsUnavailable) {
-  EXPECT_EQ(ReadNpy(testing::TempDir()).status().code(), absl::StatusCode::kUnavailable);
+TEST(NpyTest, DirectoryIsRefused) {
+  EXPECT_EQ(ReadNpy(testing::TempDir()).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(NpyTest, RefusalNamesTheFile) {

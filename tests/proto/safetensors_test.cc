@@ -1,4 +1,6 @@
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -279,10 +281,23 @@ TEST_F(SafetensorsWriterTest, WithoutACommitTheOldFileStaysAndNothingElse) {
                          SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}}, {}));
     ASSERT_OK(writer.Append("a", {1, 2, 3, 4}));
     const SafetensorsWriter moved = std::move(writer);
-    EXPECT_EQ(Names().size(), 2u);
+    EXPECT_THAT(Names(), ElementsAre("out"));
   }
   EXPECT_THAT(Names(), ElementsAre("out"));
   EXPECT_EQ(std::filesystem::file_size(Path("out")), 3u);
+}
+
+TEST_F(SafetensorsWriterTest, AProcessThatIsKilledLeavesNothing) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    auto writer = SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}}, {});
+    if (!writer.ok() || !writer->Append("a", {1, 2}).ok()) _exit(1);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
 TEST_F(SafetensorsWriterTest, WhatIsNoFileIsRefused) {

@@ -1,10 +1,16 @@
 #include "client/ctl/command_line.h"
 
+#include <algorithm>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_split.h"
+#include "client/ctl/commands/commands.h"
 #include "client/ctl/exit_codes.h"
+#include "client/ctl/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -32,31 +38,37 @@ struct Parse {
   std::string err;
 };
 
-CommandLine ParseOk(const std::vector<std::string>& arguments) {
+GlobalOptions OptionsOf(const std::vector<std::string>& arguments) {
   const Parse parse(arguments);
   EXPECT_FALSE(parse.ended.has_value()) << parse.err;
-  return parse.line;
+  return parse.line.options;
 }
 
 TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
-  const std::pair<Command, std::vector<std::string>> cases[] = {
-      {Command::kModels, {"models"}},
-      {Command::kShards, {"shards", "m"}},
-      {Command::kDescribe, {"describe", "m", "p"}},
-      {Command::kStats, {"stats", "m"}},
-      {Command::kSessions, {"sessions"}},
-      {Command::kMemory, {"memory"}},
-      {Command::kVerify, {"verify", "m"}},
-      {Command::kDrain, {"drain"}},
-      {Command::kVersion, {"version"}},
-      {Command::kCodecEncode, {"codec", "encode", "--format=MXFP8", "in.npy", "out"}},
-      {Command::kCodecDecode, {"codec", "decode", "--format=MXFP8", "in", "out.npy"}},
-      {Command::kConvert, {"convert", "--format=MXFP8", "in", "-o", "out"}},
-      {Command::kImport, {"import", "m", "in"}},
+  const std::map<std::string, std::vector<std::string>> arguments = {
+      {"shards", {"m"}},
+      {"describe", {"m", "p"}},
+      {"stats", {"m"}},
+      {"verify", {"m"}},
+      {"codec encode", {"in.npy", "out", "--format=MXFP8"}},
+      {"codec decode", {"in", "out.npy", "--format=MXFP8"}},
+      {"convert", {"in", "--format=MXFP8", "-o", "out"}},
+      {"import", {"m", "in"}},
   };
-  for (const auto& [command, arguments] : cases) {
-    EXPECT_EQ(ParseOk(arguments).command, command);
-    EXPECT_THAT(CommandName(command), StartsWith(arguments.front()));
+  for (const CommandInfo* info : Commands()) {
+    std::vector<std::string> words = absl::StrSplit(info->name, ' ');
+    const auto more = arguments.find(info->name);
+    if (more != arguments.end()) words.insert(words.end(), more->second.begin(), more->second.end());
+    const Parse parse(words);
+    ASSERT_FALSE(parse.ended.has_value()) << info->name << ": " << parse.err;
+    EXPECT_EQ(parse.line.info, info);
+    ASSERT_NE(parse.line.command, nullptr) << info->name;
+    const std::vector<std::string> objects = parse.line.command->Objects();
+    EXPECT_EQ(objects.empty(), more == arguments.end()) << info->name;
+    if (more != arguments.end()) {
+      EXPECT_EQ(objects.front(), more->second.front());
+    }
+    EXPECT_STRNE(info->help, "") << info->name;
   }
 }
 
@@ -64,62 +76,38 @@ TEST(CommandLineTest, GlobalOptionsMayStandBeforeOrAfterTheCommand) {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"-o", "json", "--timeout=2m", "--socket-dir", "d", "models"},
         std::vector<std::string>{"models", "-o", "json", "--timeout=2m", "--socket-dir", "d"}}) {
-    const CommandLine line = ParseOk(arguments);
-    EXPECT_EQ(line.output, Output::kJson);
-    EXPECT_EQ(line.timeout, absl::Minutes(2));
-    EXPECT_EQ(line.socket_dir, "d");
+    const GlobalOptions options = OptionsOf(arguments);
+    EXPECT_EQ(options.output, Output::kJson);
+    EXPECT_EQ(options.timeout, absl::Minutes(2));
+    EXPECT_EQ(options.socket_dir, "d");
   }
 }
 
-TEST(CommandLineTest, DefaultsAreTableAndTheDaemonsPageSize) {
-  const CommandLine line = ParseOk({"shards", "m"});
-  EXPECT_EQ(line.output, Output::kTable);
-  EXPECT_EQ(line.page_size, 0);
-  EXPECT_FALSE(line.timeout.has_value());
-  EXPECT_THAT(line.socket_dir, IsEmpty());
+TEST(CommandLineTest, TheDefaultIsATable) {
+  const GlobalOptions options = OptionsOf({"shards", "m"});
+  EXPECT_EQ(options.output, Output::kTable);
+  EXPECT_FALSE(options.timeout.has_value());
+  EXPECT_THAT(options.socket_dir, IsEmpty());
 }
 
-TEST(CommandLineTest, EncodingIsRead) {
-  CommandLine line = ParseOk({"codec", "encode", "--format", "FP8_BLOCK_128X128", "--element", "E5M2",
-                              "--power-of-two-scales=false", "in.npy", "out"});
-  EXPECT_EQ(line.encoding, (Encoding{Format::kFP8Block128x128, ElementType::kE5M2, false}));
-  EXPECT_EQ(line.input, "in.npy");
-  EXPECT_EQ(line.output_path, "out");
-  line = ParseOk({"codec", "encode", "--format", "FP8_BLOCK_128X128", "in.npy", "out"});
-  EXPECT_EQ(line.encoding, (Encoding{Format::kFP8Block128x128, ElementType::kE4M3, true}));
-  line = ParseOk({"codec", "encode", "--format", "NVFP4_2D", "in.npy", "out"});
-  EXPECT_EQ(line.encoding.element, ElementType::kE2M1);
-  line = ParseOk({"codec", "encode", "--format", "FP8_TENSOR_CURRENT", "in.npy", "out"});
-  EXPECT_EQ(line.encoding, (Encoding{Format::kFP8TensorCurrent, ElementType::kE4M3, false}));
-  EXPECT_EQ(line.delayed_scale, 1.0f);
-  line = ParseOk({"codec", "encode", "--format", "FP8_TENSOR_DELAYED", "--scale", "0.3", "in.npy", "out"});
-  EXPECT_EQ(line.delayed_scale, 0.3f);
-  line = ParseOk({"codec", "decode", "--format", "NVFP4_2D", "--columns", "77", "in", "out.npy"});
-  EXPECT_EQ(line.columns, 77);
-  line = ParseOk({"codec", "decode", "--format", "MXFP8", "--plane", "column", "in", "out.npy"});
-  EXPECT_EQ(line.plane, Plane::kColumnWise);
+Encoding EncodingOf(std::vector<std::string> arguments) {
+  CLI::App app;
+  EncodingOptions options;
+  options.AddFormat(app)->required();
+  options.AddPowerOfTwoScales(app);
+  std::reverse(arguments.begin(), arguments.end());
+  app.parse(arguments);
+  return options.encoding();
 }
 
-TEST(CommandLineTest, ConversionIsRead) {
-  CommandLine line = ParseOk({"convert", "in", "--format=MXFP8", "--planes=both", "--rules=r", "-o", "out"});
-  EXPECT_EQ(line.conversion.input, "in");
-  EXPECT_EQ(line.conversion.output, "out");
-  EXPECT_EQ(line.conversion.rules_path, "r");
-  EXPECT_EQ(line.conversion.encoding, (Encoding{Format::kMXFP8, ElementType::kE4M3, true}));
-  EXPECT_TRUE(line.conversion.has_columns);
-  EXPECT_FALSE(line.conversion.dequantized_format.has_value());
-  EXPECT_EQ(line.output, Output::kTable);
-  line = ParseOk({"convert", "in", "--rules=r", "-o", "out", "--report=json"});
-  EXPECT_FALSE(line.conversion.encoding.has_value());
-  EXPECT_EQ(line.output, Output::kJson);
-  line = ParseOk({"-o", "json", "convert", "in", "--format=FP8_TENSOR_CURRENT", "-o", "out"});
-  EXPECT_EQ(line.conversion.output, "out");
-  EXPECT_FALSE(line.conversion.encoding->power_of_two_scales);
-  EXPECT_EQ(line.output, Output::kJson);
-  EXPECT_EQ(ParseOk({"convert", "in", "--dequantize", "-o", "out"}).conversion.dequantized_format, Format::kFP32);
-  line = ParseOk({"convert", "in", "--dequantize", "--dtype=F16", "--progress", "-o", "out"});
-  EXPECT_EQ(line.conversion.dequantized_format, Format::kFP16);
-  EXPECT_TRUE(line.progress);
+TEST(CommandLineTest, WhatAnEncodingLeavesOutFollowsFromItsFormat) {
+  EXPECT_EQ(EncodingOf({"--format", "FP8_BLOCK_128X128", "--element", "E5M2", "--power-of-two-scales=false"}),
+            (Encoding{Format::kFP8Block128x128, ElementType::kE5M2, false}));
+  EXPECT_EQ(EncodingOf({"--format", "FP8_BLOCK_128X128"}),
+            (Encoding{Format::kFP8Block128x128, ElementType::kE4M3, true}));
+  EXPECT_EQ(EncodingOf({"--format", "NVFP4_2D"}).element, ElementType::kE2M1);
+  EXPECT_EQ(EncodingOf({"--format", "FP8_TENSOR_CURRENT"}),
+            (Encoding{Format::kFP8TensorCurrent, ElementType::kE4M3, false}));
 }
 
 TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {

@@ -1,51 +1,31 @@
-#include "client/ctl/ctl.h"
+#include <sys/stat.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/ctl/exit_codes.h"
+#include "client/ctl/npy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/safetensors_file.h"
 #include "tests/client/ctl/fake_daemon.h"
+#include "tests/client/ctl/run_ctl.h"
 #include "tests/proto/safetensors_files.h"
 
 namespace paramshard::ctl {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-struct Result {
-  int exit_code;
-  std::string out;
-  std::string err;
-  std::string progress;
-};
-
-Result RunArguments(const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {"paramshardctl"};
-  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  std::ostringstream out, err, progress;
-  const int exit_code = RunCtl(static_cast<int>(argv.size()), argv.data(), {out, err, &progress});
-  return {exit_code, out.str(), err.str(), progress.str()};
-}
-
-// Runs against the daemon; expects success and no errors.
-std::string Output(const FakeDaemon& daemon, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {"--socket-dir", daemon.directory()});
-  const Result result = RunArguments(arguments);
-  EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
-  EXPECT_THAT(result.err, IsEmpty());
-  return result.out;
-}
+using ::testing::UnorderedElementsAre;
 
 nlohmann::json JsonOutput(const FakeDaemon& daemon, std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"-o", "json"});
@@ -230,6 +210,54 @@ TEST(CtlTest, ConvertReportsWhatItHasDone) {
   EXPECT_THAT(failed.err, StartsWith("paramshardctl: convert " + output + "x: NOT_FOUND"));
 }
 
+TEST(CtlTest, FlagsOfConvertSayWhatItWrites) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string input = daemon.directory() + "/in.safetensors";
+  const std::string output = daemon.directory() + "/out.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1, 2}, {1, 2})});
+  std::ofstream(daemon.directory() + "/rules") << "w: BF16\n";
+  const auto tensors = [&](const std::string& from, std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"-o", "json", "convert", from, "-o", output});
+    const Result result = RunArguments(flags);
+    EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
+    EXPECT_TRUE(nlohmann::json::accept(result.out));
+    std::vector<std::string> found;
+    const auto file = safetensors::SafetensorsFile::Open(output);
+    for (const auto& tensor : file->tensors()) {
+      found.push_back(absl::StrCat(tensor.name, " ", safetensors::DtypeName(tensor.dtype)));
+    }
+    return found;
+  };
+  EXPECT_THAT(tensors(input, {"--rules=" + daemon.directory() + "/rules"}), ElementsAre("w BF16"));
+  EXPECT_THAT(tensors(input, {"--format=MXFP8", "--planes=both"}),
+              UnorderedElementsAre("w F8_E4M3", "w_scale U8", "w_column F8_E4M3", "w_column_scale U8"));
+  EXPECT_THAT(tensors(input, {"--format=MXFP8", "--element=E5M2"}), UnorderedElementsAre("w F8_E5M2", "w_scale U8"));
+  const std::string encoded = daemon.directory() + "/encoded.safetensors";
+  std::filesystem::rename(output, encoded);
+  EXPECT_THAT(tensors(encoded, {"--dequantize"}), ElementsAre("w F32"));
+  EXPECT_THAT(tensors(encoded, {"--dequantize", "--dtype=F16"}), ElementsAre("w F16"));
+}
+
+TEST(CtlTest, FlagsOfCodecSayWhatItReadsAndWrites) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string input = daemon.directory() + "/in.npy", planes = daemon.directory() + "/planes";
+  const std::string output = daemon.directory() + "/out.npy";
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  NpyArray array{"<f4", {2, 3}, std::vector<uint8_t>(values.size() * sizeof(float))};
+  std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
+  ASSERT_TRUE(WriteNpy(input, array).ok());
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=MXFP8", input, planes}).err, "");
+  EXPECT_EQ(RunArguments({"codec", "decode", "--format=MXFP8", "--plane=column", planes, output}).err, "");
+  EXPECT_EQ(ReadNpy(output)->bytes, array.bytes);
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=NVFP4_2D", input, planes}).err, "");
+  EXPECT_EQ(RunArguments({"codec", "decode", "--format=NVFP4_2D", "--columns=3", planes, output}).err, "");
+  EXPECT_THAT(ReadNpy(output)->shape, ElementsAre(2, 3));
+  EXPECT_EQ(RunArguments({"codec", "encode", "--format=FP8_TENSOR_DELAYED", "--scale=4", input, planes}).err, "");
+  float scale_inv = 0;
+  std::memcpy(&scale_inv, ReadNpy(planes + "/scale_inv.npy")->bytes.data(), sizeof(scale_inv));
+  EXPECT_EQ(scale_inv, 0.25f);
+}
+
 TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {
   FakeDaemon daemon;
   daemon.service().answers.verification = {NewVerified("w1", true), NewVerified("w2", true), NewSummary(2, 0)};
@@ -330,6 +358,64 @@ TEST(CtlTest, NamesCannotWriteToTheTerminal) {
   FakeDaemon daemon;
   daemon.service().answers.models.add_models()->set_name("a\x1b[2Jb\n");
   EXPECT_THAT(Output(daemon, {"models"}), AllOf(HasSubstr("a\\x1b[2Jb\\x0a"), Not(HasSubstr("\x1b"))));
+}
+
+TEST(CtlTest, ErrorsCannotWriteToTheTerminal) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                                "model x: one of [a\x1b[2J\xc2\x9b"
+                                                "1m] expected\nparamshardctl: fine");
+  const Result result = RunArguments({"shards", "x\x1b]0;title\x07", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.err,
+            "paramshardctl: shards x\\x1b]0;title\\x07: NOT_FOUND: model x: one of [a\\x1b[2J\\xc2\\x9b1m] "
+            "expected\\x0aparamshardctl: fine\n");
+}
+
+TEST(CtlTest, TextsBesideTablesCannotWriteToTheTerminal) {
+  FakeDaemon daemon;
+  FakeAnswers& answers = daemon.service().answers;
+  answers.import_file.add_missing_parameters("b\x1b[2J\n");
+  v1::BrokenDevice& broken = *answers.version.add_broken_devices();
+  broken.set_device("cuda:1\x1b");
+  broken.set_reason("gone\xc2\x9b");
+  answers.verification = {NewSummary(0, 0)};
+  answers.verification[0].mutable_summary()->set_state_hash("\x1b[2J");
+  EXPECT_THAT(Output(daemon, {"import", "tiny", "in"}), HasSubstr("not in the file: b\\x1b[2J\\x0a\n"));
+  EXPECT_THAT(Output(daemon, {"version"}), HasSubstr("BROKEN cuda:1\\x1b: gone\\xc2\\x9b\n"));
+  EXPECT_THAT(Output(daemon, {"verify", "tiny"}), HasSubstr("state \\x1b[2J\n"));
+}
+
+// A device without an end, and a pipe that nobody writes to.
+TEST(CtlTest, FilesWithoutAnEndAreRefused) {
+  const FakeDaemon daemon;
+  const std::string input = daemon.directory() + "/in.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1}, {1})});
+  const std::string pipe = daemon.directory() + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& endless : {std::string("/dev/zero"), pipe}) {
+    const std::vector<std::string> commands[] = {
+        {"convert", input, "--rules", endless, "-o", daemon.directory() + "/out.safetensors"},
+        {"import", "tiny", "in", "--map", endless, "--socket-dir", daemon.directory()},
+        {"codec", "encode", "--format=MXFP8", endless, daemon.directory() + "/planes"}};
+    for (const std::vector<std::string>& command : commands) {
+      const Result result = RunArguments(command);
+      EXPECT_EQ(result.exit_code, kFailed) << command[0];
+      EXPECT_THAT(result.err, HasSubstr("INVALID_ARGUMENT: " + endless + ": a regular file expected")) << command[0];
+    }
+  }
+}
+
+TEST(CtlTest, HugeFilesAreRefusedBeforeTheyAreRead) {
+  const FakeDaemon daemon;
+  const std::string huge = daemon.directory() + "/huge";
+  std::ofstream(huge) << "\x93NUMPY";
+  std::filesystem::resize_file(huge, uint64_t{1} << 40);
+  const std::string input = daemon.directory() + "/in.safetensors";
+  safetensors::WriteFile(input, {safetensors::FloatTensor("w", {1}, {1})});
+  EXPECT_THAT(RunArguments({"convert", input, "--rules", huge, "-o", input + "x.safetensors"}).err,
+              HasSubstr("huge: at most 67108864 bytes expected, got 1099511627776"));
+  EXPECT_THAT(RunArguments({"codec", "encode", "--format=MXFP8", huge, daemon.directory() + "/planes"}).err,
+              HasSubstr("huge: npy: an array of at most 17179869184 bytes expected, got a file of 1099511627776"));
 }
 
 TEST(CtlTest, TimeBeyondJsonIsAnError) {

@@ -1,10 +1,38 @@
-#include "client/ctl/tables.h"
-
+// The tables of the commands, as a daemon's answers make them.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/ctl/fake_daemon.h"
+#include "tests/client/ctl/run_ctl.h"
 
 namespace paramshard::ctl {
 namespace {
+
+// What a command prints when a daemon gives an answer.
+template <typename Answer>
+std::string TextOf(Answer FakeAnswers::*member, const Answer& answer, const std::vector<std::string>& command) {
+  FakeDaemon daemon;
+  daemon.service().answers.*member = answer;
+  return Output(daemon, command);
+}
+
+std::string ModelsText(const v1::ListModelsResponse& response) {
+  return TextOf(&FakeAnswers::models, response, {"models"});
+}
+std::string ShardsText(const v1::ListShardsResponse& response) {
+  return TextOf(&FakeAnswers::pages, {response}, {"shards", "m"});
+}
+std::string ParameterText(const v1::DescribeParameterResponse& response) {
+  return TextOf(&FakeAnswers::parameter, response, {"describe", "m", "w"});
+}
+std::string StatsText(const v1::GetParameterStatsResponse& response) {
+  return TextOf(&FakeAnswers::stats, response, {"stats", "m"});
+}
+std::string MemoryText(const v1::GetMemoryResponse& response) {
+  return TextOf(&FakeAnswers::memory, response, {"memory"});
+}
+std::string VersionText(const v1::GetVersionResponse& response) {
+  return TextOf(&FakeAnswers::version, response, {"version"});
+}
 
 TEST(TablesTest, Models) {
   v1::ListModelsResponse response;
@@ -161,7 +189,12 @@ TEST(TablesTest, UnknownFormatIsAQuestionMark) {
   EXPECT_NE(ShardsText(response).find("  ?  "), std::string::npos) << ShardsText(response);
 }
 
-TEST(TablesTest, ExtentsOfADaemonWithoutAny) { EXPECT_EQ(ExtentsText({}), "no extents on this daemon\n"); }
+TEST(TablesTest, ExtentsOfADaemonWithoutAny) {
+  v1::VerifyModelResponse summary;
+  summary.mutable_summary()->set_state_hash("0123");
+  EXPECT_EQ(TextOf(&FakeAnswers::verification, {summary}, {"verify", "m"}),
+            "no extents on this daemon\nversion 0, commit 0: 0 extents, 0 mismatches, state 0123\n");
+}
 
 }  // namespace
 }  // namespace paramshard::ctl

@@ -1,5 +1,7 @@
 #include "client/examples/batches.h"
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "gmock/gmock.h"
@@ -52,8 +54,21 @@ TEST(TrainingPositionTest, ComesBackExactly) {
   EXPECT_EQ(back.loss_count, 544);
 }
 
+TEST(TrainingPositionTest, ALossThatIsNoNumberComesBackToo) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double loss : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity}) {
+    ASSERT_OK_AND_ASSIGN(const TrainingPosition back,
+                         TrainingPosition::FromJson(TrainingPosition{.step = 3, .loss_sum = loss}.ToJson()));
+    EXPECT_EQ(back.step, 3);
+    EXPECT_TRUE(back.loss_sum == loss || (std::isnan(back.loss_sum) && std::isnan(loss))) << back.loss_sum;
+  }
+}
+
 TEST(TrainingPositionTest, OtherTextsAreRefused) {
-  for (const char* text : {"", "{", "[]", "7", "{}", R"({"step":"1","reported_step":0,"loss_sum":0,"loss_count":0})"}) {
+  for (const char* text : {"", "{", "[]", "7", "{}", R"({"step":"1","reported_step":0,"loss_sum":0,"loss_count":0})",
+                           R"({"step":-1,"reported_step":0,"loss_sum":0,"loss_count":0})",
+                           R"({"step":1e300,"reported_step":0,"loss_sum":0,"loss_count":0})",
+                           R"({"step":1,"reported_step":0,"loss_sum":"1.5","loss_count":0})"}) {
     EXPECT_THAT(TrainingPosition::FromJson(text),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("training position")))
         << text;

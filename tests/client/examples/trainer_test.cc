@@ -1,14 +1,21 @@
 // Trainers of the language model against a real daemon; digits trainers are in demo_test.
 #include <signal.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/client.h"
 #include "client/examples/child_process.h"
 #include "client/examples/report_tail.h"
 #include "gmock/gmock.h"
+#include "kernels/base/status_macros.h"
 #include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
 
@@ -17,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 
@@ -43,6 +51,60 @@ class TrainerTest : public testing::Test {
     return ChildProcess::Start({.name = absl::StrCat(training.model, " rank ", rank),
                                 .arguments = std::move(arguments),
                                 .output_file = output_.path() + "/trainers"});
+  }
+
+  // In place of the one that runs.
+  void RestartDaemon(int devices) {
+    daemon_.reset();
+    absl::StatusOr<test::DaemonProcess> daemon =
+        test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets_.path(), test::DeviceFlags(devices));
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  // Until the report of rank 0 has such an event.
+  void AwaitEvent(const std::string& model, const std::string& event) const {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    const auto is_it = [&](const nlohmann::json& line) { return line["event"] == event; };
+    while (true) {
+      const std::vector<nlohmann::json> events = ReportTail(ReportFile(model, 0)).Read();
+      if (std::any_of(events.begin(), events.end(), is_it)) return;
+      ASSERT_LT(absl::Now(), deadline) << "no event " << event;
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  }
+
+  // Reads masters and moments, and puts them back as an import of the commit does.
+  absl::Status ExportAndImport(const std::string& model) const {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = sockets_.path()}));
+    std::vector<ExportedExtent> extents;
+    ASSIGN_OR_RETURN(const ExportSummary summary,
+                     client.Export(model, {.kinds = {TensorKind::kMaster, TensorKind::kExpAvg, TensorKind::kExpAvgSq}},
+                                   [&](const ExportedExtent& extent) {
+                                     extents.push_back(extent);
+                                     return absl::OkStatus();
+                                   }));
+    std::vector<ImportTensor> tensors;
+    for (const ExportedExtent& extent : extents) {
+      tensors.push_back({.parameter = extent.parameter,
+                         .kind = extent.kind,
+                         .values = extent.values,
+                         .first_row = extent.first_row,
+                         .rows = extent.rows,
+                         .step = extent.step});
+    }
+    // The daemon may not have seen yet that the trainers are gone.
+    const absl::Time deadline = absl::Now() + kTimeout;
+    absl::Status status;
+    do {
+      status = client.Import(model, tensors, {.commit_number = summary.commit_number, .version = summary.version});
+    } while (absl::IsFailedPrecondition(status) && absl::Now() < deadline);
+    return status;
+  }
+
+  std::string Output() const {
+    std::ifstream in(output_.path() + "/trainers");
+    return std::string(std::istreambuf_iterator<char>(in), {});
   }
 
   void Train(const Training& training) const {
@@ -109,6 +171,66 @@ TEST_F(TrainerTest, ATrainingThatIsKilledInMidStepEndsInTheSameState) {
   EXPECT_EQ(Progress("interrupted"), Progress("uninterrupted"));
   EXPECT_FALSE(StateHash("uninterrupted").empty());
   EXPECT_EQ(StateHash("interrupted"), StateHash("uninterrupted"));
+}
+
+TEST_F(TrainerTest, AModelThatWasExportedAndImportedIsTrainedOn) {
+  Train({.model = "whole"});
+  const Training training{.model = "cut"};
+  {
+    ASSERT_OK_AND_ASSIGN(const ChildProcess survivor, Start(training, 0));
+    ASSERT_OK_AND_ASSIGN(ChildProcess victim, Start(training, 1, {"--kill-at-step=4"}));
+    ASSERT_OK_AND_ASSIGN(const ExitState exit, victim.Wait(kTimeout));
+    EXPECT_EQ(exit.signal, SIGKILL);
+    AwaitEvent("cut", "progress");
+  }
+  ASSERT_OK(test::ChildProcess::Run([&](test::Board&) { return ExportAndImport("cut"); }).Await());
+  Train(training);
+  EXPECT_EQ(Progress("cut"), Progress("whole"));
+  EXPECT_FALSE(StateHash("whole").empty());
+  EXPECT_EQ(StateHash("cut"), StateHash("whole"));
+}
+
+TEST_F(TrainerTest, TheFirstStepInAModelThatDoesNotSayMayBeTold) {
+  Train({.model = "late", .arguments = {"--steps=6", "--report-interval=3", "--start-step=5"}});
+  const std::vector<nlohmann::json> events = ReportTail(ReportFile("late", 0)).Read();
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.front()["step"], 5);
+  EXPECT_EQ(events.back()["commit_number"], 2);
+}
+
+TEST_F(TrainerTest, AWorldOfAnotherSizeIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(RestartDaemon(1));
+  ASSERT_OK_AND_ASSIGN(ChildProcess trainer, Start({.model = "five", .arguments = {"--world-size=5"}}, 0));
+  ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(Output(), HasSubstr("INVALID_ARGUMENT: --world-size: 1 expected, the ranks that the daemon has, got 5"));
+  EXPECT_TRUE(Progress("five").empty());
+}
+
+TEST_F(TrainerTest, ALossThatIsNoNumberLeavesAStateThatCanBeRead) {
+  ASSERT_NO_FATAL_FAILURE(RestartDaemon(1));
+  const Training training{.model = "diverged", .arguments = {"--steps=40", "--report-interval=1"}};
+  ASSERT_OK_AND_ASSIGN(ChildProcess trainer, Start(training, 0, {"--learning-rate=1e30"}));
+  ASSERT_OK_AND_ASSIGN(ExitState exit, trainer.Wait(kTimeout));
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(Output(), HasSubstr("finite gradients expected"));
+  // Its commit, which was skipped, has the position with the loss.
+  ASSERT_OK_AND_ASSIGN(trainer, Start(training, 0, {"--learning-rate=1e30"}));
+  ASSERT_OK_AND_ASSIGN(exit, trainer.Wait(kTimeout));
+  EXPECT_THAT(Output(), Not(HasSubstr("training position")));
+  std::ifstream report(ReportFile("diverged", 0));
+  for (std::string line; std::getline(report, line);) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+}
+
+TEST_F(TrainerTest, ADaemonThatHasLostTheModelIsNotTrainedOn) {
+  ASSERT_NO_FATAL_FAILURE(RestartDaemon(1));
+  ASSERT_OK_AND_ASSIGN(ChildProcess trainer, Start({.model = "lost", .arguments = {"--steps=100000"}}, 0));
+  ASSERT_NO_FATAL_FAILURE(AwaitEvent("lost", "committed"));
+  ASSERT_NO_FATAL_FAILURE(RestartDaemon(1));
+  ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(Output(), AllOf(HasSubstr("FAILED_PRECONDITION: train lost: the state of commit "),
+                              HasSubstr("got that of commit 0: import it")));
 }
 
 TEST_F(TrainerTest, ItLearns) {

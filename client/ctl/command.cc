@@ -1,0 +1,13 @@
+#include "client/ctl/command.h"
+
+namespace paramshard::ctl {
+
+absl::StatusOr<AdminClient> Context::Connect() const {
+  AdminClient::Options options;
+  options.socket_dir = options_.socket_dir;
+  options.timeout = options_.timeout.value_or(options.timeout);
+  options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
+  return AdminClient::Connect(options);
+}
+
+}  // namespace paramshard::ctl

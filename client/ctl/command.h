@@ -1,0 +1,104 @@
+// What every command of paramshardctl is. Each has a file of its own under commands/, with its words, help, options,
+// call and output; commands/commands.cc lists them.
+#ifndef PARAMSHARD_CLIENT_CTL_COMMAND_H_
+#define PARAMSHARD_CLIENT_CTL_COMMAND_H_
+
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/ctl/admin_client.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/exit_codes.h"
+#include "client/ctl/json.h"
+#include "kernels/base/status_macros.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace paramshard::ctl {
+
+enum class Output { kTable, kJson };
+
+// Options that every command takes.
+struct GlobalOptions {
+  std::string socket_dir;  // empty: the default of client.h
+  Output output = Output::kTable;
+  std::optional<absl::Duration> timeout;  // unset: the defaults of AdminClient
+};
+
+// What a command runs with.
+class Context {
+ public:
+  // Both outlive the context.
+  Context(const GlobalOptions& options, const Streams& streams) : options_(options), streams_(streams) {}
+
+  const GlobalOptions& options() const { return options_; }
+  const Streams& streams() const { return streams_; }
+
+  absl::StatusOr<AdminClient> Connect() const;
+
+  // Writes an answer: as JSON, or as the text that `text` makes of it.
+  template <typename Response>
+  absl::StatusOr<int> Write(const Response& response, std::string (*text)(const Response&)) const {
+    if (options_.output == Output::kTable) {
+      streams_.out << text(response);
+      return kSucceeded;
+    }
+    ASSIGN_OR_RETURN(const std::string json, JsonText(response));
+    streams_.out << json;
+    return kSucceeded;
+  }
+
+  // Calls an RPC with one answer and writes it.
+  template <typename Request, typename Response>
+  absl::StatusOr<int> Show(AdminClient::Rpc<Request, Response> rpc, const Request& request,
+                           std::string (*text)(const Response&), RpcLength length = RpcLength::kShort) const {
+    ASSIGN_OR_RETURN(AdminClient client, Connect());
+    Response response;
+    RETURN_IF_ERROR(client.Call(rpc, request, response, length));
+    return Write(response, text);
+  }
+
+ private:
+  const GlobalOptions& options_;
+  const Streams& streams_;
+};
+
+// One command, with the values of its options.
+class Command {
+ public:
+  virtual ~Command() = default;
+
+  // Adds options whose values become the command's. It outlives the app.
+  virtual void AddOptions(CLI::App&) {}
+  // After the options were read: what is wrong with them together, which is an error of usage.
+  virtual absl::Status Check() const { return absl::OkStatus(); }
+  // What the command is about, for messages: "tiny", "in.npy". May have empty texts.
+  virtual std::vector<std::string> Objects() const { return {}; }
+  // Returns an ExitCode.
+  virtual absl::StatusOr<int> Run(const Context& context) = 0;
+};
+
+struct CommandInfo {
+  const char* name = "";  // "models"; of a group "codec encode"
+  const char* help = "";
+  // Its UNAVAILABLE and DEADLINE_EXCEEDED say that no daemon answers.
+  bool asks_daemon = true;
+  std::unique_ptr<Command> (*create)() = nullptr;
+};
+
+template <typename Type>
+std::unique_ptr<Command> Create() {
+  return std::make_unique<Type>();
+}
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_COMMAND_H_

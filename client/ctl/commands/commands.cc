@@ -1,0 +1,18 @@
+#include "client/ctl/commands/commands.h"
+
+namespace paramshard::ctl {
+namespace {
+
+constexpr const CommandInfo* kCommands[] = {&kModels,      &kShards,  &kDescribe, &kStats,   &kSessions,
+                                            &kMemory,      &kVerify,  &kDrain,    &kVersion, &kCodecEncode,
+                                            &kCodecDecode, &kConvert, &kImport};
+
+}  // namespace
+
+absl::Span<const CommandInfo* const> Commands() { return kCommands; }
+
+std::string GroupHelp(absl::string_view group) {
+  return group == "codec" ? "encode or decode one matrix, without a daemon" : "";
+}
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,36 @@
+// The commands of paramshardctl.
+#ifndef PARAMSHARD_CLIENT_CTL_COMMANDS_COMMANDS_H_
+#define PARAMSHARD_CLIENT_CTL_COMMANDS_COMMANDS_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/ctl/command.h"
+
+namespace paramshard::ctl {
+
+// Each is defined in the file of its name.
+extern const CommandInfo kModels;
+extern const CommandInfo kShards;
+extern const CommandInfo kDescribe;
+extern const CommandInfo kStats;
+extern const CommandInfo kSessions;
+extern const CommandInfo kMemory;
+extern const CommandInfo kVerify;
+extern const CommandInfo kDrain;
+extern const CommandInfo kVersion;
+extern const CommandInfo kCodecEncode;
+extern const CommandInfo kCodecDecode;
+extern const CommandInfo kConvert;
+extern const CommandInfo kImport;
+
+// In the order of the help.
+absl::Span<const CommandInfo* const> Commands();
+
+// The help of what commands of two words begin with.
+std::string GroupHelp(absl::string_view group);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_COMMANDS_COMMANDS_H_

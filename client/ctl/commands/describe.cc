@@ -1,0 +1,110 @@
+#include <map>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ctl/cell.h"
+#include "client/ctl/commands/commands.h"
+#include "client/ctl/options.h"
+#include "client/ctl/table.h"
+
+namespace paramshard::ctl {
+namespace {
+
+std::string ScaleCell(bool present, double scale) { return present ? RealCell(scale) : "-"; }
+
+std::string PlanesText(const v1::DescribeParameterResponse& response) {
+  Table table({Right("RANK"), Left("DEVICE"), Right("FIRST ROW"), Right("ROWS"), Right("AMAX"), Right("NORM"),
+               Right("NON-FINITE"), Right("ZERO"), Right("SATURATED"), Right("SCALE MIN"), Right("SCALE MAX"),
+               Right("RELATIVE ERROR"), Right("MAX RELATIVE"), Right("MAX ERROR")});
+  for (const v1::ExtentDescription& extent : response.extents()) {
+    const int64_t elements = extent.rows() * extent.columns();
+    table.AddRow({absl::StrCat(extent.rank()), extent.device(), absl::StrCat(extent.first_row()),
+                  absl::StrCat(extent.rows()), RealCell(extent.master_amax()), RealCell(extent.master_norm()),
+                  absl::StrCat(extent.non_finite_count()), ShareCell(extent.zero_count(), elements),
+                  ShareCell(extent.saturated_count(), elements), ScaleCell(extent.has_scale_min(), extent.scale_min()),
+                  ScaleCell(extent.has_scale_max(), extent.scale_max()), RealCell(extent.relative_error()),
+                  RealCell(extent.max_relative_error()), RealCell(extent.max_error())});
+  }
+  return table.Text();
+}
+
+std::string MomentsText(const v1::DescribeParameterResponse& response) {
+  Table table({Right("RANK"), Right("EXP_AVG NORM"), Right("MIN"), Right("MAX"), Right("EXP_AVG_SQ NORM"), Right("MIN"),
+               Right("MAX")});
+  for (const v1::ExtentDescription& extent : response.extents()) {
+    table.AddRow({absl::StrCat(extent.rank()), RealCell(extent.exp_avg_norm()), RealCell(extent.exp_avg_min()),
+                  RealCell(extent.exp_avg_max()), RealCell(extent.exp_avg_sq_norm()), RealCell(extent.exp_avg_sq_min()),
+                  RealCell(extent.exp_avg_sq_max())});
+  }
+  return table.Text();
+}
+
+// Of all extents; empty where the format has no scales.
+std::string ScalesText(const v1::DescribeParameterResponse& response) {
+  std::map<std::optional<int>, int64_t> counts;
+  int64_t all = 0;
+  for (const v1::ExtentDescription& extent : response.extents()) {
+    for (const v1::ScaleCount& bucket : extent.scale_histogram()) {
+      counts[bucket.has_exponent() ? std::optional(bucket.exponent()) : std::nullopt] += bucket.count();
+      all += bucket.count();
+    }
+  }
+  if (counts.empty()) return "";
+  Table table({Right("SCALES FROM"), Right("COUNT"), Right("SHARE")});
+  for (const auto& [exponent, count] : counts) {
+    table.AddRow(
+        {exponent.has_value() ? absl::StrCat("2^", *exponent) : "0, NaN", absl::StrCat(count), ShareCell(count, all)});
+  }
+  return absl::StrCat("\n", table.Text());
+}
+
+std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
+  if (response.extents().empty()) return "no extents on this daemon\n";
+  return absl::StrCat(PlanesText(response), "\n", MomentsText(response), ScalesText(response));
+}
+
+std::string ParameterText(const v1::DescribeParameterResponse& response) {
+  Properties properties;
+  properties.Add("parameter", response.parameter());
+  properties.Add("unit", response.unit());
+  properties.Add("shape", absl::StrCat("[", absl::StrJoin(response.shape(), ", "), "]"));
+  properties.Add("format", FormatCell(response.format()));
+  properties.Add("element", EnumCell(v1::Element_Name(response.element()), "ELEMENT_"));
+  properties.Add("gradient", EnumCell(v1::GradientType_Name(response.gradient_type()), "GRADIENT_TYPE_"));
+  properties.Add("master", EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_"));
+  properties.Add("exp_avg", MomentCell(response.exp_avg_type()));
+  properties.Add("exp_avg_sq", MomentCell(response.exp_avg_sq_type()));
+  properties.Add("version", absl::StrCat(response.version()));
+  properties.Add("step", absl::StrCat(response.step()));
+  properties.Add("group", absl::StrCat(response.group()));
+  if (response.has_amax()) properties.Add("amax", RealCell(response.amax()));
+  if (response.has_scale()) properties.Add("scale", RealCell(response.scale()));
+  return absl::StrCat(properties.Text(), "\n", ExtentDescriptionsText(response));
+}
+
+class Describe final : public Command {
+ public:
+  void AddOptions(CLI::App& app) override {
+    AddModelArgument(app, model_);
+    app.add_option("parameter", parameter_, "its name")->required();
+  }
+  std::vector<std::string> Objects() const override { return {model_, parameter_}; }
+  absl::StatusOr<int> Run(const Context& context) override {
+    v1::DescribeParameterRequest request;
+    request.set_model(model_);
+    request.set_parameter(parameter_);
+    return context.Show(&AdminClient::Stub::DescribeParameter, request, ParameterText);
+  }
+
+ private:
+  std::string model_;
+  std::string parameter_;
+};
+
+}  // namespace
+
+const CommandInfo kDescribe = {
+    .name = "describe", .help = "describe a parameter and its extents", .create = Create<Describe>};
+
+}  // namespace paramshard::ctl

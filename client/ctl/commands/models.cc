@@ -1,0 +1,36 @@
+#include "absl/strings/str_cat.h"
+#include "client/ctl/cell.h"
+#include "client/ctl/commands/commands.h"
+#include "client/ctl/table.h"
+
+namespace paramshard::ctl {
+namespace {
+
+std::string ModelsText(const v1::ListModelsResponse& response) {
+  if (response.models().empty()) return "no models\n";
+  Table table({Left("MODEL"), Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"), Right("ATTACHED"),
+               Right("VERSION"), Right("COMMIT"), Right("SKIPPED"), Right("EPOCH"), Left("RUNNING"), Left("ENGINE"),
+               Right("IMBALANCE"), Left("LAST END")});
+  for (const v1::ModelSummary& model : response.models()) {
+    table.AddRow({model.name(), absl::StrCat(model.parameter_count()), absl::StrCat(model.element_count()),
+                  absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
+                  absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
+                  absl::StrCat(model.skipped_commits()), absl::StrCat(model.epoch()), YesNoCell(model.running()),
+                  TextCell(model.engine()), RealCell(model.imbalance()),
+                  TextCell(model.unusable().empty() ? model.last_end() : model.unusable())});
+  }
+  return table.Text();
+}
+
+class Models final : public Command {
+ public:
+  absl::StatusOr<int> Run(const Context& context) override {
+    return context.Show(&AdminClient::Stub::ListModels, v1::ListModelsRequest(), ModelsText);
+  }
+};
+
+}  // namespace
+
+const CommandInfo kModels = {.name = "models", .help = "list the models", .create = Create<Models>};
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,34 @@
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ctl/cell.h"
+#include "client/ctl/commands/broken_devices.h"
+#include "client/ctl/commands/commands.h"
+#include "client/ctl/table.h"
+
+namespace paramshard::ctl {
+namespace {
+
+std::string VersionText(const v1::GetVersionResponse& response) {
+  Properties properties;
+  properties.Add("daemon", response.version());
+  properties.Add("build", response.build_type());
+  properties.Add("devices", TextCell(absl::StrJoin(response.devices(), ", ")));
+  properties.Add("node", absl::StrCat(response.node(), " of ", response.nodes()));
+  properties.Add("pid", absl::StrCat(response.pid()));
+  properties.Add("started", TimeCell(response.started_at()));
+  return absl::StrCat(properties.Text(), BrokenDevicesText(response));
+}
+
+class Version final : public Command {
+ public:
+  absl::StatusOr<int> Run(const Context& context) override {
+    return context.Show(&AdminClient::Stub::GetVersion, v1::GetVersionRequest(), VersionText);
+  }
+};
+
+}  // namespace
+
+const CommandInfo kVersion = {
+    .name = "version", .help = "show the daemon's version, build and devices", .create = Create<Version>};
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,56 @@
+// Options of commands whose texts our own functions parse.
+#ifndef PARAMSHARD_CLIENT_CTL_OPTIONS_H_
+#define PARAMSHARD_CLIENT_CTL_OPTIONS_H_
+
+#include <optional>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/ctl/command.h"
+#include "kernels/formats/format.h"
+
+namespace paramshard::ctl {
+
+// Adds an option whose value is what `parse` finds in its text. CLI11 speaks of errors with exceptions, which end in
+// ParseCommandLine.
+template <typename Value, typename Target>
+CLI::Option* AddParsedOption(CLI::App& app, const std::string& name, const std::string& type,
+                             absl::StatusOr<Value> (*parse)(absl::string_view), Target& target,
+                             const std::string& help) {
+  const auto read = [name, parse, &target](const std::string& text) {
+    const absl::StatusOr<Value> value = parse(text);
+    if (!value.ok()) throw CLI::ValidationError(name, std::string(value.status().message()));
+    target = *value;
+  };
+  return app.add_option_function<std::string>(name, read, help)->type_name(type);
+}
+
+// The argument that most commands have.
+void AddModelArgument(CLI::App& app, std::string& model);
+
+absl::StatusOr<Output> ParseOutput(absl::string_view text);
+
+// What says how a matrix is encoded, for the commands that need no daemon. The options depend on each other: what is
+// left out has the default of the format.
+class EncodingOptions {
+ public:
+  // Returns --format.
+  CLI::Option* AddFormat(CLI::App& app);
+  void AddPowerOfTwoScales(CLI::App& app);
+
+  // Unset: none was named.
+  const std::optional<Format>& format() const { return format_; }
+  // Of FP32 where no format was named.
+  Encoding encoding() const;
+
+ private:
+  std::optional<Format> format_;
+  std::optional<ElementType> element_;
+  std::optional<bool> power_of_two_scales_;
+};
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_OPTIONS_H_

@@ -1,0 +1,18 @@
+// Text of any origin, for terminals.
+#ifndef PARAMSHARD_CLIENT_CTL_TERMINAL_TEXT_H_
+#define PARAMSHARD_CLIENT_CTL_TERMINAL_TEXT_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace paramshard::ctl {
+
+// The text as one line that cannot write anything else to a terminal: every byte of a control character (C0 with line
+// feeds, DEL, and C1, which is U+0080 to U+009F), and of what is not UTF-8, is shown as \xHH. Whatever a daemon, a file
+// or another process has named goes through here before people see it; JSON has escapes of its own.
+std::string TerminalText(absl::string_view text);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_TERMINAL_TEXT_H_

@@ -1,0 +1,43 @@
+// Reading files that anybody may have written, of any size and kind.
+#ifndef PARAMSHARD_PROTO_SAFETENSORS_REGULAR_FILE_H_
+#define PARAMSHARD_PROTO_SAFETENSORS_REGULAR_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::safetensors {
+
+// An open regular file. Devices and pipes, which need have no end, are refused, and opening one does not wait. Data are
+// read where they are asked for, not mapped: a file that is cut meanwhile is an error, not a signal. Movable; ReadAt may
+// be called by several threads.
+class RegularFile {
+ public:
+  // NOT_FOUND and what else the file system says; INVALID_ARGUMENT for anything but a regular file. Both name it.
+  static absl::StatusOr<RegularFile> Open(const std::string& path);
+
+  // When it was opened.
+  int64_t size_bytes() const { return size_bytes_; }
+
+  // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. They leave
+  // it to the caller to name the file, who knows what was to be read.
+  absl::Status ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const;
+
+ private:
+  RegularFile(wire::FileDescriptor fd, int64_t size_bytes) : fd_(std::move(fd)), size_bytes_(size_bytes) {}
+
+  wire::FileDescriptor fd_;
+  int64_t size_bytes_;
+};
+
+// A whole file. Errors of RegularFile, all with the file's name; INVALID_ARGUMENT for one of more than `max_bytes`.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+
+}  // namespace paramshard::safetensors
+
+#endif  // PARAMSHARD_PROTO_SAFETENSORS_REGULAR_FILE_H_
