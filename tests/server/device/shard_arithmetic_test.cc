@@ -35,8 +35,10 @@ class SumSquaresTest : public ::testing::Test {
     device_ = std::move(devices->front());
     for (size_t i = 0; i < kRows.size(); ++i) {
       expected_.push_back(Values(kRows[i] * kColumns, static_cast<int>(i)));
-      tensors_.push_back(
-          {.gradient = Upload(expected_.back()), .rows = kRows[i], .columns = kColumns, .encoding = {Format::kFP32}});
+      ExtentTensors& tensors = tensors_.emplace_back();
+      tensors.gradient = Upload(expected_.back());
+      tensors.rows = kRows[i];
+      tensors.columns = kColumns;
     }
     ASSERT_OK_AND_ASSIGN(arithmetic_, device_->MakeArithmetic(tensors_));
   }
@@ -58,7 +60,10 @@ class SumSquaresTest : public ::testing::Test {
 
   // The sum of `sources` into an extent's gradient, here and in expected_.
   SumTask Sum(size_t extent, const std::vector<Floats>& sources, bool overwrite) {
-    SumTask sum{.count = tensors_[extent].elements(), .overwrite = overwrite, .accumulator = tensors_[extent].gradient};
+    SumTask sum;
+    sum.count = tensors_[extent].elements();
+    sum.overwrite = overwrite;
+    sum.accumulator = tensors_[extent].gradient;
     std::vector<const void*> host;
     for (const Floats& source : sources) {
       sum.sources.push_back(Upload(source));
