@@ -1,6 +1,7 @@
 #include "kernels/reduce/gradient_sum.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "kernels/base/float_bits.h"
@@ -84,6 +85,21 @@ void SumGradients(absl::Span<const void* const> sources, GradientType type, int6
   } else {
     SumBFloat16s(sources.data(), source_count, count, overwrite, accumulator);
   }
+}
+
+SquareSum SumGradientsAndSquares(absl::Span<const void* const> sources, GradientType type, int64_t count,
+                                 bool overwrite, float* accumulator) {
+  std::vector<const void*> chunk_sources(sources.begin(), sources.end());
+  SquareSumBuilder squares;
+  for (int64_t first = 0; first < count; first += kSquareSumChunk) {
+    const int64_t length = std::min(kSquareSumChunk, count - first);
+    SumGradients(chunk_sources, type, length, overwrite, accumulator + first);
+    squares.AddChunk(accumulator + first, length);
+    for (const void*& source : chunk_sources) {
+      source = static_cast<const uint8_t*>(source) + length * GradientBytes(type);
+    }
+  }
+  return squares.Finish();
 }
 
 }  // namespace paramshard

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "kernels/reduce/sum_of_squares.h"
 
 namespace paramshard {
 
@@ -22,6 +23,10 @@ int64_t GradientBytes(GradientType type);
 // read when `overwrite`. Requires at least one source.
 void SumGradients(absl::Span<const void* const> sources, GradientType type, int64_t count, bool overwrite,
                   float* accumulator);
+
+// The same, and the sum of squares of the accumulator then: SumOfSquares() (sum_of_squares.h).
+SquareSum SumGradientsAndSquares(absl::Span<const void* const> sources, GradientType type, int64_t count,
+                                 bool overwrite, float* accumulator);
 
 }  // namespace paramshard
 

@@ -7,13 +7,17 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
 
 namespace paramshard::gpu {
 namespace {
 
+// A block of threads makes one chunk of sum_of_squares.h, and a thread is one of its lanes.
 constexpr int kThreads = 256;
-constexpr int kQuadsPerThread = 4;
-constexpr int64_t kBlockElements = int64_t{kThreads} * kQuadsPerThread * 4;
+constexpr int kRounds = 16;
+constexpr int kWarp = 32;
+constexpr int kQuadsPerThread = kRounds / 4;
+constexpr int64_t kChunk = int64_t{kThreads} * kRounds;
 constexpr int kTasksPerLaunch = 64;
 
 // The tasks of one launch, and which blocks are whose. It travels as the kernel's parameter.
@@ -21,6 +25,9 @@ struct TaskList {
   GradientSumTask tasks[kTasksPerLaunch];
   int64_t first_block[kTasksPerLaunch + 1];
   int count;
+  // Where squares are summed: the sum of each block's chunk, and the place of each task's result.
+  double* chunk_sums;
+  SquareSum* results[kTasksPerLaunch];
 };
 
 // Four gradients as float32.
@@ -45,38 +52,62 @@ __device__ float4 CanonicalNans(float4 a) {
   return {CanonicalNan(a.x), CanonicalNan(a.y), CanonicalNan(a.z), CanonicalNan(a.w)};
 }
 
+// What a block leaves in its accumulator, for the squares.
+struct ChunkValues {
+  float4 quads[kChunk / 4];
+};
+struct NoValues {};
+
+__device__ void Keep(float4 quad, int index, ChunkValues& values) { values.quads[index] = quad; }
+__device__ void Keep(float value, int index, ChunkValues& values) {
+  reinterpret_cast<float*>(values.quads)[index] = value;
+}
+template <typename Value>
+__device__ void Keep(Value, int, NoValues&) {}
+
 // The loads of all quads and of a few sources are on their way before the first is added.
-template <typename Gradient>
-__device__ void SumQuads(const GradientSumTask& task, int64_t first) {
+template <typename Gradient, typename Values>
+__device__ void SumQuads(const GradientSumTask& task, int64_t first, Values& values) {
   using Stored = typename Gradient::Stored;
   float4 sums[kQuadsPerThread];
+  float4* const accumulator = reinterpret_cast<float4*>(task.accumulator + first) + threadIdx.x;
+  if (task.source_count == 0) {
+#pragma unroll
+    for (int q = 0; q < kQuadsPerThread; ++q) sums[q] = accumulator[q * kThreads];
+#pragma unroll
+    for (int q = 0; q < kQuadsPerThread; ++q) Keep(sums[q], q * kThreads + threadIdx.x, values);
+    return;
+  }
+  const int64_t first_of_thread = first + threadIdx.x * 4;
 #pragma unroll
   for (int q = 0; q < kQuadsPerThread; ++q) {
-    sums[q] = Gradient::LoadQuad(static_cast<const Stored*>(task.sources[0]) + first + q * kThreads * 4);
+    sums[q] = Gradient::LoadQuad(static_cast<const Stored*>(task.sources[0]) + first_of_thread + q * kThreads * 4);
   }
 #pragma unroll 3
   for (int s = 1; s < task.source_count; ++s) {
-    const Stored* const source = static_cast<const Stored*>(task.sources[s]) + first;
+    const Stored* const source = static_cast<const Stored*>(task.sources[s]) + first_of_thread;
 #pragma unroll
     for (int q = 0; q < kQuadsPerThread; ++q) sums[q] = Add(sums[q], Gradient::LoadQuad(source + q * kThreads * 4));
   }
-  float4* const accumulator = reinterpret_cast<float4*>(task.accumulator + first);
 #pragma unroll
   for (int q = 0; q < kQuadsPerThread; ++q) {
     if (!task.overwrite) sums[q] = Add(accumulator[q * kThreads], sums[q]);
-    accumulator[q * kThreads] = CanonicalNans(sums[q]);
+    sums[q] = CanonicalNans(sums[q]);
+    accumulator[q * kThreads] = sums[q];
+    Keep(sums[q], q * kThreads + threadIdx.x, values);
   }
 }
 
 template <typename Gradient>
-__device__ void SumOne(const GradientSumTask& task, int64_t i) {
+__device__ float SumOne(const GradientSumTask& task, int64_t i) {
   using Stored = typename Gradient::Stored;
+  if (task.source_count == 0) return task.accumulator[i];
   float sum = Gradient::Load(static_cast<const Stored*>(task.sources[0]) + i);
   for (int s = 1; s < task.source_count; ++s) {
     sum = sum + Gradient::Load(static_cast<const Stored*>(task.sources[s]) + i);
   }
   if (!task.overwrite) sum = task.accumulator[i] + sum;
-  task.accumulator[i] = CanonicalNan(sum);
+  return task.accumulator[i] = CanonicalNan(sum);
 }
 
 // Whether four elements of every array can be accessed at once.
@@ -89,57 +120,191 @@ __device__ bool HasQuads(const GradientSumTask& task) {
   return misaligned == 0;
 }
 
-template <typename Gradient>
-__device__ void SumBlock(const GradientSumTask& task, int64_t first) {
-  if (first + kBlockElements <= task.count && HasQuads(task)) {
-    SumQuads<Gradient>(task, first + threadIdx.x * 4);
-    return;
-  }
-  const int64_t end = first + kBlockElements < task.count ? first + kBlockElements : task.count;
+// Elements behind the last one count as zeros, which change no lane.
+template <typename Gradient, typename Values>
+__device__ void SumChunk(const GradientSumTask& task, int64_t first, Values& values) {
+  if (first + kChunk <= task.count && HasQuads(task)) return SumQuads<Gradient>(task, first, values);
 #pragma unroll 4
-  for (int64_t i = first + threadIdx.x; i < end; i += kThreads) SumOne<Gradient>(task, i);
+  for (int i = threadIdx.x; i < kChunk; i += kThreads) {
+    Keep(first + i < task.count ? SumOne<Gradient>(task, first + i) : 0.0f, i, values);
+  }
+}
+
+template <typename Values>
+__device__ void SumChunk(const GradientSumTask& task, int64_t first, Values& values) {
+  if (task.type == GradientType::kFP32) {
+    SumChunk<FloatGradient>(task, first, values);
+  } else {
+    SumChunk<BFloat16Gradient>(task, first, values);
+  }
+}
+
+// The task that a block works for.
+__device__ int TaskOf(const TaskList& list) {
+  int task = 0;
+#pragma unroll
+  for (int step = kTasksPerLaunch / 2; step > 0; step /= 2) {
+    if (task + step < list.count && list.first_block[task + step] <= blockIdx.x) task += step;
+  }
+  return task;
 }
 
 __global__ __launch_bounds__(kThreads) void SumGradientsKernel(const __grid_constant__ TaskList list) {
-  int task = 0;
-  while (list.first_block[task + 1] <= blockIdx.x) ++task;
-  const int64_t first = (blockIdx.x - list.first_block[task]) * kBlockElements;
-  if (list.tasks[task].type == GradientType::kFP32) {
-    SumBlock<FloatGradient>(list.tasks[task], first);
-  } else {
-    SumBlock<BFloat16Gradient>(list.tasks[task], first);
+  const int task = TaskOf(list);
+  NoValues none;
+  SumChunk(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, none);
+}
+
+// The tree of step 3 in sum_of_squares.h. The result is thread 0's. Not again before a barrier.
+__device__ double CombineLanes(double lane) {
+  __shared__ double lanes[kThreads];
+  lanes[threadIdx.x] = lane;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return 0;
+  constexpr int kPerThread = kThreads / kWarp;
+  double own[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) own[i] = lanes[threadIdx.x + i * kWarp];
+#pragma unroll
+  for (int width = kPerThread / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) own[i] = own[i] + own[i + width];
+  }
+#pragma unroll
+  for (int width = kWarp / 2; width > 0; width /= 2) own[0] = own[0] + __shfl_down_sync(~0u, own[0], width);
+  return own[0];
+}
+
+// The same sums, and the sum of squares of each chunk.
+__global__ __launch_bounds__(kThreads) void SumSquaresKernel(const __grid_constant__ TaskList list) {
+  __shared__ ChunkValues values;
+  const int task = TaskOf(list);
+  SumChunk(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, values);
+  __syncthreads();
+  double lane = 0;
+  int non_finite = 0;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const float value = reinterpret_cast<const float*>(values.quads)[round * kThreads + threadIdx.x];
+    const double wide = static_cast<double>(value);
+    // The square of a float is exact in double, so one fused operation rounds as the addition alone.
+    lane = fma(wide, wide, lane);
+    non_finite += (FloatBits(value) & kFloatMagnitudeMask) >= kFloatInfinityBits ? 1 : 0;
+  }
+  const double sum = CombineLanes(lane);
+  if (threadIdx.x == 0) list.chunk_sums[blockIdx.x] = sum;
+  if (non_finite > 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&list.results[task]->non_finite),
+              static_cast<unsigned long long>(non_finite));
   }
 }
 
-absl::Status CheckTask(const GradientSumTask& task) {
-  if (task.source_count >= 1 && task.source_count <= kMaxGradientSources) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("sum gradients: 1 to ", kMaxGradientSources, " sources expected, got ", task.source_count));
+// A block makes one task's chunk sums into one, level by level: the chunk sums of a level take the place of the values
+// that they were made of.
+__global__ __launch_bounds__(kThreads) void CombineChunksKernel(const __grid_constant__ TaskList list) {
+  const int task = blockIdx.x;
+  double* const sums = list.chunk_sums + list.first_block[task];
+  int64_t count = list.first_block[task + 1] - list.first_block[task];
+  while (count > 1) {
+    const int64_t chunks = (count + kChunk - 1) / kChunk;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      double lane = 0;
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        const int64_t i = chunk * kChunk + round * kThreads + threadIdx.x;
+        if (i < count) lane = lane + sums[i];
+      }
+      const double sum = CombineLanes(lane);
+      if (threadIdx.x == 0) sums[chunk] = sum;
+      __syncthreads();
+    }
+    count = chunks;
+  }
+  if (threadIdx.x == 0) list.results[task]->sum = sums[0];
 }
 
-absl::Status Launch(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
+int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
+
+absl::Status CheckTask(const GradientSumTask& task, int least_sources) {
+  if (task.source_count >= least_sources && task.source_count <= kMaxGradientSources) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("sum gradients: ", least_sources, " to ", kMaxGradientSources,
+                                                 " sources expected, got ", task.source_count));
+}
+
+// Calls launch(list, blocks) for the tasks that are not empty, up to 64 at a time. `results` has a place for each task.
+template <typename LaunchList>
+absl::Status ForEachList(absl::Span<const GradientSumTask> tasks, SquareSum* results, const LaunchList& launch) {
   TaskList list = {};
-  int64_t blocks = 0;
-  for (const GradientSumTask& task : tasks) {
-    if (task.count == 0) continue;
-    list.tasks[list.count] = task;
-    list.first_block[list.count++] = blocks;
-    blocks += (task.count + kBlockElements - 1) / kBlockElements;
+  const auto flush = [&]() -> absl::Status {
+    if (list.count == 0) return absl::OkStatus();
+    RETURN_IF_ERROR(launch(list, list.first_block[list.count]));
+    list.count = 0;
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    if (tasks[i].count == 0) continue;
+    list.tasks[list.count] = tasks[i];
+    list.results[list.count] = results + i;
+    list.first_block[list.count + 1] = list.first_block[list.count] + ChunksIn(tasks[i].count);
+    if (++list.count == kTasksPerLaunch) RETURN_IF_ERROR(flush());
   }
-  list.first_block[list.count] = blocks;
-  if (blocks == 0) return absl::OkStatus();
-  SumGradientsKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
-  return LaunchStatus("sum gradients");
+  return flush();
 }
 
 }  // namespace
 
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
-  for (const GradientSumTask& task : tasks) RETURN_IF_ERROR(CheckTask(task));
-  for (size_t first = 0; first < tasks.size(); first += kTasksPerLaunch) {
-    RETURN_IF_ERROR(Launch(tasks.subspan(first, kTasksPerLaunch), stream));
+  for (const GradientSumTask& task : tasks) RETURN_IF_ERROR(CheckTask(task, 1));
+  return ForEachList(tasks, nullptr, [&](const TaskList& list, int64_t blocks) {
+    SumGradientsKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
+    return LaunchStatus("sum gradients");
+  });
+}
+
+absl::StatusOr<SquareSummer> SquareSummer::Create(int device, int64_t tasks, int64_t elements) {
+  SquareSummer summer(device);
+  const int accessors[] = {device};
+  summer.most_tasks_ = tasks;
+  // Every task may end with a chunk that is not full.
+  summer.most_chunks_ = elements / kChunk + tasks;
+  ASSIGN_OR_RETURN(summer.chunk_sums_, DeviceMemory::Create(device, summer.most_chunks_ * sizeof(double), accessors,
+                                                            /*shareable=*/false));
+  ASSIGN_OR_RETURN(summer.results_,
+                   DeviceMemory::Create(device, tasks * sizeof(SquareSum), accessors, /*shareable=*/false));
+  ASSIGN_OR_RETURN(summer.host_results_, PinnedArray<SquareSum>::Create(tasks));
+  return summer;
+}
+
+absl::StatusOr<std::vector<SquareSum>> SquareSummer::Run(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
+  const auto count = static_cast<int64_t>(tasks.size());
+  int64_t chunks = 0;
+  for (const GradientSumTask& task : tasks) {
+    RETURN_IF_ERROR(CheckTask(task, 0));
+    chunks += ChunksIn(task.count);
   }
-  return absl::OkStatus();
+  if (count > most_tasks_ || chunks > most_chunks_) {
+    return absl::InvalidArgumentError(absl::StrCat("sum squares: at most ", most_tasks_, " tasks of ", most_chunks_,
+                                                   " chunks expected, got ", count, " of ", chunks));
+  }
+  std::vector<SquareSum> sums(count);
+  if (chunks == 0) return sums;
+  const DeviceScope scope(device_);
+  auto* const results = reinterpret_cast<SquareSum*>(results_.data());
+  auto* next_sums = reinterpret_cast<double*>(chunk_sums_.data());
+  RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(results, 0, count * sizeof(SquareSum), stream), "clear sums of squares"));
+  RETURN_IF_ERROR(ForEachList(tasks, results, [&](TaskList& list, int64_t blocks) {
+    list.chunk_sums = next_sums;
+    next_sums += blocks;
+    SumSquaresKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
+    CombineChunksKernel<<<list.count, kThreads, 0, stream>>>(list);
+    return LaunchStatus("sum squares");
+  }));
+  RETURN_IF_ERROR(ToStatus(
+      cudaMemcpyAsync(host_results_.data(), results, count * sizeof(SquareSum), cudaMemcpyDeviceToHost, stream),
+      "download sums of squares"));
+  RETURN_IF_ERROR(AwaitStream(device_, stream));
+  std::copy_n(host_results_.data(), count, sums.begin());
+  return sums;
 }
 
 }  // namespace paramshard::gpu

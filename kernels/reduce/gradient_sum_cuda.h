@@ -1,4 +1,5 @@
-// Summing gradients on a GPU: the bytes of SumGradients() (gradient_sum.h), for many parameters at once.
+// Summing gradients on a GPU: the bytes of SumGradients() (gradient_sum.h), for many parameters at once; and the sums of
+// squares of what they give, the bits of SumOfSquares() (sum_of_squares.h), in the same pass.
 
 #ifndef PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
 #define PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
@@ -6,10 +7,15 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/gpu/memory.h"
+#include "kernels/gpu/pinned_memory.h"
 #include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/sum_of_squares.h"
 
 namespace paramshard::gpu {
 
@@ -28,6 +34,30 @@ struct GradientSumTask {
 // Enqueues the sums on the current device: one launch for every 64 tasks. The tasks are copied; their accumulators do
 // not overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
+
+// Makes sums of gradients and finds the sums of squares of their accumulators on the way. Move-only; owns its partial
+// sums on the device. Not thread-safe.
+class SquareSummer {
+ public:
+  // For at most `tasks` tasks at a time, of `elements` elements in all. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<SquareSummer> Create(int device, int64_t tasks, int64_t elements);
+
+  // Makes the sums as SumGradients() does, except that a task without sources leaves its accumulator as it is. Returns
+  // SumOfSquares() of each task's accumulator, in the tasks' order, when the stream is done. INVALID_ARGUMENT for more
+  // than kMaxGradientSources sources, and for more tasks or elements than there is room for.
+  absl::StatusOr<std::vector<SquareSum>> Run(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
+
+ private:
+  explicit SquareSummer(int device) : device_(device) {}
+
+  // Constant after Create().
+  int device_;
+  int64_t most_tasks_ = 0;
+  int64_t most_chunks_ = 0;
+  DeviceMemory chunk_sums_;
+  DeviceMemory results_;
+  PinnedArray<SquareSum> host_results_;
+};
 
 }  // namespace paramshard::gpu
 

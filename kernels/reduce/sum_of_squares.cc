@@ -10,7 +10,7 @@ namespace paramshard {
 namespace {
 
 constexpr int64_t kLanes = 256;
-constexpr int64_t kChunk = 4096;
+constexpr int64_t kChunk = kSquareSumChunk;
 
 PARAMSHARD_ALWAYS_INLINE double Term(float value) { return static_cast<double>(value) * static_cast<double>(value); }
 PARAMSHARD_ALWAYS_INLINE double Term(double chunk_sum) { return chunk_sum; }
@@ -45,19 +45,12 @@ PARAMSHARD_ALWAYS_INLINE int64_t CountNonFinite(const float* values, int64_t cou
   return found;
 }
 
-// Writes one sum per chunk and returns the number of non-finite values.
+// Adds up one chunk and returns the number of non-finite values.
 PARAMSHARD_SIMD_CLONES
-int64_t SumSquaresOfChunks(const float* values, int64_t count, double* sums) {
-  int64_t non_finite = 0;
-  for (int64_t first = 0; first < count; first += kChunk) {
-    const int64_t length = std::min(kChunk, count - first);
-    *sums++ = SumChunk(values + first, length);
-    non_finite += CountNonFinite(values + first, length);
-  }
-  return non_finite;
+int64_t SumSquaresOfChunk(const float* values, int64_t count, double& sum) {
+  sum = SumChunk(values, count);
+  return CountNonFinite(values, count);
 }
-
-int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
 
 std::vector<double> SumChunks(const std::vector<double>& values) {
   const int64_t count = static_cast<int64_t>(values.size());
@@ -70,14 +63,23 @@ std::vector<double> SumChunks(const std::vector<double>& values) {
 
 }  // namespace
 
-SquareSum SumOfSquares(const float* values, int64_t count) {
-  if (count == 0) return {};
-  std::vector<double> sums(ChunksIn(count));
-  SquareSum result;
-  result.non_finite = SumSquaresOfChunks(values, count, sums.data());
+void SquareSumBuilder::AddChunk(const float* values, int64_t count) {
+  non_finite_ += SumSquaresOfChunk(values, count, chunk_sums_.emplace_back());
+}
+
+SquareSum SquareSumBuilder::Finish() const {
+  if (chunk_sums_.empty()) return {};
+  std::vector<double> sums = chunk_sums_;
   while (sums.size() > 1) sums = SumChunks(sums);
-  result.sum = sums.front();
-  return result;
+  return {sums.front(), non_finite_};
+}
+
+SquareSum SumOfSquares(const float* values, int64_t count) {
+  SquareSumBuilder builder;
+  for (int64_t first = 0; first < count; first += kChunk) {
+    builder.AddChunk(values + first, std::min(kChunk, count - first));
+  }
+  return builder.Finish();
 }
 
 }  // namespace paramshard

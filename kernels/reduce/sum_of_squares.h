@@ -14,6 +14,7 @@
 #define PARAMSHARD_KERNELS_REDUCE_SUM_OF_SQUARES_H_
 
 #include <cstdint>
+#include <vector>
 
 namespace paramshard {
 
@@ -26,6 +27,22 @@ struct SquareSum {
 
 // `values` holds `count` >= 0 floats.
 SquareSum SumOfSquares(const float* values, int64_t count);
+
+// Step 1's number of elements.
+inline constexpr int64_t kSquareSumChunk = 4096;
+
+// The same for an array that is made chunk by chunk, while a chunk is still in the cache.
+class SquareSumBuilder {
+ public:
+  // The array's next chunk: kSquareSumChunk floats, the last one 1 or more.
+  void AddChunk(const float* values, int64_t count);
+  // Of the chunks so far.
+  SquareSum Finish() const;
+
+ private:
+  std::vector<double> chunk_sums_;
+  int64_t non_finite_ = 0;
+};
 
 }  // namespace paramshard
 

@@ -81,7 +81,7 @@ class Collectives {
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 
   // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the
-  // slot may be used again. Where own slices have landed the sum may be left to SumPushed; sums of one accumulator are
+  // slot may be used again. Where own slices have landed the sum may be left to TakeSums; sums of one accumulator are
   // made in the order of the calls. FAILED_PRECONDITION own slices landed that were not expected.
   virtual absl::Status Reduce(const ReduceCall& call) = 0;
 
@@ -89,15 +89,16 @@ class Collectives {
   // first, between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN
   // does not compare: callers pass none. Values of a failed call are unspecified.
   virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
-  // Makes the sums that Reduce has left, before anybody reads the accumulators. From the push thread.
-  virtual absl::Status SumPushed() { return absl::OkStatus(); }
+  // The sums that Reduce has left: one for each slice at most, the last of its accumulator, to be made on this rank's
+  // device before anybody reads it and before the next Reduce. From the push thread.
+  virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more
   // than once.
   virtual void Abort(const absl::Status& status) = 0;
 
   virtual bool lands_own_pieces() const = 0;
-  // Whether sums wait for SumPushed: then the trainer lands its own slices.
+  // Whether sums wait for TakeSums: then the trainer lands its own slices.
   virtual bool sums_at_commit() const { return false; }
   // Memory that this rank's engine holds for itself, on its device: receive memory and partial sums.
   virtual int64_t scratch_bytes() const = 0;

@@ -102,10 +102,9 @@ absl::Status CopyEngineCollectives::Reduce(const ReduceCall& call) {
   return abort_.status();
 }
 
-absl::Status CopyEngineCollectives::SumPushed() {
+absl::StatusOr<std::vector<SumTask>> CopyEngineCollectives::TakeSums() {
   RETURN_IF_ERROR(abort_.status());
-  RETURN_IF_ERROR(reduction_.SumPushed());
-  return abort_.status();
+  return reduction_.TakeSums();
 }
 
 }  // namespace paramshard::server

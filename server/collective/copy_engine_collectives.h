@@ -37,7 +37,7 @@ class CopyEngineCollectives final : public Collectives {
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
-  absl::Status SumPushed() override;
+  absl::StatusOr<std::vector<SumTask>> TakeSums() override;
   void Abort(const absl::Status& status) override { abort_.Set(status); }
   bool lands_own_pieces() const override { return false; }
   bool sums_at_commit() const override { return reduction_.sums_at_commit(); }
@@ -65,7 +65,7 @@ class CopyEngineCollectives final : public Collectives {
   const int rank_;
   const gpu::Stream gathers_;
 
-  LocalReduction reduction_;  // used by Reduce and SumPushed
+  LocalReduction reduction_;  // used by Reduce and TakeSums
 
   // Used by Gather and GatherDone.
   std::vector<Flight> flights_;  // by slot

@@ -78,14 +78,14 @@ void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) co
   }
 }
 
-DeviceQueue::SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received,
-                                             Copies& copies) const {
+SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received,
+                                Copies& copies) const {
   const int64_t bytes = SliceBytes(*group_.model, call.unit, slice);
-  DeviceQueue::SumTask sum{.sources = std::vector<const void*>(group_.ranks()),
-                           .type = group_.gradient_type(call.unit, slice.parameter),
-                           .count = slice.elements,
-                           .overwrite = call.overwrite[slice.parameter],
-                           .accumulator = call.accumulators[slice.parameter]};
+  SumTask sum{.sources = std::vector<const void*>(group_.ranks()),
+              .type = group_.gradient_type(call.unit, slice.parameter),
+              .count = slice.elements,
+              .overwrite = call.overwrite[slice.parameter],
+              .accumulator = call.accumulators[slice.parameter]};
   sum.sources[rank_] =
       call.own_slices_landed ? group_.Landed(call.unit, slice, rank_) : group_.Gradients(call, slice, rank_);
   for (int step = 1; step < group_.ranks(); ++step) {
@@ -98,13 +98,13 @@ DeviceQueue::SumTask LocalReduction::Receive(const ReduceCall& call, const Gradi
   return sum;
 }
 
-absl::Status LocalReduction::SumPushed() {
+std::vector<SumTask> LocalReduction::TakeSums() {
   Sums all;
   for (Sums& left : left_) {
     std::move(left.begin(), left.end(), std::back_inserter(all));
     left.clear();
   }
-  return queue_->Sum(all);
+  return all;
 }
 
 }  // namespace paramshard::server

@@ -17,7 +17,7 @@ namespace paramshard::server {
 //
 // At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy
 // engines: a kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies
-// them, each unit into receive memory of its own, and SumPushed makes all sums. A unit's second push between two
+// them, each unit into receive memory of its own, and leaves the sums to whoever takes them. A unit's second push between two
 // commits is summed at once, after what was left of the first. Used by one thread at a time.
 class LocalReduction {
  public:
@@ -26,13 +26,13 @@ class LocalReduction {
 
   // As Collectives says.
   absl::Status Reduce(const ReduceCall& call);
-  absl::Status SumPushed();
+  std::vector<SumTask> TakeSums();
   bool sums_at_commit() const { return at_commit_; }
   int64_t scratch_bytes() const { return received_.size_bytes(); }
 
  private:
   using Copies = std::vector<DeviceQueue::CopyTask>;
-  using Sums = std::vector<DeviceQueue::SumTask>;
+  using Sums = std::vector<SumTask>;
 
   LocalReduction(const LocalGroup& group, int rank, bool at_commit);
 
@@ -40,8 +40,7 @@ class LocalReduction {
   absl::Status CheckLanded(const ReduceCall& call) const;
   // What the call asks for: copies of the peers' slices, where they are received, and then the sums.
   void Plan(const ReduceCall& call, Copies& copies, Sums& sums) const;
-  DeviceQueue::SumTask Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received,
-                               Copies& copies) const;
+  SumTask Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received, Copies& copies) const;
 
   // Constant after Create.
   LocalGroup group_;
@@ -52,7 +51,7 @@ class LocalReduction {
   Memory received_;
   std::unique_ptr<DeviceQueue> queue_;
 
-  std::vector<Sums> left_;  // by unit, for SumPushed
+  std::vector<Sums> left_;  // by unit, for TakeSums
 };
 
 }  // namespace paramshard::server

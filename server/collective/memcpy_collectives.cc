@@ -32,10 +32,9 @@ absl::Status MemcpyCollectives::Reduce(const ReduceCall& call) {
   return abort_.status();
 }
 
-absl::Status MemcpyCollectives::SumPushed() {
+absl::StatusOr<std::vector<SumTask>> MemcpyCollectives::TakeSums() {
   RETURN_IF_ERROR(abort_.status());
-  RETURN_IF_ERROR(reduction_.SumPushed());
-  return abort_.status();
+  return reduction_.TakeSums();
 }
 
 void MemcpyCollectives::Abort(const absl::Status& status) { abort_.Set(status); }

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/collective/abort_state.h"
@@ -24,7 +25,7 @@ class MemcpyCollectives final : public Collectives {
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
-  absl::Status SumPushed() override;
+  absl::StatusOr<std::vector<SumTask>> TakeSums() override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return false; }
   bool sums_at_commit() const override { return reduction_.sums_at_commit(); }
@@ -38,7 +39,7 @@ class MemcpyCollectives final : public Collectives {
   const LocalGroup group_;
   const int rank_;
 
-  LocalReduction reduction_;  // used by Reduce and SumPushed
+  LocalReduction reduction_;  // used by Reduce and TakeSums
 
   AbortState abort_;
 };

@@ -122,7 +122,7 @@ std::vector<PeerTransfer> MeshCollectives::ReduceTransfers(const ReduceCall& cal
 }
 
 absl::Status MeshCollectives::Sum(const ReduceCall& call) {
-  std::vector<DeviceQueue::SumTask> sums;
+  std::vector<SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, rank())) {
     float* const accumulator = call.accumulators[slice.parameter];

@@ -111,7 +111,7 @@ std::vector<PeerTransfer> ReplicatedCollectives::Transfers(int unit) const {
 }
 
 absl::Status ReplicatedCollectives::SumReplicas(const ReduceCall& call) {
-  std::vector<DeviceQueue::SumTask> sums;
+  std::vector<SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
     if (float* const accumulator = call.accumulators[slice.parameter]; accumulator != nullptr) {

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/optim/master_remainder.h"
 #include "server/device/cuda_devices.h"
 
@@ -49,12 +52,18 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return amaxes;
   }
 
-  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
-    std::vector<SquareSum> sums(tensors_.size());
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
+                                                    absl::Span<const SumTask> sums) override {
+    ASSIGN_OR_RETURN(const std::vector<const SumTask*> sum_of, MatchSums(tensors_, active, sums));
+    std::vector<SquareSum> squares(tensors_.size());
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (active[i]) sums[i] = SumOfSquares(tensors_[i].gradient, tensors_[i].elements());
+      if (!active[i]) continue;
+      const SumTask* const sum = sum_of[i];
+      squares[i] = sum == nullptr
+                       ? SumOfSquares(tensors_[i].gradient, tensors_[i].elements())
+                       : SumGradientsAndSquares(sum->sources, sum->type, sum->count, sum->overwrite, sum->accumulator);
     }
-    return sums;
+    return squares;
   }
 
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
@@ -120,6 +129,25 @@ class CpuDevice final : public ComputeDevice {
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
+                                                      const std::vector<bool>& active, absl::Span<const SumTask> sums) {
+  absl::flat_hash_map<const float*, const SumTask*> sum_of;
+  for (const SumTask& sum : sums) sum_of[sum.accumulator] = &sum;
+  std::vector<const SumTask*> matched(tensors.size(), nullptr);
+  size_t count = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!active[i] || tensors[i].elements() == 0) continue;
+    const auto found = sum_of.find(tensors[i].gradient);
+    if (found == sum_of.end() || found->second->count != tensors[i].elements()) continue;
+    matched[i] = found->second;
+    ++count;
+  }
+  if (count == sums.size()) return matched;
+  return absl::InvalidArgumentError(
+      absl::StrCat("sum gradients: sums of whole extents that have gradients expected, got ", sums.size(), " of which ",
+                   count, " are"));
+}
 
 std::unique_ptr<ComputeDevice> MakeCpuDevice(int index) { return std::make_unique<CpuDevice>(index); }
 

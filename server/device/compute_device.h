@@ -40,6 +40,15 @@ struct ExtentTensors {
   int64_t elements() const { return rows * columns; }
 };
 
+// One call of SumGradients (kernels/reduce/gradient_sum.h).
+struct SumTask {
+  std::vector<const void*> sources;
+  GradientType type = GradientType::kFP32;
+  int64_t count = 0;
+  bool overwrite = false;
+  float* accumulator = nullptr;
+};
+
 // The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
 class ShardArithmetic {
  public:
@@ -64,8 +73,11 @@ class ShardArithmetic {
   // Of the masters of extents whose format NeedsAmax(); zeros for the others.
   virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
 
-  // Of the gradients of the extents that are `active`; zeros for the others.
-  virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) = 0;
+  // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients of
+  // all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of
+  // more than 16 sources on a GPU.
+  virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
+                                                            absl::Span<const SumTask> sums) = 0;
 
   // One fused step on every extent whose entry has a value. The others' bytes stay, and planes of formats that
   // EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no
@@ -85,21 +97,17 @@ class DeviceQueue {
     const void* source = nullptr;
     int64_t size_bytes = 0;
   };
-  // One call of SumGradients (kernels/reduce/gradient_sum.h).
-  struct SumTask {
-    std::vector<const void*> sources;
-    GradientType type = GradientType::kFP32;
-    int64_t count = 0;
-    bool overwrite = false;
-    float* accumulator = nullptr;
-  };
-
   // Copies, in any order, and then sums, in any order; accumulators do not overlap. INVALID_ARGUMENT for more than 16
   // sources on a GPU.
   virtual absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) = 0;
   absl::Status Copy(absl::Span<const CopyTask> tasks) { return Run(tasks, {}); }
   absl::Status Sum(absl::Span<const SumTask> tasks) { return Run({}, tasks); }
 };
+
+// The sum that makes each tensor's gradient, null where none does. INVALID_ARGUMENT a sum that makes none of the active
+// tensors' gradients, or not the whole of it.
+absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
+                                                      const std::vector<bool>& active, absl::Span<const SumTask> sums);
 
 // Thread-safe.
 class ComputeDevice {

@@ -18,7 +18,6 @@
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
-#include "kernels/reduce/sum_of_squares_cuda.h"
 
 namespace paramshard::server {
 namespace {
@@ -43,19 +42,35 @@ class OwnerOf final : public Memory::Owner {
 using GpuRange = OwnerOf<gpu::DeviceMemory>;
 using OpenHostRange = OwnerOf<gpu::HostRegistration>;
 
+absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
+  if (task.sources.size() > gpu::kMaxGradientSources) {
+    return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,
+                                                   " sources expected, got ", task.sources.size()));
+  }
+  gpu::GradientSumTask sum;
+  std::copy(task.sources.begin(), task.sources.end(), sum.sources);
+  sum.source_count = static_cast<int>(task.sources.size());
+  sum.type = task.type;
+  sum.count = task.count;
+  sum.overwrite = task.overwrite;
+  sum.accumulator = task.accumulator;
+  return sum;
+}
+
 class CudaShardArithmetic final : public ShardArithmetic {
  public:
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors) {
     std::vector<gpu::AdamExtent> extents;
-    std::vector<gpu::SquareSumExtent> gradients;
+    int64_t elements = 0;
     for (const ExtentTensors& extent : tensors) {
       extents.push_back({extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
                          extent.column_wise});
-      gradients.push_back({extent.gradient, extent.elements()});
+      elements += extent.elements();
     }
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
     ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents));
-    ASSIGN_OR_RETURN(gpu::SquareSumPlan squares, gpu::SquareSumPlan::Create(device, gradients));
+    ASSIGN_OR_RETURN(gpu::SquareSummer squares,
+                     gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
     return std::unique_ptr<ShardArithmetic>(
         new CudaShardArithmetic(std::move(tensors), std::move(stream), std::move(adam), std::move(squares)));
   }
@@ -93,9 +108,26 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return adam_.Amaxes(stream_.get());
   }
 
-  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) override {
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
+                                                    absl::Span<const SumTask> sums) override {
+    ASSIGN_OR_RETURN(const std::vector<const SumTask*> sum_of, MatchSums(tensors_, active, sums));
+    std::vector<gpu::GradientSumTask> tasks;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!active[i]) continue;
+      gpu::GradientSumTask& task = tasks.emplace_back();
+      task.count = tensors_[i].elements();
+      task.accumulator = tensors_[i].gradient;
+      if (sum_of[i] == nullptr) continue;
+      ASSIGN_OR_RETURN(task, ToGpuTask(*sum_of[i]));
+    }
     const gpu::DeviceScope scope(stream_.device());
-    return squares_.Run(active, stream_.get());
+    ASSIGN_OR_RETURN(const std::vector<SquareSum> found, squares_.Run(tasks, stream_.get()));
+    std::vector<SquareSum> squares(tensors_.size());
+    auto next = found.begin();
+    for (size_t i = 0; i < squares.size(); ++i) {
+      if (active[i]) squares[i] = *next++;
+    }
+    return squares;
   }
 
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
@@ -109,7 +141,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
 
  private:
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, gpu::Stream stream, gpu::FusedAdamPlan adam,
-                      gpu::SquareSumPlan squares)
+                      gpu::SquareSummer squares)
       : tensors_(std::move(tensors)),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
@@ -121,7 +153,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   const bool needs_amax_;
   const gpu::Stream stream_;
   gpu::FusedAdamPlan adam_;
-  gpu::SquareSumPlan squares_;
+  gpu::SquareSummer squares_;
 };
 
 class CudaQueue final : public DeviceQueue {
@@ -131,7 +163,10 @@ class CudaQueue final : public DeviceQueue {
   absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) override {
     gpu::BatchCopy batch;
     for (const CopyTask& task : copies) batch.Add(task.target, task.source, task.size_bytes);
-    ASSIGN_OR_RETURN(const std::vector<gpu::GradientSumTask> tasks, TasksOf(sums));
+    std::vector<gpu::GradientSumTask> tasks;
+    for (const SumTask& sum : sums) {
+      ASSIGN_OR_RETURN(tasks.emplace_back(), ToGpuTask(sum));
+    }
     const gpu::DeviceScope scope(stream_.device());
     RETURN_IF_ERROR(batch.Enqueue(stream_.get()));
     RETURN_IF_ERROR(gpu::SumGradients(tasks, stream_.get()));
@@ -139,24 +174,6 @@ class CudaQueue final : public DeviceQueue {
   }
 
  private:
-  static absl::StatusOr<std::vector<gpu::GradientSumTask>> TasksOf(absl::Span<const SumTask> sums) {
-    std::vector<gpu::GradientSumTask> tasks;
-    for (const SumTask& task : sums) {
-      if (task.sources.size() > gpu::kMaxGradientSources) {
-        return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,
-                                                       " sources expected, got ", task.sources.size()));
-      }
-      gpu::GradientSumTask& sum = tasks.emplace_back();
-      std::copy(task.sources.begin(), task.sources.end(), sum.sources);
-      sum.source_count = static_cast<int>(task.sources.size());
-      sum.type = task.type;
-      sum.count = task.count;
-      sum.overwrite = task.overwrite;
-      sum.accumulator = task.accumulator;
-    }
-    return tasks;
-  }
-
   const gpu::Stream stream_;
 };
 

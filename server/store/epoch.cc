@@ -538,8 +538,8 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
 }
 
 void Epoch::RunSum(int rank) {
-  const absl::Status pushed = engines_[rank]->SumPushed();
-  const absl::StatusOr<SquareSum> sum = pushed.ok() ? options_.shards[rank]->SumGradients() : pushed;
+  const absl::StatusOr<std::vector<SumTask>> left = engines_[rank]->TakeSums();
+  const absl::StatusOr<SquareSum> sum = left.ok() ? options_.shards[rank]->SumSquares(*left) : left.status();
   absl::MutexLock lock(&mu_);
   if (sum.ok()) sums_[rank] = *sum;
   EndOnError(sum.status());

@@ -184,10 +184,10 @@ Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parame
   return target;
 }
 
-absl::StatusOr<SquareSum> Shard::SumGradients() const {
+absl::StatusOr<SquareSum> Shard::SumSquares(absl::Span<const SumTask> left) const {
   std::vector<bool> active;
   for (const ShardExtent& extent : extents_) active.push_back(extent.has_gradient);
-  ASSIGN_OR_RETURN(const std::vector<SquareSum> sums, arithmetic_->SumSquares(active));
+  ASSIGN_OR_RETURN(const std::vector<SquareSum> sums, arithmetic_->SumSquares(active, left));
   SquareSum total;
   for (const SquareSum& sum : sums) {
     total.sum += sum.sum;

@@ -106,8 +106,9 @@ class Shard {
   };
   PushTarget BeginPush(int unit, absl::Span<const int> absent_parameters);
 
-  // Over all accumulators with gradients: extents in parameter order, their sums added in double.
-  absl::StatusOr<SquareSum> SumGradients() const;
+  // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
+  // accumulators with gradients: extents in parameter order, their sums added in double.
+  absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
   // Forgets the gradients since the last commit.
   void DropGradients();
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of

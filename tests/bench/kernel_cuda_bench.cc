@@ -33,7 +33,6 @@
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
-#include "kernels/reduce/sum_of_squares_cuda.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -507,24 +506,35 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
     if (bench.Wants(name)) bench.Measure(name, bytes, work);
   };
 
-  absl::StatusOr<SquareSumPlan> sums = SquareSumPlan::Create(kDevice, {{a, kCount}});
-  Check(sums.status());
-  measure("SumOfSquares", kCount * 4, [&] { Check(sums->Run({true}, bench.stream()).status()); });
+  absl::StatusOr<SquareSummer> squares = SquareSummer::Create(kDevice, 1, kCount);
+  Check(squares.status());
+  GradientSumTask accumulated;
+  accumulated.count = kCount;
+  accumulated.accumulator = a;
+  measure("SumOfSquares", kCount * 4, [&] { Check(squares->Run({accumulated}, bench.stream()).status()); });
 
   for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
     const std::string type_name = type == GradientType::kFP32 ? "fp32" : "bf16";
+    for (int source_count : {1, 2, 4}) {
+      GradientSumTask task;
+      task.type = type;
+      task.count = kCount;
+      task.accumulator = c;
+      for (int s = 0; s < source_count; ++s) task.sources[s] = s % 2 == 0 ? a : b;
+      task.source_count = source_count;
+      task.overwrite = true;
+      const std::string name = absl::StrCat(type_name, ", ", source_count, " sources, overwrite");
+      const int64_t bytes = kCount * (4 + source_count * GradientBytes(type));
+      measure("SumGradients " + name, bytes, [&] { Check(SumGradients({task}, bench.stream())); });
+      measure("SumGradients and squares " + name, bytes, [&] { Check(squares->Run({task}, bench.stream()).status()); });
+    }
     GradientSumTask task;
     task.type = type;
     task.count = kCount;
     task.accumulator = c;
     task.sources[0] = a;
-    task.source_count = 1;
-    task.overwrite = true;
-    measure("SumGradients " + type_name + ", 1 source, overwrite", kCount * (4 + GradientBytes(type)),
-            [&] { Check(SumGradients({task}, bench.stream())); });
     task.sources[1] = b;
     task.source_count = 2;
-    task.overwrite = false;
     measure("SumGradients " + type_name + ", 2 sources", kCount * (8 + 2 * GradientBytes(type)),
             [&] { Check(SumGradients({task}, bench.stream())); });
   }

@@ -25,6 +25,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "kernels/optim/adam_cuda.h"
 #include "nlohmann/json.hpp"
 #include "server/daemon.h"
 #include "tests/faults/bad_access.h"
@@ -212,6 +213,35 @@ TEST_F(BrokenGpuTest, AStreamThatIsNotDoneInTimeBreaksItsGpu) {
         return fault;
       },
       "a stream is not done after 200ms");
+}
+
+TEST_F(BrokenGpuTest, AStepThatWaitsForAStuckGpuEndsWhenItCountsAsBroken) {
+  ChildProcess stepping = ChildProcess::Run([](Board&) -> absl::Status {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);  // a kernel that is loaded later waits for the stream
+    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(0));
+    ASSIGN_OR_RETURN(gpu::DeviceMemory memory, gpu::DeviceMemory::Create(0, 4096, {0}, /*shareable=*/false));
+    gpu::AdamExtent extent;
+    extent.state.master = reinterpret_cast<float*>(memory.data());
+    extent.rows = 1;
+    extent.columns = 1024;
+    extent.encoding = {Format::kFP8TensorCurrent};
+    ASSIGN_OR_RETURN(gpu::FusedAdamPlan made, gpu::FusedAdamPlan::Create(0, {extent}));
+    // For ever: nobody writes this word.
+    void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSIGN_OR_RETURN(gpu::HostRegistration registration, gpu::HostRegistration::Register(page, 4096));
+    // Kept: giving any of them back would wait for the stream.
+    auto& plan = *new gpu::FusedAdamPlan(std::move(made));
+    const auto& parked_stream = *new gpu::Stream(std::move(stream));
+    new gpu::DeviceMemory(std::move(memory));
+    new gpu::HostRegistration(std::move(registration));
+    gpu::WordOperations parked;
+    parked.Await(page, 1);
+    RETURN_IF_ERROR(parked.Enqueue(parked_stream.get()));
+    RETURN_IF_ERROR(plan.MeasureAmaxes(parked_stream.get()));
+    gpu::ReportFault(0, "it is stuck").IgnoreError();
+    return plan.Amaxes(parked_stream.get()).status();
+  });
+  EXPECT_THAT(stepping.Await(), StatusIs(absl::StatusCode::kInternal, HasSubstr("it is stuck")));
 }
 
 // --- Memory that a trainer cannot map

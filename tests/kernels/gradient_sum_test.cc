@@ -91,5 +91,23 @@ TEST(SumGradientsTest, BFloat16IsWidenedBeforeAdding) {
   EXPECT_EQ(accumulator, expected);
 }
 
+TEST(SumGradientsAndSquaresTest, BothAreWhatTwoPassesGive) {
+  RandomFloats random(23);
+  for (int64_t count : {0, 1, 4095, 4096, 4097, 8192, 100000}) {
+    for (bool overwrite : {true, false}) {
+      const std::vector<float> first = random.Normal(count, 1.0f);
+      const std::vector<float> second = random.Normal(count, 1.0f);
+      std::vector<float> once = random.Normal(count, 1.0f);
+      std::vector<float> twice = once;
+      const void* const sources[] = {first.data(), second.data()};
+      const SquareSum sum = SumGradientsAndSquares(sources, GradientType::kFP32, count, overwrite, once.data());
+      SumGradients(sources, GradientType::kFP32, count, overwrite, twice.data());
+      EXPECT_EQ(once, twice) << count;
+      EXPECT_EQ(sum.sum, SumOfSquares(twice.data(), count).sum) << count;
+      EXPECT_EQ(sum.non_finite, 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace paramshard

@@ -334,7 +334,7 @@ class SumsAtCommitTest : public ::testing::Test {
   }
 
   void ExpectSums() {
-    ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.engine(rank).SumPushed(); }), Each(IsOk()));
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.SumLeft(rank); }), Each(IsOk()));
     for (int rank = 0; rank < world_.ranks(); ++rank) {
       Accumulators got = expected_[rank];
       ASSERT_THAT(world_.Download(rank, accumulators_[rank], got), IsOk());

@@ -355,13 +355,19 @@ absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, boo
   return engine(rank).Reduce(call);
 }
 
+absl::Status EngineWorld::SumLeft(int rank) {
+  ASSIGN_OR_RETURN(const std::vector<SumTask> left, engine(rank).TakeSums());
+  ASSIGN_OR_RETURN(const std::unique_ptr<DeviceQueue> queue, devices_[rank]->MakeQueue());
+  return queue->Sum(left);
+}
+
 absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
                                  const std::set<int>& absent, Accumulators& accumulators) {
   ASSIGN_OR_RETURN(const std::vector<Memory> memories, Upload(rank, accumulators));
   const bool lands = engine(rank).sums_at_commit();
   if (lands) LandOwnGradients(unit, slot, rank);
   RETURN_IF_ERROR(Push(number, unit, slot, rank, overwrite, absent, lands, memories));
-  RETURN_IF_ERROR(engine(rank).SumPushed());
+  RETURN_IF_ERROR(SumLeft(rank));
   return Download(rank, memories, accumulators);
 }
 

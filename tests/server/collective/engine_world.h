@@ -94,6 +94,8 @@ class EngineWorld {
                          Accumulators& accumulators) const;
   // The trainer's part of a push where sums wait for the commit: the rank's own gradients of `slot`, landed.
   void LandOwnGradients(int unit, int slot, int rank);
+  // Makes the sums that the rank's engine has left.
+  absl::Status SumLeft(int rank);
   // The same by the engine: pushed, and summed at once or by a commit.
   absl::Status Reduce(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
                       Accumulators& accumulators);

@@ -1,0 +1,127 @@
+// The arithmetic of a shard, on a device of the kind that PARAMSHARD_TEST_DEVICES says.
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/device/compute_device.h"
+#include "tests/status_matchers.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using Floats = std::vector<float>;
+
+absl::Span<const uint8_t> Bytes(const Floats& values) {
+  return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float));
+}
+
+// Gradients of a few extents, each in memory of its own; state and planes are not touched.
+class SumSquaresTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(const Device id, ParseDevice(absl::StrCat(test::TestDevices(), ":0")));
+    absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> devices = OpenDevices({id});
+    if (!devices.ok() && id.kind == DeviceKind::kCuda) GTEST_SKIP() << devices.status();
+    ASSERT_OK(devices.status());
+    device_ = std::move(devices->front());
+    for (size_t i = 0; i < kRows.size(); ++i) {
+      expected_.push_back(Values(kRows[i] * kColumns, static_cast<int>(i)));
+      ExtentTensors& tensors = tensors_.emplace_back();
+      tensors.gradient = Upload(expected_.back());
+      tensors.rows = kRows[i];
+      tensors.columns = kColumns;
+    }
+    ASSERT_OK_AND_ASSIGN(arithmetic_, device_->MakeArithmetic(tensors_));
+  }
+
+  static Floats Values(int64_t count, int seed) {
+    Floats values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(0.01f * static_cast<float>((i * 37 + seed * 11) % 1009 - 500));
+    return values;
+  }
+
+  float* Upload(const Floats& values) {
+    absl::StatusOr<Memory> memory =
+        device_->Allocate("test", static_cast<int64_t>(values.size() * sizeof(float)), Sharing::kPrivate);
+    EXPECT_OK(memory.status());
+    EXPECT_OK(device_->Write(memory->data(), Bytes(values)));
+    memories_.push_back(*std::move(memory));
+    return reinterpret_cast<float*>(memories_.back().data());
+  }
+
+  // The sum of `sources` into an extent's gradient, here and in expected_.
+  SumTask Sum(size_t extent, const std::vector<Floats>& sources, bool overwrite) {
+    SumTask sum;
+    sum.count = tensors_[extent].elements();
+    sum.overwrite = overwrite;
+    sum.accumulator = tensors_[extent].gradient;
+    std::vector<const void*> host;
+    for (const Floats& source : sources) {
+      sum.sources.push_back(Upload(source));
+      host.push_back(source.data());
+    }
+    SumGradients(host, sum.type, sum.count, overwrite, expected_[extent].data());
+    return sum;
+  }
+
+  void ExpectSums(const std::vector<bool>& active, const std::vector<SumTask>& sums) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<SquareSum> squares, arithmetic_->SumSquares(active, sums));
+    ASSERT_EQ(squares.size(), tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("extent ", i));
+      SquareSum expected;
+      if (active[i]) expected = SumOfSquares(expected_[i].data(), static_cast<int64_t>(expected_[i].size()));
+      EXPECT_EQ(squares[i].non_finite, expected.non_finite);
+      if (expected.non_finite == 0) {
+        EXPECT_EQ(squares[i].sum, expected.sum);
+      }
+      ASSERT_OK_AND_ASSIGN(const HostView got, device_->Read(reinterpret_cast<const uint8_t*>(tensors_[i].gradient),
+                                                             tensors_[i].elements() * sizeof(float)));
+      EXPECT_EQ(got.bytes(), Bytes(expected_[i]));
+    }
+  }
+
+  static constexpr int64_t kColumns = 100;
+  const std::vector<int64_t> kRows = {3, 1, 82, 500};
+
+  std::unique_ptr<ComputeDevice> device_;
+  std::vector<Memory> memories_;
+  std::vector<ExtentTensors> tensors_;
+  std::vector<Floats> expected_;
+  std::unique_ptr<ShardArithmetic> arithmetic_;
+};
+
+TEST_F(SumSquaresTest, SumsThatWereLeftAreMadeOnTheWay) {
+  const Floats first = Values(82 * kColumns, 5);
+  const Floats second = Values(82 * kColumns, 6);
+  ExpectSums({true, true, true, true}, {Sum(2, {first, second}, true), Sum(0, {Values(3 * kColumns, 7)}, false)});
+  ExpectSums({true, false, false, true}, {Sum(3, {Values(500 * kColumns, 8)}, true)});
+  ExpectSums({true, true, true, true}, {});
+  ExpectSums({false, false, false, false}, {});
+}
+
+TEST_F(SumSquaresTest, WhatIsNotFiniteIsCountedInWhatWasSummed) {
+  Floats huge(500 * kColumns, std::numeric_limits<float>::max());
+  ExpectSums({true, true, true, true}, {Sum(3, {huge, huge}, true)});
+}
+
+TEST_F(SumSquaresTest, SumsOfAnythingButWholeActiveExtentsAreRefused) {
+  const SumTask whole = Sum(1, {Values(kColumns, 9)}, true);
+  SumTask part = whole;
+  part.count -= 1;
+  const auto is_refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sums of whole extents"));
+  EXPECT_THAT(arithmetic_->SumSquares({true, false, true, true}, {whole}), is_refused);
+  EXPECT_THAT(arithmetic_->SumSquares({true, true, true, true}, {part}), is_refused);
+}
+
+}  // namespace
+}  // namespace paramshard::server
