@@ -89,8 +89,9 @@ class Cluster {
   virtual void Forget(absl::string_view model) = 0;
   // A local event ends the epoch for all nodes, and all listeners are told. Ignored for an epoch that is over.
   virtual void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) = 0;
-  // The n-th command of this node's ranks (serialized, without client state). Nodes that differ end the epoch with
-  // FAILED_PRECONDITION naming both ranks and commands. A no-op in a world of one daemon.
+  // The n-th command of this node's ranks in words, which are equal where the commands are but for the client state.
+  // Nodes that differ end the epoch with FAILED_PRECONDITION naming both ranks and commands. A no-op in a world of one
+  // daemon.
   virtual void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                              absl::string_view command) = 0;
 

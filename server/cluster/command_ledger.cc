@@ -3,19 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::server {
-namespace {
-
-std::string CommandText(absl::string_view serialized) {
-  v1::Command command;
-  if (!command.ParseFromArray(serialized.data(), static_cast<int>(serialized.size()))) return "an unreadable command";
-  return absl::StrCat("{", command.ShortDebugString(), "}");
-}
-
-}  // namespace
-
 absl::Status CommandLedger::Add(int node, int64_t number, int rank, absl::string_view command) {
   auto [it, first] = open_.try_emplace(number);
   Entry& entry = it->second;
@@ -28,8 +17,7 @@ absl::Status CommandLedger::Add(int node, int64_t number, int rank, absl::string
   }
   if (entry.command != command) {
     return absl::FailedPreconditionError(absl::StrCat("command ", number, ": rank ", entry.rank, " sent ",
-                                                      CommandText(entry.command), ", rank ", rank, " sent ",
-                                                      CommandText(command)));
+                                                      entry.command, ", rank ", rank, " sent ", command));
   }
   entry.reported[node] = true;
   if (std::find(entry.reported.begin(), entry.reported.end(), false) == entry.reported.end()) open_.erase(it);

@@ -20,9 +20,8 @@ class CommandLedger {
  public:
   explicit CommandLedger(int nodes) : nodes_(nodes) {}
 
-  // Adds the command `number` of a node's ranks; `rank` sent it first. FAILED_PRECONDITION it
-  // differs from another node's (names both ranks and commands); RESOURCE_EXHAUSTED more than
-  // kMaxOpenCommands wait for a node.
+  // Adds the command `number` of a node's ranks in words; `rank` sent it first. FAILED_PRECONDITION it differs from
+  // another node's (names both ranks and commands); RESOURCE_EXHAUSTED more than kMaxOpenCommands wait for a node.
   absl::Status Add(int node, int64_t number, int rank, absl::string_view command);
 
  private:

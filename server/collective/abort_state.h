@@ -3,10 +3,10 @@
 #define PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
 
 #include <atomic>
-#include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 
 namespace paramshard::server {
 
@@ -15,7 +15,7 @@ class AbortState {
  public:
   // Returns whether `status` is the first. Requires a status that is not OK.
   bool Set(const absl::Status& status) {
-    std::lock_guard<std::mutex> lock(mu_);
+    absl::MutexLock lock(&mu_);
     if (!status_.ok()) return false;
     status_ = status;
     aborted_.store(true, std::memory_order_release);
@@ -25,14 +25,13 @@ class AbortState {
   // OK until something is set.
   absl::Status status() const {
     if (!aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
-    std::lock_guard<std::mutex> lock(mu_);
+    absl::MutexLock lock(&mu_);
     return status_;
   }
 
  private:
   std::atomic<bool> aborted_{false};
-  mutable std::mutex mu_;
-  // Guarded by mu_.
+  mutable absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 

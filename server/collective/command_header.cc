@@ -56,7 +56,7 @@ std::string HeaderText(const CommandHeader& header, const ModelSpec& model) {
                       ")");
 }
 
-absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline) {
+absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, SteadyTime deadline) {
   CommandHeader own = header;
   std::vector<CommandHeader> headers(mesh.size(), header);
   std::vector<PeerTransfer> transfers;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "server/base/steady_time.h"
 #include "server/collective/collectives.h"
 #include "server/collective/mesh.h"
 #include "server/layout/model_spec.h"
@@ -34,7 +34,7 @@ std::string HeaderText(const CommandHeader& header, const ModelSpec& model);
 
 // Exchanges headers with all members. OK when all are equal; FAILED_PRECONDITION names this rank,
 // the first that differs, and both commands; else the mesh's error.
-absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, absl::Time deadline);
+absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, SteadyTime deadline);
 
 // `status` with the command that it ended in front of its message.
 absl::Status InCommand(const absl::Status& status, const CommandHeader& header, const ModelSpec& model);

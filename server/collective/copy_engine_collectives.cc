@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/faults.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
@@ -78,7 +77,7 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
   }
   RETURN_IF_ERROR(ready_.Enqueue(gathers_.get()));
   Flight& flight = flights_[call.slot];
-  flight.begun = absl::Now();
+  flight.deadline = SteadyDeadline(gpu::kStreamTimeout);
   return flight.end.Record(gathers_.get());
 }
 
@@ -86,7 +85,7 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
 absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, Delivered delivered) {
   const Flight& flight = flights_[call.slot];
   ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
-  if (!done && absl::Now() - flight.begun >= gpu::kStreamTimeout) {
+  if (!done && SteadyNow() >= flight.deadline) {
     return gpu::ReportFault(gathers_.device(),
                             absl::StrCat("a gather is not done after ", absl::FormatDuration(gpu::kStreamTimeout)));
   }

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
+#include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/local_group.h"
@@ -48,7 +48,7 @@ class CopyEngineCollectives final : public Collectives {
   // The last gather into a slot.
   struct Flight {
     gpu::Event end;
-    absl::Time begun = absl::InfinitePast();
+    SteadyTime deadline = {};
   };
 
   CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers,

@@ -21,7 +21,7 @@ std::vector<int> FirstOfOtherNodes(const Mesh& mesh) {
   return peers;
 }
 
-absl::Status TryMax(Mesh& mesh, int64_t number, absl::Span<float> values, absl::Time deadline) {
+absl::Status TryMax(Mesh& mesh, int64_t number, absl::Span<float> values, SteadyTime deadline) {
   const std::vector<int> peers = FirstOfOtherNodes(mesh);
   if (peers.empty() || values.empty()) return absl::OkStatus();
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
@@ -48,7 +48,7 @@ absl::Status TryMax(Mesh& mesh, int64_t number, absl::Span<float> values, absl::
 
 }  // namespace
 
-absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, absl::Time deadline) {
+absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, SteadyTime deadline) {
   const absl::Status status = TryMax(mesh, number, values, deadline);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("amaxes of commit, command ", number, ": ", status.message()));

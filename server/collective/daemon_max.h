@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/base/steady_time.h"
 #include "server/collective/mesh.h"
 
 namespace paramshard::server {
@@ -14,7 +14,7 @@ namespace paramshard::server {
 // Exchanges `values`, which are in host memory and as many on all daemons, with the first member of every other node,
 // and keeps the largest. Called on the first member of each node. FAILED_PRECONDITION naming both when a peer is at
 // another command; else the mesh's errors.
-absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, absl::Time deadline);
+absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, SteadyTime deadline);
 
 }  // namespace paramshard::server
 

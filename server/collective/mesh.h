@@ -10,8 +10,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 
@@ -52,7 +52,7 @@ class Mesh {
   // of that peer's bytes are in. The memory is of the member's device, and is touched no longer than
   // the call takes. Errors: DEADLINE_EXCEEDED or UNAVAILABLE naming the peer; what Abort said; those
   // of the device.
-  virtual absl::Status Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+  virtual absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                 absl::FunctionRef<void(int peer)> received) = 0;
 
   // Ends the call in progress at once and later ones with `status`; the first status stays.

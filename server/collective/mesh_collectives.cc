@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
@@ -50,10 +49,10 @@ absl::Status MeshCollectives::Settle(const absl::Status& status, const CommandHe
 
 absl::Status MeshCollectives::Gather(const GatherCall& call, Delivered delivered) {
   RETURN_IF_ERROR(end_.status());
-  return Settle(TryGather(call, absl::Now() + options_.timeout, delivered), CommandHeader::Of(call));
+  return Settle(TryGather(call, SteadyDeadline(options_.timeout), delivered), CommandHeader::Of(call));
 }
 
-absl::Status MeshCollectives::TryGather(const GatherCall& call, absl::Time deadline, Delivered delivered) {
+absl::Status MeshCollectives::TryGather(const GatherCall& call, SteadyTime deadline, Delivered delivered) {
   RETURN_IF_ERROR(AgreeOnCommand(*gather_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(LandOwnPieces(call));
   delivered(rank(), rank());
@@ -92,10 +91,10 @@ std::vector<PeerTransfer> MeshCollectives::GatherTransfers(const GatherCall& cal
 
 absl::Status MeshCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
-  return Settle(TryReduce(call, absl::Now() + options_.timeout), CommandHeader::Of(call));
+  return Settle(TryReduce(call, SteadyDeadline(options_.timeout)), CommandHeader::Of(call));
 }
 
-absl::Status MeshCollectives::TryReduce(const ReduceCall& call, absl::Time deadline) {
+absl::Status MeshCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
   RETURN_IF_ERROR(AgreeOnCommand(*reduce_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(reduce_->Exchange(ReduceTransfers(call), deadline, [](int) {}));
   return Sum(call);
@@ -144,7 +143,7 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
 
 absl::Status MeshCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
   RETURN_IF_ERROR(end_.status());
-  const absl::Status status = server::MaxOverDaemons(*reduce_, number, values, absl::Now() + options_.timeout);
+  const absl::Status status = server::MaxOverDaemons(*reduce_, number, values, SteadyDeadline(options_.timeout));
   if (status.ok()) return status;
   end_.Set(status);
   return end_.status();

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/command_header.h"
@@ -53,11 +54,11 @@ class MeshCollectives final : public Collectives {
   int rank() const { return gather_->self(); }
   int ranks() const { return gather_->size(); }
 
-  absl::Status TryGather(const GatherCall& call, absl::Time deadline, Delivered delivered);
+  absl::Status TryGather(const GatherCall& call, SteadyTime deadline, Delivered delivered);
   absl::Status LandOwnPieces(const GatherCall& call);
   std::vector<PeerTransfer> GatherTransfers(const GatherCall& call);
 
-  absl::Status TryReduce(const ReduceCall& call, absl::Time deadline);
+  absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call);
   absl::Status Sum(const ReduceCall& call);
 

@@ -1,9 +1,7 @@
 #include "server/collective/mesh_connector.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -12,9 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/steady_time.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/thread.h"
 
 namespace paramshard::server {
 namespace {
@@ -68,7 +67,7 @@ AddressBook OwnBook(const Meshes& meshes) {
   return book;
 }
 
-absl::StatusOr<AddressBook> GetBook(const MeshConnection& connection, int node, absl::Time deadline) {
+absl::StatusOr<AddressBook> GetBook(const MeshConnection& connection, int node, SteadyTime deadline) {
   const absl::StatusOr<std::string> text = AwaitValue(connection, BookKey(node), deadline);
   if (text.ok()) return DecodeBook(*text);
   if (!absl::IsDeadlineExceeded(text.status())) return text.status();
@@ -77,7 +76,7 @@ absl::StatusOr<AddressBook> GetBook(const MeshConnection& connection, int node, 
 }
 
 absl::StatusOr<std::map<int, AddressBook>> ShareBooks(const MeshConnection& connection, const Meshes& meshes,
-                                                      absl::Time deadline) {
+                                                      SteadyTime deadline) {
   std::set<int> nodes;
   for (const MeshPlan& plan : connection.plans) {
     for (const MeshPlan::Peer& peer : plan.members) nodes.insert(peer.member.node);
@@ -109,75 +108,89 @@ absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const std::map<int
   return absl::OkStatus();
 }
 
-// Connects meshes on a thread each: a member that listens waits for one that connects, which may be
-// in the same daemon.
+// Connects meshes on a thread each: a member that listens waits for one that connects, which may be in the same daemon.
 class ParallelConnect {
  public:
+  // What is given outlives this object.
   ParallelConnect(const MeshConnection& connection, const Meshes& meshes, const std::map<int, AddressBook>& books)
-      : meshes_(meshes), left_(meshes.size()) {
-    for (size_t i = 0; i < meshes.size(); ++i) {
-      threads_.emplace_back(
-          [this, &books, &mesh = *meshes[i], &plan = connection.plans[i]] { Finish(ConnectMesh(mesh, plan, books)); });
-    }
-  }
+      : connection_(connection), meshes_(meshes), books_(books), left_(meshes.size()) {}
 
-  // The first error. At the deadline, and at the first error, all meshes close.
-  absl::Status Wait(absl::Time deadline) {
+  // Once. Returns the first error. At the deadline, and at the first error, all meshes close.
+  absl::Status Run(SteadyTime deadline) {
+    std::vector<std::thread> threads = Start();
     if (!AllConnected(deadline)) {
       for (const auto& mesh : meshes_) mesh->Close();
     }
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : threads) thread.join();
+    absl::MutexLock lock(&mu_);
     return status_;
   }
 
   // As if a connection had failed.
   void Abort(const absl::Status& status) {
-    std::lock_guard<std::mutex> lock(mu_);
+    absl::MutexLock lock(&mu_);
     status_.Update(status);
-    changed_.notify_all();
+    changed_.SignalAll();
   }
 
  private:
-  void Finish(const absl::Status& status) {
-    std::lock_guard<std::mutex> lock(mu_);
-    --left_;
-    status_.Update(status);
-    changed_.notify_all();
+  // The threads that there are: one that does not start counts as a connection that has failed.
+  std::vector<std::thread> Start() {
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < meshes_.size(); ++i) {
+      absl::StatusOr<std::thread> thread = StartThread("a connection between daemons", [this, i] {
+        Finish(ConnectMesh(*meshes_[i], connection_.plans[i], books_));
+      });
+      if (thread.ok()) {
+        threads.push_back(*std::move(thread));
+      } else {
+        Abort(thread.status());
+      }
+    }
+    return threads;
   }
 
-  bool AllConnected(absl::Time deadline) {
-    std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait_until(lock, SteadyDeadline(deadline - absl::Now()), [this] { return left_ == 0 || !status_.ok(); });
+  void Finish(const absl::Status& status) {
+    absl::MutexLock lock(&mu_);
+    --left_;
+    status_.Update(status);
+    changed_.SignalAll();
+  }
+
+  bool AllConnected(SteadyTime deadline) {
+    absl::MutexLock lock(&mu_);
+    while (left_ > 0 && status_.ok() && !changed_.WaitUntil(&mu_, deadline)) {
+    }
     return left_ == 0 && status_.ok();
   }
 
+  const MeshConnection& connection_;
   const Meshes& meshes_;
-  std::mutex mu_;
-  std::condition_variable changed_;
-  // Guarded by mu_.
+  const std::map<int, AddressBook>& books_;
+
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
   size_t left_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-
-  std::vector<std::thread> threads_;  // last: they use the rest
 };
 
 }  // namespace
 
 absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
-  const absl::Time deadline = absl::Now() + connection.timeout;
+  const SteadyTime deadline = SteadyDeadline(connection.timeout);
   ASSIGN_OR_RETURN(Meshes meshes, Listen(connection));
   ASSIGN_OR_RETURN(const auto books, ShareBooks(connection, meshes, deadline));
   ParallelConnect connect(connection, meshes, books);
   {
     const ConnectAbort::Hook hook(connection.abort, [&](const absl::Status& status) { connect.Abort(status); });
-    RETURN_IF_ERROR(connect.Wait(deadline));
+    RETURN_IF_ERROR(connect.Run(deadline));
   }
   return meshes;
 }
 
-absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, absl::Time deadline) {
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline) {
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = TimeLeft(deadline);
     absl::StatusOr<std::string> value = connection.rendezvous->Get(key, std::min(left, kAbortLatency));
     if (value.ok() || !absl::IsDeadlineExceeded(value.status()) || left <= kAbortLatency) return value;
     if (connection.abort != nullptr) RETURN_IF_ERROR(connection.abort->status());

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/connect_abort.h"
 #include "server/collective/tcp_mesh.h"
@@ -35,11 +36,11 @@ struct MeshConnection {
 
 // What another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within a
 // second.
-absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, absl::Time deadline);
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline);
 
-// Connects every mesh of the plans; all daemons must call it, with plans that fit each other.
-// UNAVAILABLE naming a node that did not come within the timeout or a rank that could not be
-// connected; the rendezvous' own errors (ABORTED); what the connection's abort says.
+// Connects every mesh of the plans; all daemons must call it, with plans that fit each other. UNAVAILABLE naming a node
+// that did not come within the timeout or a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
+// rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 
 }  // namespace paramshard::server

@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/nccl.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
+#include "server/base/thread.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/nccl_mesh.h"
 
@@ -56,7 +57,7 @@ absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
 }
 
 // By plan.
-absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, absl::Time deadline) {
+absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, SteadyTime deadline) {
   std::vector<std::string> ids;
   for (const MeshPlan& plan : connection.plans) {
     const absl::StatusOr<std::string> id = AwaitValue(connection, IdKey(plan), deadline);
@@ -85,15 +86,18 @@ std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
 
 // On a thread each: they wait for each other too. The first error ends all.
 absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshes, const std::vector<std::string>& ids,
-                          absl::Time deadline) {
+                          SteadyTime deadline) {
   AbortState failed;
+  const auto settle = [&](const absl::Status& status) {
+    if (status.ok() || !failed.Set(status)) return;
+    for (const int other : round) meshes[other]->Abort(status);
+  };
   std::vector<std::thread> threads;
   for (const int mesh : round) {
-    threads.emplace_back([&, mesh] {
-      const absl::Status status = meshes[mesh]->Connect(ids[mesh], deadline);
-      if (status.ok() || !failed.Set(status)) return;
-      for (const int other : round) meshes[other]->Abort(status);
-    });
+    absl::StatusOr<std::thread> thread =
+        StartThread("a mesh of GPUs", [&, mesh] { settle(meshes[mesh]->Connect(ids[mesh], deadline)); });
+    settle(thread.status());
+    if (thread.ok()) threads.push_back(*std::move(thread));
   }
   for (std::thread& thread : threads) thread.join();
   return failed.status();
@@ -114,7 +118,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclC
   const ConnectAbort::Hook hook(connection.hosts.abort, [&](const absl::Status& status) {
     for (const auto& mesh : meshes) mesh->Abort(status);
   });
-  const absl::Time deadline = absl::Now() + std::max(connection.hosts.timeout, kShortestTimeout);
+  const SteadyTime deadline = SteadyDeadline(std::max(connection.hosts.timeout, kShortestTimeout));
   RETURN_IF_ERROR(PutIds(*nccl, connection.hosts));
   ASSIGN_OR_RETURN(const std::vector<std::string> ids, GetIds(connection.hosts, deadline));
   for (const std::vector<int>& round : Rounds(connection.devices)) {

@@ -44,7 +44,7 @@ absl::Status NcclMesh::End(const absl::Status& status) {
   return end_.status();
 }
 
-absl::Status NcclMesh::Connect(absl::string_view id, absl::Time deadline) {
+absl::Status NcclMesh::Connect(absl::string_view id, SteadyTime deadline) {
   const int device = stream_.device();
   ASSIGN_OR_RETURN(const auto greetings,
                    gpu::DeviceMemory::Create(device, 2 * kGreetingBytes * size(), {device}, /*shareable=*/false));
@@ -58,14 +58,14 @@ absl::Status NcclMesh::Connect(absl::string_view id, absl::Time deadline) {
   return status.ok() ? status : End(status);
 }
 
-absl::Status NcclMesh::TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, absl::Time deadline) {
+absl::Status NcclMesh::TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, SteadyTime deadline) {
   RETURN_IF_ERROR(end_.status());
   ASSIGN_OR_RETURN(communicator_, gpu::NcclCommunicator::Join(nccl_, stream_.device(), id, self(), size()));
   RETURN_IF_ERROR(AwaitReady(PeerNames(greetings), deadline));
   return TryExchange(greetings, deadline);
 }
 
-absl::Status NcclMesh::Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+absl::Status NcclMesh::Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                 absl::FunctionRef<void(int peer)> received) {
   const absl::Status status = TryExchange(transfers, deadline);
   if (!status.ok()) return End(status);
@@ -73,7 +73,7 @@ absl::Status NcclMesh::Exchange(absl::Span<const PeerTransfer> transfers, absl::
   return absl::OkStatus();
 }
 
-absl::Status NcclMesh::TryExchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline) {
+absl::Status NcclMesh::TryExchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline) {
   using Operation = gpu::NcclCommunicator::Operation;
   RETURN_IF_ERROR(end_.status());
   std::vector<Operation> operations;
@@ -98,12 +98,12 @@ absl::Status NcclMesh::TryExchange(absl::Span<const PeerTransfer> transfers, abs
   return Await(is_done, peers, deadline);
 }
 
-absl::Status NcclMesh::AwaitReady(const std::string& peers, absl::Time deadline) const {
+absl::Status NcclMesh::AwaitReady(const std::string& peers, SteadyTime deadline) const {
   return Await([this] { return communicator_.Ready(); }, peers, deadline);
 }
 
 absl::Status NcclMesh::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, const std::string& peers,
-                             absl::Time deadline) const {
+                             SteadyTime deadline) const {
   for (;;) {
     RETURN_IF_ERROR(end_.status());
     const absl::StatusOr<bool> done = is_done();
@@ -111,7 +111,7 @@ absl::Status NcclMesh::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, 
       return absl::Status(done.status().code(), absl::StrCat("with ", peers, ": ", done.status().message()));
     }
     if (*done) return absl::OkStatus();
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("NCCL: the bytes of ", peers, " did not come in time"));
     }
     absl::SleepFor(kNap);

@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/stream.h"
+#include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/mesh.h"
 #include "server/collective/tcp_mesh.h"
@@ -30,9 +30,9 @@ class NcclMesh final : public Mesh {
 
   // Joins the communicator of `id`, and lets the first bytes flow between all members, for which NCCL allocates on
   // every GPU. All members must call it; it waits for them. Errors are those of Exchange.
-  absl::Status Connect(absl::string_view id, absl::Time deadline);
+  absl::Status Connect(absl::string_view id, SteadyTime deadline);
 
-  absl::Status Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+  absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                         absl::FunctionRef<void(int peer)> received) override;
   void Abort(const absl::Status& status) override;
   Mesh& host_mesh() override { return *host_mesh_; }
@@ -41,12 +41,12 @@ class NcclMesh final : public Mesh {
  private:
   NcclMesh(const gpu::Nccl& nccl, gpu::Stream stream, std::unique_ptr<TcpMesh> host_mesh);
 
-  absl::Status TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, absl::Time deadline);
-  absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline);
-  absl::Status AwaitReady(const std::string& peers, absl::Time deadline) const;
+  absl::Status TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, SteadyTime deadline);
+  absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline);
+  absl::Status AwaitReady(const std::string& peers, SteadyTime deadline) const;
   // Looks at `is_done` until it is; `peers` are who else may be waited for.
   absl::Status Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, const std::string& peers,
-                     absl::Time deadline) const;
+                     SteadyTime deadline) const;
   // Ends the mesh: when it returns no kernel of it runs any more. The first error stays.
   absl::Status End(const absl::Status& status);
   // "rank 2 (node 1), rank 3 (node 1)"

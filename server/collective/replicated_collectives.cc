@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
@@ -50,13 +49,13 @@ void ReplicatedCollectives::Abort(const absl::Status& status) {
 
 absl::Status ReplicatedCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
-  absl::Status status = TryReduce(call, absl::Now() + options_.timeout);
+  absl::Status status = TryReduce(call, SteadyDeadline(options_.timeout));
   if (status.ok()) return status;
   end_.Set(InCommand(status, CommandHeader::Of(call), *options_.model));
   return end_.status();
 }
 
-absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, absl::Time deadline) {
+absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
   RETURN_IF_ERROR(SumGroup(call));
   RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *options_.model, deadline));
   RETURN_IF_ERROR(replicas_->Exchange(Transfers(call.unit), deadline, [](int) {}));
@@ -65,7 +64,7 @@ absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, absl::Time
 
 absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
   RETURN_IF_ERROR(end_.status());
-  const absl::Status status = server::MaxOverDaemons(*replicas_, number, values, absl::Now() + options_.timeout);
+  const absl::Status status = server::MaxOverDaemons(*replicas_, number, values, SteadyDeadline(options_.timeout));
   if (status.ok()) return status;
   end_.Set(status);
   return end_.status();

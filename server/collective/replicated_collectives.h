@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
 #include "server/collective/command_header.h"
@@ -53,7 +54,7 @@ class ReplicatedCollectives final : public Collectives {
 
   absl::Status Allocate();
 
-  absl::Status TryReduce(const ReduceCall& call, absl::Time deadline);
+  absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   // A unit's partial sums lie one after the other, the daemons' one after the other.
   int64_t ExtentElements(int unit) const;
   float* Partial(int node, int unit) const;

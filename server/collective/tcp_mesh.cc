@@ -17,7 +17,6 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -81,8 +80,8 @@ absl::Status CheckListenAddress(const std::string& address) {
       absl::StrCat("listen address ", address, ": one of this host expected: ", std::strerror(error)));
 }
 
-absl::Status PeerError(const MeshMember& member, absl::Time deadline, const absl::Status& status) {
-  if (absl::Now() >= deadline) {
+absl::Status PeerError(const MeshMember& member, SteadyTime deadline, const absl::Status& status) {
+  if (SteadyNow() >= deadline) {
     return absl::DeadlineExceededError(absl::StrCat(MemberName(member), " did not come in time"));
   }
   return absl::UnavailableError(absl::StrCat("connection to ", MemberName(member), " lost: ", status.message()));
@@ -118,12 +117,10 @@ class TcpMesh::Transfer {
   }
 
   // Waits for the next receive (send) in order; false when aborted.
-  bool WaitReceive(absl::Time deadline) {
-    return receives_[next_receive_++].buffer->waitRecv(GlooTimeout(deadline - absl::Now()));
+  bool WaitReceive(SteadyTime deadline) {
+    return receives_[next_receive_++].buffer->waitRecv(GlooTimeout(TimeLeft(deadline)));
   }
-  bool WaitSend(absl::Time deadline) {
-    return sends_[next_send_++].buffer->waitSend(GlooTimeout(deadline - absl::Now()));
-  }
+  bool WaitSend(SteadyTime deadline) { return sends_[next_send_++].buffer->waitSend(GlooTimeout(TimeLeft(deadline))); }
 
   // From any thread. Whoever waits wakes, whoever would wait does not.
   void Abort() {
@@ -179,7 +176,7 @@ absl::Status TcpMesh::Connect(int peer, absl::string_view address) {
       absl::StrCat(MemberName(member(peer)), ": a connection expected, got: ", status.message()));
 }
 
-absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                absl::FunctionRef<void(int peer)> received) {
   absl::Status status = TryExchange(transfers, deadline, received);
   if (status.ok()) return status;
@@ -190,7 +187,7 @@ absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, absl::T
   return end_.status();
 }
 
-absl::Status TcpMesh::TryExchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+absl::Status TcpMesh::TryExchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                   absl::FunctionRef<void(int peer)> received) {
   Transfer transfer(*context_, transfers);
   const auto unregister = [this](Transfer*) { (void)Register(nullptr); };
@@ -210,7 +207,7 @@ absl::Status TcpMesh::TryExchange(absl::Span<const PeerTransfer> transfers, absl
   return absl::OkStatus();
 }
 
-absl::Status TcpMesh::Await(int peer, size_t count, absl::Time deadline, absl::FunctionRef<bool()> wait) const {
+absl::Status TcpMesh::Await(int peer, size_t count, SteadyTime deadline, absl::FunctionRef<bool()> wait) const {
   bool aborted = false;
   absl::Status status = CatchGloo([&] {
     for (size_t i = 0; i < count && !aborted; ++i) aborted = !wait();
@@ -220,14 +217,14 @@ absl::Status TcpMesh::Await(int peer, size_t count, absl::Time deadline, absl::F
 }
 
 absl::Status TcpMesh::Register(Transfer* transfer) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   transfer_ = transfer;
   return end_.status();
 }
 
 void TcpMesh::Abort(const absl::Status& status) {
   end_.Set(status);
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   if (transfer_ != nullptr) transfer_->Abort();
 }
 

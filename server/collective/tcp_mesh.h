@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,8 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/mesh.h"
 
@@ -44,7 +45,7 @@ class TcpMesh final : public Mesh {
   std::string AddressFor(int peer) const;
   absl::Status Connect(int peer, absl::string_view address);
 
-  absl::Status Exchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+  absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                         absl::FunctionRef<void(int peer)> received) override;
   void Abort(const absl::Status& status) override;
   Mesh& host_mesh() override { return *this; }
@@ -58,10 +59,10 @@ class TcpMesh final : public Mesh {
 
   TcpMesh(std::shared_ptr<gloo::transport::Context> context, std::vector<MeshMember> members, int self);
 
-  absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, absl::Time deadline,
+  absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                            absl::FunctionRef<void(int peer)> received);
   // Waits for `count` operations with a peer.
-  absl::Status Await(int peer, size_t count, absl::Time deadline, absl::FunctionRef<bool()> wait) const;
+  absl::Status Await(int peer, size_t count, SteadyTime deadline, absl::FunctionRef<bool()> wait) const;
   // From now on Abort aborts `transfer` (null: nothing). Returns what ended the mesh before, if
   // anything.
   absl::Status Register(Transfer* transfer);
@@ -70,8 +71,7 @@ class TcpMesh final : public Mesh {
   const std::shared_ptr<gloo::transport::Context> context_;
 
   AbortState end_;
-  std::mutex mu_;
-  // Guarded by mu_.
+  absl::Mutex mu_;
   Transfer* transfer_ ABSL_GUARDED_BY(mu_) = nullptr;  // in progress
 };
 

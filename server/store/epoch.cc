@@ -11,6 +11,7 @@
 #include "server/collective/engines.h"
 #include "server/log/log.h"
 #include "server/store/attention.h"
+#include "server/store/command_text.h"
 #include "server/store/spinning_mutex_lock.h"
 
 namespace paramshard::server {
@@ -430,16 +431,11 @@ void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands)
 void Epoch::Take(int rank, v1::Command command) {
   const int64_t number = command.number();
   const bool shared = options_.cluster->nodes() > 1;
-  std::string bytes;
-  if (shared) {
-    v1::Command stateless = command;
-    if (stateless.has_commit()) stateless.mutable_commit()->clear_client_state();
-    bytes = stateless.SerializeAsString();
-  }
+  const std::string text = shared ? CommandText(*options_.spec, command) : "";
   const absl::StatusOr<bool> agreed = sequence_.Submit(rank, std::move(command), absl::Now());
   if (!agreed.ok()) return EndLocked(agreed.status());
   if (*agreed && shared) {
-    options_.cluster->ReportCommand(options_.spec->name, options_.number, number, options_.first_rank + rank, bytes);
+    options_.cluster->ReportCommand(options_.spec->name, options_.number, number, options_.first_rank + rank, text);
   }
 }
 

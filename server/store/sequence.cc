@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/words.h"
+#include "server/store/command_text.h"
 
 namespace paramshard::server {
 namespace {
@@ -35,11 +36,6 @@ absl::Status CheckGroup(int index, const v1::GroupHyperparameters& group) {
 absl::Status CheckPositive(absl::string_view name, float value) {
   if (std::isfinite(value) && value > 0) return absl::OkStatus();
   return Invalid(absl::StrCat("commit, ", name), "a finite number > 0", value);
-}
-
-absl::string_view PhaseName(v1::Phase phase) {
-  if (phase == v1::PHASE_FORWARD) return "forward";
-  return phase == v1::PHASE_BACKWARD ? "backward" : "forward and backward";
 }
 
 }  // namespace
@@ -185,15 +181,10 @@ void Sequence::Append(int rank, v1::Command command, absl::Time now) {
 absl::Status Sequence::Compare(int rank, const Entry& entry, const v1::Command& command,
                                const std::string& canonical) const {
   if (canonical == entry.canonical) return absl::OkStatus();
-  std::string first = Describe(entry.command);
-  std::string second = Describe(command);
-  if (first == second) {
-    first = entry.command.ShortDebugString();
-    second = command.ShortDebugString();
-  }
-  return absl::FailedPreconditionError(absl::StrCat("command ", command.number(), ": rank ",
-                                                    options_.first_rank + entry.first_rank, " sent ", first, ", rank ",
-                                                    options_.first_rank + rank, " sent ", second));
+  return absl::FailedPreconditionError(
+      absl::StrCat("command ", command.number(), ": rank ", options_.first_rank + entry.first_rank, " sent ",
+                   CommandText(*options_.spec, entry.command), ", rank ", options_.first_rank + rank, " sent ",
+                   CommandText(*options_.spec, command)));
 }
 
 void Sequence::Enqueue(int rank, const Entry& entry, absl::Time now) {
@@ -201,27 +192,6 @@ void Sequence::Enqueue(int rank, const Entry& entry, absl::Time now) {
   Queue& queue = entry.command.has_gather() ? gathers_[rank] : pushes_[rank];
   if (queue.numbers.empty()) queue.changed_at = now;
   queue.numbers.push_back(entry.command.number());
-}
-
-std::string Sequence::Describe(const v1::Command& command) const {
-  const auto unit = [&](int index) -> std::string {
-    const auto& units = options_.spec->units;
-    return index >= 0 && index < static_cast<int>(units.size()) ? units[index].name : absl::StrCat("unit ", index);
-  };
-  switch (command.kind_case()) {
-    case v1::Command::kGather:
-      return absl::StrCat("gather ", unit(command.gather().unit()), " ", PhaseName(command.gather().phase()),
-                          " into slot ", command.gather().slot());
-    case v1::Command::kPush:
-      return absl::StrCat("push ", unit(command.push().unit()), " from gradient slot ", command.push().slot(),
-                          command.push().absent_parameters().empty() ? "" : " without parameters ",
-                          absl::StrJoin(command.push().absent_parameters(), ", "));
-    case v1::Command::kCommit:
-      return absl::StrCat("commit ", command.commit().commit_number());
-    case v1::Command::KIND_NOT_SET:
-      break;
-  }
-  return "nothing";
 }
 
 // --- Gathers ---
@@ -463,7 +433,8 @@ std::vector<Sequence::Wait> Sequence::Waits() const {
 }
 
 std::string Sequence::Describe(const Wait& wait) const {
-  const std::string command = absl::StrCat(Describe(At(wait.number).command), " (command ", wait.number, ")");
+  const std::string command =
+      absl::StrCat(CommandName(*options_.spec, At(wait.number).command), " (command ", wait.number, ")");
   switch (wait.kind) {
     case Wait::Kind::kCommand:
       return command;

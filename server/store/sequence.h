@@ -105,8 +105,6 @@ class Sequence {
   // What holds back the rank's next command, for people; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
-  // Describes a command with the unit's name.
-  std::string Describe(const v1::Command& command) const;
 
  private:
   struct Entry {

