@@ -16,10 +16,10 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/epoch_dispatcher.h"
 #include "server/cluster/membership.h"
-#include "server/base/steady_time.h"
 #include "server/cluster/stream_writer.h"
 
 namespace paramshard::server {
@@ -404,6 +404,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
 
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options) {
   auto cluster = std::make_unique<RemoteCluster>(options);
+  const std::stop_callback give_up(options.stop, [joining = cluster.get()] { joining->Stop(); });
   RETURN_IF_ERROR(cluster->AwaitWelcome());
   return cluster;
 }
