@@ -7,7 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <functional>
 #include <numeric>
+#include <optional>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -21,6 +24,7 @@
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
 #include "server/config/values.h"
+#include "server/descriptor_limit.h"
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
@@ -80,14 +84,14 @@ class Daemon::Impl {
   explicit Impl(const DaemonConfig& config) : config_(config) {}
   ~Impl() { Stop(); }
 
-  absl::Status Start(DeviceOpener open);
+  absl::Status Start(DeviceOpener open, const std::stop_token& stop);
   void Wait() { stop_requested_.WaitForNotification(); }
   void RequestStop();
   void Stop();
   std::string tcp_address() const { return tcp_address_; }
 
  private:
-  absl::Status JoinWorld(int devices);
+  absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status ServeCluster();
   absl::Status OpenHandoff();
   absl::Status Serve();
@@ -109,25 +113,33 @@ class Daemon::Impl {
   std::unique_ptr<grpc::Server> server_;
   std::string tcp_address_;
   absl::Notification stop_requested_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
   absl::Mutex mu_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-absl::Status Daemon::Impl::Start(DeviceOpener open) {
+absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop) {
+  on_stop_.emplace(stop, [this] { RequestStop(); });
   RETURN_IF_ERROR(Check(config_));
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
   ASSIGN_OR_RETURN(devices_, open(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
-  RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size())));
+  RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
   store_ = std::make_unique<ModelStore>(ModelStore::Options{
       .world = MakeWorld(), .step_timeout = config_.step_timeout, .memory_limit_bytes = config_.memory_limit_bytes});
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }
 
-absl::Status Daemon::Impl::JoinWorld(int devices) {
+absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
+  if (config_.nodes > 1) {
+    Log(LogLevel::kInfo, "joining the world",
+        {{"node", absl::StrCat(config_.node, "/", config_.nodes)},
+         {"coordinator", config_.cluster_address},
+         {"timeout", absl::FormatDuration(config_.join_timeout)}});
+  }
   if (config_.nodes == 1) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
@@ -141,9 +153,11 @@ absl::Status Daemon::Impl::JoinWorld(int devices) {
                                                       .devices = devices,
                                                       .coordinator_address = config_.cluster_address,
                                                       .join_timeout = config_.join_timeout,
-                                                      .doubt_timeout = config_.doubt_timeout}));
+                                                      .doubt_timeout = config_.doubt_timeout,
+                                                      .stop = stop}));
     cluster_ = own_cluster_.get();
   }
+  const std::stop_callback give_up(stop, [this] { cluster_->Stop(); });
   return cluster_->AwaitWorld(config_.join_timeout);
 }
 
@@ -170,6 +184,7 @@ absl::Status Daemon::Impl::OpenHandoff() {
   ASSIGN_OR_RETURN(handoff_,
                    HandoffServer::Start({.path = socket_dir_->handoff_path(),
                                          .allowed_users = std::move(users),
+                                         .max_connections = CompanionConnectionsWithin(DescriptorLimit()),
                                          .on_gone = [this](const std::string& token) { callers_.Gone(token); }}));
   callers_.SetHandoff(handoff_.get());
   return absl::OkStatus();
@@ -238,7 +253,8 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
+                                                      std::stop_token stop) {
   // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
@@ -246,7 +262,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto impl = std::make_unique<Impl>(config);
-  RETURN_IF_ERROR(impl->Start(open));
+  RETURN_IF_ERROR(impl->Start(open, stop));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }
 

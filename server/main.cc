@@ -1,10 +1,11 @@
-// paramshardd: reads its configuration, serves until SIGTERM or SIGINT, drains.
+// paramshardd: reads its configuration, serves until a signal comes, drains.
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -12,34 +13,65 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
+#include "server/descriptor_limit.h"
 #include "server/exit_codes.h"
+#include "server/library_logs.h"
 #include "server/log/log.h"
 #include "server/version.h"
 
 namespace paramshard::server {
 namespace {
 
-// Signals are taken by one thread, with sigwait; every other thread has them blocked.
+// How long the end waits for lines of the log that nobody reads.
+constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
+
+// nohup means: do not end when the terminal does.
+bool IsIgnored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 sigset_t StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  if (!IsIgnored(SIGHUP)) sigaddset(&signals, SIGHUP);
   return signals;
 }
 
-// The first signal drains, the second does not wait.
-void AwaitSignals(Daemon* daemon) {
+// Before there is another thread: all inherit this. Writing to who has gone is an error of the write; other signals are
+// taken by one thread, with sigwait.
+void PrepareSignals() {
+  std::signal(SIGPIPE, SIG_IGN);
   const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+// The first signal drains, the second does not wait. A hang-up is no second one: a terminal that closes sends several.
+void AwaitSignals(std::stop_source stop) {
+  sigset_t signals = StopSignals();
   int signal = 0;
   sigwait(&signals, &signal);
   Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal)}});
-  daemon->RequestStop();
+  stop.request_stop();
+  sigdelset(&signals, SIGHUP);
   sigwait(&signals, &signal);
   Log(LogLevel::kWarning, "stopping without drain", {{"signal", strsignal(signal)}});
+  FlushLog(kFlushTimeout);
   std::_Exit(kExitInterrupted);
+}
+
+// The thread ends with the process: it may be waiting for a second signal.
+absl::Status StartAwaitingSignals(const std::stop_source& stop) {
+  ASSIGN_OR_RETURN(std::thread thread, StartThread("signals", [stop] { AwaitSignals(stop); }));
+  thread.detach();
+  return absl::OkStatus();
 }
 
 LogLevel LevelOf(const std::string& name) {
@@ -48,35 +80,52 @@ LogLevel LevelOf(const std::string& name) {
   return name == "error" ? LogLevel::kError : LogLevel::kInfo;
 }
 
-int Serve(const ParsedArguments& arguments) {
-  const DaemonConfig& config = arguments.config;
-  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
-  for (const std::string& variable : arguments.unknown_variables) {
-    Log(LogLevel::kWarning, "unknown environment variable", {{"name", variable}});
-  }
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  if (const absl::Status checked = Daemon::Check(config); !checked.ok()) {
-    Log(LogLevel::kError, "start failed", {{"error", checked.ToString()}});
-    return kExitUsage;
-  }
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
-  if (!daemon.ok()) {
-    Log(LogLevel::kError, "start failed", {{"error", daemon.status().ToString()}});
-    return kExitStartFailed;
-  }
+void LogStart(const DaemonConfig& config, const Daemon& daemon) {
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
        {"devices", absl::StrJoin(config.devices, ",")},
        {"socket_dir", config.socket_dir},
-       {"listen", (*daemon)->tcp_address()},
-       {"node", absl::StrCat(config.node, "/", config.nodes)}});
-  // Ends with the process: it may be waiting for a second signal.
-  std::thread(AwaitSignals, daemon->get()).detach();
-  (*daemon)->Wait();
-  (*daemon)->Stop();
+       {"listen", daemon.tcp_address()},
+       {"node", absl::StrCat(config.node, "/", config.nodes)},
+       {"descriptors", absl::StrCat(DescriptorLimit())}});
+}
+
+int StartFailed(const absl::Status& why, int exit_code) {
+  Log(LogLevel::kError, "start failed", {{"error", why.ToString()}});
+  return exit_code;
+}
+
+int Serve(const DaemonConfig& config) {
+  std::stop_source stop;
+  if (const absl::Status started = StartAwaitingSignals(stop); !started.ok()) {
+    return StartFailed(started, kExitStartFailed);
+  }
+  if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, OpenDevices, stop.get_token());
+  if (!daemon.ok() && !stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
+  if (daemon.ok()) {
+    LogStart(config, **daemon);
+    (*daemon)->Wait();
+    (*daemon)->Stop();
+  }
   Log(LogLevel::kInfo, "stopped");
   return kExitOk;
+}
+
+// Prepares what belongs to the whole process, serves, and leaves the log written.
+int Run(const ParsedArguments& arguments) {
+  const DaemonConfig& config = arguments.config;
+  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
+  LogWhatLibrariesSay();
+  PrepareSignals();
+  if (const absl::Status detached = DetachLog(); !detached.ok()) return StartFailed(detached, kExitStartFailed);
+  for (const std::string& variable : arguments.unknown_variables) {
+    Log(LogLevel::kWarning, "unknown environment variable", {{"name", variable}});
+  }
+  RaiseDescriptorLimit();
+  const int exit_code = Serve(config);
+  FlushLog(kFlushTimeout);
+  return exit_code;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -98,7 +147,7 @@ int Main(int argc, const char* const* argv) {
     case ParsedArguments::Action::kServe:
       break;
   }
-  return Serve(*arguments);
+  return Run(*arguments);
 }
 
 }  // namespace

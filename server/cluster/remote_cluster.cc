@@ -480,6 +480,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options) {
   auto cluster = std::make_unique<RemoteCluster>(options);
   RETURN_IF_ERROR(cluster->Start());
+  const std::stop_callback give_up(options.stop, [joining = cluster.get()] { joining->Stop(); });
   RETURN_IF_ERROR(cluster->AwaitWelcome());
   return cluster;
 }

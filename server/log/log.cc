@@ -1,46 +1,34 @@
 #include "server/log/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <memory>
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "server/log/line_writer.h"
 
 namespace paramshard::server {
 namespace {
 
-LogFormat& Format() {
-  static LogFormat format = LogFormat::kText;
-  return format;
-}
+// Lives as long as the process: threads may log while it ends.
+struct State {
+  LogFormat format = LogFormat::kText;
+  LogLevel least = LogLevel::kInfo;
+  std::atomic<LineWriter*> writer = nullptr;
+};
 
-spdlog::logger& Logger() {
-  static const std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>("paramshardd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("%v");
-    made->flush_on(spdlog::level::trace);
-    return made;
-  }();
-  return *logger;
-}
-
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      break;
-  }
-  return spdlog::level::err;
+State& TheLog() {
+  static auto* const state = new State;
+  return *state;
 }
 
 absl::string_view NameOf(LogLevel level) {
@@ -50,12 +38,17 @@ absl::string_view NameOf(LogLevel level) {
 
 std::string Now() { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()); }
 
-// A value with spaces is quoted, so that a line can be taken apart.
+// A value with spaces or control characters is quoted, so that a line can be taken apart and does nothing to a terminal.
+bool IsPlain(absl::string_view value) {
+  return !value.empty() && std::all_of(value.begin(), value.end(), [](char c) {
+    return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' && c != '=';
+  });
+}
+
 std::string TextLine(LogLevel level, absl::string_view event, LogFields fields) {
   std::string line = absl::StrCat(Now(), " ", NameOf(level), " ", event);
   for (const auto& [key, value] : fields) {
-    const bool plain = !value.empty() && value.find_first_of(" \"\n\t=") == std::string::npos;
-    absl::StrAppend(&line, " ", key, "=", plain ? value : absl::StrCat("\"", absl::CEscape(value), "\""));
+    absl::StrAppend(&line, " ", key, "=", IsPlain(value) ? value : absl::StrCat("\"", absl::CEscape(value), "\""));
   }
   return line;
 }
@@ -69,17 +62,36 @@ std::string JsonLine(LogLevel level, absl::string_view event, LogFields fields) 
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+std::string Line(LogLevel level, absl::string_view event, LogFields fields) {
+  return TheLog().format == LogFormat::kJson ? JsonLine(level, event, fields) : TextLine(level, event, fields);
+}
+
 }  // namespace
 
 void ConfigureLog(LogFormat format, LogLevel least) {
-  Format() = format;
-  Logger().set_level(ToSpdlog(least));
+  TheLog().format = format;
+  TheLog().least = least;
+}
+
+absl::Status DetachLog() {
+  LineWriter::Options options{
+      .fd = STDERR_FILENO, .gap = [](int64_t count) {
+        return Line(LogLevel::kWarning, "lines of the log are missing here", {{"count", absl::StrCat(count)}});
+      }};
+  ASSIGN_OR_RETURN(auto writer, LineWriter::Start(std::move(options)));
+  TheLog().writer = writer.release();
+  return absl::OkStatus();
+}
+
+void FlushLog(absl::Duration timeout) {
+  if (LineWriter* const writer = TheLog().writer; writer != nullptr) writer->Flush(timeout);
 }
 
 void Log(LogLevel level, absl::string_view event, LogFields fields) {
-  if (!Logger().should_log(ToSpdlog(level))) return;
-  Logger().log(ToSpdlog(level),
-               Format() == LogFormat::kJson ? JsonLine(level, event, fields) : TextLine(level, event, fields));
+  if (level < TheLog().least) return;
+  const std::string line = Line(level, event, fields);
+  if (LineWriter* const writer = TheLog().writer; writer != nullptr) return writer->Write(line);
+  std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace paramshard::server

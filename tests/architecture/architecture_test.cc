@@ -38,7 +38,7 @@ const std::vector<Rule> kRules = {
     {"client/internal/cuda", {"client/", "proto/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
     {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
-    {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/", "spdlog/"}},
+    {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/"}},
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},

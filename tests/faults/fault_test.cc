@@ -1,8 +1,6 @@
 // Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it
 // was, or what an uninterrupted run makes it.
 
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -402,18 +400,6 @@ TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
 }
 
 // --- Two daemons ---
-
-// A port that was free a moment ago.
-int FreePort() {
-  wire::FileDescriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
-}
 
 int GpuCount() {
   const auto count = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");

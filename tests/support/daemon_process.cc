@@ -1,7 +1,9 @@
 #include "tests/support/daemon_process.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -33,8 +35,22 @@ TemporaryDirectory::~TemporaryDirectory() {
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
 }
 
+namespace {
+
+// In the child, between fork and exec.
+void Enter(const Surroundings& surroundings) {
+  if (surroundings.standard_error >= 0) dup2(surroundings.standard_error, STDERR_FILENO);
+  for (int ignored : surroundings.ignored_signals) std::signal(ignored, SIG_IGN);
+  for (const auto& [resource, limit] : surroundings.limits) {
+    const rlimit limits{.rlim_cur = static_cast<rlim_t>(limit), .rlim_max = static_cast<rlim_t>(limit)};
+    setrlimit(static_cast<__rlimit_resource>(resource), &limits);
+  }
+}
+
+}  // namespace
+
 DaemonProcess DaemonProcess::Spawn(const std::string& binary, const std::string& socket_dir,
-                                   const std::vector<std::string>& flags) {
+                                   const std::vector<std::string>& flags, const Surroundings& surroundings) {
   std::vector<std::string> words{binary, absl::StrCat("--socket-dir=", socket_dir),
                                  absl::StrCat("--log-level=", EnvironmentOr("PARAMSHARD_TEST_LOG_LEVEL", "warning"))};
   words.insert(words.end(), flags.begin(), flags.end());
@@ -44,6 +60,7 @@ DaemonProcess DaemonProcess::Spawn(const std::string& binary, const std::string&
   const pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    Enter(surroundings);
     execv(binary.c_str(), arguments.data());
     _exit(127);
   }
@@ -51,8 +68,9 @@ DaemonProcess DaemonProcess::Spawn(const std::string& binary, const std::string&
 }
 
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(const std::string& binary, const std::string& socket_dir,
-                                                   const std::vector<std::string>& flags, absl::Duration timeout) {
-  DaemonProcess daemon = Spawn(binary, socket_dir, flags);
+                                                   const std::vector<std::string>& flags, absl::Duration timeout,
+                                                   const Surroundings& surroundings) {
+  DaemonProcess daemon = Spawn(binary, socket_dir, flags, surroundings);
   RETURN_IF_ERROR(daemon.AwaitReady(timeout));
   return daemon;
 }
@@ -133,6 +151,17 @@ absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout) {
 bool AwaitStopped(pid_t pid) {
   siginfo_t info{};
   return waitid(P_PID, pid, &info, WSTOPPED | WEXITED | WNOWAIT) == 0 && info.si_code == CLD_STOPPED;
+}
+
+int FreePort() {
+  wire::FileDescriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const bool bound = bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
+                     getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  return bound ? ntohs(address.sin_port) : -1;
 }
 
 }  // namespace paramshard::test

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,13 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+// What the process gets from its parent besides flags.
+struct Surroundings {
+  int standard_error = -1;                           // a descriptor; -1: the parent's
+  std::vector<std::pair<int, int64_t>> limits = {};  // RLIMIT_* and its value, soft and hard
+  std::vector<int> ignored_signals = {};
+};
+
 // Killed with -9 at the end unless it has exited, and when its parent dies.
 class DaemonProcess {
  public:
@@ -33,10 +41,11 @@ class DaemonProcess {
   // it exits instead; DEADLINE_EXCEEDED. `binary` is the path of paramshardd.
   static absl::StatusOr<DaemonProcess> Start(const std::string& binary, const std::string& socket_dir,
                                              const std::vector<std::string>& flags,
-                                             absl::Duration timeout = absl::Seconds(60));
+                                             absl::Duration timeout = absl::Seconds(60),
+                                             const Surroundings& surroundings = {});
   // Without waiting: for daemons that wait for each other. AwaitReady follows.
   static DaemonProcess Spawn(const std::string& binary, const std::string& socket_dir,
-                             const std::vector<std::string>& flags);
+                             const std::vector<std::string>& flags, const Surroundings& surroundings = {});
   absl::Status AwaitReady(absl::Duration timeout = absl::Seconds(60));
 
   DaemonProcess(DaemonProcess&& other) noexcept
@@ -64,6 +73,9 @@ class DaemonProcess {
 absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout);
 // Waits until a child has stopped, for as long as it takes; false when it has ended instead.
 bool AwaitStopped(pid_t pid);
+
+// A loopback port that was free a moment ago.
+int FreePort();
 
 }  // namespace paramshard::test
 

@@ -1,0 +1,38 @@
+#include "server/descriptor_limit.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace paramshard::server {
+namespace {
+
+constexpr int64_t kMostConnections = 8192;
+constexpr int64_t kDescriptorsForEach = 4;
+
+rlimit Limits() {
+  rlimit limits{};
+  getrlimit(RLIMIT_NOFILE, &limits);
+  return limits;
+}
+
+}  // namespace
+
+int64_t DescriptorLimit() {
+  return static_cast<int64_t>(std::min<rlim_t>(Limits().rlim_cur, std::numeric_limits<int>::max()));
+}
+
+int64_t RaiseDescriptorLimit() {
+  rlimit limits = Limits();
+  limits.rlim_cur = limits.rlim_max;
+  // A refusal leaves the old limit, with which the daemon can live.
+  (void)setrlimit(RLIMIT_NOFILE, &limits);
+  return DescriptorLimit();
+}
+
+int CompanionConnectionsWithin(int64_t descriptor_limit) {
+  return static_cast<int>(std::clamp<int64_t>(descriptor_limit / kDescriptorsForEach, 1, kMostConnections));
+}
+
+}  // namespace paramshard::server
