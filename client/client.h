@@ -24,9 +24,12 @@
 // live on in it: processes that need a daemon fork before the first Connect, or exec (in Python: the start methods spawn
 // and forkserver).
 //
-// Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie there, and
-// every call here means the same as in host memory, with the host waiting. Trainers that compute on the GPU use
-// client/cuda.h beside this header: the same calls on streams.
+// **GPUs.** Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie
+// there, and every call here means the same as in host memory. What a call hands out (Wait, Gradients) is ready for every
+// stream on return: the host has waited. What it takes back (Push, Release) it takes after the work that the GPU's
+// default stream has been given by then, and every stream that waits for that one (all but those of
+// cudaStreamNonBlocking); the host goes on. Whoever uses other streams synchronizes them before, or names them: trainers
+// that compute on the GPU use client/cuda.h beside this header, the same calls on streams.
 #ifndef PARAMSHARD_CLIENT_CLIENT_H_
 #define PARAMSHARD_CLIENT_CLIENT_H_
 
@@ -120,8 +123,11 @@ struct ModelSpec {
   std::vector<ParameterGroup> groups = {};     // empty: one group with defaults
   std::optional<int> shard_size = {};          // default: the devices of one daemon
   int64_t small_parameter_bytes = 256 * 1024;  // smaller planes live whole on one rank
-  int gather_slots = 3;                        // prefetch depth + 1
-  int gradient_slots = 2;
+  int gather_slots = 3;                        // prefetch depth + 1; 1 to 64
+  // Of those, how many hold units that take more than twice the median: so many of them can be held at a time. 1 to
+  // gather_slots; default 1. See Model::SlotsOf.
+  std::optional<int> large_gather_slots = {};
+  int gradient_slots = 2;  // 1 to 64
   GradientReduction gradient_reduction = GradientReduction::kMean;
   uint64_t seed = 0;
   std::optional<absl::Duration> step_timeout = {};  // default: the daemon's
@@ -130,25 +136,25 @@ struct ModelSpec {
   std::optional<GradientSums> gradient_sums = {};
 };
 
-// Hyper-parameters of one commit for one parameter group.
+// Hyper-parameters of one commit for one parameter group, all finite. What is out of range is refused by Commit.
 struct GroupHyperparameters {
-  float learning_rate = 1e-3f;
-  float beta1 = 0.9f;
-  float beta2 = 0.999f;
-  float epsilon = 1e-8f;
-  float weight_decay = 0.0f;
+  float learning_rate = 1e-3f;  // >= 0
+  float beta1 = 0.9f;           // 0 <= beta1 < 1
+  float beta2 = 0.999f;         // 0 <= beta2 < 1
+  float epsilon = 1e-8f;        // >= 0
+  float weight_decay = 0.0f;    // >= 0
 };
 
 struct CommitOptions {
-  // For every group, unless `groups` is given.
+  // For every group, unless `groups` is given; the ranges are those of GroupHyperparameters.
   float learning_rate = 1e-3f;
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float epsilon = 1e-8f;
   float weight_decay = 0.0f;
   std::vector<GroupHyperparameters> groups = {};  // empty, or one for each group of the model
-  std::optional<float> max_grad_norm = {};        // clip to this global norm
-  float gradient_scale = 1.0f;                    // loss scale that the gradients carry
+  std::optional<float> max_grad_norm = {};        // clip to this global norm; finite, > 0
+  float gradient_scale = 1.0f;                    // loss scale that the gradients carry; finite, > 0
   std::string client_state = {};                  // at most 64 KiB; comes back after a crash
   // The number of this commit; unset: the last answered + 1. Repeating the last answered number
   // repeats its answer.
@@ -157,10 +163,10 @@ struct CommitOptions {
 
 struct StepResult {
   int64_t commit_number = 0;
-  int64_t version = 0;
-  bool skipped = false;  // a gradient was not finite; nothing changed
-  double gradient_norm = 0;
-  int64_t non_finite_count = 0;
+  int64_t version = 0;           // counts the commits that were applied
+  bool skipped = false;          // a gradient was not finite; nothing changed
+  double gradient_norm = 0;      // of all parameters together, unscaled, before clipping
+  int64_t non_finite_count = 0;  // elements of gradients
 };
 
 // One plane of one gathered parameter, in the memory of a slot (or of the arena, in a world of one
@@ -195,8 +201,9 @@ struct Matrix {
 };
 
 // Where a trainer writes one parameter's gradient: rows x columns, row-major, of the parameter's
-// gradient type.
+// gradient type. Ends with its UnitGradients.
 struct GradientView {
+  absl::string_view parameter = {};  // its name; valid as long as the Model
   int64_t rows = 0;
   int64_t columns = 0;
   GradientType type = GradientType::kFP32;
@@ -231,8 +238,8 @@ class GatheredUnit {
   bool Ready() const;
 
   // One parameter's matrix. `plane` unset: the plane of the gather's phase (row-wise for kBoth).
-  // Requires a successful Wait. NOT_FOUND for another unit's parameter; INVALID_ARGUMENT for a
-  // plane that was not gathered. Views end with the handle.
+  // FAILED_PRECONDITION before a successful Wait, or why the epoch ended, if that is why there was none; NOT_FOUND for
+  // another unit's parameter; INVALID_ARGUMENT for a plane that was not gathered. Views end with the handle.
   absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane = std::nullopt) const;
 
   // Gives the slot back; the destructor does the same. On the stream that cuda::WaitOn named last, if any.
@@ -248,6 +255,9 @@ class GatheredUnit {
 
 // A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
 // it, then push it once; or push once for each micro-batch: pushes within a step add up.
+//
+// On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after what the default stream
+// has been given by then, copies from pageable memory included; other streams are synchronized before.
 class UnitGradients {
  public:
   UnitGradients(UnitGradients&&) noexcept;
@@ -273,11 +283,13 @@ class UnitGradients {
   std::unique_ptr<Impl> impl_;
 };
 
-// The future of one commit. Copyable; outlives nothing but the session's memory, which it keeps.
+// The future of one commit. Copyable. May outlive its Model, whose memory it keeps.
 class PendingCommit {
  public:
-  // Blocks until the daemon has answered.
+  // Blocks until the daemon has answered, and may be called again: the answers of the last 64 commits are kept. When the
+  // epoch ends before: its end status; Model::commit_number() after the next OpenModel says whether the commit counted.
   absl::StatusOr<StepResult> Wait();
+  // Whether Wait would return at once.
   bool Ready() const;
   int64_t commit_number() const { return commit_number_; }
 
@@ -298,19 +310,30 @@ class Model {
   // GPU's streams are done.
   ~Model();
 
-  // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot is free (names the units that hold
-  // them); NOT_FOUND an unknown unit; the epoch's end status once it has ended. From the second
+  // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot that fits is free (names the units that hold
+  // them, and the field of the spec that gives more); NOT_FOUND an unknown unit; INVALID_ARGUMENT a phase that the unit
+  // does not have; the epoch's end status once it has ended. From the second
   // step on, gathers are issued ahead in the order seen in the first step, up to the depth of the
   // ring.
   absl::StatusOr<GatheredUnit> Gather(absl::string_view unit, Phase phase);
 
-  // Hands out a zeroed gradient slot, waiting for one to drain if none is free.
+  // What Gather would answer now, OK or its error. Sends nothing, and needs no other rank to ask the same.
+  absl::Status CanGather(absl::string_view unit, Phase phase) const;
+
+  // The slots, ascending, that such a gather fits: units whose slots are the same share them, and as many of them can be
+  // held at a time as there are slots. Slots are numbered from 0: first the ModelSpec::gather_slots that units share, the
+  // large ones last, then one of its own for each unit with reshard_after_forward = false. The errors of Gather, but for
+  // RESOURCE_EXHAUSTED and the epoch's end.
+  absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
+
+  // Hands out a zeroed gradient slot, waiting for one to drain if none is free. RESOURCE_EXHAUSTED when all that fit are
+  // held, unpushed (names their units); NOT_FOUND an unknown unit; the epoch's end status once it has ended.
   absl::StatusOr<UnitGradients> Gradients(absl::string_view unit);
 
   // Applies one optimizer step. Returns at once, unless three commits are unanswered: then it waits for the oldest.
-  // FAILED_PRECONDITION while a gathered unit is held
-  // (names it) or an unpushed gradient slot is held; INVALID_ARGUMENT for hyper-parameters that are
-  // not finite or out of range.
+  // FAILED_PRECONDITION while a gathered unit or an unpushed gradient slot is held (names it), or for a commit number
+  // that is not the next or the last; INVALID_ARGUMENT for hyper-parameters that are out of range (says which), a number
+  // of groups that is not the model's, or a client state that is too large; the epoch's end status.
   absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
 
   // State at the start of this epoch: the last answered commit, what this rank sent with it, and
@@ -434,6 +457,11 @@ class Client {
 
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of
   // FP8_TENSOR_DELAYED begin anew.
+  //
+  // This daemon keeps the rows of its own ranks: in a world of several daemons one client of each imports the same
+  // tensors, whole or at least the rows that the daemon owns, with the same options. An epoch starts only where all
+  // daemons have the same state. NOT_FOUND for a parameter and INVALID_ARGUMENT for rows or values that are not the
+  // model's, before anything is sent; FAILED_PRECONDITION while a trainer is attached.
   absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                       const ImportOptions& options = {});
 

@@ -41,7 +41,7 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
                                         SlotContent content) {
   const std::shared_ptr<internal::Session>& session = HandleAccess::SessionOf(model);
   ASSIGN_OR_RETURN(const internal::GradientTicket ticket,
-                   session->TakeGradientsOn(unit, stream, content == SlotContent::kZero));
+                   session->gradients().Take(unit, stream, content == SlotContent::kZero));
   return HandleAccess::MakeGradients(session, ticket, stream);
 }
 

@@ -104,8 +104,8 @@ absl::Span<uint16_t> GradientView::bf16() const {
 
 absl::Status GradientView::Write(absl::Span<const float> values) const {
   if (static_cast<int64_t>(values.size()) != rows * columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("write gradient: ", rows, " x ", columns, " values expected, got ", values.size()));
+    return absl::InvalidArgumentError(absl::StrCat("write gradient of ", parameter, ": ", rows, " x ", columns,
+                                                   " values expected, got ", values.size()));
   }
   std::vector<uint16_t> rounded(type == GradientType::kBF16 ? values.size() : 0);
   std::transform(values.begin(), values.begin() + rounded.size(), rounded.begin(),
@@ -123,27 +123,27 @@ absl::Status GradientView::Write(absl::Span<const float> values) const {
 GatheredUnit::Impl::~Impl() {
   if (released_) return;
   if (stream_.has_value()) {
-    session_->ReleaseOn(ticket_, *stream_).IgnoreError();
+    session_->gathers().ReleaseOn(ticket_, *stream_).IgnoreError();
   } else {
-    session_->Release(ticket_);
+    session_->gathers().Release(ticket_);
   }
 }
 
 absl::Status GatheredUnit::Impl::Wait() {
   if (!complete_) {
-    RETURN_IF_ERROR(session_->AwaitGather(ticket_));
+    RETURN_IF_ERROR(session_->gathers().Await(ticket_));
     complete_ = true;
   } else if (stream_.has_value()) {
-    RETURN_IF_ERROR(session_->Synchronize(*stream_));
+    RETURN_IF_ERROR(session_->gathers().Synchronize(*stream_));
   }
   return session_->status();
 }
 
 absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream) {
   if (!complete_) {
-    RETURN_IF_ERROR(session_->AwaitGatherOn(ticket_, stream));
+    RETURN_IF_ERROR(session_->gathers().Await(ticket_, stream));
   } else if (stream_.has_value() && *stream_ != stream) {
-    RETURN_IF_ERROR(session_->FollowGatherOn(ticket_, stream));
+    RETURN_IF_ERROR(session_->gathers().Follow(ticket_, stream));
   }
   complete_ = true;
   stream_ = stream;
@@ -152,7 +152,7 @@ absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream) {
 
 absl::Status GatheredUnit::Impl::ReleaseOn(internal::GpuStream stream) {
   released_ = true;
-  return session_->ReleaseOn(ticket_, stream);
+  return session_->gathers().ReleaseOn(ticket_, stream);
 }
 
 absl::Status GatheredUnit::Impl::CheckPlane(int parameter, Plane plane) const {
@@ -175,12 +175,14 @@ absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane,
 absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name, std::optional<Plane> wanted) {
   RETURN_IF_ERROR(session_->CheckProcess());
   if (!complete_) {
+    // A Wait that the epoch's end has ended was no mistake of the caller.
+    RETURN_IF_ERROR(session_->status());
     return absl::FailedPreconditionError(absl::StrCat("get ", parameter_name, ": a successful Wait expected before"));
   }
   ASSIGN_OR_RETURN(const int parameter, layout().FindParameter(ticket_.unit, parameter_name));
   const Plane plane = wanted.value_or(layout().MainPlane(ticket_.unit, parameter, ticket_.phase));
   RETURN_IF_ERROR(CheckPlane(parameter, plane));
-  const internal::PlaneBytes bytes = session_->Bytes(ticket_, parameter, plane);
+  const internal::PlaneBytes bytes = session_->gathers().Bytes(ticket_, parameter, plane);
   return Matrix{.rows = layout().Rows(ticket_.unit, parameter),
                 .columns = layout().Columns(ticket_.unit, parameter),
                 .encoding = internal::ToEncoding(Spec(parameter).encoding),
@@ -220,7 +222,7 @@ void GatheredUnit::Release() { impl_.reset(); }
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
   RETURN_IF_ERROR(session_->CheckProcess());
   ASSIGN_OR_RETURN(const int parameter, session_->layout().FindParameter(ticket_.unit, parameter_name));
-  return session_->Gradient(ticket_, parameter);
+  return session_->gradients().View(ticket_, parameter);
 }
 
 absl::Status UnitGradients::Impl::MarkAbsent(absl::string_view parameter_name) {
@@ -232,7 +234,7 @@ absl::Status UnitGradients::Impl::MarkAbsent(absl::string_view parameter_name) {
 
 absl::Status UnitGradients::Impl::Push() {
   pushed_ = true;
-  return session_->Push(ticket_, absent_, worker_);
+  return session_->gradients().Push(ticket_, absent_, worker_);
 }
 
 absl::Status UnitGradients::Impl::PushOn(internal::GpuStream stream) {
@@ -273,9 +275,9 @@ absl::Status UnitGradients::Push() {
 PendingCommit::PendingCommit(std::shared_ptr<internal::Session> session, int64_t commit_number)
     : session_(std::move(session)), commit_number_(commit_number) {}
 
-absl::StatusOr<StepResult> PendingCommit::Wait() { return session_->AwaitCommit(commit_number_); }
+absl::StatusOr<StepResult> PendingCommit::Wait() { return session_->commits().Await(commit_number_); }
 
-bool PendingCommit::Ready() const { return session_->CommitReady(commit_number_); }
+bool PendingCommit::Ready() const { return session_->commits().IsReady(commit_number_); }
 
 // --- Model
 
@@ -296,12 +298,20 @@ Model::~Model() {
 }
 
 absl::StatusOr<GatheredUnit> Model::Gather(absl::string_view unit, Phase phase) {
-  ASSIGN_OR_RETURN(const internal::GatherTicket ticket, session_->Gather(unit, phase));
+  ASSIGN_OR_RETURN(const internal::GatherTicket ticket, session_->gathers().Gather(unit, phase));
   return GatheredUnit(std::make_unique<GatheredUnit::Impl>(session_, ticket));
 }
 
+absl::Status Model::CanGather(absl::string_view unit, Phase phase) const {
+  return session_->gathers().CanGather(unit, phase);
+}
+
+absl::StatusOr<std::vector<int>> Model::SlotsOf(absl::string_view unit, Phase phase) const {
+  return session_->gathers().SlotsOf(unit, phase);
+}
+
 absl::StatusOr<UnitGradients> Model::Gradients(absl::string_view unit) {
-  ASSIGN_OR_RETURN(const internal::GradientTicket ticket, session_->TakeGradients(unit));
+  ASSIGN_OR_RETURN(const internal::GradientTicket ticket, session_->gradients().Take(unit));
   return UnitGradients(std::make_unique<UnitGradients::Impl>(session_, ticket, std::nullopt));
 }
 
@@ -314,7 +324,7 @@ int64_t Model::commit_number() const { return session_->started().commit_number(
 int64_t Model::version() const { return session_->started().version(); }
 const std::string& Model::client_state() const { return session_->started().client_state(); }
 
-std::optional<StepResult> Model::last_result() const { return session_->last_result(); }
+std::optional<StepResult> Model::last_result() const { return session_->commits().last_result(); }
 
 int64_t Model::epoch() const { return session_->started().epoch(); }
 int Model::rank() const { return session_->rank(); }
@@ -323,7 +333,7 @@ int Model::shard_size() const { return session_->layout().ranks(); }
 const ModelSpec& Model::spec() const { return session_->spec(); }
 
 int Model::gpu() const { return session_->gpu(); }
-int64_t Model::gathered_bytes() const { return session_->gathered_bytes(); }
+int64_t Model::gathered_bytes() const { return session_->gathers().gathered_bytes(); }
 absl::Status Model::status() const { return session_->status(); }
 absl::Status Model::Detach() { return session_->Detach(); }
 

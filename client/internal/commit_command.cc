@@ -20,14 +20,13 @@ absl::Status Refused(absl::string_view what, absl::string_view expected, float g
 absl::Status CheckGroup(const GroupHyperparameters& group, int index) {
   const auto name = [index](absl::string_view field) { return absl::StrCat("group ", index, " ", field); };
   const auto is_beta = [](float beta) { return beta >= 0.0f && beta < 1.0f; };
-  if (!std::isfinite(group.learning_rate))
-    return Refused(name("learning_rate"), "a finite number", group.learning_rate);
+  const auto is_rate = [](float rate) { return std::isfinite(rate) && rate >= 0.0f; };
+  constexpr absl::string_view kRate = "a finite number >= 0";
+  if (!is_rate(group.learning_rate)) return Refused(name("learning_rate"), kRate, group.learning_rate);
   if (!is_beta(group.beta1)) return Refused(name("beta1"), "0 <= beta < 1", group.beta1);
   if (!is_beta(group.beta2)) return Refused(name("beta2"), "0 <= beta < 1", group.beta2);
-  if (!std::isfinite(group.epsilon) || group.epsilon < 0.0f) {
-    return Refused(name("epsilon"), "a finite number >= 0", group.epsilon);
-  }
-  if (!std::isfinite(group.weight_decay)) return Refused(name("weight_decay"), "a finite number", group.weight_decay);
+  if (!is_rate(group.epsilon)) return Refused(name("epsilon"), kRate, group.epsilon);
+  if (!is_rate(group.weight_decay)) return Refused(name("weight_decay"), kRate, group.weight_decay);
   return absl::OkStatus();
 }
 

@@ -73,18 +73,21 @@ class CudaTensorMemory : public TensorMemory {
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
+  absl::Status FollowDefaultStream(GpuStream stream) override;
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
 
  private:
   CudaTensorMemory(gpu::HostRegistration words, gpu::DeviceMemory planes, gpu::DeviceMemory slots,
-                   gpu::DeviceMemory scratch, std::vector<gpu::Event> marks, gpu::Stream stream)
+                   gpu::DeviceMemory scratch, std::vector<gpu::Event> marks, gpu::Event default_mark,
+                   gpu::Stream stream)
       : words_(std::move(words)),
         planes_(std::move(planes)),
         slots_(std::move(slots)),
         scratch_(std::move(scratch)),
         marks_(std::move(marks)),
+        default_mark_(std::move(default_mark)),
         stream_(std::move(stream)) {}
 
   const gpu::HostRegistration words_;
@@ -92,6 +95,7 @@ class CudaTensorMemory : public TensorMemory {
   const gpu::DeviceMemory slots_;
   const gpu::DeviceMemory scratch_;
   std::vector<gpu::Event> marks_;
+  gpu::Event default_mark_;  // of the default stream
   const gpu::Stream stream_;
   std::vector<gpu::RangeCopy> copies_;
   gpu::WordOperations word_operations_;
@@ -117,6 +121,7 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
     ASSIGN_OR_RETURN(gpu::Event mark, gpu::Event::Create(device));
     marks.push_back(std::move(mark));
   }
+  ASSIGN_OR_RETURN(gpu::Event default_mark, gpu::Event::Create(device));
   ASSIGN_OR_RETURN(gpu::DeviceMemory planes,
                    Import("planes", device, memory.planes, memory.sizes.planes_bytes, /*read_only=*/true));
   ASSIGN_OR_RETURN(gpu::DeviceMemory slots,
@@ -126,7 +131,8 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
   ASSIGN_OR_RETURN(gpu::HostRegistration words,
                    gpu::HostRegistration::Register(parts.words->data(), parts.words->size_bytes()));
   return std::unique_ptr<TensorMemory>(new CudaTensorMemory(std::move(words), std::move(planes), std::move(slots),
-                                                            std::move(scratch), std::move(marks), std::move(stream)));
+                                                            std::move(scratch), std::move(marks),
+                                                            std::move(default_mark), std::move(stream)));
 }
 
 // The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but
@@ -151,6 +157,14 @@ absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stre
 absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   return gpu::ToStatus(cudaStreamSynchronize(stream), "wait for a stream");
+}
+
+// An event of the legacy default stream comes after the work of all streams that wait for that one. So does the rest of
+// a copy from pageable memory, which cudaMemcpy may leave under way when it returns.
+absl::Status CudaTensorMemory::FollowDefaultStream(GpuStream stream) {
+  const gpu::DeviceScope scope(gpu());
+  RETURN_IF_ERROR(default_mark_.Record(cudaStreamLegacy));
+  return gpu::ToStatus(cudaStreamWaitEvent(stream, default_mark_.get(), 0), "wait for the default stream");
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

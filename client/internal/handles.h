@@ -24,7 +24,7 @@ class GatheredUnit::Impl {
   ~Impl();
 
   absl::Status Wait();
-  bool Ready() const { return complete_ || session_->GatherReady(ticket_); }
+  bool Ready() const { return complete_ || session_->gathers().IsReady(ticket_); }
   absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane);
 
   absl::Status WaitOn(internal::GpuStream stream);
@@ -52,7 +52,7 @@ class UnitGradients::Impl {
   Impl(std::shared_ptr<internal::Session> session, const internal::GradientTicket& ticket, internal::Worker worker)
       : session_(std::move(session)), ticket_(ticket), worker_(worker) {}
   ~Impl() {
-    if (!pushed_) session_->GiveBack(ticket_, worker_);
+    if (!pushed_) session_->gradients().GiveBack(ticket_, worker_);
   }
 
   absl::StatusOr<GradientView> Get(absl::string_view parameter) const;

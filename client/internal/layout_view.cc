@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/internal/spec_proto.h"
 #include "kernels/base/status_macros.h"
 
@@ -86,6 +87,10 @@ void LayoutView::IndexNames() {
     const std::vector<ParameterSpec>& parameters = spec_->units[unit].parameters;
     for (size_t i = 0; i < parameters.size(); ++i) parameters_.emplace(parameters[i].name, std::make_pair(unit, i));
   }
+}
+
+std::string LayoutView::UnitNames(const std::vector<int>& units) const {
+  return absl::StrJoin(units, ", ", [this](std::string* out, int unit) { out->append(UnitName(unit)); });
 }
 
 int LayoutView::RingSlots() const {

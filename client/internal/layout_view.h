@@ -48,6 +48,8 @@ class LayoutView {
   int ranks() const { return layout_.ranks(); }
   const v1::ModelLayout& proto() const { return layout_; }
   const std::string& UnitName(int unit) const { return spec_->units[unit].name; }
+  // Joined by commas.
+  std::string UnitNames(const std::vector<int>& units) const;
   int64_t Rows(int unit, int parameter) const { return Parameter(unit, parameter).rows(); }
   int64_t Columns(int unit, int parameter) const { return Parameter(unit, parameter).columns(); }
   // Slots [0, RingSlots()) serve any unit that fits; the rest are residents' own.

@@ -1,6 +1,7 @@
 #include "client/internal/slots.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace paramshard::internal {
@@ -26,15 +27,24 @@ std::optional<int> GatherSlots::FindFreeOfClass(int64_t bytes) const {
   return std::nullopt;
 }
 
-bool GatherSlots::Fits(int64_t bytes) const {
-  return std::any_of(slot_bytes_.begin(), slot_bytes_.begin() + ring_slots_,
-                     [=](int64_t size) { return size >= bytes; });
+std::vector<int> GatherSlots::Fitting(int64_t bytes) const {
+  std::vector<int> slots;
+  for (int slot = 0; slot < ring_slots_; ++slot) {
+    if (slot_bytes_[slot] >= bytes) slots.push_back(slot);
+  }
+  return slots;
 }
 
 std::vector<int> GatherSlots::Holders() const {
+  std::vector<int> all(holders_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return HoldersOf(all);
+}
+
+std::vector<int> GatherSlots::HoldersOf(const std::vector<int>& slots) const {
   std::vector<int> units;
-  for (const std::optional<int>& holder : holders_) {
-    if (holder.has_value()) units.push_back(*holder);
+  for (int slot : slots) {
+    if (held(slot)) units.push_back(*holders_[slot]);
   }
   return units;
 }

@@ -21,15 +21,17 @@ class GatherSlots {
   // The same among slots of the smallest size that holds `bytes`: what is issued ahead must not
   // take a large slot from a unit that needs it.
   std::optional<int> FindFreeOfClass(int64_t bytes) const;
-  // Whether any slot of the ring, free or not, holds `bytes`.
-  bool Fits(int64_t bytes) const;
+  // The slots of the ring, free or not, that hold `bytes`; and whether there are any.
+  std::vector<int> Fitting(int64_t bytes) const;
+  bool Fits(int64_t bytes) const { return !Fitting(bytes).empty(); }
 
   bool held(int slot) const { return holders_[slot].has_value(); }
   void Hold(int slot, int unit) { holders_[slot] = unit; }
   void Release(int slot) { holders_[slot].reset(); }
 
-  // Units that hold slots, residents' own included, in slot order.
+  // Units that hold slots, residents' own included, in slot order; those that hold some of `slots`.
   std::vector<int> Holders() const;
+  std::vector<int> HoldersOf(const std::vector<int>& slots) const;
 
  private:
   std::vector<int64_t> slot_bytes_;

@@ -140,6 +140,7 @@ v1::ModelSpec ToProto(const ModelSpec& spec) {
   if (spec.shard_size.has_value()) proto.set_shard_size(*spec.shard_size);
   proto.set_small_parameter_bytes(spec.small_parameter_bytes);
   proto.set_gather_slots(spec.gather_slots);
+  if (spec.large_gather_slots.has_value()) proto.set_large_gather_slots(*spec.large_gather_slots);
   proto.set_gradient_slots(spec.gradient_slots);
   proto.set_gradient_reduction(static_cast<v1::GradientReduction>(spec.gradient_reduction));
   proto.set_seed(spec.seed);
@@ -163,6 +164,7 @@ ModelSpec FromProto(const v1::ModelSpec& proto) {
   if (proto.has_shard_size()) spec.shard_size = proto.shard_size();
   spec.small_parameter_bytes = proto.small_parameter_bytes();
   spec.gather_slots = proto.gather_slots();
+  spec.large_gather_slots = proto.has_large_gather_slots() ? proto.large_gather_slots() : 1;
   spec.gradient_slots = proto.gradient_slots();
   spec.gradient_reduction = static_cast<GradientReduction>(proto.gradient_reduction());
   spec.seed = proto.seed();

@@ -36,6 +36,7 @@ class HostTensorMemory : public TensorMemory {
     return absl::OkStatus();
   }
   absl::Status Synchronize(GpuStream) override { return absl::OkStatus(); }
+  absl::Status FollowDefaultStream(GpuStream) override { return absl::OkStatus(); }
 
   absl::Status EnqueueWords(absl::Span<const WordOperation>, GpuStream) override { return NoStreams(); }
   absl::Status SetMark(int, GpuStream) override { return NoStreams(); }

@@ -56,6 +56,9 @@ class TensorMemory {
   virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
   // Waits until the stream has done everything that was enqueued so far.
   virtual absl::Status Synchronize(GpuStream stream) = 0;
+  // Lets `stream` wait for everything that the GPU's default stream has been given so far, and every other stream that
+  // waits for that one (all but those of cudaStreamNonBlocking). Nothing in host memory.
+  virtual absl::Status FollowDefaultStream(GpuStream stream) = 0;
 
   // --- Only on a GPU.
 

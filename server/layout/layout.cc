@@ -52,7 +52,7 @@ void Layout::PlaceGatherSlots() {
     const auto& bytes = units_[i].slot_bytes;
     if (spec_.units[i].reshard_after_forward) ring_units.push_back(std::max(bytes[0], bytes[1]));
   }
-  slot_bytes_ = SlotSizes(ring_units, spec_.gather_slots);
+  slot_bytes_ = SlotSizes(ring_units, spec_.gather_slots, spec_.large_gather_slots);
   for (size_t i = 0; i < units_.size(); ++i) {
     if (spec_.units[i].reshard_after_forward) continue;
     units_[i].resident_slot = static_cast<int>(slot_bytes_.size());

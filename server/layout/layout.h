@@ -27,8 +27,8 @@
 // SLOTS are chosen by the client. A unit with reshard_after_forward takes the lowest free slot of
 // the ring, slots [0, gather_slots), that has the bytes of the use (forward or backward; a gather
 // of both is for resident units, and the ring need not have room for it). Any such unit that is not
-// large fits every slot of the ring; large ones fit the last slot only, so two of them cannot be
-// held at a time. A resident unit takes its own slot. For gradients it is the gradient
+// large fits every slot of the ring; large ones fit the last large_gather_slots only, and no more of them
+// can be held at a time. A resident unit takes its own slot. For gradients it is the gradient
 // slot with gradient_bytes that was pushed longest ago, by the same two classes.
 #ifndef PARAMSHARD_SERVER_LAYOUT_LAYOUT_H_
 #define PARAMSHARD_SERVER_LAYOUT_LAYOUT_H_

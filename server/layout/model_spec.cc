@@ -249,6 +249,8 @@ class Parser {
     }
     if (proto_.has_gather_slots()) spec_.gather_slots = proto_.gather_slots();
     RETURN_IF_ERROR(CheckRange("gather_slots", spec_.gather_slots, 1, kMaxSlots));
+    if (proto_.has_large_gather_slots()) spec_.large_gather_slots = proto_.large_gather_slots();
+    RETURN_IF_ERROR(CheckRange("large_gather_slots", spec_.large_gather_slots, 1, spec_.gather_slots));
     if (proto_.has_gradient_slots()) spec_.gradient_slots = proto_.gradient_slots();
     RETURN_IF_ERROR(CheckRange("gradient_slots", spec_.gradient_slots, 1, kMaxSlots));
     return ParseStepOptions();

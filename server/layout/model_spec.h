@@ -66,6 +66,7 @@ struct ModelSpec {
   std::optional<int> shard_size;
   int64_t small_parameter_bytes = 256 * 1024;
   int gather_slots = 3;
+  int large_gather_slots = 1;
   int gradient_slots = 2;
   bool mean_gradients = true;
   uint64_t seed = 0;

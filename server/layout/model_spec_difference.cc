@@ -81,6 +81,7 @@ Fields Describe(const ModelSpec& spec) {
           {"shard_size", spec.shard_size.has_value() ? absl::StrCat(*spec.shard_size) : "unset"},
           {"small_parameter_bytes", absl::StrCat(spec.small_parameter_bytes)},
           {"gather_slots", absl::StrCat(spec.gather_slots)},
+          {"large_gather_slots", absl::StrCat(spec.large_gather_slots)},
           {"gradient_slots", absl::StrCat(spec.gradient_slots)},
           {"gradient_reduction", spec.mean_gradients ? "mean" : "sum"},
           {"seed", absl::StrCat(spec.seed)},

@@ -107,6 +107,8 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   if (spec.shard_size.has_value()) proto.set_shard_size(*spec.shard_size);
   proto.set_small_parameter_bytes(spec.small_parameter_bytes);
   proto.set_gather_slots(spec.gather_slots);
+  // Unset where it is the default, so that models which do not use it keep their fingerprints.
+  if (spec.large_gather_slots != 1) proto.set_large_gather_slots(spec.large_gather_slots);
   proto.set_gradient_slots(spec.gradient_slots);
   proto.set_gradient_reduction(spec.mean_gradients ? v1::GRADIENT_REDUCTION_MEAN : v1::GRADIENT_REDUCTION_SUM);
   proto.set_seed(spec.seed);

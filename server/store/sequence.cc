@@ -20,16 +20,15 @@ absl::Status Invalid(absl::string_view what, absl::string_view expected, auto go
 }
 
 bool IsFraction(float value) { return value >= 0 && value < 1; }
+bool IsRate(float value) { return value >= 0 && std::isfinite(value); }
 
 absl::Status CheckGroup(int index, const v1::GroupHyperparameters& group) {
   const std::string name = absl::StrCat("commit, group ", index);
-  if (!std::isfinite(group.learning_rate())) return Invalid(name, "a finite learning rate", group.learning_rate());
+  if (!IsRate(group.learning_rate())) return Invalid(name, "a finite learning rate >= 0", group.learning_rate());
   if (!IsFraction(group.beta1())) return Invalid(name, "0 <= beta1 < 1", group.beta1());
   if (!IsFraction(group.beta2())) return Invalid(name, "0 <= beta2 < 1", group.beta2());
-  if (!(group.epsilon() >= 0) || !std::isfinite(group.epsilon())) {
-    return Invalid(name, "a finite epsilon >= 0", group.epsilon());
-  }
-  if (!std::isfinite(group.weight_decay())) return Invalid(name, "a finite weight decay", group.weight_decay());
+  if (!IsRate(group.epsilon())) return Invalid(name, "a finite epsilon >= 0", group.epsilon());
+  if (!IsRate(group.weight_decay())) return Invalid(name, "a finite weight decay >= 0", group.weight_decay());
   return absl::OkStatus();
 }
 

@@ -262,6 +262,152 @@ TEST_F(CudaClientTest, ASlotThatIsReleasedLateIsNotOverwritten) {
   });
 }
 
+// How a trainer writes its gradients into memory of the GPU.
+enum class WrittenBy : uint8_t {
+  kHostCopy,       // cudaMemcpy from pageable memory, whose end may come after its return
+  kDefaultStream,  // enqueued on the default stream, and pushed at once
+  kOwnStream,      // by a stream that does not wait for the default one, and is synchronized before the push
+};
+
+class ReadyMemoryTest : public CudaClientTest, public testing::WithParamInterface<WrittenBy> {
+ protected:
+  static constexpr int64_t kElements = int64_t{1024} * 1024;
+  static constexpr int kRounds = 100;
+
+  // A model of one matrix whose first moments are the gradients themselves, where beta1 is 0.
+  static ModelSpec OneMatrix() {
+    ParameterSpec weight = {.name = "a.w", .shape = {1024, 1024}};
+    weight.encoding.format = Format::kFP32;
+    return {.name = "one", .units = {{.name = "a", .parameters = {weight}}}};
+  }
+
+  static std::vector<float> Values(int round) {
+    std::vector<float> values(kElements);
+    for (int64_t i = 0; i < kElements; ++i) values[i] = static_cast<float>(1 + (i * 7 + round) % 1021);
+    return values;
+  }
+
+  static absl::Status Write(const GradientView& view, const std::vector<float>& values, const gpu::DeviceMemory& upload,
+                            cudaStream_t own) {
+    const size_t bytes = values.size() * sizeof(float);
+    switch (GetParam()) {
+      case WrittenBy::kHostCopy:
+        return gpu::ToStatus(cudaMemcpy(view.data.data(), values.data(), bytes, cudaMemcpyHostToDevice), "write");
+      case WrittenBy::kDefaultStream:
+        return gpu::ToStatus(cudaMemcpyAsync(view.data.data(), upload.data(), bytes, cudaMemcpyDeviceToDevice, nullptr),
+                             "write");
+      case WrittenBy::kOwnStream:
+        RETURN_IF_ERROR(gpu::ToStatus(
+            cudaMemcpyAsync(view.data.data(), upload.data(), bytes, cudaMemcpyDeviceToDevice, own), "write"));
+        return gpu::ToStatus(cudaStreamSynchronize(own), "write");
+    }
+    return absl::InternalError("an unknown way to write");
+  }
+
+  // Elements of the first moments that are not `expected`.
+  static absl::StatusOr<int64_t> CountWrong(Client& client, const std::vector<float>& expected) {
+    int64_t wrong = 0;
+    RETURN_IF_ERROR(client
+                        .Export("one", {.kinds = {TensorKind::kExpAvg}},
+                                [&](const ExportedExtent& extent) {
+                                  const float* const rows = expected.data() + extent.first_row * 1024;
+                                  for (size_t i = 0; i < extent.values.size(); ++i)
+                                    wrong += extent.values[i] != rows[i] ? 1 : 0;
+                                  return absl::OkStatus();
+                                })
+                        .status());
+    return wrong;
+  }
+
+  // One step. With `held` a slot is written and given back before, by the same way.
+  static absl::Status Step(Model& model, const std::vector<float>& values, const gpu::DeviceMemory& upload,
+                           cudaStream_t own, bool held) {
+    if (held) {
+      ASSIGN_OR_RETURN(UnitGradients dropped, model.Gradients("a"));
+      ASSIGN_OR_RETURN(const GradientView view, dropped.Get("a.w"));
+      RETURN_IF_ERROR(Write(view, values, upload, own));
+    }
+    ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients("a"));
+    ASSIGN_OR_RETURN(const GradientView view, gradients.Get("a.w"));
+    RETURN_IF_ERROR(Write(view, values, upload, own));
+    RETURN_IF_ERROR(gradients.Push());
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.0f, .beta1 = 0.0f}));
+    return commit.Wait().status();
+  }
+};
+
+TEST_P(ReadyMemoryTest, WhatIsWrittenAtOnceIsWhatIsPushed) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(OneMatrix()));
+  cudaSetDevice(model.gpu());
+  ASSERT_OK_AND_ASSIGN(const gpu::DeviceMemory upload, DeviceFloats(model.gpu(), kElements));
+  ASSERT_OK_AND_ASSIGN(const gpu::Stream own, gpu::Stream::Create(model.gpu()));
+  int64_t wrong = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<float> values = Values(round);
+    ASSERT_EQ(cudaMemcpy(upload.data(), values.data(), kElements * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_OK(Step(model, values, upload, own.get(), /*held=*/round % 2 == 1));
+    ASSERT_OK_AND_ASSIGN(const int64_t wrong_now, CountWrong(client, values));
+    wrong += wrong_now;
+  }
+  EXPECT_EQ(wrong, 0) << "of " << kRounds * kElements;
+}
+
+INSTANTIATE_TEST_SUITE_P(By, ReadyMemoryTest,
+                         testing::Values(WrittenBy::kHostCopy, WrittenBy::kDefaultStream, WrittenBy::kOwnStream),
+                         [](const auto& info) {
+                           switch (info.param) {
+                             case WrittenBy::kHostCopy:
+                               return "HostCopy";
+                             case WrittenBy::kDefaultStream:
+                               return "DefaultStream";
+                             case WrittenBy::kOwnStream:
+                               return "OwnStream";
+                           }
+                           return "Unknown";
+                         });
+
+// A unit whose slot the host released while the default stream still reads it keeps its bytes until that has.
+TEST_F(CudaClientTest, AUnitThatTheDefaultStreamStillReadsIsNotOverwritten) {
+  SKIP_WITHOUT_GPUS(1);
+  const int ranks = std::min(GpuCount(), 2);
+  StartDaemon("cuda", ranks);
+  ModelSpec spec = TwoUnits(Format::kFP32);
+  spec.gather_slots = 1;
+  RunTrainers(ranks, spec, [](int, Model& model) -> absl::Status {
+    constexpr int64_t kValues = int64_t{480} * 352;
+    ASSIGN_OR_RETURN(gpu::DeviceMemory seen, DeviceFloats(model.gpu(), kValues));
+    std::vector<float> expected(kValues), read(kValues);
+    for (int round = 0; round < 20; ++round) {
+      {
+        ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+        RETURN_IF_ERROR(unit.Wait());
+        ASSIGN_OR_RETURN(const Matrix matrix, unit.Get("a.w"));
+        RETURN_IF_ERROR(matrix.Decode(expected.data()));
+        Gate gate;
+        RETURN_IF_ERROR(gate.Await(nullptr));
+        RETURN_IF_ERROR(gpu::ToStatus(
+            cudaMemcpyAsync(seen.data(), matrix.data.data(), matrix.data.size(), cudaMemcpyDeviceToDevice, nullptr),
+            "read"));
+        unit.Release();
+        ASSIGN_OR_RETURN(GatheredUnit next, model.Gather("b", Phase::kForward));
+        absl::SleepFor(absl::Milliseconds(2));
+        gate.Open();
+        RETURN_IF_ERROR(next.Wait());
+      }
+      RETURN_IF_ERROR(
+          gpu::ToStatus(cudaMemcpy(read.data(), seen.data(), kValues * sizeof(float), cudaMemcpyDeviceToHost), "read"));
+      EXPECT_TRUE(read == expected) << "round " << round;
+      ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({}));
+      RETURN_IF_ERROR(commit.Wait().status());
+    }
+    return absl::OkStatus();
+  });
+}
+
 // --- The end
 
 TEST_F(CudaClientTest, AStreamThatWaitsForARankThatLeftGoesOn) {

@@ -165,10 +165,20 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect());
   {
     ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(TwoMatrices("two")));
+    ASSERT_OK_AND_ASSIGN(UnitGradients gradients, model.Gradients("a"));
+    ASSERT_OK_AND_ASSIGN(const GradientView view, gradients.Get("a.w"));
+    EXPECT_THAT(view.Write({}),
+                StatusIs(absl::StatusCode::kInvalidArgument, "write gradient of a.w: 48 x 32 values expected, got 0"));
+    ASSERT_OK(gradients.Push());
+    // It dies without an answer to what comes now.
+    daemon_->Pause();
+    ASSERT_OK(model.Commit({}));
+    ASSERT_OK_AND_ASSIGN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+    EXPECT_THAT(unit.Get("a.w"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a successful Wait")));
     KillDaemon();
-    absl::StatusOr<PendingCommit> commit = model.Commit({});
-    EXPECT_THAT(commit.ok() ? commit->Wait().status() : commit.status(),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+    const auto is_death = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died"));
+    EXPECT_THAT(unit.Wait(), is_death);
+    EXPECT_THAT(unit.Get("a.w"), is_death);
   }
   const auto is_told = StatusIs(absl::StatusCode::kUnavailable,
                                 AllOf(HasSubstr(directory_.path()), HasSubstr("start it, call again, and import")));

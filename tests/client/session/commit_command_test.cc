@@ -42,6 +42,10 @@ TEST(MakeCommitTest, WrongNumberOfGroupsIsRefused) {
 TEST(MakeCommitTest, NumbersOutOfRangeAreRefusedByName) {
   EXPECT_THAT(MakeCommit({.learning_rate = kNaN}, 1, 1), StatusIs(kInvalid, HasSubstr("group 0 learning_rate")));
   EXPECT_THAT(MakeCommit({.learning_rate = kInfinity}, 1, 1), StatusIs(kInvalid));
+  EXPECT_THAT(MakeCommit({.learning_rate = -1e-3f}, 1, 1),
+              StatusIs(kInvalid, HasSubstr("commit group 0 learning_rate: a finite number >= 0 expected, got -0.001")));
+  EXPECT_THAT(MakeCommit({.learning_rate = 0.0f}, 1, 1), IsOk());
+  EXPECT_THAT(MakeCommit({.weight_decay = -0.1f}, 1, 1), StatusIs(kInvalid, HasSubstr("weight_decay")));
   EXPECT_THAT(MakeCommit({.beta1 = 1.0f}, 1, 1), StatusIs(kInvalid, HasSubstr("beta1")));
   EXPECT_THAT(MakeCommit({.beta2 = -0.1f}, 1, 1), StatusIs(kInvalid, HasSubstr("beta2")));
   EXPECT_THAT(MakeCommit({.beta2 = kNaN}, 1, 1), StatusIs(kInvalid, HasSubstr("beta2")));

@@ -47,6 +47,13 @@ class FakeGpu::Memory : public internal::TensorMemory {
     return absl::DeadlineExceededError("fake GPU: a stream that nobody will wake");
   }
 
+  absl::Status FollowDefaultStream(GpuStream stream) override {
+    const auto passed = std::make_shared<bool>(false);
+    gpu_->Enqueue(gpu_->default_, [passed] { return *passed = true; });
+    gpu_->Enqueue(stream, [passed] { return *passed; });
+    return absl::OkStatus();
+  }
+
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override {
     for (const WordOperation& operation : operations) {
       const bool awaits = operation.kind == WordOperation::Kind::kAwait;

@@ -17,9 +17,11 @@ inline constexpr char kFakeGpuUuid[] = "0123456789abcdef";
 // Single-threaded. Outlives the memory that it maps.
 class FakeGpu {
  public:
-  FakeGpu() { own_ = NewStream(); }
+  FakeGpu() : default_(NewStream()), own_(NewStream()) {}
 
   internal::GpuStream NewStream();
+  // The trainer's.
+  internal::GpuStream default_stream() const { return default_; }
   // Enqueues; `operation` is tried again until it returns true, and nothing behind it before.
   void Enqueue(internal::GpuStream stream, std::function<bool()> operation);
   // Lets all streams go as far as they can.
@@ -38,7 +40,8 @@ class FakeGpu {
   static Stream& Of(internal::GpuStream stream) { return *reinterpret_cast<Stream*>(stream); }
 
   std::deque<Stream> streams_;
-  internal::GpuStream own_;
+  const internal::GpuStream default_;
+  const internal::GpuStream own_;
   std::vector<std::string> log_;
 };
 

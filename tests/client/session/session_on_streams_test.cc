@@ -39,7 +39,7 @@ class SessionOnStreamsTest : public testing::Test {
   void FillPlanes(uint8_t value) { std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), value); }
   // The rows of this rank, 0 of 2, in a unit's matrix.
   absl::Span<const uint8_t> OwnData(const GatherTicket& ticket) {
-    const absl::Span<const uint8_t> data = session_->Bytes(ticket, 0, Plane::kRowWise).data;
+    const absl::Span<const uint8_t> data = session_->gathers().Bytes(ticket, 0, Plane::kRowWise).data;
     return data.subspan(0, data.size() / 2);
   }
   uint32_t Released(int slot) const { return epoch_->words().released(slot).value; }
@@ -84,12 +84,12 @@ TEST(SessionMemoryTest, WhatCannotBeMappedIsRefusedAndLeavesNothing) {
 TEST_F(SessionOnStreamsTest, TheHostsWaitLandsPiecesAndPutsScalesTogether) {
   Attach();
   FillPlanes(0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   PublishReady();
-  ASSERT_OK(session_->AwaitGather(ticket));
+  ASSERT_OK(session_->gathers().Await(ticket));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
   EXPECT_THAT(OwnData(ticket), Each(0x5a));
-  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  const PlaneBytes bytes = session_->gathers().Bytes(ticket, 0, Plane::kRowWise);
   ASSERT_THAT(bytes.scales, SizeIs(1));
   EXPECT_EQ(bytes.scales[0].size(), 64);
   EXPECT_THAT(bytes.scales[0].subspan(0, 32), Each(0x5a));
@@ -99,12 +99,67 @@ TEST_F(SessionOnStreamsTest, TheHostsWaitLandsPiecesAndPutsScalesTogether) {
 TEST_F(SessionOnStreamsTest, TheHostsGradientsAreZeroOnReturn) {
   Attach();
   std::fill_n(epoch_->slots(), epoch_->layout().slots_bytes(), 0xff);
-  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients("b"));
-  const GradientView view = session_->Gradient(ticket, 0);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b"));
+  const GradientView view = session_->gradients().View(ticket, 0);
   EXPECT_EQ(view.gpu, kFakeGpu);
   EXPECT_THAT(view.data, Each(0));
-  ASSERT_OK(session_->Push(ticket, {}));
+  ASSERT_OK(session_->gradients().Push(ticket, {}));
+  gpu_.Run();
   EXPECT_EQ(epoch_->words().filled(0).value, 1);
+}
+
+// A copy of the trainer's own, or a kernel, that is under way when the host's calls return.
+TEST_F(SessionOnStreamsTest, TheHostsPushComesAfterTheDefaultStream) {
+  Attach({.client_lands_own_gradients = true});
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b"));
+  const absl::Span<uint8_t> data = session_->gradients().View(ticket, 0).data;
+  HoldUp(gpu_.default_stream());
+  gpu_.Enqueue(gpu_.default_stream(), [=] { return std::fill(data.begin(), data.end(), 0x11), true; });
+  ASSERT_OK(session_->gradients().Push(ticket, {}));
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 0);
+  kernel_ended_ = true;
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 1);
+  // Own rows landed after it too.
+  const int64_t landed = epoch_->layout().units(1).parameters(0).landing_offset();
+  EXPECT_EQ(epoch_->slots()[landed], 0x11);
+}
+
+TEST_F(SessionOnStreamsTest, TheHostsReleaseComesAfterTheDefaultStream) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->gathers().Await(ticket));
+  HoldUp(gpu_.default_stream());
+  session_->gathers().Release(ticket);
+  gpu_.Run();
+  EXPECT_EQ(Released(0), 0);
+  // The slot is free for the program, and what comes next there waits for its readers.
+  ASSERT_OK_AND_ASSIGN(const GatherTicket next, session_->gathers().Gather("b", Phase::kForward));
+  ASSERT_EQ(next.slot, ticket.slot);
+  session_->gathers().Release(next);
+  gpu_.Run();
+  EXPECT_EQ(Released(0), 0);
+  kernel_ended_ = true;
+  gpu_.Run();
+  EXPECT_EQ(Released(0), next.number);
+}
+
+TEST_F(SessionOnStreamsTest, ASlotThatTheHostGaveBackIsZeroedAfterTheDefaultStream) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->gradients().Take("a"));
+  const GradientView view = session_->gradients().View(first, 0);
+  HoldUp(gpu_.default_stream());
+  gpu_.Enqueue(gpu_.default_stream(), [=] { return std::fill(view.data.begin(), view.data.end(), 0xff), true; });
+  session_->gradients().GiveBack(first);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket second, session_->gradients().Take("a", stream_));
+  ASSERT_EQ(second.slot, first.slot);
+  gpu_.Run();
+  EXPECT_FALSE(gpu_.Idle(stream_));
+  kernel_ended_ = true;
+  gpu_.Run();
+  EXPECT_THAT(view.data, Each(0));
 }
 
 // --- Gathers on streams
@@ -112,8 +167,8 @@ TEST_F(SessionOnStreamsTest, TheHostsGradientsAreZeroOnReturn) {
 TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
   Attach();
   FillPlanes(0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "await", "copy 2"));
   EXPECT_THAT(OwnData(ticket), Each(0));
   gpu_.Run();
@@ -122,23 +177,23 @@ TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
   PublishReady();
   gpu_.Run();
   EXPECT_TRUE(gpu_.Idle(stream_));
-  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).scales[0].subspan(0, 32), Each(0x5a));
+  EXPECT_THAT(session_->gathers().Bytes(ticket, 0, Plane::kRowWise).scales[0].subspan(0, 32), Each(0x5a));
 }
 
 TEST_F(SessionOnStreamsTest, WordsThatAreThereAreNotAwaited) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   PublishReady();
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
 }
 
 TEST_F(SessionOnStreamsTest, OwnPiecesAreCopiedAfterTheCommitThatWritesThem) {
   Attach({.prefetch = false});
   ASSERT_OK(session_->Commit({}));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   PublishReady();
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   gpu_.Run();
   FillPlanes(0x5a);
   EXPECT_THAT(OwnData(ticket), Each(0));
@@ -151,10 +206,10 @@ TEST_F(SessionOnStreamsTest, AGroupOfOneWaitsForTheCommitAlone) {
   Attach({.ranks = 1, .prefetch = false});
   FillPlanes(0x5a);
   ASSERT_OK(session_->Commit({}));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await"));
-  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  const PlaneBytes bytes = session_->gathers().Bytes(ticket, 0, Plane::kRowWise);
   EXPECT_THAT(bytes.data, Each(0x5a));
   ASSERT_THAT(bytes.scales, SizeIs(1));
   EXPECT_THAT(bytes.scales[0], Each(0x5a));
@@ -162,19 +217,19 @@ TEST_F(SessionOnStreamsTest, AGroupOfOneWaitsForTheCommitAlone) {
 
 TEST_F(SessionOnStreamsTest, WhenTheEngineLandsEveryPieceOnlyScalesAreCopied) {
   Attach({.client_lands_own_pieces = false});
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "await", "copy 2"));
 }
 
 TEST_F(SessionOnStreamsTest, InASlotWithPiecesUnderWayOwnOnesLandLast) {
   Attach();
   FillPlanes(0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
-  session_->Release(a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  session_->gathers().Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
   ASSERT_EQ(b.slot, a.slot);
-  ASSERT_OK(session_->AwaitGatherOn(b, stream_));
+  ASSERT_OK(session_->gathers().Await(b, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy 2", "copy 2"));
   gpu_.Run();
   EXPECT_THAT(OwnData(b), Each(0));
@@ -185,9 +240,9 @@ TEST_F(SessionOnStreamsTest, InASlotWithPiecesUnderWayOwnOnesLandLast) {
 
 TEST_F(SessionOnStreamsTest, AReleaseIsSeenWhenTheStreamHasComeToIt) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
-  ASSERT_OK(session_->ReleaseOn(ticket, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
+  ASSERT_OK(session_->gathers().ReleaseOn(ticket, stream_));
   gpu_.Run();
   EXPECT_EQ(Released(0), 0);
   // For the trainer's program the slot is free, and nothing is held.
@@ -201,20 +256,20 @@ TEST_F(SessionOnStreamsTest, ASlotIsNotOverwrittenWhileAnotherStreamReadsIt) {
   for (const bool by_host : {false, true}) {
     Attach();
     kernel_ended_ = false;
-    ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+    ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
     PublishReady();
-    ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+    ASSERT_OK(session_->gathers().Await(a, stream_));
     HoldUp(stream_);
-    ASSERT_OK(session_->ReleaseOn(a, stream_));
+    ASSERT_OK(session_->gathers().ReleaseOn(a, stream_));
     gpu_.Run();
     FillPlanes(0x5a);
-    ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+    ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
     ASSERT_EQ(b.slot, a.slot);
     PublishReady();
     if (by_host) {
-      EXPECT_THAT(session_->AwaitGather(b), StatusIs(absl::StatusCode::kDeadlineExceeded));
+      EXPECT_THAT(session_->gathers().Await(b), StatusIs(absl::StatusCode::kDeadlineExceeded));
     } else {
-      ASSERT_OK(session_->AwaitGatherOn(b, other_stream_));
+      ASSERT_OK(session_->gathers().Await(b, other_stream_));
     }
     gpu_.Run();
     EXPECT_THAT(OwnData(b), Each(0));
@@ -226,43 +281,43 @@ TEST_F(SessionOnStreamsTest, ASlotIsNotOverwrittenWhileAnotherStreamReadsIt) {
 
 TEST_F(SessionOnStreamsTest, AStreamDoesNotWaitForItself) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
   PublishReady();
-  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
-  ASSERT_OK(session_->ReleaseOn(a, stream_));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(a, stream_));
+  ASSERT_OK(session_->gathers().ReleaseOn(a, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
   PublishReady();
   gpu_.TakeLog();
-  ASSERT_OK(session_->AwaitGatherOn(b, stream_));
+  ASSERT_OK(session_->gathers().Await(b, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
 }
 
 // What was gathered ahead and is not wanted is released by the host, in a slot that a stream still reads.
 TEST_F(SessionOnStreamsTest, TheHostsReleaseDoesNotOvertakeAStreams) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
   PublishReady();
-  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+  ASSERT_OK(session_->gathers().Await(a, stream_));
   HoldUp(stream_);
-  ASSERT_OK(session_->ReleaseOn(a, stream_));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
-  session_->Release(b);
+  ASSERT_OK(session_->gathers().ReleaseOn(a, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
+  session_->gathers().Release(b);
   gpu_.Run();
   EXPECT_EQ(Released(0), 0);
   kernel_ended_ = true;
   gpu_.Run();
   EXPECT_EQ(Released(0), b.number);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->Gather("c", Phase::kForward));
-  session_->Release(c);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->gathers().Gather("c", Phase::kForward));
+  session_->gathers().Release(c);
   EXPECT_EQ(Released(0), c.number);
 }
 
 TEST_F(SessionOnStreamsTest, AnotherStreamFollowsTheFirstWithoutItsLaterWork) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(a, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(a, stream_));
   HoldUp(stream_);
-  ASSERT_OK(session_->FollowGatherOn(a, other_stream_));
+  ASSERT_OK(session_->gathers().Follow(a, other_stream_));
   gpu_.Run();
   EXPECT_FALSE(gpu_.Idle(other_stream_));
   PublishReady();
@@ -275,9 +330,9 @@ TEST_F(SessionOnStreamsTest, AnotherStreamFollowsTheFirstWithoutItsLaterWork) {
 
 TEST_F(SessionOnStreamsTest, APushIsFilledWhenTheStreamHasComeToIt) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b", stream_));
   HoldUp(stream_);
-  ASSERT_OK(session_->Push(ticket, {1}, stream_));
+  ASSERT_OK(session_->gradients().Push(ticket, {1}, stream_));
   EXPECT_EQ(LastCommand().push().unit(), 1);
   gpu_.Run();
   EXPECT_EQ(epoch_->words().filled(0).value, 0);
@@ -288,14 +343,14 @@ TEST_F(SessionOnStreamsTest, APushIsFilledWhenTheStreamHasComeToIt) {
 
 TEST_F(SessionOnStreamsTest, OwnGradientsLandAfterTheCommitThatReadsThoseBefore) {
   Attach({.client_lands_own_gradients = true});
-  ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->TakeGradientsOn("b", stream_));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->gradients().Take("b", stream_));
   gpu_.TakeLog();
-  ASSERT_OK(session_->Push(first, {}, stream_));
+  ASSERT_OK(session_->gradients().Push(first, {}, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 1", "write"));
   ASSERT_OK_AND_ASSIGN(const int64_t number, session_->Commit({}));
-  ASSERT_OK_AND_ASSIGN(const GradientTicket second, session_->TakeGradientsOn("b", stream_));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket second, session_->gradients().Take("b", stream_));
   gpu_.TakeLog();
-  ASSERT_OK(session_->Push(second, {}, stream_));
+  ASSERT_OK(session_->gradients().Push(second, {}, stream_));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy 1", "write"));
   gpu_.Run();
   EXPECT_EQ(epoch_->words().filled(second.slot).value, 0);
@@ -307,29 +362,29 @@ TEST_F(SessionOnStreamsTest, OwnGradientsLandAfterTheCommitThatReadsThoseBefore)
 TEST_F(SessionOnStreamsTest, ASlotIsZeroedWhenItHasDrained) {
   Attach();
   for (int i = 0; i < 2; ++i) {
-    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
-    ASSERT_OK(session_->Push(ticket, {}, stream_));
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b", stream_));
+    ASSERT_OK(session_->gradients().Push(ticket, {}, stream_));
   }
   gpu_.TakeLog();
-  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("a", stream_));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("a", stream_));
   EXPECT_EQ(ticket.slot, 0);
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "zero"));
   gpu_.Run();
-  std::fill_n(session_->Gradient(ticket, 0).data.data(), 100, 0xff);
+  std::fill_n(session_->gradients().View(ticket, 0).data.data(), 100, 0xff);
   EXPECT_FALSE(gpu_.Idle(stream_));
   epoch_->words().Publish(epoch_->words().drained(0), 1);
   gpu_.Run();
-  EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
+  EXPECT_THAT(session_->gradients().View(ticket, 0).data, Each(0));
 }
 
 TEST_F(SessionOnStreamsTest, ASlotThatNeedNotBeZeroedOnlyDrains) {
   Attach();
   for (int i = 0; i < 2; ++i) {
-    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradientsOn("b", stream_));
-    ASSERT_OK(session_->Push(ticket, {}, stream_));
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b", stream_));
+    ASSERT_OK(session_->gradients().Push(ticket, {}, stream_));
   }
   gpu_.TakeLog();
-  ASSERT_OK(session_->TakeGradientsOn("a", stream_, /*zeroed=*/false));
+  ASSERT_OK(session_->gradients().Take("a", stream_, /*zeroed=*/false));
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await"));
 }
 
@@ -337,16 +392,16 @@ TEST_F(SessionOnStreamsTest, ASlotThatWasGivenBackIsZeroedAfterItsStream) {
   for (const bool by_host : {false, true}) {
     Attach();
     kernel_ended_ = false;
-    ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->TakeGradientsOn("a", stream_));
+    ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->gradients().Take("a", stream_));
     HoldUp(stream_);
     gpu_.Run();
-    session_->GiveBack(first, stream_);
+    session_->gradients().GiveBack(first, stream_);
     if (by_host) {
-      EXPECT_THAT(session_->TakeGradients("a"), StatusIs(absl::StatusCode::kDeadlineExceeded));
+      EXPECT_THAT(session_->gradients().Take("a"), StatusIs(absl::StatusCode::kDeadlineExceeded));
     } else {
-      ASSERT_OK(session_->TakeGradientsOn("a", other_stream_));
+      ASSERT_OK(session_->gradients().Take("a", other_stream_));
     }
-    const GradientView view = session_->Gradient(first, 0);
+    const GradientView view = session_->gradients().View(first, 0);
     std::fill_n(view.data.data(), view.data.size(), 0xff);
     gpu_.Run();
     EXPECT_THAT(view.data, Each(0xff));
@@ -361,11 +416,11 @@ TEST_F(SessionOnStreamsTest, ASlotThatWasGivenBackIsZeroedAfterItsStream) {
 TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
   Attach({.prefetch = false});
   ASSERT_OK(session_->Commit({}));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGatherOn(ticket, stream_));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
   for (int i = 0; i < 3; ++i) {
-    ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->TakeGradientsOn("b", other_stream_));
-    ASSERT_OK(session_->Push(gradients, {}, other_stream_));
+    ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->gradients().Take("b", other_stream_));
+    ASSERT_OK(session_->gradients().Push(gradients, {}, other_stream_));
   }
   gpu_.Run();
   EXPECT_FALSE(gpu_.Idle(stream_));
@@ -377,11 +432,11 @@ TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
   const auto is_end = StatusIs(absl::StatusCode::kAborted, "rank 1 has left");
   EXPECT_THAT(session_->status(), is_end);
   gpu_.TakeLog();
-  EXPECT_THAT(session_->AwaitGatherOn(ticket, stream_), is_end);
-  EXPECT_THAT(session_->FollowGatherOn(ticket, other_stream_), is_end);
-  EXPECT_THAT(session_->TakeGradientsOn("b", stream_), is_end);
+  EXPECT_THAT(session_->gathers().Await(ticket, stream_), is_end);
+  EXPECT_THAT(session_->gathers().Follow(ticket, other_stream_), is_end);
+  EXPECT_THAT(session_->gradients().Take("b", stream_), is_end);
   EXPECT_THAT(gpu_.TakeLog(), IsEmpty());
-  ASSERT_OK(session_->ReleaseOn(ticket, stream_));
+  ASSERT_OK(session_->gathers().ReleaseOn(ticket, stream_));
 }
 
 // --- Where the memory is
@@ -391,13 +446,13 @@ TEST(SessionMemoryTest, InHostMemoryThereAreNoStreams) {
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Session> session, epoch.Attach());
   EXPECT_EQ(session->gpu(), -1);
   const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("GPU expected"));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session->Gather("a", Phase::kForward));
-  EXPECT_THAT(session->AwaitGatherOn(ticket, nullptr), is_refused);
-  EXPECT_THAT(session->ReleaseOn(ticket, nullptr), is_refused);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session->gathers().Gather("a", Phase::kForward));
+  EXPECT_THAT(session->gathers().Await(ticket, nullptr), is_refused);
+  EXPECT_THAT(session->gathers().ReleaseOn(ticket, nullptr), is_refused);
   EXPECT_EQ(epoch.words().released(0).value, ticket.number);
-  EXPECT_THAT(session->TakeGradientsOn("a", nullptr), is_refused);
-  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session->TakeGradients("a"));
-  EXPECT_THAT(session->Push(gradients, {}, GpuStream{nullptr}), is_refused);
+  EXPECT_THAT(session->gradients().Take("a", nullptr), is_refused);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session->gradients().Take("a"));
+  EXPECT_THAT(session->gradients().Push(gradients, {}, GpuStream{nullptr}), is_refused);
 }
 
 TEST(SessionMemoryTest, AGpuThatThisProcessDoesNotSeeIsNamed) {

@@ -53,8 +53,9 @@ class SessionTest : public testing::Test {
   // Gathers and releases each unit, one letter each, then commits with an answer.
   void Step(const std::string& units) {
     for (char unit : units) {
-      ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather(std::string(1, unit), Phase::kForward));
-      session_->Release(ticket);
+      ASSERT_OK_AND_ASSIGN(const GatherTicket ticket,
+                           session_->gathers().Gather(std::string(1, unit), Phase::kForward));
+      session_->gathers().Release(ticket);
     }
     ASSERT_OK_AND_ASSIGN(const int64_t number, session_->Commit({}));
     epoch_->PublishCommitted(number, number);
@@ -78,10 +79,10 @@ TEST_F(SessionTest, MemoryOfAnotherSizeThanTheLayoutsIsRefused) {
 
 TEST_F(SessionTest, GathersTakeTheLowestFreeSlots) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->Gather("b", Phase::kForward));
-  session_->Release(a);
-  ASSERT_OK(session_->Gather("c", Phase::kBackward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Gather("b", Phase::kForward));
+  session_->gathers().Release(a);
+  ASSERT_OK(session_->gathers().Gather("c", Phase::kBackward));
   EXPECT_THAT(Commands(), ElementsAre("1:a>0", "2:b>1", "3:c>0"));
   EXPECT_EQ(last_.gather().phase(), v1::PHASE_BACKWARD);
   EXPECT_EQ(Released(0), a.number);
@@ -89,16 +90,74 @@ TEST_F(SessionTest, GathersTakeTheLowestFreeSlots) {
 
 TEST_F(SessionTest, ExhaustedSlotsNameTheirHolders) {
   Attach();
-  for (const char* unit : {"a", "b", "a"}) ASSERT_OK(session_->Gather(unit, Phase::kForward));
-  EXPECT_THAT(session_->Gather("c", Phase::kForward),
+  for (const char* unit : {"a", "b", "a"}) ASSERT_OK(session_->gathers().Gather(unit, Phase::kForward));
+  EXPECT_THAT(session_->gathers().Gather("c", Phase::kForward),
               StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("gather c"), HasSubstr("a, b, a"))));
   EXPECT_EQ(Commands().size(), 3);
 }
 
+// "big" is more than twice as large as "a", "b" and "c".
+ModelSpec ABigUnitAmongThree() {
+  ModelSpec spec = ThreeUnits();
+  UnitSpec big = {.name = "big", .parameters = {spec.units[0].parameters[0]}};
+  big.parameters[0].name = "big.w";
+  big.parameters[0].shape = {256, 64};
+  spec.units.push_back(big);
+  return spec;
+}
+
+TEST_F(SessionTest, UnitsTellWhichSlotsTheyFit) {
+  Attach({}, ABigUnitAmongThree());
+  const Gathers& gathers = session_->gathers();
+  EXPECT_THAT(gathers.SlotsOf("a", Phase::kForward), IsOkAndHolds(ElementsAre(0, 1, 2)));
+  EXPECT_THAT(gathers.SlotsOf("big", Phase::kForward), IsOkAndHolds(ElementsAre(2)));
+  EXPECT_THAT(gathers.SlotsOf("d", Phase::kForward), StatusIs(absl::StatusCode::kNotFound));
+  ModelSpec spec = ABigUnitAmongThree();
+  spec.large_gather_slots = 2;
+  spec.units[1].reshard_after_forward = false;
+  Attach({}, spec);
+  EXPECT_THAT(session_->gathers().SlotsOf("big", Phase::kForward), IsOkAndHolds(ElementsAre(1, 2)));
+  EXPECT_THAT(session_->gathers().SlotsOf("b", Phase::kBoth), IsOkAndHolds(ElementsAre(3)));
+  EXPECT_THAT(session_->gathers().SlotsOf("b", Phase::kForward), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(SessionTest, WhetherAGatherHasASlotIsToldBefore) {
+  Attach({}, ABigUnitAmongThree());
+  Gathers& gathers = session_->gathers();
+  EXPECT_OK(gathers.CanGather("big", Phase::kForward));
+  ASSERT_OK(gathers.Gather("a", Phase::kForward));
+  ASSERT_OK(gathers.Gather("b", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket c, gathers.Gather("c", Phase::kForward));  // in the large slot
+  const auto is_refused = StatusIs(
+      absl::StatusCode::kResourceExhausted,
+      "gather big: a free gather slot expected, the large ones that it fits are held by handles of c; release one, or "
+      "raise ModelSpec.large_gather_slots above 1");
+  EXPECT_THAT(gathers.CanGather("big", Phase::kForward), is_refused);
+  EXPECT_THAT(gathers.Gather("big", Phase::kForward), is_refused);
+  EXPECT_THAT(
+      gathers.CanGather("a", Phase::kForward),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("all that fit are held by handles of a, b, c"), HasSubstr("gather_slots above 3"))));
+  gathers.Release(c);
+  EXPECT_OK(gathers.CanGather("big", Phase::kForward));
+  EXPECT_EQ(Commands().size(), 3);
+}
+
+// What was gathered ahead gives way, or is what is asked for.
+TEST_F(SessionTest, WhatWasGatheredAheadIsInNobodysWay) {
+  Attach();
+  Step("abc");
+  ASSERT_OK(session_->gathers().Gather("a", Phase::kForward));  // and b, c ahead
+  EXPECT_OK(session_->gathers().CanGather("b", Phase::kForward));
+  EXPECT_OK(session_->gathers().CanGather("c", Phase::kForward));
+  EXPECT_THAT(Commands(), ElementsAre("5:a>0", "6:b>1", "7:c>2"));
+}
+
 TEST_F(SessionTest, UnknownUnitsAndPhasesAreRefused) {
   Attach();
-  EXPECT_THAT(session_->Gather("d", Phase::kForward), StatusIs(absl::StatusCode::kNotFound, HasSubstr("unit d")));
-  EXPECT_THAT(session_->Gather("a", static_cast<Phase>(9)),
+  EXPECT_THAT(session_->gathers().Gather("d", Phase::kForward),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("unit d")));
+  EXPECT_THAT(session_->gathers().Gather("a", static_cast<Phase>(9)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got 9")));
   EXPECT_TRUE(Commands().empty());
 }
@@ -106,15 +165,15 @@ TEST_F(SessionTest, UnknownUnitsAndPhasesAreRefused) {
 TEST_F(SessionTest, WaitLandsOwnPiecesAndAwaitsTheOthers) {
   Attach();
   std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  EXPECT_FALSE(session_->GatherReady(ticket));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_FALSE(session_->gathers().IsReady(ticket));
   Commands();
   epoch_->PublishReady(last_);
-  EXPECT_TRUE(session_->GatherReady(ticket));
-  ASSERT_OK(session_->AwaitGather(ticket));
+  EXPECT_TRUE(session_->gathers().IsReady(ticket));
+  ASSERT_OK(session_->gathers().Await(ticket));
   // Rank 0 owns the first half of the rows of a.w; the other half is the fake's, who copied
   // nothing.
-  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  const PlaneBytes bytes = session_->gathers().Bytes(ticket, 0, Plane::kRowWise);
   EXPECT_THAT(bytes.data.subspan(0, bytes.data.size() / 2), Each(0x5a));
   EXPECT_THAT(bytes.data.subspan(bytes.data.size() / 2), Each(0));
   ASSERT_EQ(bytes.scales.size(), 2);
@@ -125,42 +184,42 @@ TEST_F(SessionTest, WaitLandsOwnPiecesAndAwaitsTheOthers) {
 TEST_F(SessionTest, WhenTheEngineLandsEveryPieceNoneIsCopied) {
   Attach({.client_lands_own_pieces = false});
   std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   Commands();
   epoch_->PublishReady(last_);
-  ASSERT_OK(session_->AwaitGather(ticket));
-  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).data, Each(0));
+  ASSERT_OK(session_->gathers().Await(ticket));
+  EXPECT_THAT(session_->gathers().Bytes(ticket, 0, Plane::kRowWise).data, Each(0));
 }
 
 TEST_F(SessionTest, AGroupOfOneReadsItsPlanesInPlace) {
   Attach({.ranks = 1});
   std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  EXPECT_TRUE(session_->GatherReady(ticket));
-  ASSERT_OK(session_->AwaitGather(ticket));
-  EXPECT_THAT(session_->Bytes(ticket, 0, Plane::kRowWise).data, Each(0x5a));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_TRUE(session_->gathers().IsReady(ticket));
+  ASSERT_OK(session_->gathers().Await(ticket));
+  EXPECT_THAT(session_->gathers().Bytes(ticket, 0, Plane::kRowWise).data, Each(0x5a));
   EXPECT_THAT(Commands(), ElementsAre("1:a>0"));
 }
 
 TEST_F(SessionTest, OwnPiecesAreNotReadBeforeTheCommitThatWritesThem) {
   Attach({.ranks = 1, .prefetch = false});
   ASSERT_OK(session_->Commit({}));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  EXPECT_FALSE(session_->GatherReady(ticket));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_FALSE(session_->gathers().IsReady(ticket));
   epoch_->PublishCommitted(1, 1);
-  EXPECT_TRUE(session_->GatherReady(ticket));
-  EXPECT_OK(session_->AwaitGather(ticket));
+  EXPECT_TRUE(session_->gathers().IsReady(ticket));
+  EXPECT_OK(session_->gathers().Await(ticket));
 }
 
 TEST_F(SessionTest, ResidentUnitsHaveASlotOfTheirOwnAndBothPhases) {
   ModelSpec spec = ThreeUnits();
   spec.units[1].reshard_after_forward = false;
   Attach({}, spec);
-  EXPECT_THAT(session_->Gather("b", Phase::kForward),
+  EXPECT_THAT(session_->gathers().Gather("b", Phase::kForward),
               StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("gather b"), HasSubstr("both"))));
-  ASSERT_OK(session_->Gather("b", Phase::kBoth));
+  ASSERT_OK(session_->gathers().Gather("b", Phase::kBoth));
   EXPECT_THAT(Commands(), ElementsAre("1:b>3"));
-  EXPECT_THAT(session_->Gather("b", Phase::kBoth),
+  EXPECT_THAT(session_->gathers().Gather("b", Phase::kBoth),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("still held")));
 }
 
@@ -169,10 +228,10 @@ TEST_F(SessionTest, ResidentUnitsHaveASlotOfTheirOwnAndBothPhases) {
 TEST_F(SessionTest, TheSecondStepIsGatheredAhead) {
   Attach();
   Step("abcab");
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
   EXPECT_THAT(Commands(), ElementsAre("7:a>0", "8:b>1", "9:c>2"));
-  session_->Release(a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
+  session_->gathers().Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
   EXPECT_EQ(b.number, 8);
   EXPECT_THAT(Commands(), ElementsAre("10:a>0"));
 }
@@ -180,25 +239,25 @@ TEST_F(SessionTest, TheSecondStepIsGatheredAhead) {
 TEST_F(SessionTest, PrefetchCanBeTurnedOff) {
   Attach({.prefetch = false});
   Step("abc");
-  ASSERT_OK(session_->Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Gather("a", Phase::kForward));
   EXPECT_EQ(Commands().size(), 1);
 }
 
 TEST_F(SessionTest, NothingIsGatheredAheadOfACommit) {
   Attach();
   Step("ab");
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
-  session_->Release(a);
-  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->Gather("b", Phase::kForward));
-  session_->Release(b);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  session_->gathers().Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
+  session_->gathers().Release(b);
   EXPECT_THAT(Commands(), ElementsAre("4:a>0", "5:b>1"));
 }
 
 TEST_F(SessionTest, ADeviationReleasesWhatWasGatheredAhead) {
   Attach();
   Step("abc");
-  ASSERT_OK(session_->Gather("a", Phase::kForward));  // and b, c ahead, as 6 and 7
-  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->Gather("c", Phase::kForward));
+  ASSERT_OK(session_->gathers().Gather("a", Phase::kForward));  // and b, c ahead, as 6 and 7
+  ASSERT_OK_AND_ASSIGN(const GatherTicket c, session_->gathers().Gather("c", Phase::kForward));
   EXPECT_THAT(Commands(), ElementsAre("5:a>0", "6:b>1", "7:c>2", "8:c>1"));
   EXPECT_EQ(c.slot, 1);
   EXPECT_EQ(Released(1), 6);
@@ -208,8 +267,8 @@ TEST_F(SessionTest, ADeviationReleasesWhatWasGatheredAhead) {
 TEST_F(SessionTest, ACommitReleasesWhatWasGatheredAhead) {
   Attach();
   Step("abc");
-  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->Gather("a", Phase::kForward));
-  session_->Release(a);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  session_->gathers().Release(a);
   ASSERT_OK(session_->Commit({}));
   EXPECT_THAT(Commands(), ElementsAre("5:a>0", "6:b>1", "7:c>2", "8:commit 2"));
   EXPECT_EQ(Released(1), 6);
@@ -220,12 +279,12 @@ TEST_F(SessionTest, ACommitReleasesWhatWasGatheredAhead) {
 
 TEST_F(SessionTest, APushFillsItsSlotBeforeTheCommand) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients("b"));
-  const GradientView view = session_->Gradient(ticket, 0);
+  ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take("b"));
+  const GradientView view = session_->gradients().View(ticket, 0);
   EXPECT_EQ(view.rows, 64);
   EXPECT_EQ(view.columns, 32);
   EXPECT_THAT(view.data, Each(0));
-  ASSERT_OK(session_->Push(ticket, {1}));
+  ASSERT_OK(session_->gradients().Push(ticket, {1}));
   EXPECT_EQ(epoch_->words().filled(0).value, 1);
   EXPECT_THAT(Commands(), ElementsAre("1:push b<0"));
   EXPECT_THAT(last_.push().absent_parameters(), ElementsAre(1));
@@ -234,8 +293,8 @@ TEST_F(SessionTest, APushFillsItsSlotBeforeTheCommand) {
 TEST_F(SessionTest, GradientSlotsRotateWhateverDrainsFirst) {
   Attach();
   for (const char* unit : {"c", "b"}) {
-    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients(unit));
-    ASSERT_OK(session_->Push(ticket, {}));
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take(unit));
+    ASSERT_OK(session_->gradients().Push(ticket, {}));
   }
   EXPECT_THAT(Commands(), ElementsAre("1:push c<0", "2:push b<1"));
   epoch_->PublishDrained(last_);
@@ -243,29 +302,29 @@ TEST_F(SessionTest, GradientSlotsRotateWhateverDrainsFirst) {
     EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->words().Publish(epoch_->words().drained(0), 1);
   });
-  ASSERT_OK_AND_ASSIGN(const GradientTicket third, session_->TakeGradients("a"));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket third, session_->gradients().Take("a"));
   daemon.join();
   EXPECT_EQ(third.slot, 0);
 }
 
 TEST_F(SessionTest, ASlotIsZeroedWheneverItIsHandedOut) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(GradientTicket ticket, session_->TakeGradients("a"));
-  std::fill_n(session_->Gradient(ticket, 0).data.data(), 100, 0xff);
-  session_->GiveBack(ticket);
-  ASSERT_OK_AND_ASSIGN(ticket, session_->TakeGradients("a"));
+  ASSERT_OK_AND_ASSIGN(GradientTicket ticket, session_->gradients().Take("a"));
+  std::fill_n(session_->gradients().View(ticket, 0).data.data(), 100, 0xff);
+  session_->gradients().GiveBack(ticket);
+  ASSERT_OK_AND_ASSIGN(ticket, session_->gradients().Take("a"));
   EXPECT_EQ(ticket.slot, 0);
-  EXPECT_THAT(session_->Gradient(ticket, 0).data, Each(0));
+  EXPECT_THAT(session_->gradients().View(ticket, 0).data, Each(0));
 }
 
 TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
   Attach({.group_rank = 1, .client_lands_own_gradients = true});
   const auto push = [&](const char* unit, uint8_t value) {
-    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->TakeGradients(unit));
-    const absl::Span<uint8_t> data = session_->Gradient(ticket, 0).data;
+    ASSERT_OK_AND_ASSIGN(const GradientTicket ticket, session_->gradients().Take(unit));
+    const absl::Span<uint8_t> data = session_->gradients().View(ticket, 0).data;
     std::fill_n(data.data(), data.size() / 2, 0xee);  // rank 0's rows
     std::fill_n(data.data() + data.size() / 2, data.size() / 2, value);
-    ASSERT_OK(session_->Push(ticket, {1}));
+    ASSERT_OK(session_->gradients().Push(ticket, {1}));
     Commands();
     epoch_->PublishDrained(last_);
   };
@@ -290,9 +349,9 @@ TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
 
 TEST_F(SessionTest, HeldGradientSlotsAreNamed) {
   Attach();
-  ASSERT_OK(session_->TakeGradients("a"));
-  ASSERT_OK(session_->TakeGradients("b"));
-  EXPECT_THAT(session_->TakeGradients("c"), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("a, b")));
+  ASSERT_OK(session_->gradients().Take("a"));
+  ASSERT_OK(session_->gradients().Take("b"));
+  EXPECT_THAT(session_->gradients().Take("c"), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("a, b")));
   EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a, b")));
 }
 
@@ -300,9 +359,9 @@ TEST_F(SessionTest, HeldGradientSlotsAreNamed) {
 
 TEST_F(SessionTest, ACommitWithAUnitHeldIsRefused) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("b", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("b", Phase::kForward));
   EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("still held: b")));
-  session_->Release(ticket);
+  session_->gathers().Release(ticket);
   EXPECT_THAT(session_->Commit({}), IsOkAndHolds(1));
 }
 
@@ -320,10 +379,10 @@ TEST_F(SessionTest, CommitNumbersGoOnFromTheEpochsStart) {
 TEST_F(SessionTest, AnAnswerIsTheRecordsOfItsCommit) {
   Attach();
   ASSERT_OK(session_->Commit({}));
-  EXPECT_FALSE(session_->CommitReady(1));
+  EXPECT_FALSE(session_->commits().IsReady(1));
   epoch_->PublishCommitted(1, 1);
-  EXPECT_TRUE(session_->CommitReady(1));
-  ASSERT_OK_AND_ASSIGN(const StepResult result, session_->AwaitCommit(1));
+  EXPECT_TRUE(session_->commits().IsReady(1));
+  ASSERT_OK_AND_ASSIGN(const StepResult result, session_->commits().Await(1));
   EXPECT_EQ(result.commit_number, 1);
   EXPECT_EQ(result.version, 1);
   EXPECT_EQ(result.gradient_norm, 0.5);
@@ -349,7 +408,7 @@ TEST_F(SessionTest, AnswersOutliveTheirRecords) {
     epoch_->PublishCommitted(number, 100 + number);
   }
   for (int64_t number = 1; number <= 20; ++number) {
-    ASSERT_OK_AND_ASSIGN(const StepResult result, session_->AwaitCommit(number));
+    ASSERT_OK_AND_ASSIGN(const StepResult result, session_->commits().Await(number));
     EXPECT_EQ(result.version, 100 + number);
   }
 }
@@ -360,9 +419,9 @@ TEST_F(SessionTest, AFullRingIsWaitedFor) {
   constexpr int kGathers = 10000;
   std::thread trainer([&] {
     for (int i = 0; i < kGathers; ++i) {
-      const absl::StatusOr<GatherTicket> ticket = session_->Gather("a", Phase::kForward);
+      const absl::StatusOr<GatherTicket> ticket = session_->gathers().Gather("a", Phase::kForward);
       ASSERT_OK(ticket);
-      session_->Release(*ticket);
+      session_->gathers().Release(*ticket);
     }
   });
   EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
@@ -378,14 +437,14 @@ TEST_F(SessionTest, AFullRingIsWaitedFor) {
 
 TEST_F(SessionTest, AfterTheEndEveryCallSaysWhy) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   epoch_->words().Finish(wire::Side::kDaemon, static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
   const auto is_end = StatusIs(absl::StatusCode::kAborted, "rank 1 has left");
   EXPECT_THAT(session_->status(), is_end);
-  EXPECT_THAT(session_->AwaitGather(ticket), is_end);
-  EXPECT_TRUE(session_->GatherReady(ticket));
-  EXPECT_THAT(session_->Gather("b", Phase::kForward), is_end);
-  EXPECT_THAT(session_->TakeGradients("b"), is_end);
+  EXPECT_THAT(session_->gathers().Await(ticket), is_end);
+  EXPECT_TRUE(session_->gathers().IsReady(ticket));
+  EXPECT_THAT(session_->gathers().Gather("b", Phase::kForward), is_end);
+  EXPECT_THAT(session_->gradients().Take("b"), is_end);
   EXPECT_THAT(session_->Commit({}), is_end);
 }
 
@@ -394,19 +453,19 @@ TEST_F(SessionTest, AnAnswerGivenBeforeTheEndIsStillTold) {
   for (int i = 0; i < 2; ++i) ASSERT_OK(session_->Commit({}));
   epoch_->PublishCommitted(1, 1);
   epoch_->words().Finish(wire::Side::kDaemon, static_cast<uint32_t>(absl::StatusCode::kAborted), "rank 1 has left");
-  EXPECT_THAT(session_->AwaitCommit(1), IsOk());
-  EXPECT_THAT(session_->AwaitCommit(2), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(session_->commits().Await(1), IsOk());
+  EXPECT_THAT(session_->commits().Await(2), StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   std::thread killer([&] {
     EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->KillDaemon();
   });
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(session_->AwaitGather(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  EXPECT_THAT(session_->gathers().Await(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
   killer.join();
   EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kUnavailable));
@@ -414,9 +473,9 @@ TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
 
 TEST_F(SessionTest, AClosedCompanionConnectionEndsTheSession) {
   Attach();
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   epoch_->CloseCompanion();
-  EXPECT_THAT(session_->AwaitGather(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("companion")));
+  EXPECT_THAT(session_->gathers().Await(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("companion")));
 }
 
 // --- A forked child
@@ -439,23 +498,24 @@ TEST_P(ForkTest, AChildCanNeitherUseNorDisturbTheSession) {
   Attach();
   ASSERT_OK(session_->Commit({}));
   epoch_->PublishCommitted(1, 1);
-  ASSERT_OK(session_->AwaitCommit(1));
-  ASSERT_OK_AND_ASSIGN(const GatherTicket gathered, session_->Gather("a", Phase::kForward));
-  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->TakeGradients("b"));
+  ASSERT_OK(session_->commits().Await(1));
+  ASSERT_OK_AND_ASSIGN(const GatherTicket gathered, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket gradients, session_->gradients().Take("b"));
   const std::string page = epoch_->PageBytes();
   test::ChildProcess child = test::ChildProcess::Run([&](test::Board&) -> absl::Status {
     for (const absl::Status& answer :
-         {session_->status(), session_->Gather("c", Phase::kForward).status(), session_->AwaitGather(gathered),
-          session_->TakeGradients("c").status(), session_->Push(gradients, {}), session_->Commit({}).status(),
-          session_->AwaitCommit(1).status(), session_->AwaitCommit(2).status(), session_->Detach()}) {
+         {session_->status(), session_->gathers().Gather("c", Phase::kForward).status(),
+          session_->gathers().Await(gathered), session_->gradients().Take("c").status(),
+          session_->gradients().Push(gradients, {}), session_->Commit({}).status(),
+          session_->commits().Await(1).status(), session_->commits().Await(2).status(), session_->Detach()}) {
       const bool says_why = absl::StrContains(answer.message(), "got a forked child");
       if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)
         return absl::UnknownError(answer.ToString());
     }
-    if (!session_->GatherReady(gathered) || !session_->CommitReady(2))
+    if (!session_->gathers().IsReady(gathered) || !session_->commits().IsReady(2))
       return absl::UnknownError("a wait would not end");
-    session_->Release(gathered);
-    session_->GiveBack(gradients);
+    session_->gathers().Release(gathered);
+    session_->gradients().GiveBack(gradients);
     session_ = nullptr;
     if (GetParam()) std::exit(0);
     return absl::OkStatus();
@@ -471,9 +531,9 @@ INSTANTIATE_TEST_SUITE_P(EndsBy, ForkTest, testing::Values(false, true),
 
 TEST_F(SessionTest, ADetachedSessionsMemoryStaysMapped) {
   Attach({.ranks = 1});
-  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->Gather("a", Phase::kForward));
-  ASSERT_OK(session_->AwaitGather(ticket));
-  const PlaneBytes bytes = session_->Bytes(ticket, 0, Plane::kRowWise);
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket));
+  const PlaneBytes bytes = session_->gathers().Bytes(ticket, 0, Plane::kRowWise);
   ASSERT_OK(session_->Detach());
   EXPECT_THAT(bytes.data, Each(0));
   EXPECT_OK(session_->Detach());

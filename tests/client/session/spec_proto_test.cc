@@ -95,6 +95,7 @@ TEST(SpecProtoTest, AResolvedSpecIsTheSameModel) {
   spec.shard_size = 2;
   spec.small_parameter_bytes = 7;
   spec.gather_slots = 4;
+  spec.large_gather_slots = 2;
   spec.gradient_slots = 5;
   spec.gradient_reduction = GradientReduction::kSum;
   spec.seed = 11;

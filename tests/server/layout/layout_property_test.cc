@@ -106,14 +106,14 @@ std::vector<int64_t> RingBytes(const ModelSpec& spec, const v1::ModelLayout& lay
   return bytes;
 }
 
-TEST_F(LayoutPropertyTest, OrdinaryUnitsFitEverySlotOfTheRingAndLargeOnesTheLast) {
+TEST_F(LayoutPropertyTest, OrdinaryUnitsFitEverySlotOfTheRingAndLargeOnesTheLastOnes) {
   ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
     const v1::ModelLayout proto = layout.ToProto();
     std::vector<int64_t> bytes = RingBytes(spec, proto);
     std::sort(bytes.begin(), bytes.end());
     for (const int64_t unit : bytes) {
-      const bool large = unit > 2 * bytes[(bytes.size() - 1) / 2] && spec.gather_slots > 1;
-      EXPECT_EQ(RingSlotsThatFit(spec, proto, unit), large ? 1 : spec.gather_slots);
+      const bool large = unit > 2 * bytes[(bytes.size() - 1) / 2];
+      EXPECT_EQ(RingSlotsThatFit(spec, proto, unit), large ? spec.large_gather_slots : spec.gather_slots);
     }
     if (bytes.empty()) {
       EXPECT_EQ(proto.slot_bytes(0), 0);

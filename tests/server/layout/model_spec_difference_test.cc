@@ -39,6 +39,7 @@ const Change kChanges[] = {
     {"SmallParameterBytes", SET(spec.small_parameter_bytes = 5),
      "model m: small_parameter_bytes 262144 expected, got 5"},
     {"GatherSlots", SET(spec.gather_slots = 4), "model m: gather_slots 3 expected, got 4"},
+    {"LargeGatherSlots", SET(spec.large_gather_slots = 2), "model m: large_gather_slots 1 expected, got 2"},
     {"GradientSlots", SET(spec.gradient_slots = 4), "model m: gradient_slots 2 expected, got 4"},
     {"Reduction", SET(spec.mean_gradients = false), "model m: gradient_reduction mean expected, got sum"},
     {"Seed", SET(spec.seed = 9), "model m: seed 0 expected, got 9"},

@@ -27,6 +27,7 @@ ModelSpec RandomModel::Spec() {
   spec.groups.resize(1);
   spec.small_parameter_bytes = OneIn(4) ? 0 : Integer(1, 3000);
   spec.gather_slots = static_cast<int>(Integer(1, 5));
+  spec.large_gather_slots = static_cast<int>(Integer(1, spec.gather_slots));
   spec.gradient_slots = static_cast<int>(Integer(1, 4));
   return spec;
 }

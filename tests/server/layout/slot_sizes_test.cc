@@ -14,6 +14,11 @@ TEST(SlotSizesTest, LargeUnitsShareTheLastSlot) {
   EXPECT_THAT(SlotSizes({500, 50, 60, 50, 40, 300}, 3), ElementsAre(60, 60, 500));
 }
 
+TEST(SlotSizesTest, ThereMayBeSeveralLargeSlots) {
+  EXPECT_THAT(SlotSizes({500, 50, 60, 50, 40, 300}, 4, 2), ElementsAre(60, 60, 500, 500));
+  EXPECT_THAT(SlotSizes({500, 50, 60}, 2, 2), ElementsAre(500, 500));
+}
+
 TEST(SlotSizesTest, TwiceTheMedianIsNotLarge) {
   EXPECT_THAT(SlotSizes({50, 100, 50}, 2), ElementsAre(100, 100));
   EXPECT_THAT(SlotSizes({50, 101, 50}, 2), ElementsAre(50, 101));

@@ -1,0 +1,28 @@
+// What the parts of a session share.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_ATTACHMENT_H_
+#define PARAMSHARD_CLIENT_INTERNAL_ATTACHMENT_H_
+
+#include <cstdint>
+
+#include "client/client.h"
+#include "client/internal/carrier.h"
+#include "client/internal/epoch_page.h"
+#include "client/internal/layout_view.h"
+#include "client/internal/tensor_memory.h"
+#include "paramshard/v1/trainer.pb.h"
+
+namespace paramshard::internal {
+
+// One epoch of a model, as one trainer is attached to it. The session owns it all.
+struct Attachment {
+  const ModelSpec& spec;
+  const LayoutView& layout;         // of the spec
+  const v1::EpochStarted& started;  // without spec and layout
+  EpochPage& page;
+  TensorMemory& memory;
+  Carrier& carrier;  // for the call under way
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_ATTACHMENT_H_

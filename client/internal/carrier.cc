@@ -1,0 +1,84 @@
+#include "client/internal/carrier.h"
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+
+absl::Status Carrier::Begin(absl::string_view call, Worker worker) {
+  words_.clear();
+  worker_ = worker;
+  stream_ = worker.value_or(memory_.own_stream());
+  stream_has_work_ = worker.has_value();
+  if (!worker.has_value() || memory_.gpu() >= 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      call, " on a stream: a session with a GPU expected, the daemon serves rank ", rank_, " from host memory"));
+}
+
+absl::Status Carrier::FollowTrainer() {
+  if (worker_.has_value() || memory_.gpu() < 0) return absl::OkStatus();
+  stream_has_work_ = true;
+  return memory_.FollowDefaultStream(stream_);
+}
+
+absl::Status Carrier::AwaitAnswer(int64_t commit_number) {
+  if (!worker_.has_value()) return page_.AwaitAnswer(commit_number);
+  AppendAwait(page_.words().committed(), commit_number);
+  return absl::OkStatus();
+}
+
+absl::Status Carrier::Await(wire::Word& word, int64_t number) {
+  if (!worker_.has_value()) return page_.Await(word, number);
+  AppendAwait(word, number);
+  return absl::OkStatus();
+}
+
+void Carrier::AppendAwait(wire::Word& word, int64_t number) {
+  if (page_.Reached(word, number)) return;
+  stream_has_work_ = true;
+  words_.push_back({.kind = WordOperation::Kind::kAwait, .word = &word, .value = static_cast<uint32_t>(number)});
+}
+
+void Carrier::AwaitWriter(wire::Word& word, int64_t number, GpuStream writer) {
+  if (writer != stream_) return AppendAwait(word, number);
+  if (!page_.Reached(word, number)) stream_has_work_ = true;
+}
+
+absl::Status Carrier::Copy(absl::Span<const ByteCopy> copies) {
+  if (copies.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Flush());
+  stream_has_work_ = memory_.gpu() >= 0;
+  return memory_.Copy(copies, stream_);
+}
+
+absl::Status Carrier::Zero(uint8_t* data, int64_t bytes) {
+  RETURN_IF_ERROR(Flush());
+  stream_has_work_ = memory_.gpu() >= 0;
+  return memory_.Zero(data, bytes, stream_);
+}
+
+bool Carrier::Write(wire::Word& word, int64_t number) {
+  const auto value = static_cast<uint32_t>(number);
+  if (stream_has_work_) {
+    words_.push_back({.kind = WordOperation::Kind::kWrite, .word = &word, .value = value});
+  } else {
+    word.value.store(value, std::memory_order_release);
+  }
+  return stream_has_work_;
+}
+
+absl::Status Carrier::Flush() {
+  if (words_.empty()) return absl::OkStatus();
+  const absl::Status enqueued = memory_.EnqueueWords(words_, stream_);
+  words_.clear();
+  return enqueued;
+}
+
+absl::Status Carrier::Finish() {
+  RETURN_IF_ERROR(Flush());
+  return worker_.has_value() ? absl::OkStatus() : memory_.Synchronize(stream_);
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,80 @@
+// Who does a session's work on its memory: the host or a stream, in one order that is written once.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
+#define PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/internal/epoch_page.h"
+#include "client/internal/tensor_memory.h"
+#include "proto/wire/words.h"
+
+namespace paramshard::internal {
+
+// By whom a handle's work is done: the host, or a stream.
+using Worker = std::optional<GpuStream>;
+
+// Carries out waits, copies and writes of words, in the order of the calls. The host waits itself; where it copies in
+// memory of a GPU, the session's own stream does that, and Finish waits for it. On a stream everything is enqueued, words
+// in batches, and the host waits for nothing.
+//
+//   RETURN_IF_ERROR(carrier.Begin("wait", worker));
+//   RETURN_IF_ERROR(carrier.Await(word, number));
+//   RETURN_IF_ERROR(carrier.Copy(copies));
+//   RETURN_IF_ERROR(carrier.Finish());
+class Carrier {
+ public:
+  // Both outlive the carrier. `rank` is for messages.
+  Carrier(EpochPage* page, TensorMemory* memory, int rank) : page_(*page), memory_(*memory), rank_(rank) {}
+  Carrier(const Carrier&) = delete;
+  Carrier& operator=(const Carrier&) = delete;
+
+  // Forgets what was not enqueued. FAILED_PRECONDITION for a stream where the memory is the host's.
+  absl::Status Begin(absl::string_view call, Worker worker);
+
+  // The stream that does what is enqueued: the worker's, or the session's own; null in host memory.
+  GpuStream stream() const { return stream_; }
+
+  // What follows comes after whatever the trainer has given its GPU's default stream, and the streams that wait for
+  // that one, so far. Only where the host is the worker: a trainer that names a stream orders its work by it.
+  absl::Status FollowTrainer();
+
+  // Until a commit is answered; until a word of the daemon has reached a number.
+  absl::Status AwaitAnswer(int64_t commit_number);
+  absl::Status Await(wire::Word& word, int64_t number);
+  // Until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits for that,
+  // whoever works.
+  void AwaitWriter(wire::Word& word, int64_t number, GpuStream writer);
+
+  // Inside the memory. Copies do not overlap, and have no order among themselves.
+  absl::Status Copy(absl::Span<const ByteCopy> copies);
+  absl::Status Zero(uint8_t* data, int64_t bytes);
+
+  // Stores a word of the trainer after everything before: at once where nothing before is left to be done. Whether it is
+  // stream() that will store it.
+  bool Write(wire::Word& word, int64_t number);
+
+  // Enqueues what has not been.
+  absl::Status Flush();
+  // And waits until all is done, where the host is the worker.
+  absl::Status Finish();
+
+ private:
+  void AppendAwait(wire::Word& word, int64_t number);
+
+  EpochPage& page_;
+  TensorMemory& memory_;
+  const int rank_;
+  Worker worker_;
+  GpuStream stream_ = nullptr;
+  bool stream_has_work_ = false;      // that what follows comes after
+  std::vector<WordOperation> words_;  // not enqueued yet
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_

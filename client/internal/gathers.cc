@@ -1,0 +1,311 @@
+#include "client/internal/gathers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+namespace {
+
+const char* PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kBoth:
+      return "both";
+  }
+  return nullptr;
+}
+
+std::vector<int64_t> SlotBytes(const v1::ModelLayout& layout) {
+  return {layout.slot_bytes().begin(), layout.slot_bytes().end()};
+}
+
+// Where each of `sizes` begins when they lie one after the other.
+std::vector<int64_t> Offsets(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> offsets(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), int64_t{0});
+  return offsets;
+}
+
+}  // namespace
+
+Gathers::Gathers(const Attachment& attached, std::vector<GatherCopies> copies, const Commits* commits, bool prefetch)
+    : attached_(attached),
+      copies_(std::move(copies)),
+      scratch_offsets_(Offsets(ScratchBytes(attached.layout, copies_))),
+      commits_(*commits),
+      prefetch_(prefetch),
+      slots_(SlotBytes(attached.layout.proto()), attached.layout.RingSlots()),
+      arrived_(attached.layout.proto().slot_bytes_size(), 0),
+      pieces_may_arrive_(attached.layout.proto().slot_bytes_size(), false),
+      stream_releases_(attached.layout.proto().slot_bytes_size()) {}
+
+// --- Slots
+
+absl::StatusOr<PlannedGather> Gathers::Find(absl::string_view unit_name, Phase phase) const {
+  const LayoutView& layout = attached_.layout;
+  ASSIGN_OR_RETURN(const int unit, layout.FindUnit(unit_name));
+  const bool resident = layout.ResidentSlot(unit).has_value();
+  const auto refused = [&](auto... why) {
+    return absl::InvalidArgumentError(absl::StrCat("gather ", unit_name, ": phase ", why...));
+  };
+  if (PhaseName(phase) == nullptr) {
+    return refused("forward, backward or both expected, got ", static_cast<int>(phase));
+  }
+  if (resident && phase != Phase::kBoth) {
+    return refused("both expected (the unit stays gathered), got ", PhaseName(phase));
+  }
+  const int64_t bytes = layout.SlotBytes(unit, phase);
+  if (resident || slots_.Fits(bytes)) return PlannedGather{unit, phase};
+  return refused(PhaseName(phase), " takes ", bytes,
+                 " bytes, more than any gather slot; reshard_after_forward = false gives the unit a slot of its own");
+}
+
+absl::StatusOr<int> Gathers::ChooseSlot(const PlannedGather& gather, const GatherSlots& slots) const {
+  if (const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit); own.has_value()) {
+    if (!slots.held(*own)) return *own;
+    return absl::ResourceExhaustedError(absl::StrCat("gather ", attached_.layout.UnitName(gather.unit),
+                                                     ": the unit's own slot expected to be free, it is still held"));
+  }
+  const std::optional<int> slot = slots.FindFree(attached_.layout.SlotBytes(gather.unit, gather.phase));
+  if (slot.has_value()) return *slot;
+  return NoSlotIsFree(gather, slots);
+}
+
+absl::Status Gathers::NoSlotIsFree(const PlannedGather& gather, const GatherSlots& slots) const {
+  const std::vector<int> fitting = slots.Fitting(attached_.layout.SlotBytes(gather.unit, gather.phase));
+  const bool large = static_cast<int>(fitting.size()) < attached_.layout.RingSlots();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("gather ", attached_.layout.UnitName(gather.unit), ": a free gather slot expected, ",
+                   large ? "the large ones that it fits are" : "all that fit are", " held by handles of ",
+                   attached_.layout.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
+                   large ? "large_gather_slots" : "gather_slots", " above ", fitting.size()));
+}
+
+std::optional<int> Gathers::ChooseSlotAhead(const PlannedGather& gather) const {
+  const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit);
+  if (!own.has_value()) return slots_.FindFreeOfClass(attached_.layout.SlotBytes(gather.unit, gather.phase));
+  return slots_.held(*own) ? std::nullopt : own;
+}
+
+absl::Status Gathers::CanGather(absl::string_view unit, Phase phase) const {
+  RETURN_IF_ERROR(attached_.page.status());
+  ASSIGN_OR_RETURN(const PlannedGather gather, Find(unit, phase));
+  if (!ahead_.empty() && plan_.Expected(0) == gather) return absl::OkStatus();
+  GatherSlots slots = slots_;
+  for (const GatherTicket& ticket : ahead_) slots.Release(ticket.slot);
+  return ChooseSlot(gather, slots).status();
+}
+
+absl::StatusOr<std::vector<int>> Gathers::SlotsOf(absl::string_view unit, Phase phase) const {
+  ASSIGN_OR_RETURN(const PlannedGather gather, Find(unit, phase));
+  if (const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit)) return std::vector<int>{*own};
+  return slots_.Fitting(attached_.layout.SlotBytes(gather.unit, phase));
+}
+
+// --- Issue
+
+absl::StatusOr<GatherTicket> Gathers::Issue(const PlannedGather& gather, int slot) {
+  v1::Command command;
+  command.mutable_gather()->set_unit(gather.unit);
+  command.mutable_gather()->set_phase(static_cast<v1::Phase>(gather.phase));
+  command.mutable_gather()->set_slot(slot);
+  GatherTicket ticket{.unit = gather.unit, .phase = gather.phase, .slot = slot};
+  ASSIGN_OR_RETURN(ticket.number, attached_.page.Send(std::move(command)));
+  ticket.commit_number = commits_.last_in_epoch();
+  slots_.Hold(slot, gather.unit);
+  gathered_bytes_ += attached_.layout.GatheredBytes(gather.unit, gather.phase);
+  return ticket;
+}
+
+absl::StatusOr<GatherTicket> Gathers::TakeOrIssue(const PlannedGather& gather) {
+  if (!(plan_.Expected(0) == gather)) DropAhead();
+  if (!ahead_.empty()) {
+    const GatherTicket ticket = ahead_.front();
+    ahead_.pop_front();
+    return ticket;
+  }
+  ASSIGN_OR_RETURN(const int slot, ChooseSlot(gather, slots_));
+  return Issue(gather, slot);
+}
+
+void Gathers::IssueAhead() {
+  while (const std::optional<PlannedGather> next = plan_.Expected(ahead_.size())) {
+    const std::optional<int> slot = ChooseSlotAhead(*next);
+    if (!slot.has_value()) return;
+    // Fails only when the epoch has ended, which the trainer's next call says.
+    absl::StatusOr<GatherTicket> ticket = Issue(*next, *slot);
+    if (!ticket.ok()) return;
+    ahead_.push_back(*ticket);
+  }
+}
+
+void Gathers::DropAhead() {
+  for (const GatherTicket& ticket : ahead_) Release(ticket);
+  ahead_.clear();
+}
+
+absl::StatusOr<GatherTicket> Gathers::Gather(absl::string_view unit, Phase phase) {
+  RETURN_IF_ERROR(attached_.page.status());
+  ASSIGN_OR_RETURN(const PlannedGather gather, Find(unit, phase));
+  ASSIGN_OR_RETURN(const GatherTicket ticket, TakeOrIssue(gather));
+  plan_.Advance(gather);
+  if (prefetch_) IssueAhead();
+  return ticket;
+}
+
+// --- Arrival
+
+uint8_t* Gathers::SlotMemory(int slot) const {
+  return attached_.memory.slots() + attached_.layout.proto().slot_offsets(slot);
+}
+
+void Gathers::AwaitReaders(int slot) {
+  const std::optional<StreamRelease>& last = stream_releases_[slot];
+  if (!last.has_value()) return;
+  attached_.carrier.AwaitWriter(attached_.page.words().released(slot), last->number, last->stream);
+}
+
+absl::Status Gathers::AwaitPieces(const GatherTicket& ticket) {
+  for (int rank = 0; rank < attached_.layout.ranks(); ++rank) {
+    if (Lands() && rank == attached_.started.group_rank()) continue;
+    RETURN_IF_ERROR(attached_.carrier.Await(attached_.page.words().ready(ticket.slot, rank), ticket.number));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gathers::LandOwnPieces(const GatherTicket& ticket) {
+  byte_copies_.clear();
+  for (const PieceCopy& piece : CopiesOf(ticket).own_pieces()) {
+    byte_copies_.push_back(
+        {attached_.memory.planes() + piece.source, SlotMemory(ticket.slot) + piece.target, piece.bytes});
+  }
+  return attached_.carrier.Copy(byte_copies_);
+}
+
+absl::Status Gathers::AssembleScales(const GatherTicket& ticket) {
+  if (attached_.memory.scratch() == nullptr) return absl::OkStatus();
+  uint8_t* const scratch = attached_.memory.scratch() + scratch_offsets_[ticket.slot];
+  byte_copies_.clear();
+  for (const PieceCopy& part : CopiesOf(ticket).scales()) {
+    byte_copies_.push_back({SlotMemory(ticket.slot) + part.source, scratch + part.target, part.bytes});
+  }
+  return attached_.carrier.Copy(byte_copies_);
+}
+
+absl::Status Gathers::Arrive(const GatherTicket& ticket) {
+  if (Lands() && ticket.commit_number > 0) RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(ticket.commit_number));
+  if (ReadsArena()) return absl::OkStatus();
+  AwaitReaders(ticket.slot);
+  // Beside the daemon's copies, unless pieces of the gather before may still arrive and overwrite these.
+  const bool lands_first = Lands() && !pieces_may_arrive_[ticket.slot];
+  if (lands_first) RETURN_IF_ERROR(LandOwnPieces(ticket));
+  RETURN_IF_ERROR(AwaitPieces(ticket));
+  if (Lands() && !lands_first) RETURN_IF_ERROR(LandOwnPieces(ticket));
+  return AssembleScales(ticket);
+}
+
+absl::Status Gathers::Await(const GatherTicket& ticket, Worker worker) {
+  RETURN_IF_ERROR(attached_.page.status());
+  RETURN_IF_ERROR(attached_.carrier.Begin("wait", worker));
+  RETURN_IF_ERROR(Arrive(ticket));
+  RETURN_IF_ERROR(attached_.carrier.Finish());
+  if (worker.has_value()) RETURN_IF_ERROR(attached_.memory.SetMark(ticket.slot, *worker));
+  // Arrived, as the worker sees it: a release comes later on its stream too.
+  pieces_may_arrive_[ticket.slot] = false;
+  arrived_[ticket.slot] = ticket.number;
+  return absl::OkStatus();
+}
+
+absl::Status Gathers::Follow(const GatherTicket& ticket, GpuStream stream) {
+  RETURN_IF_ERROR(attached_.page.status());
+  return attached_.memory.AwaitMark(ticket.slot, stream);
+}
+
+absl::Status Gathers::Synchronize(GpuStream stream) {
+  RETURN_IF_ERROR(attached_.page.CheckProcess());
+  return attached_.memory.Synchronize(stream);
+}
+
+bool Gathers::IsReady(const GatherTicket& ticket) const {
+  const EpochPage& page = attached_.page;
+  if (!page.status().ok()) return true;
+  if (Lands() && ticket.commit_number > 0 && !page.Answered(ticket.commit_number)) return false;
+  for (int rank = 0; rank < attached_.layout.ranks(); ++rank) {
+    if (Lands() && rank == attached_.started.group_rank()) continue;
+    if (!page.Reached(page.words().ready(ticket.slot, rank), ticket.number)) return false;
+  }
+  return true;
+}
+
+PlaneBytes Gathers::Bytes(const GatherTicket& ticket, int parameter, Plane plane) const {
+  const LayoutView& layout = attached_.layout;
+  const uint8_t* memory = ReadsArena() ? attached_.memory.planes() : SlotMemory(ticket.slot);
+  const PlanePlace place = ReadsArena() ? layout.InArena(ticket.unit, parameter, plane)
+                                        : layout.InSlot(ticket.unit, parameter, plane, ticket.phase);
+  PlaneBytes bytes;
+  bytes.data = absl::MakeConstSpan(memory + place.data.offset, place.data.bytes);
+  if (place.amax.bytes > 0) bytes.amax = absl::MakeConstSpan(memory + place.amax.offset, place.amax.bytes);
+  if (const uint8_t* scratch = attached_.memory.scratch(); scratch != nullptr && !ReadsArena()) {
+    if (const std::optional<ByteRange> whole = CopiesOf(ticket).AssembledScales(parameter, plane)) {
+      bytes.scales = {absl::MakeConstSpan(scratch + scratch_offsets_[ticket.slot] + whole->offset, whole->bytes)};
+      return bytes;
+    }
+  }
+  for (const ByteRange& range : place.scales)
+    bytes.scales.push_back(absl::MakeConstSpan(memory + range.offset, range.bytes));
+  return bytes;
+}
+
+// --- Release
+
+absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
+  wire::Word& released = attached_.page.words().released(ticket.slot);
+  if (arrived_[ticket.slot] != ticket.number) pieces_may_arrive_[ticket.slot] = true;
+  slots_.Release(ticket.slot);
+  // An earlier gather's word may still be to be written, by a stream that reads the slot until then.
+  AwaitReaders(ticket.slot);
+  const bool later = attached_.carrier.Write(released, ticket.number);
+  const absl::Status written = attached_.carrier.Flush();
+  if (later && written.ok()) {
+    stream_releases_[ticket.slot] = {attached_.carrier.stream(), ticket.number};
+    return written;
+  }
+  // The stream is lost, and its readers with it.
+  if (!written.ok()) released.value.store(static_cast<uint32_t>(ticket.number), std::memory_order_release);
+  attached_.page.words().Ring();
+  return written;
+}
+
+void Gathers::Release(const GatherTicket& ticket) {
+  if (!attached_.page.IsOwn()) return;
+  // Never refused for the host.
+  attached_.carrier.Begin("release", std::nullopt).IgnoreError();
+  // A trainer that has never seen the unit has given nothing to do with it.
+  const bool seen = arrived_[ticket.slot] == ticket.number;
+  if (seen) attached_.carrier.FollowTrainer().IgnoreError();
+  ReleaseByCarrier(ticket).IgnoreError();
+}
+
+absl::Status Gathers::ReleaseOn(const GatherTicket& ticket, GpuStream stream) {
+  RETURN_IF_ERROR(attached_.page.CheckProcess());
+  const absl::Status begun = attached_.carrier.Begin("release", stream);
+  if (!begun.ok()) Release(ticket);
+  return begun.ok() ? ReleaseByCarrier(ticket) : begun;
+}
+
+absl::Status Gathers::CheckNoneHeld() const {
+  const std::vector<int> units = slots_.Holders();
+  if (units.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("commit: every gathered unit released expected, still held: ", attached_.layout.UnitNames(units)));
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,135 @@
+#include "client/internal/gradients.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::internal {
+namespace {
+
+std::vector<int64_t> SlotBytes(const v1::ModelLayout& layout) {
+  return {layout.gradient_slot_bytes().begin(), layout.gradient_slot_bytes().end()};
+}
+
+}  // namespace
+
+Gradients::Gradients(const Attachment& attached, const Commits* commits)
+    : attached_(attached),
+      commits_(*commits),
+      slots_(SlotBytes(attached.layout.proto())),
+      given_back_by_(attached.layout.proto().gradient_slot_bytes_size()),
+      pushed_(attached.layout.proto().units_size(), false) {}
+
+uint8_t* Gradients::SlotMemory(int slot) const {
+  return attached_.memory.slots() + attached_.layout.proto().gradient_slot_offsets(slot);
+}
+
+absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name) const {
+  ASSIGN_OR_RETURN(const int unit, attached_.layout.FindUnit(unit_name));
+  const std::optional<int> slot = slots_.FindOldest(attached_.layout.proto().units(unit).gradient_bytes());
+  if (slot.has_value()) return GradientTicket{.unit = unit, .slot = *slot};
+  return absl::ResourceExhaustedError(
+      absl::StrCat("gradients ", unit_name, ": a free gradient slot expected, all that fit are held, unpushed, for ",
+                   attached_.layout.UnitNames(slots_.Holders()), "; push one, or raise ModelSpec.gradient_slots"));
+}
+
+absl::Status Gradients::AwaitGivenBack(const GradientTicket& ticket) {
+  const Worker before = std::exchange(given_back_by_[ticket.slot], std::nullopt);
+  const GpuStream stream = attached_.carrier.stream();
+  if (!before.has_value() || *before == stream) return absl::OkStatus();
+  return attached_.memory.AwaitMark(MarkOf(ticket.slot), stream);
+}
+
+absl::StatusOr<GradientTicket> Gradients::Take(absl::string_view unit, Worker worker, bool zeroed) {
+  RETURN_IF_ERROR(attached_.page.status());
+  Carrier& carrier = attached_.carrier;
+  RETURN_IF_ERROR(carrier.Begin("gradients", worker));
+  ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseSlot(unit));
+  if (const int64_t push = slots_.last_push(ticket.slot); push > 0) {
+    RETURN_IF_ERROR(carrier.Await(attached_.page.words().drained(ticket.slot), push));
+  }
+  RETURN_IF_ERROR(AwaitGivenBack(ticket));
+  if (zeroed) {
+    const int64_t bytes = attached_.layout.proto().units(ticket.unit).gradient_bytes();
+    RETURN_IF_ERROR(carrier.Zero(SlotMemory(ticket.slot), bytes));
+  }
+  RETURN_IF_ERROR(carrier.Finish());
+  slots_.Hold(ticket.slot, ticket.unit);
+  return ticket;
+}
+
+GradientView Gradients::View(const GradientTicket& ticket, int parameter) const {
+  const LayoutView& layout = attached_.layout;
+  const ParameterSpec& spec = attached_.spec.units[ticket.unit].parameters[parameter];
+  GradientView view;
+  view.parameter = spec.name;
+  view.rows = layout.Rows(ticket.unit, parameter);
+  view.columns = layout.Columns(ticket.unit, parameter);
+  view.type = spec.gradient_type;
+  view.gpu = attached_.memory.gpu();
+  const int64_t offset = layout.proto().units(ticket.unit).parameters(parameter).gradient_offset();
+  view.data =
+      absl::MakeSpan(SlotMemory(ticket.slot) + offset, view.rows * view.columns * GradientBytes(spec.gradient_type));
+  return view;
+}
+
+absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed,
+                             Worker worker) {
+  Carrier& carrier = attached_.carrier;
+  RETURN_IF_ERROR(carrier.Begin("push", worker));
+  RETURN_IF_ERROR(carrier.FollowTrainer());
+  if (landed) {
+    // The last commit reads what landed before it.
+    if (const int64_t commit = commits_.last_in_epoch(); commit > 0) RETURN_IF_ERROR(carrier.AwaitAnswer(commit));
+    copies_.clear();
+    uint8_t* const slots = attached_.memory.slots();
+    for (const PieceCopy& piece : attached_.layout.OwnGradients(ticket.unit, ticket.slot, absent_parameters)) {
+      copies_.push_back({slots + piece.source, slots + piece.target, piece.bytes});
+    }
+    RETURN_IF_ERROR(carrier.Copy(copies_));
+  }
+  // Before the command: the daemon may look at the word as soon as it has read that.
+  carrier.Write(attached_.page.words().filled(ticket.slot), attached_.page.next_number());
+  return carrier.Flush();
+}
+
+absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
+  RETURN_IF_ERROR(attached_.page.CheckProcess());
+  const bool lands = attached_.started.client_lands_own_gradients() && !pushed_[ticket.unit];
+  v1::Command command;
+  command.mutable_push()->set_own_slices_landed(lands);
+  command.mutable_push()->set_unit(ticket.unit);
+  command.mutable_push()->set_slot(ticket.slot);
+  for (int parameter : absent_parameters) command.mutable_push()->add_absent_parameters(parameter);
+  const absl::Status filled = Fill(ticket, absent_parameters, lands, worker);
+  const absl::StatusOr<int64_t> number = filled.ok() ? attached_.page.Send(std::move(command)) : filled;
+  if (!number.ok()) {
+    slots_.Release(ticket.slot);
+    return number.status();
+  }
+  slots_.Push(ticket.slot, *number);
+  pushed_[ticket.unit] = true;
+  return absl::OkStatus();
+}
+
+void Gradients::GiveBack(const GradientTicket& ticket, Worker worker) {
+  if (!attached_.page.IsOwn()) return;
+  slots_.Release(ticket.slot);
+  if (attached_.memory.gpu() < 0) return;
+  Carrier& carrier = attached_.carrier;
+  // Without a mark the stream is lost, and what it had to write with it.
+  const bool marked = carrier.Begin("give back", worker).ok() && carrier.FollowTrainer().ok() &&
+                      attached_.memory.SetMark(MarkOf(ticket.slot), carrier.stream()).ok();
+  if (marked) given_back_by_[ticket.slot] = carrier.stream();
+}
+
+absl::Status Gradients::CheckNoneHeld() const {
+  const std::vector<int> units = slots_.Holders();
+  if (units.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "commit: every gradient slot pushed or given back expected, still held: ", attached_.layout.UnitNames(units)));
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,65 @@
+// A session's gradient slots, from the trainer's hands to the daemon's.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_GRADIENTS_H_
+#define PARAMSHARD_CLIENT_INTERNAL_GRADIENTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "client/internal/attachment.h"
+#include "client/internal/commits.h"
+#include "client/internal/slots.h"
+
+namespace paramshard::internal {
+
+// A gradient slot that was handed out, until it is pushed or given back.
+struct GradientTicket {
+  int unit = 0;
+  int slot = 0;
+};
+
+// See Model and UnitGradients for the errors. Used by one thread at a time.
+//
+// What the host hands out is ready for every stream. What it takes back, it takes after the work that the trainer has
+// given its default stream. What a stream hands out is ready for that stream.
+class Gradients {
+ public:
+  // `commits` outlives it.
+  Gradients(const Attachment& attached, const Commits* commits);
+
+  absl::StatusOr<GradientTicket> Take(absl::string_view unit, Worker worker = {}, bool zeroed = true);
+  GradientView View(const GradientTicket& ticket, int parameter) const;
+  // By the worker that filled the slot. `absent_parameters` ascend.
+  absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
+  void GiveBack(const GradientTicket& ticket, Worker worker = {});
+
+  // FAILED_PRECONDITION naming the units whose slots are neither pushed nor given back.
+  absl::Status CheckNoneHeld() const;
+  // A commit was sent: the next push of a unit is its first again.
+  void EndStep() { pushed_.assign(pushed_.size(), false); }
+
+ private:
+  absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
+  // Of a slot that was given back: orders the worker after the stream that may still write it.
+  absl::Status AwaitGivenBack(const GradientTicket& ticket);
+  // Hands the slot over, by the word `filled`, and keeps this rank's own rows where the daemon looks for them at the
+  // commit, if they are to be `landed`.
+  absl::Status Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed, Worker worker);
+  uint8_t* SlotMemory(int slot) const;
+  int MarkOf(int slot) const { return attached_.layout.proto().slot_offsets_size() + slot; }
+
+  const Attachment attached_;
+  const Commits& commits_;
+  GradientSlots slots_;
+  std::vector<Worker> given_back_by_;  // by slot: the stream that may still write it, though it was not pushed
+  std::vector<bool> pushed_;           // by unit: since the last commit
+  std::vector<ByteCopy> copies_;       // of the call under way
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_GRADIENTS_H_
