@@ -134,7 +134,8 @@ absl::Status ChildProcess::Failed(const ExitState& exit) const {
 }
 
 void ChildProcess::Signal(int signal) {
-  if (!Poll().has_value()) kill(pid_, signal);
+  // Moved from, it has no id: kill(-1) is for every process of the machine.
+  if (pid_ > 0 && !Poll().has_value()) kill(pid_, signal);
 }
 
 absl::StatusOr<std::string> RunAndRead(const std::string& name, const std::vector<std::string>& arguments,

@@ -278,7 +278,7 @@ void Epoch::FinishSeat(int rank, const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     gone = seat.gone;
   }
-  if (seat.words_memory.data() != nullptr) seat.words.Finish(static_cast<uint32_t>(why.code()), text);
+  if (seat.words_memory.data() != nullptr) seat.words.Finish(wire::Side::kDaemon, static_cast<uint32_t>(why.code()), text);
   if (gone) seat.slots.Discard();
   v1::EpochEnded ended;
   ended.set_epoch(options_.number);

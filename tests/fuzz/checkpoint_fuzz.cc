@@ -1,8 +1,8 @@
-#include "tests/fuzz/checkpoint_fuzz.h"
+// The reader of checkpoints' indices: the bytes are an index beside one.safetensors (tensors a, b), two.safetensors (c,
+// weight_map) and part/three.safetensors (metadata). What the reader takes must hold together: files of this folder,
+// each once, with all their tensors and no others, and an index that gives the same when it was written and read again.
 
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,10 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
 #include "proto/safetensors/checkpoint.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/memory_file.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -53,19 +54,14 @@ class Folder {
     path_ = pattern;
     fs::create_directory(path_ / "part");
     for (const auto& [name, tensors] : Files()) WriteTensors(path_ / name, tensors);
-    PARAMSHARD_CHECK(index_ >= 0);
-    fs::create_symlink(absl::StrCat("/proc/self/fd/", index_), path_ / kIndexFileName);
+    fs::create_symlink(index_.path(), path_ / kIndexFileName);
   }
-  ~Folder() {
-    fs::remove_all(path_);
-    close(index_);
-  }
+  ~Folder() { fs::remove_all(path_); }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
-  absl::StatusOr<Checkpoint> OpenIndex(absl::string_view text) const {
-    PARAMSHARD_CHECK(ftruncate(index_, 0) == 0);
-    PARAMSHARD_CHECK(pwrite(index_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+  absl::StatusOr<Checkpoint> OpenIndex(const std::string& text) const {
+    index_.Write(text);
     return Checkpoint::Open((path_ / kIndexFileName).string());
   }
   // A file's name in an index.
@@ -75,7 +71,7 @@ class Folder {
 
  private:
   fs::path path_;
-  const int index_ = memfd_create("index", MFD_CLOEXEC);
+  const MemoryFile index_;
 };
 
 void CheckFiles(const Folder& folder, const Checkpoint& checkpoint) {
@@ -103,14 +99,31 @@ void CheckRoundTrip(const Folder& folder, const Checkpoint& checkpoint) {
   for (const auto& [name, file] : weight_map) PARAMSHARD_CHECK(folder.NameOf(*again->Find(name)->file) == file);
 }
 
+void Run(const std::string& input) {
+  static const Folder folder;
+  const auto checkpoint = folder.OpenIndex(input);
+  if (!checkpoint.ok()) return;
+  CheckFiles(folder, *checkpoint);
+  CheckRoundTrip(folder, *checkpoint);
+}
+
 }  // namespace
 }  // namespace paramshard::safetensors
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const paramshard::safetensors::Folder folder;
-  const auto checkpoint = folder.OpenIndex({reinterpret_cast<const char*>(data), size});
-  if (!checkpoint.ok()) return 0;
-  paramshard::safetensors::CheckFiles(folder, *checkpoint);
-  paramshard::safetensors::CheckRoundTrip(folder, *checkpoint);
-  return 0;
+const paramshard::FuzzTarget& paramshard::Target() {
+  static const auto* const target = new FuzzTarget{
+      .seeds =
+          {
+              R"({"weight_map":{}})",
+              R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors"}})",
+              R"({"metadata":{"total_size":3},"weight_map":{"c":"two.safetensors","weight_map":"two.safetensors",)"
+              R"("metadata":"part/three.safetensors"}})",
+              R"({"weight_map":{"metadata":"./part//three.safetensors"},"metadata":{"weight_map":{"a":[[{"a":null}]]}}})",
+              R"({"weight_map":{"a":"../one.safetensors","b":"/one.safetensors"},"weight_map":{"\u0061":"one.safetensors\u0000"}})",
+          },
+      .words = {"{", "}", "[", "]", ",", ":", "\"", "/", "..", "1e999", "\\u0000", "\\ud800", "null",
+                "\"a\":\"one.safetensors\"", "\"b\":\"one.safetensors\"", "\"c\":\"two.safetensors\"",
+                "\"weight_map\":", "\"metadata\":", "one.safetensors"},
+      .run = safetensors::Run};
+  return *target;
 }

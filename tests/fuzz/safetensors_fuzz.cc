@@ -1,25 +1,19 @@
-#include "tests/fuzz/safetensors_fuzz.h"
+// The safetensors reader: the bytes are a file. What it takes must hold together: tensors that fill the file, all of
+// them readable, and a header that is the same after it was written and read again.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "proto/safetensors/safetensors_file.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/memory_file.h"
 
 namespace paramshard::safetensors {
 namespace {
-
-// A file in memory, and the path that it is opened by.
-int MakeFile(const uint8_t* data, size_t size) {
-  const int fd = memfd_create("fuzz", MFD_CLOEXEC);
-  PARAMSHARD_CHECK(fd >= 0);
-  PARAMSHARD_CHECK(write(fd, data, size) == static_cast<ssize_t>(size));
-  return fd;
-}
 
 void CheckTensors(const SafetensorsFile& file, size_t file_bytes) {
   int64_t end = 0;
@@ -43,16 +37,52 @@ void CheckRoundTrip(const SafetensorsFile& file) {
   PARAMSHARD_CHECK(header->tensors.size() == file.tensors().size());
 }
 
+void Run(const std::string& input) {
+  const MemoryFile contents(input);
+  const auto file = SafetensorsFile::Open(contents.path());
+  if (!file.ok()) return;
+  CheckTensors(*file, input.size());
+  CheckRoundTrip(*file);
+}
+
+std::string FileOf(const std::string& header, const std::string& data) {
+  std::string bytes(8, '\0');
+  const uint64_t length = header.size();
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes + header + data;
+}
+
+// Mostly with a length that fits, so that the header is read.
+std::string WithLength(std::string bytes, Mutator& mutator) {
+  if (bytes.size() < 8 || mutator.Below(4) == 0) return bytes;
+  const uint64_t length =
+      std::min<uint64_t>(bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7, bytes.size() - 8);
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes;
+}
+
 }  // namespace
 }  // namespace paramshard::safetensors
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using paramshard::safetensors::SafetensorsFile;
-  const int fd = paramshard::safetensors::MakeFile(data, size);
-  const auto file = SafetensorsFile::Open(absl::StrCat("/proc/self/fd/", fd));
-  close(fd);
-  if (!file.ok()) return 0;
-  paramshard::safetensors::CheckTensors(*file, size);
-  paramshard::safetensors::CheckRoundTrip(*file);
-  return 0;
+const paramshard::FuzzTarget& paramshard::Target() {
+  using safetensors::FileOf;
+  static const auto* const target = new FuzzTarget{
+      .seeds =
+          {
+              FileOf("{}", ""),
+              FileOf(R"({"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}})", std::string(16, 'd')),
+              FileOf(
+                  R"({"__metadata__":{"format":"pt","k":"\u00e9"},"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},)"
+                  R"("b":{"dtype":"U8","shape":[0,3],"data_offsets":[2,2]},"c":{"dtype":"F4","shape":[4],)"
+                  R"("data_offsets":[2,4]}}   )",
+                  "dddd"),
+              FileOf(R"({"w":{"dtype":"F64","shape":[9223372036854775807,2],"data_offsets":[0,18446744073709551615]}})",
+                     "d"),
+          },
+      .words = {"{", "}", "[", "]", ",", ":", "\"", "0", "-1", "1e9", "9223372036854775807", "\\u0000", "null",
+                "\"F32\"", "\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"__metadata__\""},
+      .runs = 100'000,
+      .run = safetensors::Run,
+      .mend = safetensors::WithLength};
+  return *target;
 }

@@ -39,7 +39,10 @@ ChildProcess::~ChildProcess() {
   if (board_ != nullptr) munmap(board_, sizeof(Board));
 }
 
-void ChildProcess::Signal(int signal) const { kill(pid_, signal); }
+// After its end it has no id: kill(-1) is for every process of the machine.
+void ChildProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
 
 absl::Status ChildProcess::Await(absl::Duration timeout) {
   ASSIGN_OR_RETURN(const int code, AwaitChild(pid_, timeout));

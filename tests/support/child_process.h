@@ -38,6 +38,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   Board& board() { return *board_; }
+  // Nothing once it has been waited for.
   void Signal(int signal) const;
 
   // The function's status; UNKNOWN naming the signal when one ended the child; DEADLINE_EXCEEDED.

@@ -110,7 +110,10 @@ DaemonProcess::~DaemonProcess() {
   waitpid(pid_, nullptr, 0);
 }
 
-void DaemonProcess::Signal(int signal) const { kill(pid_, signal); }
+// After its end it has no id: kill(-1) is for every process of the machine.
+void DaemonProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
 
 void DaemonProcess::Pause() const {
   Signal(SIGSTOP);

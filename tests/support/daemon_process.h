@@ -54,6 +54,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& socket_dir() const { return socket_dir_; }
+  // Nothing once it has been waited for.
   void Signal(int signal) const;
   // Sends SIGSTOP and waits until it has stopped.
   void Pause() const;

@@ -1,0 +1,67 @@
+// A campaign against a real daemon: rounds of what hostile, dying and stopped clients do to it, and after each the
+// question whether it still is what it was.
+#ifndef PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
+#define PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace paramshard::test {
+
+// What a round does.
+//
+//   kill-trainer   kill -9 of a trainer at a random time; one that is started again ends in the bytes of the bystander
+//   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
+//   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
+//   requests       mutated requests on every method
+//   handoff        random packets on the companion socket
+//   descriptors    a limit on the daemon's descriptors, so that an attach finds none
+//   threads        a limit on its address space, so that stacks of threads do not fit
+//   ring           a trainer that changes bytes of its command ring
+//   words          a trainer that changes words of its page, and moves threads that sleep on them
+std::vector<std::string> AssaultNames();
+
+struct CampaignOptions {
+  std::string daemon;                 // the program
+  std::string ctl;                    // the program
+  std::vector<std::string> assaults;  // empty: all, in turn
+  int64_t rounds = 100;
+  absl::Duration time = absl::InfiniteDuration();  // no round begins later
+  // Round r does what seed and r say. What threads make of it is up to the scheduler.
+  uint64_t seed = 1;
+  int64_t first_round = 0;
+};
+
+struct CampaignResult {
+  struct Count {
+    int64_t rounds = 0;
+    int64_t errors = 0;  // that clients were answered
+  };
+  std::map<std::string, Count> counts;
+  int64_t rounds = 0;
+  uint64_t seed = 0;
+  // Of the daemon, after a first training and at the end.
+  int64_t threads_before = 0, threads_after = 0;
+  int64_t descriptors_before = 0, descriptors_after = 0;
+  std::string state_hash;  // of the bystander, which did not change
+  absl::Status status;     // OK, or what did not hold, and in which round
+
+  std::string Table() const;
+  std::string Json() const;
+};
+
+// Runs rounds until all are done, time is up, or something does not hold: the daemon is alive and answers; the other
+// ranks of a hostile one hear why their epoch ended; the model that was fought over can be deleted; the bystander, a
+// model that nobody touches, has its bytes; threads and descriptors are as many as before.
+//
+// This process must not use gRPC: it forks.
+CampaignResult RunCampaign(const CampaignOptions& options);
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_

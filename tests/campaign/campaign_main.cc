@@ -1,0 +1,32 @@
+// ./dev campaign: a campaign against the built daemon, by hand.
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+
+#include "tests/campaign/campaign.h"
+#include "tests/support/environment.h"
+
+int main(int argc, char** argv) {
+  using paramshard::test::AssaultNames;
+  paramshard::test::CampaignOptions options;
+  options.daemon = paramshard::test::Program(PARAMSHARDD);
+  options.ctl = paramshard::test::Program(PARAMSHARDCTL);
+  int64_t seconds = 0;
+  std::string json;
+  CLI::App app("Mistreats a daemon in rounds, and looks after each whether it still is what it was.");
+  app.add_option("--rounds", options.rounds, "How many")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seconds", seconds, "No round begins later; default: as many rounds as --rounds says")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--only", options.assaults, "These assaults in turn; default: all")
+      ->check(CLI::IsMember(AssaultNames()))
+      ->delimiter(',');
+  app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
+  app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
+  app.add_option("--json", json, "Write the result to this file too");
+  CLI11_PARSE(app, argc, argv);
+  if (seconds > 0) options.time = absl::Seconds(seconds);
+  const paramshard::test::CampaignResult result = paramshard::test::RunCampaign(options);
+  std::cout << result.Table();
+  if (!json.empty()) std::ofstream(json) << result.Json();
+  return result.status.ok() ? 0 : 1;
+}

@@ -1,0 +1,47 @@
+// A short campaign; a long one is ./dev campaign.
+#include "tests/campaign/campaign.h"
+
+#include <algorithm>
+
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/random_seed.h"
+#include "tests/status_matchers.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::test {
+namespace {
+
+constexpr int64_t kRounds = 8;
+
+class CampaignTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(CampaignTest, EverythingHolds) {
+  const CampaignResult result = RunCampaign({.daemon = Program(PARAMSHARDD),
+                                             .ctl = Program(PARAMSHARDCTL),
+                                             .assaults = {GetParam()},
+                                             .rounds = kRounds,
+                                             .seed = FirstSeed(1)});
+  EXPECT_OK(result.status) << result.Table();
+  EXPECT_EQ(result.rounds, kRounds) << result.Table();
+  const nlohmann::json json = nlohmann::json::parse(result.Json());
+  EXPECT_EQ(json["assaults"][GetParam()]["rounds"], kRounds);
+  EXPECT_EQ(json["held"], result.status.ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest,
+                         testing::Values("kill-trainer", "stop-trainer", "stop-daemon", "requests", "handoff", "ring"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(AssaultTest, AnUnknownAssaultIsAnError) {
+  const CampaignResult result =
+      RunCampaign({.daemon = Program(PARAMSHARDD), .ctl = Program(PARAMSHARDCTL), .assaults = {"kindness"}});
+  EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+}  // namespace
+}  // namespace paramshard::test
