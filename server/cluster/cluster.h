@@ -25,6 +25,7 @@ struct ModelReport {
   uint64_t spec_fingerprint = 0;
   int64_t commit_number = 0;
   int64_t version = 0;
+  std::string history_id;           // which state the numbers count from; equal on nodes that began alike
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that
                                     // waits for an epoch
 };
@@ -87,7 +88,7 @@ class Cluster {
   virtual void SetListener(EpochListener* listener) = 0;
 
   // This node's part of a model has changed: created, a trainer attached or left, state imported.
-  // When all ranks of the world are attached, with equal specs and commit numbers, an epoch starts.
+  // When all ranks of the world are attached, with equal specs, histories and commit numbers, an epoch starts.
   // When an epoch starts or ends (epoch 0 too) the attached ranks of all reports are forgotten:
   // report them again for the next one.
   virtual void Report(const ModelReport& report) = 0;

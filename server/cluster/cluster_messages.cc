@@ -18,6 +18,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_spec_fingerprint(report.spec_fingerprint);
   message.set_commit_number(report.commit_number);
   message.set_version(report.version);
+  message.set_history_id(report.history_id);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   return request;
 }
@@ -95,6 +96,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.spec_fingerprint = message.spec_fingerprint();
   report.commit_number = message.commit_number();
   report.version = message.version();
+  report.history_id = message.history_id();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   return report;
 }

@@ -534,7 +534,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
 
 void Epoch::RunSum(int rank) {
   const absl::Status pushed = engines_[rank]->SumPushed();
-  const absl::StatusOr<SquareSum> sum = pushed.ok() ? options_.shards[rank]->SumGradients() : pushed;
+  const absl::StatusOr<SquareSum> sum = pushed.ok() ? options_.shards[rank]->SumGradientSquares() : pushed;
   absl::MutexLock lock(&mu_);
   if (sum.ok()) sums_[rank] = *sum;
   EndOnError(sum.status());

@@ -10,10 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "server/store/pinned_state.h"
 #include "server/store/plane_statistics.h"
 
 namespace paramshard::server {
 namespace {
+
+// A training commits while a parameter is read: the next try mostly falls between two commits.
+constexpr int kDescribeTries = 5;
 
 std::string HashOf(const std::vector<HostView>& views) {
   XXH3_state_t* state = XXH3_createState();
@@ -98,12 +102,12 @@ void Describe(const PlaneStatistics& statistics, v1::ExtentDescription& descript
   }
 }
 
+// Requires shard.mutex().
 absl::StatusOr<v1::ExtentDescription> DescribeExtent(const Shard& shard, const ShardExtent& extent) {
   v1::ExtentDescription description;
   description.set_first_row(extent.rows.begin);
   description.set_rows(extent.rows.size());
   description.set_columns(shard.Spec(extent).columns);
-  absl::ReaderMutexLock lock(&shard.mutex());
   ASSIGN_OR_RETURN(const PlaneStatistics statistics, MeasureExtent(shard, extent));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg, shard.Read(extent, StateTensor::kExpAvg));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg_sq, shard.Read(extent, StateTensor::kExpAvgSq));
@@ -176,6 +180,7 @@ v1::ModelSummary Summarize(const Model& model) {
   summary.set_engine(status.engine);
   summary.set_imbalance(proto.imbalance());
   summary.set_unusable(std::string(model.usable().message()));
+  summary.set_history_id(model.state().numbers.history.ToString());
   return summary;
 }
 
@@ -204,7 +209,22 @@ std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limi
   return shards;
 }
 
-absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter) {
+namespace {
+
+// NOT_FOUND unless the model has the parameter, here or on another daemon.
+absl::Status CheckKnown(const Model& model, absl::string_view parameter) {
+  for (const UnitSpec& unit : model.spec().units) {
+    for (const ParameterSpec& spec : unit.parameters) {
+      if (spec.name == parameter) return absl::OkStatus();
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("describe ", model.spec().name, ": no parameter is named ", parameter.substr(0, kMaxNameBytes)));
+}
+
+// ABORTED when the state does not stay.
+absl::StatusOr<v1::DescribeParameterResponse> DescribeOneState(const Model& model, absl::string_view parameter) {
+  ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "describe"));
   v1::DescribeParameterResponse response;
   const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     const ParameterSpec& spec = shard.Spec(extent);
@@ -219,29 +239,30 @@ absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& mod
     response.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
     response.set_master_type(static_cast<v1::MasterType>(spec.master_type));
     response.set_group(spec.group);
+    response.set_version(pinned.numbers().version);
+    absl::ReaderMutexLock lock(&shard.mutex());
+    RETURN_IF_ERROR(pinned.Check(shard));
     ASSIGN_OR_RETURN(v1::ExtentDescription description, DescribeExtent(shard, extent));
-    {
-      absl::ReaderMutexLock lock(&shard.mutex());
-      response.set_version(shard.version());
-      response.set_step(extent.step);
-      if (EncodesAfterAmax(spec.encoding.format)) response.set_amax(extent.scaling.amax);
-      if (spec.encoding.format == Format::kFP8TensorDelayed) response.set_scale(extent.scaling.scale);
-    }
+    response.set_step(extent.step);
+    if (EncodesAfterAmax(spec.encoding.format)) response.set_amax(extent.scaling.amax);
+    if (spec.encoding.format == Format::kFP8TensorDelayed) response.set_scale(extent.scaling.scale);
     description.set_rank(WorldRank(model, rank));
     description.set_device(model.world().devices[rank]->Name());
     *response.add_extents() = std::move(description);
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(ForEachExtent(model, describe));
-  if (!response.extents().empty()) return response;
-  for (const UnitSpec& unit : model.spec().units) {
-    for (const ParameterSpec& spec : unit.parameters) {
-      // Other daemons own all of it.
-      if (spec.name == parameter) return response;
-    }
+  return response;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter) {
+  RETURN_IF_ERROR(CheckKnown(model, parameter));
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<v1::DescribeParameterResponse> described = DescribeOneState(model, parameter);
+    if (!absl::IsAborted(described.status()) || tries == kDescribeTries) return described;
   }
-  return absl::NotFoundError(
-      absl::StrCat("describe ", model.spec().name, ": no parameter is named ", parameter.substr(0, kMaxNameBytes)));
 }
 
 absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& model, int64_t limit,
@@ -272,20 +293,16 @@ absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& mo
 
 absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
                                               absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink) {
-  RETURN_IF_ERROR(model.usable());
-  const CommitLog::Numbers pinned = model.commit_log().numbers();
+  ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "verify"));
   v1::VerifySummary summary;
-  summary.set_version(pinned.version);
-  summary.set_commit_number(pinned.commit_number);
+  summary.set_version(pinned.numbers().version);
+  summary.set_commit_number(pinned.numbers().commit_number);
   std::string hashes;
   const auto verify = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     v1::ExtentVerification verification;
     {
       absl::ReaderMutexLock lock(&shard.mutex());
-      if (shard.version() != pinned.version) {
-        return absl::AbortedError(absl::StrCat("verify ", model.spec().name, ": version ", pinned.version,
-                                               " expected to stay, got ", shard.version(), "; verify again"));
-      }
+      RETURN_IF_ERROR(pinned.Check(shard));
       ASSIGN_OR_RETURN(verification, VerifyExtent(shard, extent));
     }
     verification.set_rank(WorldRank(model, rank));

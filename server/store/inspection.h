@@ -19,7 +19,8 @@ v1::ModelSummary Summarize(const Model& model);
 // Shards from the `skip`th on, at most `limit`, in (parameter, rank) order.
 std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limit);
 
-// NOT_FOUND for an unknown parameter.
+// Of one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state; errors of
+// Model::Look.
 absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter);
 
 // The parameters of which this daemon owns rows, at most `limit`: those whose planes are farthest from their masters
@@ -28,7 +29,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& mo
                                                                  absl::FunctionRef<bool()> is_cancelled);
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
-// meanwhile; Model::usable().
+// or an import begins meanwhile; errors of Model::Look.
 absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
                                               absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink);
 

@@ -131,7 +131,11 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   Daemons daemons(GetParam());
   daemons.Create(TestSpec(3));
   Model& model = daemons.model(0);
-  ASSERT_OK(model.Change(0, 0, [&]() -> absl::Status {
+  const HistoryId history{.value = 7};
+  for (int node = 1; node < daemons.nodes(); ++node) {
+    ASSERT_OK(daemons.model(node).Change({.history = history}, [] { return absl::OkStatus(); }));
+  }
+  ASSERT_OK(model.Change({.history = history}, [&]() -> absl::Status {
     for (int unit : {0, kDelayed, 2}) {
       Shard& shard = *model.shards()[0];
       const ShardExtent& extent = *shard.Find(unit, 0);
@@ -159,8 +163,8 @@ TEST(AmaxOfReplicasTest, ReplicasStartWithTheSameScales) {
   for (uint32_t seed = 1; seed < 4; ++seed) Step(daemons, seed);
   daemons.Kill(0);
   Model& model = daemons.model(1);
-  const CommitLog::Numbers numbers = model.commit_log().numbers();
-  ASSERT_OK(model.Change(numbers.commit_number, numbers.version, [] { return absl::OkStatus(); }));
+  const HistoryId history = model.state().numbers.history;
+  ASSERT_OK(model.Change({.history = history}, [] { return absl::OkStatus(); }));
   daemons.Attach();
   const auto halves = [&] {
     std::vector<std::string> hashes = daemons.Hashes();

@@ -23,7 +23,7 @@ class BrokenDeviceTest : public FaultyWorldTest {
   }
   // Writes ones to every extent's master.
   absl::Status Import(Model& model) {
-    return model.Change(5, 5, [&]() -> absl::Status {
+    return model.Change({.commit_number = 5, .version = 5}, [&]() -> absl::Status {
       for (const auto& shard : model.shards()) {
         for (const ShardExtent& extent : shard->extents()) {
           const absl::Status written =

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -84,7 +85,7 @@ TEST_F(InspectionTest, SummaryOfANewModel) {
 TEST_F(InspectionTest, SummaryAfterAnEpoch) {
   Step();
   // The trainers have left; the epoch's end is a moment later.
-  ASSERT_OK(model_->Change(1, 1, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model_->Change({.commit_number = 1, .version = 1}, [] { return absl::OkStatus(); }));
   const v1::ModelSummary summary = Summarize(*model_);
   EXPECT_EQ(summary.version(), 1);
   EXPECT_EQ(summary.commit_number(), 1);
@@ -285,6 +286,53 @@ TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
     return absl::OkStatus();
   });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("version 0 expected to stay, got 1")));
+}
+
+// Numbers stay, and bytes too: another state all the same, as far as anybody can know.
+TEST_F(InspectionTest, AnImportMeanwhileAbortsVerification) {
+  const auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification&) {
+    return model_->Change({}, [] { return absl::OkStatus(); }).status();
+  });
+  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted,
+                                 HasSubstr("verify m: one state expected, got an import meanwhile; verify again")));
+}
+
+// Masters and steps are changed together: a description that has both of two states says it by its numbers.
+TEST_F(InspectionTest, ADescriptionIsOfOneState) {
+  std::thread imports([this] {
+    for (int step = 1; step <= 200; ++step) {
+      EXPECT_OK(model_->Change({}, [&] {
+        absl::Status status;
+        for (const auto& shard : model_->shards()) {
+          const ShardExtent& extent = *shard->Find(1, 0);
+          const std::vector<float> values(extent.elements, static_cast<float>(step));
+          status.Update(shard->Write(extent, StateTensor::kMaster, values));
+          shard->SetStep(extent, step);
+        }
+        return status;
+      }));
+    }
+  });
+  for (int64_t step = 0; step < 200;) {
+    const auto described = DescribeParameter(*model_, "b.w");
+    if (!described.ok()) {
+      ASSERT_TRUE(absl::IsAborted(described.status()) || absl::IsUnavailable(described.status())) << described.status();
+      continue;
+    }
+    step = described->step();
+    if (step == 0) continue;  // initial values
+    for (const v1::ExtentDescription& extent : described->extents()) EXPECT_EQ(extent.master_amax(), step);
+  }
+  imports.join();
+}
+
+TEST_F(InspectionTest, NothingIsReadInTheMiddleOfAnImport) {
+  ASSERT_OK(model_->Change({}, [&] {
+    EXPECT_THAT(VerifyModel(*model_, [](const v1::ExtentVerification&) { return absl::OkStatus(); }),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("verify m: an import is being applied")));
+    EXPECT_THAT(DescribeParameter(*model_, "a.w"), StatusIs(absl::StatusCode::kUnavailable));
+    return absl::OkStatus();
+  }));
 }
 
 TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {

@@ -512,7 +512,7 @@ TEST_P(ShardingTest, SumsOfSquaresCountWhatWasPushed) {
   for (float value : gradients[0]) expected += static_cast<double>(value) * value;
   SquareSum total;
   for (const auto& shard : model_.shards()) {
-    const SquareSum sum = *shard->SumGradients();
+    const SquareSum sum = *shard->SumGradientSquares();
     total.sum += sum.sum;
     total.non_finite += sum.non_finite;
   }
@@ -527,7 +527,7 @@ TEST_P(ShardingTest, NonFiniteGradientsAreCounted) {
   gradients[1][3] = std::numeric_limits<float>::quiet_NaN();
   model_.Push(0, gradients);
   int64_t non_finite = 0;
-  for (const auto& shard : model_.shards()) non_finite += shard->SumGradients()->non_finite;
+  for (const auto& shard : model_.shards()) non_finite += shard->SumGradientSquares()->non_finite;
   EXPECT_EQ(non_finite, 3);
 }
 
@@ -797,7 +797,7 @@ TEST(ShardMemoryTest, ARankMayOwnNothing) {
   ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(spec, layout, 2, kDevice.get()));
   EXPECT_TRUE(shard->extents().empty());
   EXPECT_EQ(shard->Find(0, 0), nullptr);
-  EXPECT_EQ(shard->SumGradients()->sum, 0);
+  EXPECT_EQ(shard->SumGradientSquares()->sum, 0);
   ScalingBook book(spec);
   EXPECT_OK(shard->Step({.groups = {{}}, .gradient_scale = 1}, book));
 }
