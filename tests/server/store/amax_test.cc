@@ -116,11 +116,11 @@ TEST_P(AmaxTest, EveryRankKnowsTheAmaxOfTheWholeTensor) {
     double largest = 0;
     std::vector<double> known;
     for (int node = 0; node < daemons.nodes(); ++node) {
-      ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(daemons.model(node), name));
-      EXPECT_TRUE(described.has_amax());
-      EXPECT_FALSE(described.has_scale());
-      known.push_back(described.amax());
-      for (const auto& extent : described.extents()) largest = std::max(largest, extent.master_amax());
+      ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(daemons.model(node), name));
+      EXPECT_TRUE(described.amax.has_value());
+      EXPECT_FALSE(described.scale.has_value());
+      known.push_back(*described.amax);
+      for (const auto& extent : described.extents) largest = std::max(largest, extent.planes.amax);
     }
     EXPECT_THAT(known, testing::Each(largest)) << name;
   }
@@ -148,10 +148,10 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   daemons.Hashes();
   for (int node = 0; node < daemons.nodes(); ++node) {
     ASSERT_OK_AND_ASSIGN(const auto delayed, DescribeParameter(daemons.model(node), "delayed"));
-    EXPECT_EQ(delayed.scale(), 8);
-    for (const auto& extent : delayed.extents()) EXPECT_EQ(extent.scale_max(), 0.125);
+    EXPECT_EQ(delayed.scale, 8);
+    for (const auto& extent : delayed.extents) EXPECT_EQ(extent.planes.scale_max, 0.125);
     ASSERT_OK_AND_ASSIGN(const auto nvfp4, DescribeParameter(daemons.model(node), "nvfp4"));
-    EXPECT_EQ(nvfp4.amax(), 56);
+    EXPECT_EQ(nvfp4.amax, 56);
   }
 }
 
