@@ -369,19 +369,38 @@ class Model {
   std::shared_ptr<internal::Session> session_;
 };
 
-enum class TensorKind : uint8_t { kMaster = 1, kExpAvg = 2, kExpAvgSq = 3 };
+// What an import or an export carries: decoded values, or the bytes as they are stored (TensorKind of trainer.proto).
+enum class TensorKind : uint8_t {
+  kMaster = 1,
+  kExpAvg = 2,
+  kExpAvgSq = 3,
+  kMasterElements = 4,  // of a master with a remainder: its upper halves
+  kMasterRemainders = 5,
+  kExpAvgElements = 6,
+  kExpAvgScales = 7,
+  kExpAvgSqElements = 8,
+  kExpAvgSqScales = 9,
+};
 
-// The elements of an imported tensor. Quantized planes are no source of a tensor.
-enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3 };
+// All of a state, bit for bit: what an export of these brings an import brings back. What a parameter does not store is left
+// out for it.
+inline constexpr TensorKind kStoredState[] = {TensorKind::kMasterElements,   TensorKind::kMasterRemainders,
+                                              TensorKind::kExpAvgElements,   TensorKind::kExpAvgScales,
+                                              TensorKind::kExpAvgSqElements, TensorKind::kExpAvgSqScales};
+
+// The elements of a tensor. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the type
+// in which they are stored. Quantized planes are no source of a tensor.
+enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8E4M3 = 4, kInt16 = 5 };
 
 // A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that
-// none of them has keep their values.
+// none of them has keep their bytes. Its elements are in one of the three.
 struct ImportTensor {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;
   TensorType type = TensorType::kFP32;
   absl::Span<const float> values = {};   // the elements of type FP32
-  absl::Span<const uint16_t> bits = {};  // the bit patterns of types BF16 and FP16
+  absl::Span<const uint16_t> bits = {};  // the bit patterns of types BF16, FP16 and INT16
+  absl::Span<const uint8_t> bytes = {};  // the elements of any type, little-endian
   int64_t first_row = 0;
   std::optional<int64_t> rows = {};  // unset: all from first_row on
   std::optional<int64_t> step = {};  // steps taken (bias correction)
@@ -390,17 +409,22 @@ struct ImportTensor {
 struct ImportOptions {
   std::optional<int64_t> commit_number = {};
   std::optional<int64_t> version = {};
+  // Of the state that the import makes; empty: the daemon makes it from what is given (ImportHeader of trainer.proto).
+  // One daemon is brought to the state of another by an import of the other's export with ExportSummary::history_id.
+  std::string history_id = {};
 };
 
-// Rows of one parameter, as one rank of this daemon owns them: fp32, row-major.
+// Rows of one parameter, as one rank of this daemon owns them, row-major.
 struct ExportedExtent {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;
-  std::vector<int64_t> shape = {};
+  std::vector<int64_t> shape = {};  // of the parameter
   int64_t first_row = 0;
   int64_t rows = 0;
   int64_t step = 0;
-  std::vector<float> values = {};
+  std::vector<float> values = {};  // elements of type FP32
+  TensorType type = TensorType::kFP32;
+  std::vector<uint8_t> bytes = {};  // elements of every other type, little-endian
 };
 
 struct ExportOptions {
@@ -412,6 +436,7 @@ struct ExportOptions {
 struct ExportSummary {
   int64_t version = 0;
   int64_t commit_number = 0;
+  std::string history_id = {};
 };
 
 // A connection to the daemon. Thread-safe. Movable.
@@ -465,8 +490,8 @@ class Client {
   absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                       const ImportOptions& options = {});
 
-  // Reads tensors of one version, calling `sink` for every extent that this daemon owns; stops at
-  // the first error. Client states and the histories of FP8_TENSOR_DELAYED are not among them.
+  // Reads tensors of one state, calling `sink` for every extent that this daemon owns; stops at
+  // the first error, which is ABORTED when a commit or an import changes the state meanwhile. Client states and the histories of FP8_TENSOR_DELAYED are not among them.
   absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
                                        const std::function<absl::Status(const ExportedExtent&)>& sink);
 

@@ -19,8 +19,8 @@ static_assert(static_cast<int>(AdamMode::kL2) == v1::ADAM_MODE_L2);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 static_assert(static_cast<int>(Phase::kBoth) == v1::PHASE_BOTH);
-static_assert(static_cast<int>(TensorKind::kExpAvgSq) == v1::TENSOR_KIND_EXP_AVG_SQ);
-static_assert(static_cast<int>(TensorType::kFP16) == v1::TENSOR_TYPE_FP16);
+static_assert(static_cast<int>(TensorKind::kExpAvgSqScales) == v1::TENSOR_KIND_EXP_AVG_SQ_SCALES);
+static_assert(static_cast<int>(TensorType::kInt16) == v1::TENSOR_TYPE_INT16);
 
 void SetInitialValue(const InitialValue& value, v1::InitialValue* proto) {
   switch (value.kind) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/grpc_status.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/moment.h"
 #include "proto/wire/crc32c.h"
 
 namespace paramshard::internal {
@@ -53,23 +54,56 @@ absl::Status CheckRows(const v1::ParameterSpec& parameter, const ImportTensor& t
                                                  rows, " rows from ", tensor.first_row));
 }
 
+absl::string_view BytesOf(const ImportTensor& tensor) {
+  const auto view = [](const void* data, size_t size_bytes) {
+    return absl::string_view(static_cast<const char*>(data), size_bytes);
+  };
+  if (!tensor.values.empty()) return view(tensor.values.data(), tensor.values.size() * sizeof(float));
+  if (!tensor.bits.empty()) return view(tensor.bits.data(), tensor.bits.size() * sizeof(uint16_t));
+  return view(tensor.bytes.data(), tensor.bytes.size());
+}
+
+// 0 for no type.
+int64_t ElementBytes(TensorType type) {
+  switch (type) {
+    case TensorType::kFP32:
+      return 4;
+    case TensorType::kBF16:
+    case TensorType::kFP16:
+    case TensorType::kInt16:
+      return 2;
+    case TensorType::kFP8E4M3:
+      return 1;
+  }
+  return 0;
+}
+
+// Columns of a row of scales.
+int64_t Scales(int64_t columns) { return (columns + kMomentBlockSize - 1) / kMomentBlockSize; }
+
+bool IsScales(TensorKind kind) { return kind == TensorKind::kExpAvgScales || kind == TensorKind::kExpAvgSqScales; }
+
 // The elements are where the type says, as many as the rows have.
 absl::Status CheckElements(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
-  const bool has_bits = tensor.type == TensorType::kBF16 || tensor.type == TensorType::kFP16;
-  if (!has_bits && tensor.type != TensorType::kFP32) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "import ", tensor.parameter, ": type FP32, BF16 or FP16 expected, got type ", static_cast<int>(tensor.type)));
+  const int64_t element_bytes = ElementBytes(tensor.type);
+  if (element_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", tensor.parameter, ": a TensorType expected, got type ", static_cast<int>(tensor.type)));
   }
-  if (has_bits ? !tensor.values.empty() : !tensor.bits.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": ", has_bits ? "bits" : "values",
-                                                   " alone expected of a tensor of this type, got ",
-                                                   has_bits ? "values" : "bits"));
+  const bool misplaced = (!tensor.values.empty() && tensor.type != TensorType::kFP32) ||
+                         (!tensor.bits.empty() && element_bytes != sizeof(uint16_t)) ||
+                         !tensor.values.empty() + !tensor.bits.empty() + !tensor.bytes.empty() > 1;
+  if (misplaced) {
+    const char* const place = element_bytes == 4 ? "values" : element_bytes == 2 ? "bits" : "bytes";
+    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": ", place,
+                                                   " alone expected of a tensor of this type, or bytes alone"));
   }
-  const int64_t expected = SliceRows(parameter, tensor) * Columns(parameter);
-  const size_t got = has_bits ? tensor.bits.size() : tensor.values.size();
-  if (expected == static_cast<int64_t>(got)) return absl::OkStatus();
+  const int64_t columns = IsScales(tensor.kind) ? Scales(Columns(parameter)) : Columns(parameter);
+  const int64_t expected = SliceRows(parameter, tensor) * columns;
+  const auto got = static_cast<int64_t>(BytesOf(tensor).size());
+  if (got == expected * element_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", got));
+      absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", got / element_bytes));
 }
 
 absl::Status CheckFitsModel(const ParameterIndex& index, const ImportTensor& tensor) {
@@ -86,6 +120,7 @@ v1::ImportRequest MakeHeader(const std::string& model, const ImportOptions& opti
   request.mutable_header()->set_model(model);
   if (options.commit_number.has_value()) request.mutable_header()->set_commit_number(*options.commit_number);
   if (options.version.has_value()) request.mutable_header()->set_version(*options.version);
+  if (!options.history_id.empty()) request.mutable_header()->set_history_id(options.history_id);
   return request;
 }
 
@@ -102,24 +137,41 @@ v1::ImportRequest MakeTensorHeader(const ImportTensor& tensor, const v1::Paramet
   return request;
 }
 
-absl::string_view BytesOf(const ImportTensor& tensor) {
-  if (tensor.type == TensorType::kFP32) {
-    return {reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size() * sizeof(float)};
-  }
-  return {reinterpret_cast<const char*>(tensor.bits.data()), tensor.bits.size() * sizeof(uint16_t)};
-}
+// Writes messages, and says at the end how much they were.
+class ImportStream {
+ public:
+  explicit ImportStream(ImportWriter* writer) : writer_(writer) {}
 
-bool WriteChunks(ImportWriter& writer, absl::string_view bytes) {
-  v1::ImportRequest request;
-  for (size_t offset = 0; offset < bytes.size(); offset += kMaxChunkBytes) {
-    const absl::string_view data = bytes.substr(offset, kMaxChunkBytes);
-    request.mutable_chunk()->set_offset_bytes(static_cast<int64_t>(offset));
-    request.mutable_chunk()->set_data(data.data(), data.size());
-    request.mutable_chunk()->set_crc32c(wire::Crc32c(data));
-    if (!writer.Write(request)) return false;
+  // Each is false when the daemon has ended the call.
+  bool WriteTensor(const v1::ImportRequest& header, absl::string_view bytes) {
+    end_.set_slice_count(end_.slice_count() + 1);
+    return writer_->Write(header) && WriteChunks(bytes);
   }
-  return true;
-}
+  bool WriteEnd() {
+    v1::ImportRequest request;
+    *request.mutable_end() = end_;
+    return writer_->Write(request);
+  }
+
+ private:
+  bool WriteChunks(absl::string_view bytes) {
+    v1::ImportRequest request;
+    v1::TensorChunk& chunk = *request.mutable_chunk();
+    for (size_t offset = 0; offset < bytes.size(); offset += kMaxChunkBytes) {
+      const absl::string_view data = bytes.substr(offset, kMaxChunkBytes);
+      chunk.set_offset_bytes(static_cast<int64_t>(offset));
+      chunk.set_data(data.data(), data.size());
+      chunk.set_crc32c(wire::Crc32c(data));
+      end_.set_size_bytes(end_.size_bytes() + static_cast<int64_t>(data.size()));
+      end_.set_crc32c(wire::ExtendCrc32c(end_.crc32c(), chunk.crc32c()));
+      if (!writer_->Write(request)) return false;
+    }
+    return true;
+  }
+
+  ImportWriter* const writer_;
+  v1::ImportEnd end_;
+};
 
 // One extent, as its chunks arrive.
 class ExtentReader {
@@ -128,9 +180,13 @@ class ExtentReader {
   static absl::StatusOr<ExtentReader> Create(const v1::TensorHeader& header) {
     int64_t columns = 1;
     if (header.shape_size() > 0) columns = header.shape(header.shape_size() - 1);
-    if (header.rows() < 0 || columns < 1) {
-      return absl::InternalError(absl::StrCat(
-          "export ", header.parameter(), ": rows >= 0 and columns >= 1 expected, got ", header.rows(), " x ", columns));
+    if (IsScales(static_cast<TensorKind>(header.kind()))) columns = Scales(columns);
+    const auto type = static_cast<TensorType>(header.type());
+    const int64_t element_bytes = ElementBytes(type);
+    if (header.rows() < 0 || columns < 1 || element_bytes == 0) {
+      return absl::InternalError(absl::StrCat("export ", header.parameter(),
+                                              ": rows >= 0, columns >= 1 and a tensor type expected, got ",
+                                              header.rows(), " x ", columns, " of type ", header.type()));
     }
     ExtentReader reader;
     reader.extent_ = {.parameter = header.parameter(),
@@ -139,8 +195,14 @@ class ExtentReader {
                       .first_row = header.first_row(),
                       .rows = header.rows(),
                       .step = header.step(),
-                      .values = {}};
-    reader.extent_.values.resize(header.rows() * columns);
+                      .values = {},
+                      .type = type,
+                      .bytes = {}};
+    if (type == TensorType::kFP32) {
+      reader.extent_.values.resize(header.rows() * columns);
+    } else {
+      reader.extent_.bytes.resize(header.rows() * columns * element_bytes);
+    }
     return reader;
   }
 
@@ -155,7 +217,9 @@ class ExtentReader {
       return absl::DataLossError(absl::StrCat("export ", extent_.parameter, ": checksum ", chunk.crc32c(),
                                               " expected of the chunk at ", filled_, ", got ", crc));
     }
-    std::memcpy(reinterpret_cast<char*>(extent_.values.data()) + filled_, data.data(), data.size());
+    uint8_t* const target =
+        extent_.bytes.empty() ? reinterpret_cast<uint8_t*>(extent_.values.data()) : extent_.bytes.data();
+    std::memcpy(target + filled_, data.data(), data.size());
     filled_ += static_cast<int64_t>(data.size());
     return absl::OkStatus();
   }
@@ -164,7 +228,7 @@ class ExtentReader {
   const ExportedExtent& extent() const { return extent_; }
 
  private:
-  int64_t Bytes() const { return static_cast<int64_t>(extent_.values.size() * sizeof(float)); }
+  int64_t Bytes() const { return static_cast<int64_t>(extent_.values.size() * sizeof(float) + extent_.bytes.size()); }
 
   ExportedExtent extent_;
   int64_t filled_ = 0;
@@ -178,7 +242,9 @@ class ExportAssembler {
   absl::Status Take(const v1::ExportResponse& response) {
     switch (response.message_case()) {
       case v1::ExportResponse::kHeader:
-        summary_ = {.version = response.header().version(), .commit_number = response.header().commit_number()};
+        summary_ = {.version = response.header().version(),
+                    .commit_number = response.header().commit_number(),
+                    .history_id = response.header().history_id()};
         return absl::OkStatus();
       case v1::ExportResponse::kTensor:
         return Begin(response.tensor());
@@ -235,11 +301,11 @@ absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& 
   const std::unique_ptr<ImportWriter> writer = stub.Import(&context, &response);
   // A write that fails means that the daemon has ended the call: Finish says why.
   bool open = writer->Write(MakeHeader(spec.name(), options));
+  ImportStream stream(writer.get());
   for (size_t i = 0; open && i < tensors.size(); ++i) {
-    open = writer->Write(MakeTensorHeader(tensors[i], *index.at(tensors[i].parameter))) &&
-           WriteChunks(*writer, BytesOf(tensors[i]));
+    open = stream.WriteTensor(MakeTensorHeader(tensors[i], *index.at(tensors[i].parameter)), BytesOf(tensors[i]));
   }
-  if (open) writer->WritesDone();
+  if (open && stream.WriteEnd()) writer->WritesDone();
   return FromGrpc(writer->Finish());
 }
 

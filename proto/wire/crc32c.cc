@@ -40,11 +40,19 @@ __attribute__((target("sse4.2"))) uint32_t ByInstruction(uint32_t crc, absl::str
 
 }  // namespace
 
-uint32_t Crc32c(absl::string_view data) {
+uint32_t Crc32c(absl::string_view data) { return ExtendCrc32c(0, data); }
+
+uint32_t ExtendCrc32c(uint32_t crc, absl::string_view data) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("sse4.2")) return ~ByInstruction(~0u, data);
+  if (__builtin_cpu_supports("sse4.2")) return ~ByInstruction(~crc, data);
 #endif
-  return ~ByTable(~0u, data);
+  return ~ByTable(~crc, data);
+}
+
+uint32_t ExtendCrc32c(uint32_t crc, uint32_t number) {
+  const char bytes[] = {static_cast<char>(number), static_cast<char>(number >> 8), static_cast<char>(number >> 16),
+                        static_cast<char>(number >> 24)};
+  return ExtendCrc32c(crc, absl::string_view(bytes, sizeof(bytes)));
 }
 
 }  // namespace paramshard::wire

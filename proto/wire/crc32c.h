@@ -11,6 +11,10 @@ namespace paramshard::wire {
 // Of "123456789": 0xe3069283.
 uint32_t Crc32c(absl::string_view data);
 
+// Of `data`, or the number's 4 little-endian bytes, behind what `crc` is of.
+uint32_t ExtendCrc32c(uint32_t crc, absl::string_view data);
+uint32_t ExtendCrc32c(uint32_t crc, uint32_t number);
+
 }  // namespace paramshard::wire
 
 #endif  // PARAMSHARD_PROTO_WIRE_CRC32C_H_

@@ -23,6 +23,7 @@ struct ModelReport {
   uint64_t spec_fingerprint = 0;
   int64_t commit_number = 0;
   int64_t version = 0;
+  std::string history_id;           // which state the numbers count from; equal on nodes that began alike
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
 };
@@ -82,7 +83,7 @@ class Cluster {
   virtual void SetListener(EpochListener* listener) = 0;
 
   // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
-  // world are attached, with equal specs and commit numbers, an epoch starts. When an epoch starts, ends or is refused
+  // world are attached, with equal specs, histories and commit numbers, an epoch starts. When an epoch starts, ends or is refused
   // the attached ranks of all reports are forgotten: report them again for the next one.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.

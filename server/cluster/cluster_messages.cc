@@ -19,6 +19,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_commit_number(report.commit_number);
   message.set_version(report.version);
   message.set_shard_size(report.shard_size);
+  message.set_history_id(report.history_id);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   return request;
 }
@@ -116,6 +117,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.commit_number = message.commit_number();
   report.version = message.version();
   report.shard_size = message.shard_size();
+  report.history_id = message.history_id();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   return report;
 }

@@ -29,7 +29,8 @@ absl::Status UndecidedError(const CommitVote& vote, const absl::Status& why) {
 
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
   return absl::UnavailableError(absl::StrCat(
-      node, " lost: its shards of ", model, " are gone unless exported; start its daemon again, import, attach again"));
+      node, " lost: its shards of ", model,
+      " are gone unless exported; start its daemon again, import the same into every daemon, attach again"));
 }
 
 absl::Status SpecsDifferError(const std::string& model, const std::string& node, const ModelReport& report,
@@ -46,7 +47,15 @@ absl::Status StatesDifferError(const std::string& model, const std::string& node
   return absl::FailedPreconditionError(
       absl::StrCat("start epoch of ", model, ": one state on all nodes expected, got version ", report.version,
                    " (commit ", report.commit_number, ") on ", node, ", version ", other_report.version, " (commit ",
-                   other_report.commit_number, ") on ", other, ": export from one and import to the other"));
+                   other_report.commit_number, ") on ", other, ": export from one and import the same into both"));
+}
+
+absl::Status HistoriesDifferError(const std::string& model, const std::string& node, const ModelReport& report,
+                                  const std::string& other, const ModelReport& other_report) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("start epoch of ", model, ": one history on all nodes expected, got ", report.history_id, " on ",
+                   node, ", ", other_report.history_id, " on ", other,
+                   ": they were imported into differently; import the same into every daemon"));
 }
 
 bool Attaches(const ModelReport& report, RankRange ranks) {
@@ -180,6 +189,9 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
     }
     if (report.commit_number != first.commit_number || report.version != first.version) {
       return StatesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
+    }
+    if (report.history_id != first.history_id) {
+      return HistoriesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
     }
   }
   return absl::OkStatus();

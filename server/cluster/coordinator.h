@@ -38,7 +38,7 @@ class NodeSink {
 };
 
 // Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks, with
-// equal fingerprints, versions and commit numbers. Its number is greater than that of any epoch of that model before. At
+// equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that model before. At
 // most one decision is made for each (epoch, commit number), and it is answered for as long as it is remembered
 // (kKeptDecisions), whatever becomes of the epoch.
 //

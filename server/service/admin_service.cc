@@ -13,6 +13,8 @@
 #include "kernels/base/status_macros.h"
 #include "server/service/file_import.h"
 #include "server/service/grpc_status.h"
+#include "server/service/inspection_messages.h"
+#include "server/service/stall_guard.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
 
@@ -53,15 +55,15 @@ absl::Status ListShardsPage(const ModelStore& store, const v1::ListShardsRequest
     return absl::InvalidArgumentError(absl::StrCat("list shards: page_size >= 0 expected, got ", request.page_size()));
   }
   const int64_t limit = request.page_size() == 0 ? kDefaultPageSize : std::min(request.page_size(), kMaxPageSize);
-  for (v1::BrokenDevice& broken : ListBrokenDevices(store.world())) {
-    *response.add_broken_devices() = std::move(broken);
+  for (const BrokenDevice& broken : ListBrokenDevices(store.world())) {
+    *response.add_broken_devices() = ToProto(broken);
   }
-  std::vector<v1::Shard> shards = ListShards(*model, skip, limit + 1);
+  std::vector<ShardListing> shards = ListShards(*model, skip, limit + 1);
   if (static_cast<int64_t>(shards.size()) > limit) {
     shards.pop_back();
     response.set_next_page_token(absl::StrCat(skip + limit));
   }
-  response.mutable_shards()->Assign(shards.begin(), shards.end());
+  for (const ShardListing& shard : shards) *response.add_shards() = ToProto(shard);
   return absl::OkStatus();
 }
 
@@ -72,7 +74,8 @@ absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, 
     return absl::InvalidArgumentError(absl::StrCat("parameter stats: limit >= 0 expected, got ", request.limit()));
   }
   const int32_t limit = request.limit() == 0 ? kDefaultStatsLimit : std::min(request.limit(), kMaxStatsLimit);
-  return ListParameterStats(*model, limit, [&] { return context.IsCancelled(); });
+  ASSIGN_OR_RETURN(const RankedStats stats, ListParameterStats(*model, limit, [&] { return context.IsCancelled(); }));
+  return ToProto(stats);
 }
 
 v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
@@ -91,18 +94,21 @@ v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
   return summary;
 }
 
-absl::Status Verify(const ModelStore& store, const std::string& name,
+absl::Status Verify(const ModelStore& store, const grpc::ServerContext& context, const std::string& name,
                     grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(name));
+  StallGuard guard(context, kStallTimeout);
   const auto send = [&](const v1::VerifyModelResponse& response) {
+    guard.Restart();
     return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("verify: the caller has gone");
   };
   v1::VerifyModelResponse response;
-  ASSIGN_OR_RETURN(*response.mutable_summary(), VerifyModel(*model, [&](const v1::ExtentVerification& extent) {
-    v1::VerifyModelResponse one;
-    *one.mutable_extent() = extent;
-    return send(one);
-  }));
+  ASSIGN_OR_RETURN(const VerifySummary summary, VerifyModel(*model, [&](const ExtentVerification& extent) {
+                     v1::VerifyModelResponse one;
+                     *one.mutable_extent() = ToProto(extent);
+                     return send(one);
+                   }));
+  *response.mutable_summary() = ToProto(summary);
   return send(response);
 }
 
@@ -111,7 +117,7 @@ absl::Status Verify(const ModelStore& store, const std::string& name,
 grpc::Status AdminService::ListModels(grpc::ServerContext* context, const v1::ListModelsRequest*,
                                       v1::ListModelsResponse* response) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  for (const auto& model : store_->List()) *response->add_models() = server::Summarize(*model);
+  for (const auto& model : store_->List()) *response->add_models() = ToProto(server::Summarize(*model));
   return grpc::Status::OK;
 }
 
@@ -126,9 +132,9 @@ grpc::Status AdminService::DescribeParameter(grpc::ServerContext* context, const
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
   const auto model = store_->Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  auto described = server::DescribeParameter(**model, request->parameter());
+  const auto described = server::DescribeParameter(**model, request->parameter());
   if (!described.ok()) return ToGrpc(described.status());
-  *response = *std::move(described);
+  *response = ToProto(*described);
   return grpc::Status::OK;
 }
 
@@ -157,14 +163,14 @@ grpc::Status AdminService::GetMemory(grpc::ServerContext* context, const v1::Get
                                      v1::GetMemoryResponse* response) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
   for (const auto& model : store_->List()) {
-    for (v1::MemoryUse& use : CountMemory(*model)) {
-      response->set_total_bytes(response->total_bytes() + use.size_bytes());
-      *response->add_uses() = std::move(use);
+    for (const MemoryUse& use : CountMemory(*model)) {
+      response->set_total_bytes(response->total_bytes() + use.size_bytes);
+      *response->add_uses() = ToProto(model->spec().name, use);
     }
   }
   response->set_resident_bytes(ResidentBytes());
-  for (v1::BrokenDevice& broken : ListBrokenDevices(store_->world())) {
-    *response->add_broken_devices() = std::move(broken);
+  for (const BrokenDevice& broken : ListBrokenDevices(store_->world())) {
+    *response->add_broken_devices() = ToProto(broken);
   }
   return grpc::Status::OK;
 }
@@ -172,7 +178,7 @@ grpc::Status AdminService::GetMemory(grpc::ServerContext* context, const v1::Get
 grpc::Status AdminService::VerifyModel(grpc::ServerContext* context, const v1::VerifyModelRequest* request,
                                        grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(Verify(*store_, request->model(), writer));
+  return ToGrpc(Verify(*store_, *context, request->model(), writer));
 }
 
 grpc::Status AdminService::ImportFile(grpc::ServerContext* context, const v1::ImportFileRequest* request,
@@ -207,7 +213,7 @@ grpc::Status AdminService::GetVersion(grpc::ServerContext* context, const v1::Ge
   response->set_nodes(world.cluster->nodes());
   *response->mutable_started_at() = ToProto(started_at_);
   response->set_pid(getpid());
-  for (v1::BrokenDevice& broken : ListBrokenDevices(world)) *response->add_broken_devices() = std::move(broken);
+  for (const BrokenDevice& broken : ListBrokenDevices(world)) *response->add_broken_devices() = ToProto(broken);
   return grpc::Status::OK;
 }
 

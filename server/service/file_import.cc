@@ -15,10 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/formats/codec.h"
 #include "proto/safetensors/checkpoint.h"
 #include "proto/safetensors/conversion.h"
-#include "server/device/memory.h"
+#include "server/store/staged_import.h"
 
 namespace paramshard::server {
 namespace {
@@ -28,14 +27,14 @@ using safetensors::Dtype;
 using safetensors::NameText;
 
 // Between two looks at whether the caller is still there.
-constexpr int64_t kReadBytes = 64 << 20;
+constexpr int64_t kReadBytes = 8 << 20;
 constexpr size_t kNamesInMessage = 10;
 
 // How a tensor of masters is stored in a file.
-std::optional<Encoding> SourceEncoding(Dtype dtype) {
-  if (dtype == Dtype::kF32) return Encoding{Format::kFP32};
-  if (dtype == Dtype::kBF16) return Encoding{Format::kBF16};
-  if (dtype == Dtype::kF16) return Encoding{Format::kFP16};
+std::optional<TensorType> SourceType(Dtype dtype) {
+  if (dtype == Dtype::kF32) return TensorType::kFP32;
+  if (dtype == Dtype::kBF16) return TensorType::kBF16;
+  if (dtype == Dtype::kF16) return TensorType::kFP16;
   return std::nullopt;
 }
 
@@ -47,25 +46,17 @@ std::string NamesText(const std::vector<std::string>& names) {
   return shown == names.size() ? text : absl::StrCat(text, " and ", names.size() - shown, " more");
 }
 
-// Rows of one rank, as they are in the file.
-struct StagedRows {
-  Shard* shard = nullptr;
-  const ShardExtent* extent = nullptr;
-  Encoding encoding;
-  std::vector<uint8_t> bytes;
-};
-
 class FileImport {
  public:
-  FileImport(Model& model, const v1::ImportFileRequest& request, const Checkpoint& checkpoint)
+  FileImport(const Model& model, const v1::ImportFileRequest& request, const Checkpoint& checkpoint)
       : model_(model), request_(request), checkpoint_(checkpoint) {}
 
   // Finds every parameter's tensor and checks it.
   absl::Status Plan();
-  // Reads the rows of this daemon.
-  absl::Status Read(const grpc::ServerContext& context);
-  absl::Status Apply();
-  v1::ImportFileResponse Response() const;
+  // Reads the rows of this daemon. All of them, unless the request names the history that begins: else daemons that own
+  // different rows of a tensor would make different histories of one file.
+  absl::Status Read(const grpc::ServerContext& context, StagedImport& staged) const;
+  v1::ImportFileResponse Response(const StagedImport& staged, const HistoryId& history) const;
 
  private:
   // A parameter and the tensor that it takes.
@@ -79,7 +70,9 @@ class FileImport {
   absl::Status PlanParameter(int unit, int parameter);
   absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
   absl::Status CheckAllTensorsTaken() const;
-  absl::Status ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const;
+  std::vector<RowRange> RowsOf(const Source& source) const;
+  absl::Status ReadRows(const Source& source, RowRange rows, const grpc::ServerContext& context,
+                        StagedImport& staged) const;
   const ParameterSpec& Spec(const Source& source) const {
     return model_.spec().units[source.unit].parameters[source.parameter];
   }
@@ -90,14 +83,13 @@ class FileImport {
     return absl::NotFoundError(absl::StrCat("import ", request_.path(), ": ", message));
   }
 
-  Model& model_;
+  const Model& model_;
   const v1::ImportFileRequest& request_;
   const Checkpoint& checkpoint_;
   // By parameter; views into the request.
   std::map<absl::string_view, const Checkpoint::Tensor*> renamed_;
   std::vector<Source> sources_;
   std::vector<std::string> missing_;
-  std::vector<StagedRows> staged_;
 };
 
 absl::Status FileImport::Plan() {
@@ -154,7 +146,7 @@ absl::Status FileImport::PlanParameter(int unit, int parameter) {
 
 absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const {
   const std::string name = NameText(tensor.info->name);
-  if (!SourceEncoding(tensor.info->dtype).has_value()) {
+  if (!SourceType(tensor.info->dtype).has_value()) {
     return Invalid(
         absl::StrCat("tensor ", name, ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(tensor.info->dtype)));
   }
@@ -174,56 +166,60 @@ absl::Status FileImport::CheckAllTensorsTaken() const {
   return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
 }
 
-absl::Status FileImport::Read(const grpc::ServerContext& context) {
+absl::Status FileImport::Read(const grpc::ServerContext& context, StagedImport& staged) const {
   for (const Source& source : sources_) {
-    for (const auto& shard : model_.shards()) {
-      const ShardExtent* extent = shard->Find(source.unit, source.parameter);
-      if (extent == nullptr) continue;
-      staged_.push_back({shard.get(), extent, *SourceEncoding(source.tensor->info->dtype), {}});
-      RETURN_IF_ERROR(ReadRows(source, staged_.back(), context));
-    }
+    for (const RowRange& rows : RowsOf(source)) RETURN_IF_ERROR(ReadRows(source, rows, context, staged));
   }
   return absl::OkStatus();
 }
 
-absl::Status FileImport::ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const {
-  const int64_t columns = Spec(source).columns;
-  const int64_t first = DataBytes(rows.encoding, rows.extent->rows.begin, columns);
-  const int64_t size_bytes = DataBytes(rows.encoding, rows.extent->rows.size(), columns);
-  // What is staged already counts as used.
-  if (const int64_t available = AvailableHostBytes(); size_bytes > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("import ", Spec(source).name, ": ", size_bytes,
-                                                     " bytes needed to stage it, ", available, " bytes free"));
+std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
+  if (!request_.has_history_id()) return {{0, Spec(source).rows}};
+  std::vector<RowRange> rows;
+  for (const auto& shard : model_.shards()) {
+    const ShardExtent* extent = shard->Find(source.unit, source.parameter);
+    if (extent != nullptr) rows.push_back(extent->rows);
   }
-  rows.bytes.resize(size_bytes);
+  return rows;
+}
+
+absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const grpc::ServerContext& context,
+                                  StagedImport& staged) const {
+  const TensorType type = *SourceType(source.tensor->info->dtype);
+  RETURN_IF_ERROR(staged.BeginSlice({.unit = source.unit, .parameter = source.parameter, .type = type, .rows = rows}));
+  const int64_t row_bytes = Spec(source).columns * ElementBytes(type);
+  const int64_t size_bytes = rows.size() * row_bytes;
+  std::vector<uint8_t> bytes(std::min(size_bytes, kReadBytes));
   for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {
     if (context.IsCancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
-    const auto piece = absl::MakeSpan(rows.bytes).subspan(offset, kReadBytes);
-    RETURN_IF_ERROR(source.tensor->file->Read(*source.tensor->info, first + offset, piece));
+    const auto piece = absl::MakeSpan(bytes).subspan(0, std::min(kReadBytes, size_bytes - offset));
+    RETURN_IF_ERROR(source.tensor->file->Read(*source.tensor->info, rows.begin * row_bytes + offset, piece));
+    RETURN_IF_ERROR(staged.Add(piece));
   }
   return absl::OkStatus();
 }
 
-absl::Status FileImport::Apply() {
-  const CommitLog::Numbers numbers = model_.commit_log().numbers();
-  return model_.Change(numbers.commit_number, numbers.version, [&]() -> absl::Status {
-    for (const StagedRows& rows : staged_) {
-      std::vector<float> values(rows.extent->elements);
-      DecodePlane(rows.encoding, Plane::kRowWise, {rows.bytes.data()}, 1, rows.extent->elements, values.data());
-      RETURN_IF_ERROR(rows.shard->Write(*rows.extent, StateTensor::kMaster, values));
-    }
-    return absl::OkStatus();
-  });
-}
-
-v1::ImportFileResponse FileImport::Response() const {
+v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const HistoryId& history) const {
   v1::ImportFileResponse response;
   response.set_parameter_count(static_cast<int64_t>(sources_.size()));
-  for (const StagedRows& rows : staged_) {
-    response.set_size_bytes(response.size_bytes() + static_cast<int64_t>(rows.bytes.size()));
-  }
+  response.set_size_bytes(staged.kept_bytes());
   response.mutable_missing_parameters()->Assign(missing_.begin(), missing_.end());
+  response.set_history_id(history.ToString());
   return response;
+}
+
+absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
+                                              const Checkpoint& checkpoint, const grpc::ServerContext& context) {
+  StagedImport::Numbers numbers;
+  if (request.has_history_id()) {
+    ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(request.history_id()));
+  }
+  FileImport import(*model, request, checkpoint);
+  RETURN_IF_ERROR(import.Plan());
+  ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
+  RETURN_IF_ERROR(import.Read(context, staged));
+  ASSIGN_OR_RETURN(const HistoryId history, staged.Apply(numbers));
+  return import.Response(staged, history);
 }
 
 }  // namespace
@@ -242,11 +238,7 @@ absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const
         absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
   }
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(request.path()));
-  FileImport import(*model, request, checkpoint);
-  RETURN_IF_ERROR(import.Plan());
-  RETURN_IF_ERROR(import.Read(context));
-  RETURN_IF_ERROR(import.Apply());
-  return import.Response();
+  return Import(model, request, checkpoint, context);
 }
 
 }  // namespace paramshard::server

@@ -1,30 +1,23 @@
 #include "server/service/tensor_transfer.h"
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/formats/bfloat16.h"
-#include "kernels/formats/float16.h"
 #include "proto/wire/crc32c.h"
-#include "server/device/memory.h"
+#include "server/store/pinned_state.h"
+#include "server/store/staged_import.h"
 
 namespace paramshard::server {
 namespace {
-
-constexpr int64_t kFloatBytes = sizeof(float);
-// Of steps and commits: they are counted up from here without overflow.
-constexpr int64_t kNumberLimit = int64_t{1} << 62;
 
 // A parameter's place in its model.
 struct ParameterIndex {
@@ -41,291 +34,197 @@ std::map<std::string, ParameterIndex> IndexParameters(const ModelSpec& spec) {
   return index;
 }
 
-std::optional<StateTensor> TensorOf(v1::TensorKind kind) {
-  if (kind < v1::TENSOR_KIND_MASTER || kind > v1::TENSOR_KIND_EXP_AVG_SQ) return std::nullopt;
-  return static_cast<StateTensor>(kind - v1::TENSOR_KIND_MASTER);
-}
-
-// Bytes of an element; 0 for no type.
-int64_t ElementBytes(v1::TensorType type) {
-  switch (type) {
-    case v1::TENSOR_TYPE_UNSPECIFIED:
-    case v1::TENSOR_TYPE_FP32:
-      return kFloatBytes;
-    case v1::TENSOR_TYPE_BF16:
-    case v1::TENSOR_TYPE_FP16:
-      return sizeof(uint16_t);
-    default:
-      return 0;
-  }
-}
-
-// `count` elements of the type, at any alignment.
-void ToFloats(v1::TensorType type, const char* source, int64_t count, float* values) {
-  if (ElementBytes(type) == kFloatBytes) {
-    std::memcpy(values, source, count * kFloatBytes);
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
-    values[i] = type == v1::TENSOR_TYPE_BF16 ? DecodeBFloat16(bits) : DecodeFloat16(bits);
-  }
-}
-
-// A tensor whose rows of this daemon are collected before any is applied.
-struct StagedTensor {
-  ParameterIndex index;
-  StateTensor tensor = StateTensor::kMaster;
-  std::optional<int64_t> step;
-  std::vector<std::vector<float>> extents;  // by rank of this daemon: whole, with what is given so far
-  std::map<int64_t, int64_t> given;         // rows: end by begin, disjoint
+// What a stream carries, as the store calls it.
+struct Carried {
+  v1::TensorKind kind;
+  StateTensor tensor;
+  TensorForm form;
 };
 
-// The rows that are being received.
-struct Slice {
-  StagedTensor* staged = nullptr;
-  v1::TensorType type = v1::TENSOR_TYPE_FP32;
-  RowRange rows;
-  int64_t expected_bytes = 0;
-  int64_t received_bytes = 0;
-};
+constexpr std::array<Carried, 9> kCarried = {{
+    {v1::TENSOR_KIND_MASTER, StateTensor::kMaster, TensorForm::kValues},
+    {v1::TENSOR_KIND_EXP_AVG, StateTensor::kExpAvg, TensorForm::kValues},
+    {v1::TENSOR_KIND_EXP_AVG_SQ, StateTensor::kExpAvgSq, TensorForm::kValues},
+    {v1::TENSOR_KIND_MASTER_ELEMENTS, StateTensor::kMaster, TensorForm::kElements},
+    {v1::TENSOR_KIND_MASTER_REMAINDERS, StateTensor::kMaster, TensorForm::kRest},
+    {v1::TENSOR_KIND_EXP_AVG_ELEMENTS, StateTensor::kExpAvg, TensorForm::kElements},
+    {v1::TENSOR_KIND_EXP_AVG_SCALES, StateTensor::kExpAvg, TensorForm::kRest},
+    {v1::TENSOR_KIND_EXP_AVG_SQ_ELEMENTS, StateTensor::kExpAvgSq, TensorForm::kElements},
+    {v1::TENSOR_KIND_EXP_AVG_SQ_SCALES, StateTensor::kExpAvgSq, TensorForm::kRest},
+}};
+static_assert(kCarried.size() == v1::TensorKind_MAX);
 
-class Import {
+const Carried* FindCarried(int kind) {
+  const auto found = std::find_if(kCarried.begin(), kCarried.end(), [&](const auto& one) { return one.kind == kind; });
+  return found == kCarried.end() ? nullptr : &*found;
+}
+
+static_assert(static_cast<int>(TensorType::kFP32) == v1::TENSOR_TYPE_FP32);
+static_assert(static_cast<int>(TensorType::kInt16) == v1::TENSOR_TYPE_INT16);
+static_assert(static_cast<int>(TensorType::kInt16) == v1::TensorType_MAX);
+
+std::optional<TensorType> TypeOf(v1::TensorType type) {
+  if (!v1::TensorType_IsValid(type)) return std::nullopt;
+  return type == v1::TENSOR_TYPE_UNSPECIFIED ? TensorType::kFP32 : static_cast<TensorType>(type);
+}
+
+absl::Status Invalid(absl::string_view parameter, absl::string_view message) {
+  return absl::InvalidArgumentError(absl::StrCat("import ", parameter, ": ", message));
+}
+
+absl::Span<const uint8_t> BytesOf(const std::string& data) {
+  return {reinterpret_cast<const uint8_t*>(data.data()), data.size()};
+}
+
+// The messages of one import.
+class ImportStream {
  public:
-  explicit Import(Model& model) : model_(model), index_(IndexParameters(model.spec())) {}
+  ImportStream(const Model& model, StagedImport* staged)
+      : name_(model.spec().name), spec_(model.spec()), index_(IndexParameters(spec_)), staged_(staged) {}
 
-  absl::Status Begin(const v1::TensorHeader& header);
-  absl::Status Take(const v1::TensorChunk& chunk);
-  absl::Status CheckComplete() const;
-  absl::Status Apply(const v1::ImportHeader& header);
-  v1::ImportResponse Response() const;
+  // Any but the header. True after the end message.
+  absl::StatusOr<bool> Take(const v1::ImportRequest& request) {
+    switch (request.message_case()) {
+      case v1::ImportRequest::kTensor:
+        RETURN_IF_ERROR(Begin(request.tensor()));
+        return false;
+      case v1::ImportRequest::kChunk:
+        RETURN_IF_ERROR(Add(request.chunk()));
+        return false;
+      case v1::ImportRequest::kEnd:
+        RETURN_IF_ERROR(CheckEnd(request.end()));
+        return true;
+      case v1::ImportRequest::kHeader:
+        return absl::InvalidArgumentError("import: one header expected, got a second");
+      case v1::ImportRequest::MESSAGE_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("import into ", name_, ": tensor, chunk or end expected, got an empty message"));
+  }
 
  private:
-  const ParameterSpec& Spec(const ParameterIndex& index) const {
-    return model_.spec().units[index.unit].parameters[index.parameter];
-  }
-  absl::StatusOr<StagedTensor*> Stage(const ParameterIndex& index, StateTensor tensor);
-  absl::Status CheckFits(const ParameterSpec& spec) const;
-  void CopyOwnedRows(const v1::TensorChunk& chunk);
-  absl::Status WriteExtent(Shard& shard, const ShardExtent& extent, StagedTensor& staged, size_t rank);
+  absl::Status Begin(const v1::TensorHeader& header);
+  absl::Status Add(const v1::TensorChunk& chunk);
+  absl::Status CheckEnd(const v1::ImportEnd& end);
 
-  Model& model_;
+  const std::string name_;
+  const ModelSpec& spec_;
   const std::map<std::string, ParameterIndex> index_;
-  std::map<std::tuple<int, int, StateTensor>, StagedTensor> staged_;  // by unit, parameter and tensor
-  std::optional<Slice> slice_;
-  int64_t received_bytes_ = 0;
+  StagedImport* const staged_;
+  std::string parameter_;  // whose chunks come
+  uint32_t checksum_ = 0;  // of the chunks' checksums
 };
 
-absl::Status Import::CheckComplete() const {
-  if (!slice_.has_value() || slice_->received_bytes == slice_->expected_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("import ", Spec(slice_->staged->index).name, ": ",
-                                                 slice_->expected_bytes, " bytes expected, got ",
-                                                 slice_->received_bytes));
-}
-
-absl::Status CheckHeader(const v1::TensorHeader& header, const ParameterSpec& spec) {
-  if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": shape [", absl::StrJoin(spec.shape, ", "),
-                                                   "] expected, got [", absl::StrJoin(header.shape(), ", "), "]"));
-  }
-  if (header.first_row() < 0 || header.rows() < 1 || header.rows() > spec.rows ||
-      header.first_row() > spec.rows - header.rows()) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": rows of [0, ", spec.rows,
-                                                   ") expected, got ", header.rows(), " rows from ",
-                                                   header.first_row()));
-  }
-  if (ElementBytes(header.type()) == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", spec.name, ": type FP32, BF16 or FP16 expected, got ", header.type()));
-  }
-  if (header.has_step() && (header.step() < 0 || header.step() >= kNumberLimit)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", spec.name, ": 0 <= step < ", kNumberLimit, " expected, got ", header.step()));
-  }
-  return absl::OkStatus();
-}
-
-// Whether the rows are none of those that came before; then they count as given.
-absl::Status AddRows(StagedTensor& staged, const ParameterSpec& spec, RowRange rows) {
-  const auto after = staged.given.lower_bound(rows.begin);
-  const bool overlaps = (after != staged.given.end() && after->first < rows.end) ||
-                        (after != staged.given.begin() && std::prev(after)->second > rows.begin);
-  if (overlaps) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": each row of a tensor once expected, got [",
-                                                   rows.begin, ", ", rows.end, ") again"));
-  }
-  staged.given.emplace(rows.begin, rows.end);
-  return absl::OkStatus();
-}
-
-absl::Status Import::Begin(const v1::TensorHeader& header) {
-  RETURN_IF_ERROR(CheckComplete());
+absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
   const auto found = index_.find(header.parameter());
   if (found == index_.end()) {
-    return absl::NotFoundError(absl::StrCat("import into ", model_.spec().name, ": no parameter is named ",
-                                            header.parameter().substr(0, kMaxNameBytes)));
+    return absl::NotFoundError(
+        absl::StrCat("import into ", name_, ": no parameter is named ", header.parameter().substr(0, kMaxNameBytes)));
   }
-  const ParameterSpec& spec = Spec(found->second);
-  const std::optional<StateTensor> tensor = TensorOf(header.kind());
-  if (!tensor.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", spec.name, ": a tensor kind expected, got ", header.kind()));
+  const ParameterSpec& spec = spec_.units[found->second.unit].parameters[found->second.parameter];
+  const Carried* carried = FindCarried(header.kind());
+  if (carried == nullptr) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
+  const std::optional<TensorType> type = TypeOf(header.type());
+  if (!type.has_value()) return Invalid(spec.name, absl::StrCat("a tensor type expected, got ", header.type()));
+  if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
+    return Invalid(spec.name, absl::StrCat("shape [", absl::StrJoin(spec.shape, ", "), "] expected, got [",
+                                           absl::StrJoin(header.shape(), ", "), "]"));
   }
-  RETURN_IF_ERROR(CheckHeader(header, spec));
-  ASSIGN_OR_RETURN(StagedTensor * staged, Stage(found->second, *tensor));
-  const RowRange rows{header.first_row(), header.first_row() + header.rows()};
-  RETURN_IF_ERROR(AddRows(*staged, spec, rows));
-  if (header.has_step()) staged->step = header.step();
-  slice_ = Slice{.staged = staged, .type = header.type(), .rows = rows};
-  slice_->expected_bytes = rows.size() * spec.columns * ElementBytes(header.type());
-  return absl::OkStatus();
+  // Else the end of the range could overflow.
+  if (header.first_row() < 0 || header.rows() < 0 || header.rows() > spec.rows || header.first_row() > spec.rows) {
+    return Invalid(spec.name, absl::StrCat("rows of [0, ", spec.rows, ") expected, got ", header.rows(), " rows from ",
+                                           header.first_row()));
+  }
+  parameter_ = spec.name;
+  return staged_->BeginSlice({.unit = found->second.unit,
+                              .parameter = found->second.parameter,
+                              .tensor = carried->tensor,
+                              .form = carried->form,
+                              .type = *type,
+                              .rows = {header.first_row(), header.first_row() + header.rows()},
+                              .step = header.has_step() ? std::optional<int64_t>(header.step()) : std::nullopt});
 }
 
-absl::StatusOr<StagedTensor*> Import::Stage(const ParameterIndex& index, StateTensor tensor) {
-  const auto [found, is_new] = staged_.try_emplace({index.unit, index.parameter, tensor});
-  StagedTensor& staged = found->second;
-  if (!is_new) return &staged;
-  RETURN_IF_ERROR(CheckFits(Spec(index)));
-  staged.index = index;
-  staged.tensor = tensor;
-  for (const auto& shard : model_.shards()) {
-    const ShardExtent* extent = shard->Find(index.unit, index.parameter);
-    staged.extents.emplace_back(extent == nullptr ? 0 : extent->elements);
+absl::Status ImportStream::Add(const v1::TensorChunk& chunk) {
+  if (parameter_.empty()) return absl::InvalidArgumentError("import: a tensor header expected, got a chunk");
+  if (chunk.offset_bytes() != staged_->added_bytes()) {
+    return Invalid(parameter_,
+                   absl::StrCat("a chunk at offset ", staged_->added_bytes(), " expected, got ", chunk.offset_bytes()));
   }
-  return &staged;
-}
-
-// What is staged already counts as used.
-absl::Status Import::CheckFits(const ParameterSpec& spec) const {
-  const int64_t needed = spec.rows * spec.columns * kFloatBytes;
-  const int64_t available = AvailableHostBytes();
-  if (needed <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("import ", spec.name, ": ", needed, " bytes needed to stage it, ", available, " bytes free"));
-}
-
-absl::Status Import::Take(const v1::TensorChunk& chunk) {
-  if (!slice_.has_value()) return absl::InvalidArgumentError("import: a tensor header expected, got a chunk");
-  const std::string& name = Spec(slice_->staged->index).name;
-  const auto size = static_cast<int64_t>(chunk.data().size());
-  if (chunk.offset_bytes() != slice_->received_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", name, ": a chunk at offset ", slice_->received_bytes,
-                                                   " expected, got ", chunk.offset_bytes()));
-  }
-  if (size == 0 || size > kMaxChunkBytes || size % ElementBytes(slice_->type) != 0 ||
-      slice_->received_bytes + size > slice_->expected_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", name, ": a chunk of whole elements, at most ", kMaxChunkBytes, " bytes and ",
-                     slice_->expected_bytes, " in all, expected, got ", size, " at offset ", chunk.offset_bytes()));
+  if (static_cast<int64_t>(chunk.data().size()) > kMaxChunkBytes) {
+    return Invalid(parameter_, absl::StrCat("a chunk of at most ", kMaxChunkBytes, " bytes expected, got ",
+                                            chunk.data().size(), " at offset ", chunk.offset_bytes()));
   }
   if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
-    return absl::DataLossError(absl::StrCat("import ", name, ": the chunk at offset ", chunk.offset_bytes(),
+    return absl::DataLossError(absl::StrCat("import ", parameter_, ": the chunk at offset ", chunk.offset_bytes(),
                                             " does not have the checksum that came with it"));
   }
-  CopyOwnedRows(chunk);
-  slice_->received_bytes += size;
-  received_bytes_ += size;
-  return absl::OkStatus();
+  checksum_ = wire::ExtendCrc32c(checksum_, chunk.crc32c());
+  return staged_->Add(BytesOf(chunk.data()));
 }
 
-// The overlap of the chunk with every local rank's extent, counted in elements of the whole tensor.
-void Import::CopyOwnedRows(const v1::TensorChunk& chunk) {
-  StagedTensor& staged = *slice_->staged;
-  const int64_t columns = Spec(staged.index).columns;
-  const int64_t element_bytes = ElementBytes(slice_->type);
-  const int64_t begin = slice_->rows.begin * columns + chunk.offset_bytes() / element_bytes;
-  const int64_t end = begin + static_cast<int64_t>(chunk.data().size()) / element_bytes;
-  for (size_t rank = 0; rank < staged.extents.size(); ++rank) {
-    const ShardExtent* extent = model_.shards()[rank]->Find(staged.index.unit, staged.index.parameter);
-    if (extent == nullptr) continue;
-    const int64_t first = extent->rows.begin * columns;
-    const int64_t from = std::max(begin, first);
-    const int64_t to = std::min(end, first + extent->elements);
-    if (from >= to) continue;
-    ToFloats(slice_->type, chunk.data().data() + (from - begin) * element_bytes, to - from,
-             staged.extents[rank].data() + (from - first));
+absl::Status ImportStream::CheckEnd(const v1::ImportEnd& end) {
+  if (end.slice_count() != staged_->slice_count() || end.size_bytes() != staged_->size_bytes()) {
+    return Invalid("into " + name_, absl::StrCat("at its end ", end.slice_count(), " slices of ", end.size_bytes(),
+                                                 " bytes expected, got ", staged_->slice_count(), " of ",
+                                                 staged_->size_bytes(), " bytes; nothing was changed"));
   }
+  if (end.crc32c() == checksum_) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("import into ", name_,
+                                          ": the chunks do not have the checksum that came at their end; nothing was "
+                                          "changed"));
 }
 
-absl::Status Import::Apply(const v1::ImportHeader& header) {
-  RETURN_IF_ERROR(CheckComplete());
-  const CommitLog::Numbers numbers = model_.commit_log().numbers();
-  const int64_t commit_number = header.has_commit_number() ? header.commit_number() : numbers.commit_number;
-  const int64_t version = header.has_version() ? header.version() : numbers.version;
-  if (version < 0 || commit_number < version || commit_number >= kNumberLimit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import into ", model_.spec().name, ": 0 <= version <= commit number < ", kNumberLimit,
-                     " expected, got version ", version, " and commit number ", commit_number));
+// Why a stream ended without the end message.
+absl::Status BrokenOff(const grpc::ServerContext& context, const StallGuard& guard, absl::Duration stall_timeout) {
+  if (guard.stalled()) {
+    return absl::DeadlineExceededError(absl::StrCat("import: a message within ", absl::FormatDuration(stall_timeout),
+                                                    " expected, got none; nothing was changed"));
   }
-  return model_.Change(commit_number, version, [&]() -> absl::Status {
-    for (auto& [key, staged] : staged_) {
-      for (size_t rank = 0; rank < staged.extents.size(); ++rank) {
-        Shard& shard = *model_.shards()[rank];
-        const ShardExtent* extent = shard.Find(staged.index.unit, staged.index.parameter);
-        if (extent == nullptr) continue;
-        RETURN_IF_ERROR(WriteExtent(shard, *extent, staged, rank));
-        if (staged.step.has_value()) shard.SetStep(*extent, *staged.step);
-      }
-    }
-    return absl::OkStatus();
-  });
+  if (context.IsCancelled()) return absl::AbortedError("import: the stream broke off; nothing was changed");
+  return absl::InvalidArgumentError(
+      "import: the end message expected, got the end of the stream or a message that cannot be parsed; nothing was "
+      "changed");
 }
 
-// The rows of `all` that were not given, in order.
-std::vector<RowRange> MissingRows(const StagedTensor& staged, RowRange all) {
-  std::vector<RowRange> missing;
-  int64_t next = all.begin;
-  for (const auto& [begin, end] : staged.given) {
-    if (std::min(begin, all.end) > next) missing.push_back({next, std::min(begin, all.end)});
-    next = std::max(next, end);
+absl::StatusOr<StagedImport::Numbers> NumbersOf(const v1::ImportHeader& header) {
+  StagedImport::Numbers numbers;
+  if (header.has_commit_number()) numbers.commit_number = header.commit_number();
+  if (header.has_version()) numbers.version = header.version();
+  if (header.has_history_id()) {
+    ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(header.history_id()));
   }
-  if (next < all.end) missing.push_back({next, all.end});
-  return missing;
-}
-
-// Rows that were not given are those that are there.
-absl::Status Import::WriteExtent(Shard& shard, const ShardExtent& extent, StagedTensor& staged, size_t rank) {
-  std::vector<float>& values = staged.extents[rank];
-  const std::vector<RowRange> missing = MissingRows(staged, extent.rows);
-  if (missing.size() == 1 && missing[0].size() == extent.rows.size()) return absl::OkStatus();
-  if (!missing.empty()) {
-    absl::ReaderMutexLock lock(&shard.mutex());
-    ASSIGN_OR_RETURN(const std::vector<float> present, shard.Read(extent, staged.tensor));
-    const int64_t columns = Spec(staged.index).columns;
-    for (const RowRange& rows : missing) {
-      const int64_t first = (rows.begin - extent.rows.begin) * columns;
-      std::copy_n(present.begin() + first, rows.size() * columns, values.begin() + first);
-    }
-  }
-  return shard.Write(extent, staged.tensor, values);
-}
-
-v1::ImportResponse Import::Response() const {
-  v1::ImportResponse response;
-  response.set_tensor_count(static_cast<int64_t>(staged_.size()));
-  response.set_byte_count(received_bytes_);
-  return response;
+  return numbers;
 }
 
 }  // namespace
 
 absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const grpc::ServerContext& context,
-                                                 grpc::ServerReader<v1::ImportRequest>* reader) {
+                                                 grpc::ServerReader<v1::ImportRequest>* reader,
+                                                 absl::Duration stall_timeout) {
+  StallGuard guard(context, stall_timeout);
   v1::ImportRequest request;
   if (!reader->Read(&request) || !request.has_header()) {
+    if (guard.stalled()) return BrokenOff(context, guard, stall_timeout);
     return absl::InvalidArgumentError("import: the header expected as the first message, got another one or none");
   }
-  const v1::ImportHeader header = request.header();
-  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(header.model()));
-  Import import(*model);
-  while (reader->Read(&request)) {
-    if (request.has_header()) return absl::InvalidArgumentError("import: one header expected, got a second");
-    RETURN_IF_ERROR(request.has_tensor() ? import.Begin(request.tensor()) : import.Take(request.chunk()));
+  ASSIGN_OR_RETURN(const StagedImport::Numbers numbers, NumbersOf(request.header()));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, store.Find(request.header().model()));
+  ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
+  ImportStream stream(*model, &staged);
+  for (bool ended = false; !ended;) {
+    guard.Restart();
+    if (!reader->Read(&request)) return BrokenOff(context, guard, stall_timeout);
+    ASSIGN_OR_RETURN(ended, stream.Take(request));
   }
-  if (context.IsCancelled()) return absl::AbortedError("import: the stream broke off; nothing was changed");
-  RETURN_IF_ERROR(import.Apply(header));
-  return import.Response();
+  if (context.IsCancelled()) return BrokenOff(context, guard, stall_timeout);
+  ASSIGN_OR_RETURN(const HistoryId history, staged.Apply(numbers));
+  v1::ImportResponse response;
+  response.set_tensor_count(staged.tensor_count());
+  response.set_byte_count(staged.size_bytes());
+  response.set_history_id(history.ToString());
+  return response;
 }
 
 // --- Export ---
@@ -334,7 +233,7 @@ namespace {
 
 struct ExportPlan {
   std::vector<ParameterIndex> parameters;
-  std::vector<StateTensor> tensors;
+  std::vector<const Carried*> tensors;
 };
 
 absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportRequest& request) {
@@ -355,63 +254,78 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
     }
   }
   for (const int kind : request.kinds()) {
-    const std::optional<StateTensor> tensor = TensorOf(static_cast<v1::TensorKind>(kind));
-    if (!tensor.has_value()) {
+    const Carried* carried = FindCarried(kind);
+    if (carried == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("export ", model.spec().name, ": a tensor kind expected, got ", kind));
     }
-    plan.tensors.push_back(*tensor);
+    plan.tensors.push_back(carried);
   }
-  if (plan.tensors.empty()) plan.tensors = {StateTensor::kMaster};
+  if (plan.tensors.empty()) plan.tensors.push_back(FindCarried(v1::TENSOR_KIND_MASTER));
   return plan;
 }
 
 class Export {
  public:
-  Export(const Model& model, grpc::ServerWriter<v1::ExportResponse>* writer)
-      : model_(model), pinned_(model.commit_log().numbers()), writer_(writer) {}
+  using Send = absl::FunctionRef<absl::Status(const v1::ExportResponse&)>;
+
+  Export(const Model& model, const PinnedState& pinned, Send send) : model_(model), pinned_(pinned), send_(send) {}
 
   absl::Status Run(const v1::ExportRequest& request) {
-    RETURN_IF_ERROR(model_.usable());
-    if (request.has_version() && request.version() != pinned_.version) {
+    const StateNumbers& numbers = pinned_.numbers();
+    if (request.has_version() && request.version() != numbers.version) {
       return absl::FailedPreconditionError(absl::StrCat("export ", model_.spec().name, ": version ", request.version(),
-                                                        " expected, the present one is ", pinned_.version));
+                                                        " expected, the present one is ", numbers.version));
     }
     ASSIGN_OR_RETURN(const ExportPlan plan, PlanExport(model_, request));
     v1::ExportResponse response;
-    response.mutable_header()->set_version(pinned_.version);
-    response.mutable_header()->set_commit_number(pinned_.commit_number);
-    RETURN_IF_ERROR(Send(response));
+    response.mutable_header()->set_version(numbers.version);
+    response.mutable_header()->set_commit_number(numbers.commit_number);
+    response.mutable_header()->set_history_id(numbers.history.ToString());
+    RETURN_IF_ERROR(send_(response));
     for (const ParameterIndex& index : plan.parameters) {
       for (const auto& shard : model_.shards()) {
         const ShardExtent* extent = shard->Find(index.unit, index.parameter);
         if (extent == nullptr) continue;
-        for (StateTensor tensor : plan.tensors) RETURN_IF_ERROR(SendTensor(*shard, *extent, tensor));
+        for (const Carried* carried : plan.tensors) RETURN_IF_ERROR(SendTensor(*shard, *extent, *carried));
       }
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status SendTensor(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
+  absl::Status SendTensor(const Shard& shard, const ShardExtent& extent, const Carried& carried) {
     const ParameterSpec& spec = shard.Spec(extent);
+    const TensorRow row = RowOf(spec, carried.tensor, carried.form);
+    if (row.elements == 0) return absl::OkStatus();
     v1::ExportResponse response;
     v1::TensorHeader& header = *response.mutable_tensor();
     header.set_parameter(spec.name);
-    header.set_kind(static_cast<v1::TensorKind>(v1::TENSOR_KIND_MASTER + static_cast<int>(tensor)));
+    header.set_kind(carried.kind);
     header.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
     header.set_first_row(extent.rows.begin);
     header.set_rows(extent.rows.size());
-    header.set_type(v1::TENSOR_TYPE_FP32);
-    std::vector<float> values;
+    header.set_type(static_cast<v1::TensorType>(row.type));
+    std::string bytes;
     {
       absl::ReaderMutexLock lock(&shard.mutex());
-      RETURN_IF_ERROR(CheckVersion(shard.version()));
+      RETURN_IF_ERROR(pinned_.Check(shard));
       header.set_step(extent.step);
-      ASSIGN_OR_RETURN(values, shard.Read(extent, tensor));
+      ASSIGN_OR_RETURN(bytes, ReadBytes(shard, extent, carried));
     }
-    RETURN_IF_ERROR(Send(response));
-    return SendChunks(absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * kFloatBytes));
+    RETURN_IF_ERROR(send_(response));
+    return SendChunks(bytes);
+  }
+
+  // A copy: a slow caller must not hold back commits.
+  static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const Carried& carried) {
+    if (carried.form == TensorForm::kValues) {
+      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, carried.tensor));
+      return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    }
+    ASSIGN_OR_RETURN(const std::vector<HostView> arrays, shard.Stored(extent, carried.tensor));
+    const HostView& array = arrays[carried.form == TensorForm::kElements ? 0 : 1];
+    return std::string(reinterpret_cast<const char*>(array.data()), array.size());
   }
 
   absl::Status SendChunks(absl::string_view bytes) {
@@ -421,33 +335,36 @@ class Export {
       response.mutable_chunk()->set_offset_bytes(static_cast<int64_t>(offset));
       response.mutable_chunk()->set_data(std::string(data));
       response.mutable_chunk()->set_crc32c(wire::Crc32c(data));
-      RETURN_IF_ERROR(Send(response));
+      RETURN_IF_ERROR(send_(response));
     }
     return absl::OkStatus();
   }
 
-  absl::Status CheckVersion(int64_t version) const {
-    if (version == pinned_.version) return absl::OkStatus();
-    return absl::AbortedError(absl::StrCat("export ", model_.spec().name, ": version ", pinned_.version,
-                                           " expected to stay, got ", version, "; export again"));
-  }
-
-  absl::Status Send(const v1::ExportResponse& response) {
-    if (writer_->Write(response)) return absl::OkStatus();
-    return absl::AbortedError("export: the caller has gone");
-  }
-
   const Model& model_;
-  const CommitLog::Numbers pinned_;
-  grpc::ServerWriter<v1::ExportResponse>* writer_;
+  const PinnedState& pinned_;
+  const Send send_;
 };
 
 }  // namespace
 
-absl::Status ExportTensors(const ModelStore& store, const v1::ExportRequest& request,
-                           grpc::ServerWriter<v1::ExportResponse>* writer) {
+absl::Status ExportModel(const Model& model, const v1::ExportRequest& request,
+                         absl::FunctionRef<absl::Status(const v1::ExportResponse&)> send) {
+  ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "export"));
+  return Export(model, pinned, send).Run(request);
+}
+
+absl::Status ExportTensors(const ModelStore& store, const grpc::ServerContext& context,
+                           const v1::ExportRequest& request, grpc::ServerWriter<v1::ExportResponse>* writer,
+                           absl::Duration stall_timeout) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
-  return Export(*model, writer).Run(request);
+  StallGuard guard(context, stall_timeout);
+  return ExportModel(*model, request, [&](const v1::ExportResponse& response) {
+    guard.Restart();
+    if (writer->Write(response)) return absl::OkStatus();
+    if (!guard.stalled()) return absl::AbortedError("export: the caller has gone");
+    return absl::DeadlineExceededError(absl::StrCat(
+        "export: a caller that reads expected, got one that took nothing for ", absl::FormatDuration(stall_timeout)));
+  });
 }
 
 }  // namespace paramshard::server

@@ -91,7 +91,7 @@ grpc::Status TrainerService::Import(grpc::ServerContext* context, grpc::ServerRe
 grpc::Status TrainerService::Export(grpc::ServerContext* context, const v1::ExportRequest* request,
                                     grpc::ServerWriter<v1::ExportResponse>* writer) {
   if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(ExportTensors(*store_, *request, writer));
+  return ToGrpc(ExportTensors(*store_, *context, *request, writer));
 }
 
 }  // namespace paramshard::server

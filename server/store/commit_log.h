@@ -13,6 +13,9 @@
 
 namespace paramshard::server {
 
+// Steps and commits are counted up from less than this, without overflow.
+inline constexpr int64_t kNumberLimit = int64_t{1} << 62;
+
 // Thread-safe. Ranks are the daemon's own, from 0.
 class CommitLog {
  public:

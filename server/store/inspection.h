@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_SERVER_STORE_INSPECTION_H_
 #define PARAMSHARD_SERVER_STORE_INSPECTION_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,34 +11,133 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "paramshard/v1/admin.pb.h"
 #include "server/store/model.h"
+#include "server/store/plane_statistics.h"
 
 namespace paramshard::server {
 
-v1::ModelSummary Summarize(const Model& model);
+struct ModelSummary {
+  std::string name;
+  int64_t parameter_count = 0;
+  int64_t element_count = 0;
+  int shard_size = 0;
+  int world_size = 0;
+  StateNumbers numbers;
+  int64_t skipped_commits = 0;
+  int64_t epoch = 0;
+  bool running = false;
+  int attached_ranks = 0;  // of this daemon
+  std::string last_end;
+  std::string engine;
+  double imbalance = 0;
+  std::string unusable;  // why
+};
+
+ModelSummary Summarize(const Model& model);
+
+// An extent and where it lies. Pointers are into the model.
+struct ShardListing {
+  const ParameterSpec* parameter = nullptr;
+  const UnitSpec* unit = nullptr;
+  int rank = 0;  // of the world
+  std::string device;
+  RowRange rows;
+  int64_t plane_bytes = 0;
+  int64_t optimizer_bytes = 0;  // master, moments and gradient accumulator
+  bool small = false;
+};
 
 // Shards from the `skip`th on, at most `limit`, in (parameter, rank) order.
-std::vector<v1::Shard> ListShards(const Model& model, int64_t skip, int64_t limit);
+std::vector<ShardListing> ListShards(const Model& model, int64_t skip, int64_t limit);
 
-// NOT_FOUND for an unknown parameter.
-absl::StatusOr<v1::DescribeParameterResponse> DescribeParameter(const Model& model, absl::string_view parameter);
+// Of the finite ones among some values.
+struct ValueRange {
+  double norm = 0, min = 0, max = 0;
+};
+
+struct ExtentDescription {
+  int rank = 0;  // of the world
+  std::string device;
+  RowRange rows;
+  PlaneStatistics planes;  // the row-wise one
+  ValueRange exp_avg;
+  ValueRange exp_avg_sq;
+};
+
+// `parameter` and `unit`, into the model, are null when other daemons own all of it.
+struct ParameterDescription {
+  const ParameterSpec* parameter = nullptr;
+  const UnitSpec* unit = nullptr;
+  int64_t version = 0;
+  int64_t step = 0;
+  // What the planes were encoded with besides their own rows, where the format has such a thing.
+  std::optional<double> amax;
+  std::optional<double> scale;
+  std::vector<ExtentDescription> extents;
+};
+
+// Of one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state; errors of
+// Model::Look.
+absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl::string_view parameter);
+
+// Of the extents of this daemon. Pointers are into the model.
+struct ParameterStats {
+  const ParameterSpec* parameter = nullptr;
+  const UnitSpec* unit = nullptr;
+  PlaneStatistics planes;
+};
+
+struct RankedStats {
+  std::vector<ParameterStats> parameters;
+  int64_t parameter_count = 0;  // without the limit
+};
 
 // The parameters of which this daemon owns rows, at most `limit`: those whose planes are farthest from their masters
 // come first. CANCELLED when `is_cancelled`, which is asked before every extent, says so.
-absl::StatusOr<v1::GetParameterStatsResponse> ListParameterStats(const Model& model, int64_t limit,
-                                                                 absl::FunctionRef<bool()> is_cancelled);
+absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit,
+                                               absl::FunctionRef<bool()> is_cancelled);
+
+// Hashes are XXH3-128 of the stored bytes, in hexadecimal.
+struct ExtentVerification {
+  std::string parameter;
+  int rank = 0;  // of the world
+  RowRange rows;
+  bool planes_match = false;  // the served bytes are the master's encoding
+  std::string master_hash;
+  std::string exp_avg_hash;
+  std::string exp_avg_sq_hash;
+  std::string planes_hash;
+};
+
+struct VerifySummary {
+  StateNumbers numbers;
+  int64_t extent_count = 0;
+  int64_t mismatch_count = 0;
+  std::string state_hash;  // of all hashes of masters and moments, in order
+};
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
-// meanwhile; Model::usable().
-absl::StatusOr<v1::VerifySummary> VerifyModel(const Model& model,
-                                              absl::FunctionRef<absl::Status(const v1::ExtentVerification&)> sink);
+// or an import begins meanwhile; errors of Model::Look.
+absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
+                                          absl::FunctionRef<absl::Status(const ExtentVerification&)> sink);
+
+struct BrokenDevice {
+  std::string device;
+  std::string reason;
+};
 
 // In the order of ranks.
-std::vector<v1::BrokenDevice> ListBrokenDevices(const World& world);
+std::vector<BrokenDevice> ListBrokenDevices(const World& world);
 
-// Bytes of one model by device and class.
-std::vector<v1::MemoryUse> CountMemory(const Model& model);
+// Bytes of one model on one device; `device` is empty for host memory that all devices share.
+struct MemoryUse {
+  std::string device;
+  std::string memory_class;
+  int64_t size_bytes = 0;
+};
+
+// What is 0 is left out.
+std::vector<MemoryUse> CountMemory(const Model& model);
 
 }  // namespace paramshard::server
 

@@ -52,7 +52,8 @@ Model::Model(Options options)
     : options_(std::move(options)),
       fingerprint_(ModelSpecFingerprint(options_.spec)),
       scaling_book_(options_.spec),
-      commit_log_(options_.world.rank_count()) {}
+      commit_log_(options_.world.rank_count()),
+      history_(HistoryOfCreation(fingerprint_)) {}
 
 Model::~Model() {
   {
@@ -193,6 +194,7 @@ absl::Status Model::Attach(Trainer trainer) {
   RETURN_IF_ERROR(CheckDevices());
   RETURN_IF_ERROR(usable_);
   RETURN_IF_ERROR(doubt_);
+  RETURN_IF_ERROR(CheckNotChanging("attach"));
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
                                                    world().first_rank + world().rank_count(), ") expected, got ",
@@ -277,6 +279,7 @@ void Model::Report() {
                      .spec_fingerprint = fingerprint_,
                      .commit_number = numbers.commit_number,
                      .version = numbers.version,
+                     .history_id = history_.ToString(),
                      .shard_size = layout_->ranks(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
@@ -373,10 +376,11 @@ void Model::Drain(absl::Time deadline, const absl::Status& why) {
     epoch = epoch_;
   }
   OnEpochRefused(why);
-  if (epoch == nullptr) return;
-  epoch->AwaitCommits(deadline);
-  OnEpochEnd(epoch->number(), why);
-  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
+  if (epoch != nullptr) {
+    epoch->AwaitCommits(deadline);
+    OnEpochEnd(epoch->number(), why);
+  }
+  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() && !changing_; };
   absl::MutexLock lock(&mu_);
   mu_.AwaitWithDeadline(absl::Condition(&idle), deadline);
 }
@@ -400,6 +404,7 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
 absl::Status Model::Close(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckVacant("delete model"));
+  RETURN_IF_ERROR(CheckNotChanging("delete model"));
   if (!closed_) {
     draining_ = true;
     closed_ = true;
@@ -412,23 +417,101 @@ absl::Status Model::Close(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-absl::Status Model::Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change) {
-  absl::MutexLock lock(&mu_);
+absl::Status Model::CheckMayImport() const {
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
-  RETURN_IF_ERROR(usable_);
-  RETURN_IF_ERROR(AwaitVacant("import into"));
-  absl::Status status = change();
+  return usable_;
+}
+
+absl::Status Model::CheckNotChanging(absl::string_view operation) const {
+  if (!changing_) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(operation, " ", spec().name, ": an import is being applied; try again when it is through"));
+}
+
+absl::Status Model::BeginImport() {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayImport());
+  if (importing_) {
+    return absl::UnavailableError(absl::StrCat("import into ", spec().name,
+                                               ": one import at a time expected; try again when the other is through"));
+  }
+  importing_ = true;
+  return absl::OkStatus();
+}
+
+void Model::EndImport() {
+  absl::MutexLock lock(&mu_);
+  importing_ = false;
+}
+
+absl::StatusOr<HistoryId> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
+  StateChange complete = change;
+  ASSIGN_OR_RETURN(const State before, BeginChange(complete));
+  if (!complete.history.has_value()) {
+    complete.history =
+        HistoryOfImport(fingerprint_, complete.content, before.numbers, *complete.commit_number, *complete.version);
+  }
+  // Whoever reads the old state learns of the change before it meets the first new byte.
+  for (const auto& shard : shards_) shard->SetGeneration(before.generation + 1);
+  absl::Status status = write();
   if (status.ok()) status = EncodePlanes();
-  for (const auto& shard : shards_) shard->SetVersion(version);
+  for (const auto& shard : shards_) shard->SetVersion(*complete.version);
+  return EndChange(complete, status);
+}
+
+absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(AwaitVacant("import into"));
+  // Things may have changed while it waited.
+  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(CheckNotChanging("import into"));
+  const State before = StateLocked();
+  const int64_t commit_number = change.commit_number.value_or(before.numbers.commit_number);
+  const int64_t version = change.version.value_or(before.numbers.version);
+  if (version < 0 || commit_number < version || commit_number >= kNumberLimit) {
+    return absl::InvalidArgumentError(absl::StrCat("import into ", spec().name, ": 0 <= version <= commit number < ",
+                                                   kNumberLimit, " expected, got version ", version,
+                                                   " and commit number ", commit_number));
+  }
+  change.commit_number = commit_number;
+  change.version = version;
+  changing_ = true;
+  return before;
+}
+
+absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  changing_ = false;
+  ++generation_;
   if (!status.ok()) {
     Spoil("an import", status);
     return usable_;
   }
-  commit_log_.Reset(commit_number, version);
+  history_ = *change.history;
+  commit_log_.Reset(*change.commit_number, *change.version);
   doubt_ = absl::OkStatus();
   Report();
-  return absl::OkStatus();
+  return history_;
+}
+
+Model::State Model::StateLocked() const {
+  const CommitLog::Numbers numbers = commit_log_.numbers();
+  return {.numbers = {.history = history_, .commit_number = numbers.commit_number, .version = numbers.version},
+          .generation = generation_};
+}
+
+Model::State Model::state() const {
+  absl::MutexLock lock(&mu_);
+  return StateLocked();
+}
+
+absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(usable_);
+  RETURN_IF_ERROR(CheckNotChanging(operation));
+  return StateLocked();
 }
 
 void Model::Spoil(absl::string_view what, const absl::Status& why) {
@@ -498,6 +581,7 @@ v1::Model Model::ToProto() const {
   proto.set_world_size(world().world_size);
   proto.set_version(numbers.version);
   proto.set_commit_number(numbers.commit_number);
+  proto.set_history_id(state().numbers.history.ToString());
   proto.set_epoch(now.epoch);
   proto.set_running(now.running);
   for (const UnitSpec& unit : spec().units) {

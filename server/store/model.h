@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "server/layout/layout.h"
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
+#include "server/store/history.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -59,7 +61,8 @@ class Model {
   ~Model();
 
   // Gives a rank a trainer. When every rank of the world has one, an epoch starts. INVALID_ARGUMENT a rank of another
-  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining; what broke a device; usable().
+  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining and while the state is changed; what broke a
+  // device; usable().
   absl::Status Attach(Trainer trainer);
   // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
@@ -81,17 +84,33 @@ class Model {
   // Those who wait for an epoch are told that none starts.
   void OnEpochRefused(const absl::Status& why);
 
-  // Refuses new trainers, lets commits in flight finish until the deadline, and ends the epoch.
+  // Refuses new trainers, lets commits in flight and a change finish until the deadline, and ends the epoch.
   void Drain(absl::Time deadline, const absl::Status& why);
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
-  // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached.
+  // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
+  // state is changed.
   absl::Status Close(const absl::Status& why);
 
-  // Changes the state while no trainer is attached, then encodes planes and takes the numbers over. When `change`
-  // fails, or the encoding after it, nobody can say what the state is: the model is not usable any more.
-  // FAILED_PRECONDITION naming a trainer that is attached; what broke a device; usable().
-  absl::Status Change(int64_t commit_number, int64_t version, absl::FunctionRef<absl::Status()> change);
+  // What an import makes of the numbers and of the history.
+  struct StateChange {
+    std::optional<int64_t> commit_number = {};  // unset: they stay
+    std::optional<int64_t> version = {};
+    std::optional<HistoryId> history = {};  // unset: made from `content`
+    ImportedContent content = {};
+  };
+  // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns the
+  // history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the state
+  // that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state is: the
+  // model is not usable any more.
+  // FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT numbers out of order; UNAVAILABLE another
+  // change is under way, or the daemon drains; what broke a device; usable().
+  absl::StatusOr<HistoryId> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
+
+  // The turn to import, which one caller at a time has from OK until EndImport. UNAVAILABLE another one has it, or the
+  // daemon drains; what broke a device; usable().
+  absl::Status BeginImport();
+  void EndImport();
 
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
   // What is left to do is to delete the model.
@@ -99,6 +118,15 @@ class Model {
   // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
   // whole and is that of the last commit, but nobody may train on from it: an import settles it.
   absl::Status doubt() const;
+
+  // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
+  struct State {
+    StateNumbers numbers;
+    int64_t generation = 0;
+  };
+  State state() const;
+  // The same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
+  absl::StatusOr<State> Look(absl::string_view operation) const;
 
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
@@ -163,6 +191,13 @@ class Model {
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE while the state is being changed.
+  absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Begins a change and says what was before it; ends it with what became of it.
+  absl::StatusOr<State> BeginChange(StateChange& change);
+  absl::StatusOr<HistoryId> EndChange(const StateChange& change, const absl::Status& status);
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -188,6 +223,10 @@ class Model {
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
+  bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
+  bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
+  HistoryId history_ ABSL_GUARDED_BY(mu_);
+  int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);
   std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
@@ -71,9 +72,26 @@ MomentKind KindOf(StateTensor tensor) {
   return tensor == StateTensor::kExpAvg ? MomentKind::kExpAvg : MomentKind::kExpAvgSq;
 }
 
-template <typename Value>
-absl::Span<const uint8_t> BytesOf(const std::vector<Value>& values) {
-  return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(Value));
+// Rows of a tensor as they are stored.
+struct StoredRows {
+  std::vector<uint8_t> elements;
+  std::vector<uint8_t> rest;
+};
+
+StoredRows EncodeRows(const ParameterSpec& spec, StateTensor tensor, int64_t rows, absl::Span<const float> values) {
+  StoredRows stored{.elements = std::vector<uint8_t>(rows * RowOf(spec, tensor, TensorForm::kElements).size_bytes()),
+                    .rest = std::vector<uint8_t>(rows * RowOf(spec, tensor, TensorForm::kRest).size_bytes())};
+  const auto count = static_cast<int64_t>(values.size());
+  if (tensor != StateTensor::kMaster) {
+    const MomentType type = tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type;
+    EncodeMoment(KindOf(tensor), values.data(), rows, spec.columns,
+                 {stored.elements.data(), reinterpret_cast<float*>(stored.rest.data()), type});
+  } else if (spec.master_type == MasterType::kBF16Remainder) {
+    SplitMasters(values.data(), count, stored.elements.data(), reinterpret_cast<int16_t*>(stored.rest.data()));
+  } else {
+    std::memcpy(stored.elements.data(), values.data(), stored.elements.size());
+  }
+  return stored;
 }
 
 // One plane's memory on the host.
@@ -342,33 +360,36 @@ absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateT
   return values;
 }
 
-absl::Status Shard::Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
-  absl::MutexLock lock(&mu_);
-  return tensor == StateTensor::kMaster ? WriteMaster(extent, values) : WriteMoment(extent, tensor, values);
-}
-
-absl::Status Shard::WriteMaster(const ShardExtent& extent, absl::Span<const float> values) {
-  uint8_t* const master = master_.data() + extent.master_offset;
-  if (!HasRemainder(extent)) {
-    return device_->Write(
-        master, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)));
+uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const {
+  if (tensor == StateTensor::kMaster) {
+    const bool is_plane = form == TensorForm::kElements && HasRemainder(extent);
+    return is_plane ? PlaneOf(extent, Plane::kRowWise).data : master_.data() + extent.master_offset;
   }
-  std::vector<uint8_t> weights(values.size() * sizeof(uint16_t));
-  std::vector<int16_t> remainders(values.size());
-  SplitMasters(values.data(), extent.elements, weights.data(), remainders.data());
-  RETURN_IF_ERROR(device_->Write(PlaneOf(extent, Plane::kRowWise).data, weights));
-  return device_->Write(master, BytesOf(remainders));
+  const MutableMoment moment = Moment(extent, tensor);
+  return static_cast<uint8_t*>(form == TensorForm::kElements ? moment.data : static_cast<void*>(moment.scales));
 }
 
-absl::Status Shard::WriteMoment(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
-  const MutableMoment moment = Moment(extent, tensor);
-  const int64_t columns = Spec(extent).columns;
-  std::vector<uint8_t> data(values.size() * MomentBytes(moment.type));
-  std::vector<float> scales(MomentScaleCount(moment.type, extent.rows.size(), columns));
-  EncodeMoment(KindOf(tensor), values.data(), extent.rows.size(), columns, {data.data(), scales.data(), moment.type});
-  RETURN_IF_ERROR(device_->Write(static_cast<uint8_t*>(moment.data), data));
-  if (scales.empty()) return absl::OkStatus();
-  return device_->Write(reinterpret_cast<uint8_t*>(moment.scales), BytesOf(scales));
+// Every array has its rows one after the other.
+absl::Status Shard::WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
+                               absl::Span<const uint8_t> bytes) {
+  if (bytes.empty()) return absl::OkStatus();
+  const int64_t row_bytes = RowOf(Spec(extent), tensor, form).size_bytes();
+  PARAMSHARD_CHECK(static_cast<int64_t>(bytes.size()) == rows.size() * row_bytes);
+  return device_->Write(ArrayOf(extent, tensor, form) + (rows.begin - extent.rows.begin) * row_bytes, bytes);
+}
+
+absl::Status Shard::WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
+                                    absl::Span<const uint8_t> bytes) {
+  absl::MutexLock lock(&mu_);
+  return WriteArray(extent, tensor, form, rows, bytes);
+}
+
+absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows,
+                              absl::Span<const float> values) {
+  const StoredRows stored = EncodeRows(Spec(extent), tensor, rows.size(), values);
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(WriteArray(extent, tensor, TensorForm::kElements, rows, stored.elements));
+  return WriteArray(extent, tensor, TensorForm::kRest, rows, stored.rest);
 }
 
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
@@ -379,6 +400,11 @@ void Shard::SetStep(const ShardExtent& extent, int64_t step) {
 void Shard::SetVersion(int64_t version) {
   absl::MutexLock lock(&mu_);
   version_ = version;
+}
+
+void Shard::SetGeneration(int64_t generation) {
+  absl::MutexLock lock(&mu_);
+  generation_ = generation;
 }
 
 std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent) const {

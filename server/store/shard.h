@@ -23,6 +23,7 @@
 #include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 #include "server/store/scaling_book.h"
+#include "server/store/state_tensor.h"
 
 namespace paramshard::server {
 
@@ -40,10 +41,6 @@ struct StepParameters {
   std::vector<GroupStep> groups;
   float gradient_scale = 1;  // k of docs/numerics.md: unscaling, mean and clip in one factor
 };
-
-// Which tensor of the optimizer's state.
-enum class StateTensor : uint8_t { kMaster, kExpAvg, kExpAvgSq };
-inline constexpr int kStateTensorCount = 3;
 
 // The rows of one parameter that the shard owns. Never empty.
 struct ShardExtent {
@@ -125,6 +122,8 @@ class Shard {
   absl::Mutex& mutex() const ABSL_LOCK_RETURNED(mu_) { return mu_; }
   // Steps that this shard has applied: while a commit is being applied shards differ for a moment. Requires mutex().
   int64_t version() const { return version_; }
+  // The model's generation, which moves before anything is replaced. Requires mutex().
+  int64_t generation() const { return generation_; }
   // Decoded to fp32.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
   // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
@@ -138,11 +137,19 @@ class Shard {
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const;
 
-  // Replaces one extent's tensor with decoded values, without encoding planes: call EncodePlanes after the last. (The
-  // upper half of a master with remainder is a plane, and is replaced.)
-  absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
+  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of a
+  // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent.
+  absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
+  // The same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
+  absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
+                               absl::Span<const uint8_t> bytes);
+  // All rows.
+  absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
+    return WriteRows(extent, tensor, extent.rows, values);
+  }
   void SetStep(const ShardExtent& extent, int64_t step);
   void SetVersion(int64_t version);
+  void SetGeneration(int64_t generation);
 
   const ParameterSpec& Spec(const ShardExtent& extent) const {
     return spec_.units[extent.unit].parameters[extent.parameter];
@@ -163,8 +170,10 @@ class Shard {
   AdamState State(const ShardExtent& extent) const;
   MutableMoment Moment(const ShardExtent& extent, StateTensor tensor) const;
   float* Gradient(const ShardExtent& extent) const;
-  absl::Status WriteMaster(const ShardExtent& extent, absl::Span<const float> values);
-  absl::Status WriteMoment(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values);
+  // Where a stored array of an extent begins.
+  uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
+  absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
+                          absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
 
   // Constant after Create.
@@ -177,6 +186,7 @@ class Shard {
   mutable absl::Mutex mu_;
   std::vector<ShardExtent> extents_;
   int64_t version_ = 0;
+  int64_t generation_ = 0;
   Memory master_, exp_avg_, exp_avg_sq_, gradients_, planes_;
   std::unique_ptr<ShardArithmetic> arithmetic_;  // on extents_ in these memories
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -504,6 +505,60 @@ TEST_F(ClientTest, ImportedTensorsComeBackBitForBit) {
   EXPECT_EQ(summary.commit_number, 9);
   EXPECT_EQ(exported[TensorKind::kMaster], master);
   EXPECT_EQ(exported[TensorKind::kExpAvg], exp_avg);
+}
+
+TEST_F(ClientTest, StoredStateComesBackBitForBit) {
+  StartDaemon(2);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
+  ModelSpec spec = TwoUnits(Format::kBF16);
+  const MomentType types[] = {MomentType::kFP16, MomentType::kFP8};
+  for (int i = 0; i < 2; ++i) {
+    ParameterSpec& parameter = spec.units[i].parameters[0];
+    parameter.exp_avg_type = types[i];
+    parameter.exp_avg_sq_type = types[1 - i];
+    parameter.master_type = MasterType::kBF16Remainder;
+  }
+  ASSERT_OK(client.CreateModel(spec));
+  std::vector<float> moment(kRows * kColumns);
+  for (size_t i = 0; i < moment.size(); ++i) moment[i] = std::cos(static_cast<float>(i)) + 1.5f;
+  for (const char* name : {"a.w", "b.w"}) {
+    ASSERT_OK(client.Import("two", {{.parameter = name, .kind = TensorKind::kExpAvg, .values = moment, .step = 4},
+                                    {.parameter = name, .kind = TensorKind::kExpAvgSq, .values = moment}}));
+  }
+  const ExportOptions stored{.kinds = {std::begin(kStoredState), std::end(kStoredState)}};
+  const auto export_all = [&](const std::string& model, std::vector<ExportedExtent>* extents) {
+    return client.Export(model, stored, [&](const ExportedExtent& extent) {
+      extents->push_back(extent);
+      return absl::OkStatus();
+    });
+  };
+  std::vector<ExportedExtent> extents;
+  ASSERT_OK_AND_ASSIGN(const ExportSummary summary, export_all("two", &extents));
+
+  spec.name = "again";
+  spec.seed = 99;
+  ASSERT_OK(client.CreateModel(spec));
+  std::vector<ImportTensor> tensors;
+  for (const ExportedExtent& extent : extents) {
+    tensors.push_back({.parameter = extent.parameter,
+                       .kind = extent.kind,
+                       .type = extent.type,
+                       .values = extent.values,
+                       .bytes = extent.bytes,
+                       .first_row = extent.first_row,
+                       .rows = extent.rows,
+                       .step = extent.step});
+  }
+  ASSERT_OK(client.Import("again", tensors, {.history_id = summary.history_id}));
+  std::vector<ExportedExtent> again;
+  ASSERT_OK_AND_ASSIGN(const ExportSummary summary_again, export_all("again", &again));
+  EXPECT_EQ(summary_again.history_id, summary.history_id);
+  ASSERT_EQ(again.size(), extents.size());
+  for (size_t i = 0; i < extents.size(); ++i) {
+    EXPECT_TRUE(again[i].values == extents[i].values && again[i].bytes == extents[i].bytes) << i;
+    EXPECT_EQ(again[i].step, extents[i].step);
+    EXPECT_FALSE(extents[i].values.empty() && extents[i].bytes.empty());
+  }
 }
 
 TEST_F(ClientTest, ImportsThatDoNotFitTheModelAreRefusedBeforeTheyAreSent) {

@@ -106,13 +106,31 @@ TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
+// Numbers are equal after an import into one node only.
+TEST_F(CoordinatorTest, HistoriesThatDifferAreNamedWithTheWayOut) {
+  const auto report = [](std::vector<int> ranks, const std::string& history) {
+    ModelReport made = MakeReport(std::move(ranks), 7, 5);
+    made.history_id = history;
+    return made;
+  };
+  coordinator_.Report(0, report({0, 1}, "aa"));
+  coordinator_.Report(1, report({2}, "bb"));
+  ExpectRefusal(
+      absl::StatusCode::kFailedPrecondition,
+      "one history on all nodes expected, got aa on node 0 (ranks 0..1), bb on node 1 (rank 2): they were imported "
+      "into differently; import the same into every daemon");
+  coordinator_.Report(1, report({2}, "aa"));
+  coordinator_.Report(0, report({0, 1}, "aa"));
+  EXPECT_TRUE(sinks_[0].Next().start);
+}
+
 TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
   coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
   coordinator_.Report(1, MakeReport({2}, 6, 5));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition,
                 "version 5 (commit 7) on node 0 (ranks 0..1), version 5 (commit 6) on node 1 (rank 2): "
                 "export from one and "
-                "import to the other");
+                "import the same into both");
   // The trainers that waited are gone; those that attach after the import start an epoch.
   coordinator_.Report(1, MakeReport({2}, 7, 5));
   EXPECT_TRUE(sinks_[0].empty());

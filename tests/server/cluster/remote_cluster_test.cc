@@ -145,6 +145,17 @@ TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
 }
 
+TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
+  ModelReport of_zero = MakeReport({0, 1}, 3, 3);
+  of_zero.history_id = "aa";
+  ModelReport of_one = MakeReport({2}, 3, 3);
+  of_one.history_id = "bb";
+  zero_.coordinator().Report(0, of_zero);
+  one_->Report(of_one);
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         HasSubstr("got aa on node 0 (ranks 0..1), bb on node 1")));
+}
+
 TEST_F(RemoteClusterTest, VotesAreDecidedOverAllNodes) {
   const int64_t epoch = StartEpoch();
   auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });

@@ -1,11 +1,15 @@
 #include "server/service/tensor_transfer.h"
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +21,7 @@
 #include "tests/server/service/daemon_client.h"
 #include "tests/server/service/test_session.h"
 #include "tests/server/store/test_spec.h"
+#include "tests/server/store/test_world.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -74,6 +79,19 @@ v1::ImportRequest Bits(const std::vector<uint16_t>& bits) {
   return request;
 }
 
+// The end message that goes with them.
+v1::ImportRequest EndOf(const std::vector<v1::ImportRequest>& requests) {
+  v1::ImportRequest request;
+  v1::ImportEnd& end = *request.mutable_end();
+  for (const v1::ImportRequest& sent : requests) {
+    if (sent.has_tensor()) end.set_slice_count(end.slice_count() + 1);
+    if (!sent.has_chunk()) continue;
+    end.set_size_bytes(end.size_bytes() + static_cast<int64_t>(sent.chunk().data().size()));
+    end.set_crc32c(wire::ExtendCrc32c(end.crc32c(), sent.chunk().crc32c()));
+  }
+  return request;
+}
+
 v1::ImportRequest SliceOfW(int64_t first_row, int64_t rows) {
   v1::ImportRequest request = Tensor("w", {7, 4});
   request.mutable_tensor()->set_first_row(first_row);
@@ -100,7 +118,12 @@ class TensorTransferTest : public DaemonTestBase {
     hash_ = client_->StateHash("m");
   }
 
-  absl::StatusOr<v1::ImportResponse> Import(const std::vector<v1::ImportRequest>& requests) {
+  absl::StatusOr<v1::ImportResponse> Import(std::vector<v1::ImportRequest> requests) {
+    requests.push_back(EndOf(requests));
+    return Send(requests);
+  }
+  // As they are, without an end message.
+  absl::StatusOr<v1::ImportResponse> Send(const std::vector<v1::ImportRequest>& requests) {
     const auto context = client_->Context();
     v1::ImportResponse response;
     const auto writer = client_->trainer().Import(context.get(), &response);
@@ -114,8 +137,9 @@ class TensorTransferTest : public DaemonTestBase {
   }
   void ExpectRefused(const std::vector<v1::ImportRequest>& requests, absl::StatusCode code,
                      const std::string& message) {
+    const std::string before = client_->StateHash("m");
     EXPECT_THAT(Import(requests), StatusIs(code, HasSubstr(message)));
-    EXPECT_EQ(client_->StateHash("m"), hash_) << message;
+    EXPECT_EQ(client_->StateHash("m"), before) << message;
   }
   void ExpectInvalid(const std::vector<v1::ImportRequest>& requests, const std::string& message) {
     ExpectRefused(requests, absl::StatusCode::kInvalidArgument, message);
@@ -243,17 +267,17 @@ TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
   ExpectInvalid({Header(), Tensor("w", {28})}, "got [28]");
   ExpectInvalid({Header(), Tensor("w", {})}, "got []");
   ExpectInvalid({Header(), Tensor("w", {7, 4}, v1::TENSOR_KIND_UNSPECIFIED)}, "a tensor kind expected, got 0");
-  ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(9))}, "got 9");
+  ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(77))}, "got 77");
 }
 
 TEST_F(TensorTransferTest, SlicesLieInTheTensor) {
-  ExpectInvalid({Header(), SliceOfW(0, 0)}, "import w: rows of [0, 7) expected, got 0 rows from 0");
+  ExpectInvalid({Header(), SliceOfW(0, 0)}, "import w: rows of [0, 7) expected, got [0, 0)");
   ExpectInvalid({Header(), SliceOfW(0, 8)}, "rows of [0, 7) expected");
   ExpectInvalid({Header(), SliceOfW(1, 7)}, "rows of [0, 7) expected");
   ExpectInvalid({Header(), SliceOfW(-1, 2)}, "rows of [0, 7) expected");
   ExpectInvalid({Header(), SliceOfW(INT64_MAX, INT64_MAX)}, "rows of [0, 7) expected");
   ExpectInvalid({Header(), SliceOfW(INT64_MIN, -1)}, "rows of [0, 7) expected");
-  ExpectInvalid({Header(), SliceOfW(2, 3), Chunk(0, Ramp(28))}, "48 in all, expected, got 112");
+  ExpectInvalid({Header(), SliceOfW(2, 3), Chunk(0, Ramp(28))}, "48 bytes in all, expected, got 112");
   ExpectInvalid({Header(), SliceOfW(2, 3), Chunk(0, Ramp(8))}, "48 bytes expected, got 32");
 }
 
@@ -263,7 +287,7 @@ TEST_F(TensorTransferTest, ARowComesOnce) {
   for (const v1::ImportRequest& again : {SliceOfW(2, 3), SliceOfW(0, 3), SliceOfW(4, 1), SliceOfW(0, 7)}) {
     std::vector<v1::ImportRequest> requests = slice;
     requests.push_back(again);
-    ExpectInvalid(requests, "import w: each row of a tensor once expected");
+    ExpectInvalid(requests, "import w: each row of its master once expected");
   }
 }
 
@@ -307,9 +331,9 @@ TEST_F(TensorTransferTest, NarrowTypesAreWidenedExactly) {
 TEST_F(TensorTransferTest, OtherTypesAreRefused) {
   v1::ImportRequest tensor = Tensor("b", {5});
   tensor.mutable_tensor()->set_type(static_cast<v1::TensorType>(4));
-  ExpectInvalid({Header(), tensor}, "import b: type FP32, BF16 or FP16 expected, got 4");
+  ExpectInvalid({Header(), tensor}, "import b: type FP32, BF16 or FP16 expected of master, got FP8_E4M3");
   tensor.mutable_tensor()->set_type(v1::TENSOR_TYPE_BF16);
-  ExpectInvalid({Header(), tensor, Chunk(0, Ramp(5))}, "10 in all, expected, got 20");
+  ExpectInvalid({Header(), tensor, Chunk(0, Ramp(5))}, "10 bytes in all, expected, got 20");
 }
 
 TEST_F(TensorTransferTest, AStepIsNotNegative) {
@@ -329,7 +353,7 @@ TEST_F(TensorTransferTest, ChunksAreInOrderAndComplete) {
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(3))}, "20 bytes expected, got 12");
   ExpectInvalid({Header(), Tensor("b", {5})}, "20 bytes expected, got 0");
   ExpectInvalid({Header(), Tensor("b", {5}), Chunk(0, Ramp(3)), Tensor("w", {7, 4})}, "20 bytes expected, got 12");
-  ExpectInvalid({Header(), Tensor("b", {5}), v1::ImportRequest()}, "import b");
+  ExpectInvalid({Header(), Tensor("b", {5}), v1::ImportRequest()}, "tensor, chunk or end expected");
 }
 
 TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
@@ -377,6 +401,49 @@ TEST_F(TensorTransferTest, WithATrainerNothingIsImported) {
   ExpectRefused({Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}, absl::StatusCode::kFailedPrecondition, "rank 0");
 }
 
+TEST_F(TensorTransferTest, AParameterHasOneStepCount) {
+  const auto with_step = [](v1::TensorKind kind, int64_t step) {
+    v1::ImportRequest request = Tensor("b", {5}, kind);
+    request.mutable_tensor()->set_step(step);
+    return request;
+  };
+  const v1::ImportRequest chunk = Chunk(0, Ramp(5));
+  ExpectInvalid({Header(), with_step(v1::TENSOR_KIND_MASTER, 8), chunk, with_step(v1::TENSOR_KIND_EXP_AVG, 9), chunk},
+                "import b: one step count for all its tensors expected, got 9 after 8");
+  EXPECT_OK(Import({Header(), with_step(v1::TENSOR_KIND_MASTER, 8), chunk, with_step(v1::TENSOR_KIND_EXP_AVG, 8), chunk,
+                    Tensor("b", {5}, v1::TENSOR_KIND_EXP_AVG_SQ), chunk}));
+}
+
+// --- The end of an import ---
+
+TEST_F(TensorTransferTest, WithoutTheEndMessageNothingChanges) {
+  const std::vector<v1::ImportRequest> requests = {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))};
+  for (size_t sent = 1; sent <= requests.size(); ++sent) {
+    EXPECT_THAT(Send({requests.begin(), requests.begin() + sent}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the end message expected")));
+    EXPECT_EQ(client_->StateHash("m"), hash_);
+  }
+}
+
+TEST_F(TensorTransferTest, AnEndWithOtherCountsChangesNothing) {
+  const std::vector<v1::ImportRequest> requests = {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))};
+  const auto send_with = [&](const std::function<void(v1::ImportEnd&)>& change) {
+    std::vector<v1::ImportRequest> changed = requests;
+    changed.push_back(EndOf(requests));
+    change(*changed.back().mutable_end());
+    return Send(changed);
+  };
+  EXPECT_THAT(send_with([](v1::ImportEnd& end) { end.set_slice_count(2); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 slices of 20 bytes expected, got 1 of 20")));
+  EXPECT_THAT(send_with([](v1::ImportEnd& end) { end.set_size_bytes(24); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1 slices of 24 bytes expected")));
+  EXPECT_THAT(send_with([](v1::ImportEnd& end) { end.set_crc32c(end.crc32c() ^ 1); }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the checksum that came at their end")));
+  EXPECT_EQ(client_->StateHash("m"), hash_);
+  EXPECT_OK(send_with([](v1::ImportEnd&) {}));
+  EXPECT_NE(client_->StateHash("m"), hash_);
+}
+
 TEST_F(TensorTransferTest, AStreamThatBreaksOffChangesNothing) {
   const auto context = client_->Context();
   v1::ImportResponse response;
@@ -387,6 +454,62 @@ TEST_F(TensorTransferTest, AStreamThatBreaksOffChangesNothing) {
   context->TryCancel();
   EXPECT_THAT(FromGrpc(writer->Finish()), StatusIs(absl::StatusCode::kCancelled));
   EXPECT_EQ(client_->StateHash("m"), hash_);
+}
+
+// Sends bytes as messages, whatever they mean.
+class RawImport {
+ public:
+  explicit RawImport(DaemonClient& client)
+      : context_(client.Context()),
+        stub_(client.channel()),
+        stream_(stub_.PrepareCall(context_.get(), "/paramshard.v1.TrainerService/Import", &queue_)) {
+    stream_->StartCall(nullptr);
+    EXPECT_TRUE(Await());
+  }
+  ~RawImport() { queue_.Shutdown(); }
+
+  void Write(const std::string& message) {
+    const grpc::Slice slice(message);
+    stream_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    Await();
+  }
+  absl::Status Finish() {
+    stream_->WritesDone(nullptr);
+    Await();
+    grpc::Status status;
+    stream_->Finish(&status, nullptr);
+    Await();
+    return FromGrpc(status);
+  }
+
+ private:
+  bool Await() {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue_.Next(&tag, &ok));
+    return ok;
+  }
+
+  std::unique_ptr<grpc::ClientContext> context_;
+  grpc::CompletionQueue queue_;
+  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+};
+
+TEST_F(TensorTransferTest, AMessageThatCannotBeParsedChangesNothing) {
+  const std::vector<v1::ImportRequest> requests = {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))};
+  for (size_t good = 1; good <= requests.size(); ++good) {
+    RawImport import(*client_);
+    for (size_t i = 0; i < good; ++i) import.Write(requests[i].SerializeAsString());
+    import.Write("\xff\xff\xff garbage");
+    EXPECT_THAT(import.Finish(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cannot be parsed")));
+    EXPECT_EQ(client_->StateHash("m"), hash_) << good;
+  }
+  RawImport whole(*client_);
+  for (const v1::ImportRequest& request : requests) whole.Write(request.SerializeAsString());
+  whole.Write(EndOf(requests).SerializeAsString());
+  whole.Finish().IgnoreError();  // the answer was not read
+  EXPECT_NE(client_->StateHash("m"), hash_) << "the same without garbage";
 }
 
 // --- Export ---
@@ -415,6 +538,142 @@ TEST_F(TensorTransferTest, AnotherVersionThanThePresentOneIsRefused) {
                                         AllOf(HasSubstr("version 3"), HasSubstr("the present one is 0"))));
   request.set_version(0);
   EXPECT_OK(Export(request));
+}
+
+TEST_F(TensorTransferTest, StoredStateIsExportedAndImportedBitForBit) {
+  v1::ModelSpec spec = MakeSpec("stored", {MakeUnit("u", {MakeParameter("w", {300, 130}, v1::FORMAT_BF16)})});
+  v1::ParameterSpec& parameter = *spec.mutable_units(0)->mutable_parameters(0);
+  parameter.set_exp_avg_type(v1::MOMENT_TYPE_FP16);
+  parameter.set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
+  parameter.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  parameter.mutable_initial_value()->mutable_normal()->set_standard_deviation(1);
+  ASSERT_OK(client_->CreateModel(spec));
+  v1::ImportRequest moment = Tensor("w", {300, 130}, v1::TENSOR_KIND_EXP_AVG_SQ);
+  moment.mutable_tensor()->set_step(6);
+  ASSERT_OK(Import({Header("stored"), moment, Chunk(0, Ramp(300 * 130, 0.1f))}));
+  const std::string hash = client_->StateHash("stored");
+
+  // What the export says becomes an import of another model.
+  v1::ExportRequest request;
+  request.set_model("stored");
+  for (int kind = v1::TENSOR_KIND_MASTER_ELEMENTS; kind <= v1::TENSOR_KIND_EXP_AVG_SQ_SCALES; ++kind) {
+    request.add_kinds(static_cast<v1::TensorKind>(kind));
+  }
+  const auto context = client_->Context();
+  const auto reader = client_->trainer().Export(context.get(), request);
+  std::vector<v1::ImportRequest> requests{Header("again")};
+  std::set<int> kinds;
+  for (v1::ExportResponse response; reader->Read(&response);) {
+    if (response.has_header()) {
+      requests[0].mutable_header()->set_history_id(response.header().history_id());
+    } else if (response.has_tensor()) {
+      kinds.insert(response.tensor().kind());
+      *requests.emplace_back().mutable_tensor() = response.tensor();
+    } else {
+      *requests.emplace_back().mutable_chunk() = response.chunk();
+    }
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_THAT(kinds, SizeIs(6));
+  spec.set_name("again");
+  parameter.clear_initial_value();
+  ASSERT_OK(client_->CreateModel(spec));
+  ASSERT_OK_AND_ASSIGN(const v1::ImportResponse response, Import(requests));
+  EXPECT_EQ(response.history_id(), requests[0].header().history_id());
+  EXPECT_EQ(client_->StateHash("again"), hash);
+}
+
+TEST_F(TensorTransferTest, WhatIsNotStoredIsLeftOut) {
+  ASSERT_OK_AND_ASSIGN(const Exported exported,
+                       Export(ExportOf({"b"}, {v1::TENSOR_KIND_MASTER_ELEMENTS, v1::TENSOR_KIND_MASTER_REMAINDERS,
+                                               v1::TENSOR_KIND_EXP_AVG_SCALES})));
+  EXPECT_THAT(exported.tensors, SizeIs(1)) << "fp32 has neither remainders nor scales";
+}
+
+TEST_F(TensorTransferTest, HistoriesAreSaidEverywhere) {
+  const auto present = [&] {
+    v1::GetModelRequest request;
+    request.set_model("m");
+    return client_->Call(client_->trainer(), &v1::TrainerService::Stub::GetModel, request)->model().history_id();
+  };
+  const std::string created = present();
+  EXPECT_EQ(created.size(), 32u);
+  ASSERT_OK_AND_ASSIGN(const v1::ImportResponse response, Import({Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}));
+  EXPECT_NE(response.history_id(), created);
+  EXPECT_EQ(present(), response.history_id());
+  EXPECT_EQ(Export(ExportOf({"b"}))->header.history_id(), response.history_id());
+  v1::ImportRequest header = Header();
+  header.mutable_header()->set_history_id("somewhere");
+  ExpectRefused({header}, absl::StatusCode::kInvalidArgument, "history id: 32 hexadecimal digits");
+}
+
+// --- Without a daemon ---
+
+TEST(ExportTest, AnImportMeanwhileAbortsIt) {
+  TestWorld world({.ranks = 2});
+  const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {600, 64})})}));
+  v1::ExportRequest request;
+  request.set_model("m");
+  int imports = 0;
+  const auto import_after_the_first_rank = [&](const v1::ExportResponse& response) {
+    if (!response.has_chunk() || imports++ > 0) return absl::OkStatus();
+    return model->Change({}, [] { return absl::OkStatus(); }).status();
+  };
+  EXPECT_THAT(ExportModel(*model, request, import_after_the_first_rank),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("export m: one state expected, got an import meanwhile; export again")));
+  EXPECT_EQ(imports, 1);
+  EXPECT_OK(ExportModel(*model, request, import_after_the_first_rank)) << "nothing comes between this time";
+  ASSERT_OK(model->Change({}, [&] {
+    EXPECT_THAT(ExportModel(*model, request, import_after_the_first_rank), StatusIs(absl::StatusCode::kUnavailable));
+    return absl::OkStatus();
+  }));
+}
+
+// Serves imports with next to no patience.
+class ImpatientService final : public v1::TrainerService::Service {
+ public:
+  explicit ImpatientService(const ModelStore* store) : store_(store) {}
+
+  grpc::Status Import(grpc::ServerContext* context, grpc::ServerReader<v1::ImportRequest>* reader,
+                      v1::ImportResponse*) override {
+    result_ = ImportTensors(*store_, *context, reader, absl::Milliseconds(1)).status();
+    return grpc::Status(static_cast<grpc::StatusCode>(result_.code()), std::string(result_.message()));
+  }
+  // Once the server has shut down.
+  const absl::Status& result() const { return result_; }
+
+ private:
+  const ModelStore* const store_;
+  absl::Status result_;
+};
+
+TEST(ImportTest, ACallerThatStandsStillIsGivenUp) {
+  TestWorld world({.ranks = 2});
+  const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("b", {5})})}));
+  const std::string hash = StateHash(*model);
+  for (const std::vector<v1::ImportRequest>& sent :
+       {std::vector<v1::ImportRequest>{}, {Header()}, {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}}) {
+    ImpatientService service(&world.store());
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&service);
+    const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+    const auto stub = v1::TrainerService::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    v1::ImportResponse response;
+    const auto writer = stub->Import(&context, &response);
+    // It may be given up before all is sent.
+    for (const v1::ImportRequest& request : sent) writer->Write(request);
+    EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    server->Shutdown();
+    EXPECT_THAT(service.result(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("a message within 1ms")));
+    EXPECT_EQ(StateHash(*model), hash);
+    EXPECT_OK(model->BeginImport()) << "the turn is free again";
+    model->EndImport();
+  }
 }
 
 }  // namespace

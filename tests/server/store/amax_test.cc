@@ -116,11 +116,11 @@ TEST_P(AmaxTest, EveryRankKnowsTheAmaxOfTheWholeTensor) {
     double largest = 0;
     std::vector<double> known;
     for (int node = 0; node < daemons.nodes(); ++node) {
-      ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(daemons.model(node), name));
-      EXPECT_TRUE(described.has_amax());
-      EXPECT_FALSE(described.has_scale());
-      known.push_back(described.amax());
-      for (const auto& extent : described.extents()) largest = std::max(largest, extent.master_amax());
+      ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(daemons.model(node), name));
+      EXPECT_TRUE(described.amax.has_value());
+      EXPECT_FALSE(described.scale.has_value());
+      known.push_back(*described.amax);
+      for (const auto& extent : described.extents) largest = std::max(largest, extent.planes.amax);
     }
     EXPECT_THAT(known, testing::Each(largest)) << name;
   }
@@ -131,7 +131,11 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   Daemons daemons(GetParam());
   daemons.Create(TestSpec(3));
   Model& model = daemons.model(0);
-  ASSERT_OK(model.Change(0, 0, [&]() -> absl::Status {
+  const HistoryId history{.value = 7};
+  for (int node = 1; node < daemons.nodes(); ++node) {
+    ASSERT_OK(daemons.model(node).Change({.history = history}, [] { return absl::OkStatus(); }));
+  }
+  ASSERT_OK(model.Change({.history = history}, [&]() -> absl::Status {
     for (int unit : {0, kDelayed, 2}) {
       Shard& shard = *model.shards()[0];
       const ShardExtent& extent = *shard.Find(unit, 0);
@@ -144,10 +148,10 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   daemons.Hashes();
   for (int node = 0; node < daemons.nodes(); ++node) {
     ASSERT_OK_AND_ASSIGN(const auto delayed, DescribeParameter(daemons.model(node), "delayed"));
-    EXPECT_EQ(delayed.scale(), 8);
-    for (const auto& extent : delayed.extents()) EXPECT_EQ(extent.scale_max(), 0.125);
+    EXPECT_EQ(delayed.scale, 8);
+    for (const auto& extent : delayed.extents) EXPECT_EQ(extent.planes.scale_max, 0.125);
     ASSERT_OK_AND_ASSIGN(const auto nvfp4, DescribeParameter(daemons.model(node), "nvfp4"));
-    EXPECT_EQ(nvfp4.amax(), 56);
+    EXPECT_EQ(nvfp4.amax, 56);
   }
 }
 
@@ -159,8 +163,8 @@ TEST(AmaxOfReplicasTest, ReplicasStartWithTheSameScales) {
   for (uint32_t seed = 1; seed < 4; ++seed) Step(daemons, seed);
   daemons.Kill(0);
   Model& model = daemons.model(1);
-  const CommitLog::Numbers numbers = model.commit_log().numbers();
-  ASSERT_OK(model.Change(numbers.commit_number, numbers.version, [] { return absl::OkStatus(); }));
+  const HistoryId history = model.state().numbers.history;
+  ASSERT_OK(model.Change({.history = history}, [] { return absl::OkStatus(); }));
   daemons.Attach();
   const auto halves = [&] {
     std::vector<std::string> hashes = daemons.Hashes();

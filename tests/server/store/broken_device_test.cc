@@ -18,12 +18,12 @@ class BrokenDeviceTest : public FaultyWorldTest {
   void Break() { devices_.back()->health().Break(absl::InternalError(kWhy)); }
   static constexpr char kWhy[] = "it is broken: restart the daemon";
 
-  absl::StatusOr<v1::VerifySummary> Verify(const Model& model) {
-    return VerifyModel(model, [](const v1::ExtentVerification&) { return absl::OkStatus(); });
+  absl::StatusOr<VerifySummary> Verify(const Model& model) {
+    return VerifyModel(model, [](const ExtentVerification&) { return absl::OkStatus(); });
   }
   // Writes ones to every extent's master.
   absl::Status Import(Model& model) {
-    return model.Change(5, 5, [&]() -> absl::Status {
+    return model.Change({.commit_number = 5, .version = 5}, [&]() -> absl::Status {
       for (const auto& shard : model.shards()) {
         for (const ShardExtent& extent : shard->extents()) {
           const absl::Status written =
@@ -51,7 +51,7 @@ TEST_F(BrokenDeviceTest, NothingNewBeginsOnItAndInspectionGoesOn) {
   EXPECT_THAT(Verify(*model), is_refused);
   EXPECT_THAT(ListShards(*model, 0, 100), Not(IsEmpty()));
   EXPECT_THAT(CountMemory(*model), Not(IsEmpty()));
-  const std::vector<v1::BrokenDevice> broken = ListBrokenDevices(model->world());
+  const std::vector<BrokenDevice> broken = ListBrokenDevices(model->world());
   ASSERT_THAT(broken, SizeIs(1));
   EXPECT_EQ(broken[0].device(), devices_.back()->Name());
   EXPECT_EQ(broken[0].reason(), kWhy);

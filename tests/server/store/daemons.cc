@@ -109,10 +109,10 @@ wire::CommitRecord Daemons::Commit() {
 std::vector<std::string> Daemons::Hashes() const {
   std::vector<std::string> hashes;
   for (const auto& model : models_) {
-    const auto verified = VerifyModel(*model, [&](const v1::ExtentVerification& extent) {
-      EXPECT_TRUE(extent.planes_match()) << extent.ShortDebugString();
-      hashes.push_back(absl::StrCat(extent.parameter(), "@", extent.rank(), " ", extent.master_hash(), " ",
-                                    extent.exp_avg_hash(), " ", extent.exp_avg_sq_hash(), " ", extent.planes_hash()));
+    const auto verified = VerifyModel(*model, [&](const ExtentVerification& extent) {
+      EXPECT_TRUE(extent.planes_match) << extent.parameter;
+      hashes.push_back(absl::StrCat(extent.parameter, "@", extent.rank, " ", extent.master_hash, " ",
+                                    extent.exp_avg_hash, " ", extent.exp_avg_sq_hash, " ", extent.planes_hash));
       return absl::OkStatus();
     });
     EXPECT_OK(verified);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,14 +39,14 @@ v1::ModelSpec TestSpec() {
 
 class InspectionTest : public testing::Test {
  protected:
-  static std::vector<std::string> Names(const std::vector<v1::Shard>& shards) {
+  static std::vector<std::string> Names(const std::vector<ShardListing>& shards) {
     std::vector<std::string> names;
-    for (const v1::Shard& shard : shards) names.push_back(absl::StrCat(shard.parameter(), "@", shard.rank()));
+    for (const ShardListing& shard : shards) names.push_back(absl::StrCat(shard.parameter->name, "@", shard.rank));
     return names;
   }
-  std::vector<v1::ExtentVerification> Verify(v1::VerifySummary* summary) {
-    std::vector<v1::ExtentVerification> extents;
-    auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification& extent) {
+  std::vector<ExtentVerification> Verify(VerifySummary* summary) {
+    std::vector<ExtentVerification> extents;
+    auto verified = VerifyModel(*model_, [&](const ExtentVerification& extent) {
       extents.push_back(extent);
       return absl::OkStatus();
     });
@@ -69,45 +70,45 @@ class InspectionTest : public testing::Test {
 };
 
 TEST_F(InspectionTest, SummaryOfANewModel) {
-  const v1::ModelSummary summary = Summarize(*model_);
-  EXPECT_EQ(summary.name(), "m");
-  EXPECT_EQ(summary.parameter_count(), 4);
-  EXPECT_EQ(summary.element_count(), 96 * 64 + 8 + 3 * 64 + 130 * 64);
-  EXPECT_EQ(summary.shard_size(), 3);
-  EXPECT_EQ(summary.world_size(), 3);
-  EXPECT_EQ(summary.epoch(), 0);
-  EXPECT_FALSE(summary.running());
-  EXPECT_EQ(summary.attached_ranks(), 0);
-  EXPECT_GE(summary.imbalance(), 1);
+  const ModelSummary summary = Summarize(*model_);
+  EXPECT_EQ(summary.name, "m");
+  EXPECT_EQ(summary.parameter_count, 4);
+  EXPECT_EQ(summary.element_count, 96 * 64 + 8 + 3 * 64 + 130 * 64);
+  EXPECT_EQ(summary.shard_size, 3);
+  EXPECT_EQ(summary.world_size, 3);
+  EXPECT_EQ(summary.epoch, 0);
+  EXPECT_FALSE(summary.running);
+  EXPECT_EQ(summary.attached_ranks, 0);
+  EXPECT_GE(summary.imbalance, 1);
 }
 
 TEST_F(InspectionTest, SummaryAfterAnEpoch) {
   Step();
   // The trainers have left; the epoch's end is a moment later.
-  ASSERT_OK(model_->Change(1, 1, [] { return absl::OkStatus(); }));
-  const v1::ModelSummary summary = Summarize(*model_);
-  EXPECT_EQ(summary.version(), 1);
-  EXPECT_EQ(summary.commit_number(), 1);
-  EXPECT_EQ(summary.epoch(), 1);
-  EXPECT_THAT(summary.last_end(), HasSubstr("ABORTED"));
+  ASSERT_OK(model_->Change({.commit_number = 1, .version = 1}, [] { return absl::OkStatus(); }));
+  const ModelSummary summary = Summarize(*model_);
+  EXPECT_EQ(summary.numbers.version, 1);
+  EXPECT_EQ(summary.numbers.commit_number, 1);
+  EXPECT_EQ(summary.epoch, 1);
+  EXPECT_THAT(summary.last_end, HasSubstr("ABORTED"));
 }
 
 TEST_F(InspectionTest, ShardsComeByParameterAndRank) {
   // 96 rows are three granules, 130 are two: rank 2 owns none of b.v. The small one is somewhere.
-  const std::vector<v1::Shard> shards = ListShards(*model_, 0, 1000);
+  const std::vector<ShardListing> shards = ListShards(*model_, 0, 1000);
   const std::string small = absl::StrCat("a.b@", *model_->layout().units()[0].parameters[1].owner);
   EXPECT_THAT(Names(shards),
               ElementsAre("a.w@0", "a.w@1", "a.w@2", small, "b.w@0", "b.w@1", "b.w@2", "b.v@0", "b.v@1"));
-  EXPECT_EQ(shards[1].unit(), "a");
-  EXPECT_EQ(shards[1].device(), "cpu:1");
-  EXPECT_EQ(shards[1].format(), v1::FORMAT_MXFP8);
-  EXPECT_EQ(shards[1].first_row(), 32);
-  EXPECT_EQ(shards[1].rows(), 32);
-  EXPECT_EQ(shards[1].columns(), 64);
-  EXPECT_EQ(shards[1].plane_bytes(), 2 * 32 * 64 + 32 * 2 + 64);
-  EXPECT_EQ(shards[1].optimizer_bytes(), 32 * 64 * 16);
-  EXPECT_FALSE(shards[1].small());
-  EXPECT_TRUE(shards[3].small());
+  EXPECT_EQ(shards[1].unit->name, "a");
+  EXPECT_EQ(shards[1].device, "cpu:1");
+  EXPECT_EQ(shards[1].parameter->encoding.format, Format::kMXFP8);
+  EXPECT_EQ(shards[1].rows.begin, 32);
+  EXPECT_EQ(shards[1].rows.size(), 32);
+  EXPECT_EQ(shards[1].parameter->columns, 64);
+  EXPECT_EQ(shards[1].plane_bytes, 2 * 32 * 64 + 32 * 2 + 64);
+  EXPECT_EQ(shards[1].optimizer_bytes, 32 * 64 * 16);
+  EXPECT_FALSE(shards[1].small);
+  EXPECT_TRUE(shards[3].small);
 }
 
 TEST_F(InspectionTest, APageIsAPartOfTheList) {
@@ -127,30 +128,29 @@ TEST_F(InspectionTest, APageIsAPartOfTheList) {
 
 TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
   Step();
-  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "b.w"));
-  EXPECT_EQ(described.parameter(), "b.w");
-  EXPECT_EQ(described.unit(), "b");
-  EXPECT_THAT(described.shape(), ElementsAre(3, 64));
-  EXPECT_EQ(described.version(), 1);
-  EXPECT_EQ(described.step(), 1);
-  ASSERT_THAT(described.extents(), SizeIs(3));
-  const v1::ExtentDescription& extent = described.extents(1);
-  EXPECT_EQ(extent.rank(), 1);
-  EXPECT_EQ(extent.device(), "cpu:1");
-  EXPECT_EQ(extent.first_row(), 1);
-  EXPECT_EQ(extent.rows(), 1);
-  EXPECT_NEAR(extent.master_amax(), 1.9, 1e-6);
-  EXPECT_NEAR(extent.master_norm(), 1.9 * 8, 1e-5);
-  EXPECT_EQ(extent.non_finite_count(), 0);
-  EXPECT_FALSE(extent.has_scale_min()) << "fp32 has no scales";
-  EXPECT_EQ(extent.relative_error(), 0);
-  EXPECT_NEAR(extent.exp_avg_norm(), 0.3 * 8, 1e-5);
-  EXPECT_NEAR(extent.exp_avg_sq_norm(), 0.09 * 8, 1e-5);
-  EXPECT_NEAR(extent.exp_avg_min(), 0.3, 1e-5);
-  EXPECT_NEAR(extent.exp_avg_sq_max(), 0.09, 1e-5);
-  EXPECT_EQ(extent.zero_count(), 0);
-  EXPECT_EQ(extent.saturated_count(), 0);
-  EXPECT_EQ(extent.columns(), 64);
+  ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "b.w"));
+  EXPECT_EQ(described.parameter->name, "b.w");
+  EXPECT_EQ(described.unit->name, "b");
+  EXPECT_THAT(described.parameter->shape, ElementsAre(3, 64));
+  EXPECT_EQ(described.version, 1);
+  EXPECT_EQ(described.step, 1);
+  ASSERT_THAT(described.extents, SizeIs(3));
+  const ExtentDescription& extent = described.extents[1];
+  EXPECT_EQ(extent.rank, 1);
+  EXPECT_EQ(extent.device, "cpu:1");
+  EXPECT_EQ(extent.rows.begin, 1);
+  EXPECT_EQ(extent.rows.size(), 1);
+  EXPECT_NEAR(extent.planes.amax, 1.9, 1e-6);
+  EXPECT_NEAR(extent.planes.Norm(), 1.9 * 8, 1e-5);
+  EXPECT_EQ(extent.planes.non_finite, 0);
+  EXPECT_FALSE(extent.planes.scale_min.has_value()) << "fp32 has no scales";
+  EXPECT_EQ(extent.planes.RelativeError(), 0);
+  EXPECT_NEAR(extent.exp_avg.norm, 0.3 * 8, 1e-5);
+  EXPECT_NEAR(extent.exp_avg_sq.norm, 0.09 * 8, 1e-5);
+  EXPECT_NEAR(extent.exp_avg.min, 0.3, 1e-5);
+  EXPECT_NEAR(extent.exp_avg_sq.max, 0.09, 1e-5);
+  EXPECT_EQ(extent.planes.zeros, 0);
+  EXPECT_EQ(extent.planes.saturated, 0);
 }
 
 TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
@@ -160,22 +160,22 @@ TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
   EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
   ScalingBook book(model_->spec());
   EXPECT_OK(model_->shards()[0]->EncodePlanes(book));
-  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "a.w"));
-  EXPECT_GT(described.extents(0).max_error(), 0);
-  EXPECT_LT(described.extents(0).max_error(), 0.1);
-  EXPECT_GT(described.extents(0).relative_error(), 0);
-  EXPECT_EQ(described.extents(1).max_error(), 0);
-  EXPECT_TRUE(described.extents(1).has_scale_min());
-  EXPECT_GT(described.extents(1).scale_min(), 0);
-  EXPECT_LE(described.extents(1).scale_min(), described.extents(1).scale_max());
-  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse blocks, DescribeParameter(*model_, "b.v"));
-  EXPECT_TRUE(blocks.extents(0).has_scale_max());
+  ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "a.w"));
+  EXPECT_GT(described.extents[0].planes.max_error, 0);
+  EXPECT_LT(described.extents[0].planes.max_error, 0.1);
+  EXPECT_GT(described.extents[0].planes.RelativeError(), 0);
+  EXPECT_EQ(described.extents[1].planes.max_error, 0);
+  EXPECT_TRUE(described.extents[1].planes.scale_min.has_value());
+  EXPECT_GT(described.extents[1].planes.scale_min, 0);
+  EXPECT_LE(described.extents[1].planes.scale_min, described.extents[1].planes.scale_max);
+  ASSERT_OK_AND_ASSIGN(const ParameterDescription blocks, DescribeParameter(*model_, "b.v"));
+  EXPECT_TRUE(blocks.extents[0].planes.scale_max.has_value());
 }
 
-v1::GetParameterStatsResponse Stats(const Model& model, int64_t limit = 100) {
+RankedStats Stats(const Model& model, int64_t limit = 100) {
   auto stats = ListParameterStats(model, limit, [] { return false; });
   EXPECT_OK(stats);
-  return stats.ok() ? *std::move(stats) : v1::GetParameterStatsResponse();
+  return stats.ok() ? *std::move(stats) : RankedStats();
 }
 
 TEST_F(InspectionTest, StatsComeWorstFirst) {
@@ -185,18 +185,18 @@ TEST_F(InspectionTest, StatsComeWorstFirst) {
   values[5] = 1.7f;
   EXPECT_OK(shard.Write(extent, StateTensor::kMaster, values));
   EXPECT_OK(shard.EncodePlanes(ScalingBook(model_->spec())));
-  const v1::GetParameterStatsResponse stats = Stats(*model_);
-  ASSERT_THAT(stats.parameters(), SizeIs(4));
-  EXPECT_EQ(stats.parameter_count(), 4);
-  EXPECT_EQ(stats.parameters(0).parameter(), "a.w");
-  EXPECT_EQ(stats.parameters(0).element_count(), 96 * 64) << "of all ranks";
-  EXPECT_GT(stats.parameters(0).relative_error(), 0);
-  EXPECT_NEAR(stats.parameters(0).max_relative_error(), 0.05 / 1.7, 0.02);
-  EXPECT_EQ(stats.parameters(0).amax(), 2);
-  EXPECT_EQ(stats.parameters(1).parameter(), "a.b") << "the others have no error: the order of the model";
-  EXPECT_EQ(stats.parameters(3).parameter(), "b.v");
-  EXPECT_THAT(Stats(*model_, 1).parameters(), SizeIs(1));
-  EXPECT_EQ(Stats(*model_, 1).parameter_count(), 4);
+  const RankedStats stats = Stats(*model_);
+  ASSERT_THAT(stats.parameters, SizeIs(4));
+  EXPECT_EQ(stats.parameter_count, 4);
+  EXPECT_EQ(stats.parameters[0].parameter->name, "a.w");
+  EXPECT_EQ(stats.parameters[0].planes.elements, 96 * 64) << "of all ranks";
+  EXPECT_GT(stats.parameters[0].planes.RelativeError(), 0);
+  EXPECT_NEAR(stats.parameters[0].planes.max_relative_error, 0.05 / 1.7, 0.02);
+  EXPECT_EQ(stats.parameters[0].planes.amax, 2);
+  EXPECT_EQ(stats.parameters[1].parameter->name, "a.b") << "the others have no error: the order of the model";
+  EXPECT_EQ(stats.parameters[3].parameter->name, "b.v");
+  EXPECT_THAT(Stats(*model_, 1).parameters, SizeIs(1));
+  EXPECT_EQ(Stats(*model_, 1).parameter_count, 4);
 }
 
 TEST_F(InspectionTest, StatsEndWhenTheirCallerIsGone) {
@@ -211,9 +211,9 @@ TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
   values[0] = std::nanf("");
   values[1] = -INFINITY;
   EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
-  ASSERT_OK_AND_ASSIGN(const v1::DescribeParameterResponse described, DescribeParameter(*model_, "b.w"));
-  EXPECT_EQ(described.extents(0).non_finite_count(), 2);
-  EXPECT_EQ(described.extents(0).master_amax(), 2);
+  ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "b.w"));
+  EXPECT_EQ(described.extents[0].planes.non_finite, 2);
+  EXPECT_EQ(described.extents[0].planes.amax, 2);
 }
 
 TEST_F(InspectionTest, AnUnknownParameterIsNotFound) {
@@ -223,35 +223,35 @@ TEST_F(InspectionTest, AnUnknownParameterIsNotFound) {
 }
 
 TEST_F(InspectionTest, VerificationCoversEveryExtent) {
-  v1::VerifySummary summary;
+  VerifySummary summary;
   const auto extents = Verify(&summary);
   EXPECT_THAT(extents, SizeIs(9));
-  EXPECT_EQ(summary.extent_count(), 9);
-  EXPECT_EQ(summary.mismatch_count(), 0);
-  EXPECT_EQ(summary.version(), 0);
-  EXPECT_EQ(extents[1].parameter(), "a.w");
-  EXPECT_EQ(extents[1].rank(), 1);
-  EXPECT_EQ(extents[1].master_hash().size(), 32u);
-  EXPECT_EQ(extents[0].master_hash(), extents[1].master_hash()) << "the same constant";
-  EXPECT_NE(extents[0].master_hash(), extents[0].exp_avg_hash());
+  EXPECT_EQ(summary.extent_count, 9);
+  EXPECT_EQ(summary.mismatch_count, 0);
+  EXPECT_EQ(summary.numbers.version, 0);
+  EXPECT_EQ(extents[1].parameter, "a.w");
+  EXPECT_EQ(extents[1].rank, 1);
+  EXPECT_EQ(extents[1].master_hash.size(), 32u);
+  EXPECT_EQ(extents[0].master_hash, extents[1].master_hash) << "the same constant";
+  EXPECT_NE(extents[0].master_hash, extents[0].exp_avg_hash);
 }
 
 TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
-  v1::VerifySummary before;
+  VerifySummary before;
   Verify(&before);
   const Shard& shard = *model_->shards()[1];
   shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))->front().data.data() - shard.planes().data()] ^= 1;
-  v1::VerifySummary summary;
+  VerifySummary summary;
   const auto extents = Verify(&summary);
-  EXPECT_EQ(summary.mismatch_count(), 1);
-  for (const v1::ExtentVerification& extent : extents) {
-    EXPECT_EQ(extent.planes_match(), !(extent.parameter() == "a.w" && extent.rank() == 1));
+  EXPECT_EQ(summary.mismatch_count, 1);
+  for (const ExtentVerification& extent : extents) {
+    EXPECT_EQ(extent.planes_match, !(extent.parameter == "a.w" && extent.rank == 1));
   }
-  EXPECT_EQ(summary.state_hash(), before.state_hash()) << "planes are no state";
+  EXPECT_EQ(summary.state_hash, before.state_hash) << "planes are no state";
 }
 
 TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
-  v1::VerifySummary before;
+  VerifySummary before;
   Verify(&before);
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     Shard& shard = *model_->shards()[2];
@@ -260,19 +260,19 @@ TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
     std::vector<float> changed = values;
     changed.back() = std::nextafter(changed.back(), 10.0f);
     ASSERT_OK(shard.Write(extent, tensor, changed));
-    v1::VerifySummary after;
+    VerifySummary after;
     Verify(&after);
-    EXPECT_NE(after.state_hash(), before.state_hash());
+    EXPECT_NE(after.state_hash, before.state_hash);
     ASSERT_OK(shard.Write(extent, tensor, values));
   }
-  v1::VerifySummary after;
+  VerifySummary after;
   Verify(&after);
-  EXPECT_EQ(after.state_hash(), before.state_hash());
+  EXPECT_EQ(after.state_hash, before.state_hash);
 }
 
 TEST_F(InspectionTest, VerificationStopsWhenItsCallerDoes) {
   int calls = 0;
-  const auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification&) {
+  const auto verified = VerifyModel(*model_, [&](const ExtentVerification&) {
     return ++calls == 3 ? absl::CancelledError("enough") : absl::OkStatus();
   });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kCancelled, "enough"));
@@ -280,19 +280,64 @@ TEST_F(InspectionTest, VerificationStopsWhenItsCallerDoes) {
 }
 
 TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
-  const auto verified = VerifyModel(*model_, [&](const v1::ExtentVerification&) {
+  const auto verified = VerifyModel(*model_, [&](const ExtentVerification&) {
     for (const auto& shard : model_->shards()) shard->SetVersion(1);
     return absl::OkStatus();
   });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("version 0 expected to stay, got 1")));
 }
 
+// Numbers stay, and bytes too: another state all the same, as far as anybody can know.
+TEST_F(InspectionTest, AnImportMeanwhileAbortsVerification) {
+  const auto verified = VerifyModel(
+      *model_, [&](const ExtentVerification&) { return model_->Change({}, [] { return absl::OkStatus(); }).status(); });
+  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted,
+                                 HasSubstr("verify m: one state expected, got an import meanwhile; verify again")));
+}
+
+// Masters and steps are changed together: a description that has both of two states says it by its numbers.
+TEST_F(InspectionTest, ADescriptionIsOfOneState) {
+  std::thread imports([this] {
+    for (int step = 1; step <= 200; ++step) {
+      EXPECT_OK(model_->Change({}, [&] {
+        absl::Status status;
+        for (const auto& shard : model_->shards()) {
+          const ShardExtent& extent = *shard->Find(1, 0);
+          const std::vector<float> values(extent.elements, static_cast<float>(step));
+          status.Update(shard->Write(extent, StateTensor::kMaster, values));
+          shard->SetStep(extent, step);
+        }
+        return status;
+      }));
+    }
+  });
+  for (int64_t step = 0; step < 200;) {
+    const auto described = DescribeParameter(*model_, "b.w");
+    if (!described.ok()) {
+      ASSERT_TRUE(absl::IsAborted(described.status()) || absl::IsUnavailable(described.status())) << described.status();
+      continue;
+    }
+    step = described->step;
+    if (step == 0) continue;  // initial values
+    for (const ExtentDescription& extent : described->extents) EXPECT_EQ(extent.planes.amax, step);
+  }
+  imports.join();
+}
+
+TEST_F(InspectionTest, NothingIsReadInTheMiddleOfAnImport) {
+  ASSERT_OK(model_->Change({}, [&] {
+    EXPECT_THAT(VerifyModel(*model_, [](const ExtentVerification&) { return absl::OkStatus(); }),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("verify m: an import is being applied")));
+    EXPECT_THAT(DescribeParameter(*model_, "a.w"), StatusIs(absl::StatusCode::kUnavailable));
+    return absl::OkStatus();
+  }));
+}
+
 TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   const auto count = [this] {
     std::map<std::string, int64_t> bytes;
-    for (const v1::MemoryUse& use : CountMemory(*model_)) {
-      EXPECT_EQ(use.model(), "m");
-      bytes[absl::StrCat(use.device(), " ", use.memory_class())] += use.size_bytes();
+    for (const MemoryUse& use : CountMemory(*model_)) {
+      bytes[absl::StrCat(use.device, " ", use.memory_class)] += use.size_bytes;
     }
     return bytes;
   };
@@ -327,14 +372,13 @@ TEST_F(InspectionTest, HistoriesAreCountedOnceForAllDevices) {
   }
   const std::shared_ptr<Model> delayed = world_.Create(spec);
   std::vector<int64_t> histories;
-  for (const v1::MemoryUse& use : CountMemory(*delayed)) {
-    if (use.memory_class() != "histories") continue;
-    EXPECT_EQ(use.device(), "");
-    EXPECT_EQ(use.model(), "d");
-    histories.push_back(use.size_bytes());
+  for (const MemoryUse& use : CountMemory(*delayed)) {
+    if (use.memory_class != "histories") continue;
+    EXPECT_EQ(use.device, "");
+    histories.push_back(use.size_bytes);
   }
   EXPECT_THAT(histories, ElementsAre(2 * 100 * 4));
-  for (const v1::MemoryUse& use : CountMemory(*model_)) EXPECT_NE(use.memory_class(), "histories");
+  for (const MemoryUse& use : CountMemory(*model_)) EXPECT_NE(use.memory_class, "histories");
 }
 
 }  // namespace

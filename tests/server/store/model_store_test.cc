@@ -212,7 +212,8 @@ TEST_F(ModelStoreTest, WhoStillHoldsADeletedModelCannotUseIt) {
     ADD_FAILURE();
     return absl::OkStatus();
   };
-  EXPECT_THAT(created.model->Change(1, 1, unexpected), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(created.model->Change({.commit_number = 1, .version = 1}, unexpected),
+              StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(ModelStoreTest, TheLastReferenceToADeletedModelDoesNotHarmItsSuccessor) {

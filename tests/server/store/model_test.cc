@@ -875,7 +875,7 @@ TEST_F(ModelTest, AnIdleModelDrainsAtOnce) {
 
 TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   const auto change = [this](int* calls) {
-    return model_->Change(12, 10, [&, calls] {
+    return model_->Change({.commit_number = 12, .version = 10}, [&, calls] {
       ++*calls;
       absl::Status status;
       for (const auto& shard : model_->shards()) {

@@ -54,11 +54,11 @@ FakeTrainers AttachAll(Model& model) {
 }
 
 std::string StateHash(const Model& model) {
-  const auto summary = VerifyModel(model, [](const v1::ExtentVerification&) { return absl::OkStatus(); });
+  const auto summary = VerifyModel(model, [](const ExtentVerification&) { return absl::OkStatus(); });
   EXPECT_OK(summary);
   if (!summary.ok()) return "";
-  EXPECT_EQ(summary->mismatch_count(), 0);
-  return summary->state_hash();
+  EXPECT_EQ(summary->mismatch_count, 0);
+  return summary->state_hash;
 }
 
 }  // namespace paramshard::server

@@ -1,0 +1,28 @@
+#include "server/store/pinned_state.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<PinnedState> PinnedState::Of(const Model& model, absl::string_view operation) {
+  ASSIGN_OR_RETURN(const Model::State state, model.Look(operation));
+  return PinnedState(std::string(operation), model.spec().name, state.numbers, state.generation);
+}
+
+absl::Status PinnedState::Check(const Shard& shard) const {
+  if (shard.generation() != generation_) {
+    return absl::AbortedError(
+        absl::StrCat(operation_, " ", model_, ": one state expected, got an import meanwhile; ", operation_, " again"));
+  }
+  if (shard.version() != numbers_.version) {
+    return absl::AbortedError(absl::StrCat(operation_, " ", model_, ": version ", numbers_.version,
+                                           " expected to stay, got ", shard.version(), "; ", operation_, " again"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,45 @@
+// A state that a reader goes through extent by extent without holding back commits and imports.
+#ifndef PARAMSHARD_SERVER_STORE_PINNED_STATE_H_
+#define PARAMSHARD_SERVER_STORE_PINNED_STATE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/store/history.h"
+#include "server/store/shard.h"
+
+namespace paramshard::server {
+
+class Model;
+
+//   ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "export"));
+//   absl::ReaderMutexLock lock(&shard.mutex());
+//   RETURN_IF_ERROR(pinned.Check(shard));
+//   ... reads the shard ...
+class PinnedState {
+ public:
+  // The present state. `operation` begins the messages. Errors of Model::Look.
+  static absl::StatusOr<PinnedState> Of(const Model& model, absl::string_view operation);
+
+  // ABORTED when the shard's state is another one by now: a commit was applied, or an import has begun to replace it.
+  // Requires shard.mutex().
+  absl::Status Check(const Shard& shard) const;
+
+  const StateNumbers& numbers() const { return numbers_; }
+
+ private:
+  PinnedState(std::string operation, std::string model, const StateNumbers& numbers, int64_t generation)
+      : operation_(std::move(operation)), model_(std::move(model)), numbers_(numbers), generation_(generation) {}
+
+  std::string operation_;
+  std::string model_;
+  StateNumbers numbers_;
+  int64_t generation_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_PINNED_STATE_H_
