@@ -1,7 +1,6 @@
 #include "server/collective/engines.h"
 
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -22,35 +21,7 @@ namespace {
 
 using Engines = std::vector<std::unique_ptr<Collectives>>;
 
-// Where the shard groups of a model lie.
-enum class Topology { kInsideDaemon, kReplicated, kAcrossDaemons };
-
-absl::StatusOr<Topology> ChooseTopology(const EngineSpec& spec) {
-  const int world = std::accumulate(spec.device_counts.begin(), spec.device_counts.end(), 0);
-  const int ranks = spec.layout->ranks();
-  const bool alone = spec.device_counts.size() == 1;
-  if (ranks == world) return alone ? Topology::kInsideDaemon : Topology::kAcrossDaemons;
-  for (size_t node = 0; node < spec.device_counts.size(); ++node) {
-    if (spec.device_counts[node] != ranks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("connect engines of ", spec.model->name, ": a shard size of ", world,
-                       " (the world), or of every daemon's devices, expected; got ", ranks, " with ",
-                       spec.device_counts[node], " devices on node ", node));
-    }
-  }
-  return Topology::kReplicated;
-}
-
-bool OnGpus(const EngineSpec& spec) { return spec.memory.front().device->id().kind == DeviceKind::kCuda; }
-
-int LocalRanks(const EngineSpec& spec) { return static_cast<int>(spec.memory.size()); }
-
-// A single rank has nothing to move inside.
-bool MeshInside(const EngineSpec& spec) { return spec.settings.mesh_inside && LocalRanks(spec) > 1; }
-
-int FirstRank(const EngineSpec& spec) {
-  return std::accumulate(spec.device_counts.begin(), spec.device_counts.begin() + spec.node, 0);
-}
+int LocalRanks(const EngineSpec& spec) { return spec.topology->rank_count(); }
 
 // A mesh of one of this daemon's ranks.
 struct RankPlan {
@@ -63,10 +34,10 @@ constexpr int kMeshesPerRank = 2;
 
 MeshPlan PlanOverWorld(const EngineSpec& spec, int local_rank, int queue) {
   MeshPlan plan;
-  for (int node = 0; node < static_cast<int>(spec.device_counts.size()); ++node) {
-    for (int device = 0; device < spec.device_counts[node]; ++device) {
+  plan.self = spec.topology->first_rank() + local_rank;
+  for (int node = 0; node < spec.topology->nodes(); ++node) {
+    for (int device = 0; device < spec.topology->device_counts()[node]; ++device) {
       const int rank = static_cast<int>(plan.members.size());
-      if (node == spec.node && device == local_rank) plan.self = rank;
       plan.members.push_back({{node, rank}, device * kMeshesPerRank + queue});
     }
   }
@@ -78,7 +49,8 @@ MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int 
   MeshPlan plan;
   plan.self = local_rank;
   for (int device = 0; device < LocalRanks(spec); ++device) {
-    plan.members.push_back({{spec.node, FirstRank(spec) + device}, first_mesh + device * kMeshesPerRank + queue});
+    const MeshMember member{spec.topology->node(), spec.topology->first_rank() + device};
+    plan.members.push_back({member, first_mesh + device * kMeshesPerRank + queue});
   }
   return plan;
 }
@@ -86,9 +58,9 @@ MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int 
 // Over the ranks of one index in every daemon. One mesh for each rank, for reductions.
 MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   MeshPlan plan;
-  plan.self = spec.node;
-  for (int node = 0; node < static_cast<int>(spec.device_counts.size()); ++node) {
-    plan.members.push_back({{node, node * spec.device_counts[node] + local_rank}, local_rank});
+  plan.self = spec.topology->node();
+  for (int node = 0; node < spec.topology->nodes(); ++node) {
+    plan.members.push_back({{node, node * spec.topology->rank_count() + local_rank}, local_rank});
   }
   return plan;
 }
@@ -99,7 +71,7 @@ absl::StatusOr<Meshes> ConnectOverNccl(const EngineSpec& spec, const std::vector
                                        const MeshConnection& connection) {
   std::vector<int> devices;
   for (const RankPlan& plan : plans) devices.push_back(spec.memory[plan.local_rank].device->id().index);
-  return ConnectNcclMeshes({connection, std::move(devices), spec.settings.nccl_library});
+  return ConnectNcclMeshes({connection, std::move(devices), spec.nccl_library});
 }
 
 absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
@@ -110,9 +82,9 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
 // The meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  MeshConnection connection{spec.node, {}, spec.rendezvous, spec.timeout, spec.listen_address, spec.abort};
+  MeshConnection connection{spec.topology->node(), {}, spec.rendezvous, spec.timeout, spec.listen_address, spec.abort};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
-  auto meshes = OnGpus(spec) ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
+  auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;
   return absl::Status(meshes.status().code(),
                       absl::StrCat("connect engines of ", spec.model->name, ": ", meshes.status().message()));
@@ -121,7 +93,7 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPla
 LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory}; }
 
 absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec, bool sums_at_commit) {
-  if (OnGpus(spec)) return MakeCopyEngines(GroupOf(spec), sums_at_commit);
+  if (spec.topology->on_gpus()) return MakeCopyEngines(GroupOf(spec), sums_at_commit);
   Engines engines(LocalRanks(spec));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
     ASSIGN_OR_RETURN(engines[rank], MemcpyCollectives::Create(GroupOf(spec), rank, sums_at_commit));
@@ -162,12 +134,12 @@ std::vector<RankPlan> PlanGroup(const EngineSpec& spec, absl::FunctionRef<MeshPl
 absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
   std::vector<RankPlan> plans;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) plans.push_back({rank, PlanOverReplicas(spec, rank)});
-  if (MeshInside(spec)) {
+  if (spec.topology->group_has_mesh()) {
     const auto inside = [&](int rank, int queue) { return PlanInside(spec, LocalRanks(spec), rank, queue); };
     for (RankPlan& plan : PlanGroup(spec, inside)) plans.push_back(std::move(plan));
   }
   ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, plans));
-  ASSIGN_OR_RETURN(Engines engines, MeshInside(spec)
+  ASSIGN_OR_RETURN(Engines engines, spec.topology->group_has_mesh()
                                         ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(LocalRanks(spec)))
                                         : MakeDirectEngines(spec, /*sums_at_commit=*/false));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
@@ -194,17 +166,9 @@ absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, co
 }
 
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {
-  PARAMSHARD_CHECK(LocalRanks(spec) == spec.device_counts[spec.node]);
-  ASSIGN_OR_RETURN(const Topology topology, ChooseTopology(spec));
-  switch (topology) {
-    case Topology::kInsideDaemon:
-      return MeshInside(spec) ? ConnectMeshEngines(spec) : MakeOnlyEngines(spec);
-    case Topology::kReplicated:
-      return ConnectReplicatedEngines(spec);
-    case Topology::kAcrossDaemons:
-      break;
-  }
-  return ConnectMeshEngines(spec);
+  PARAMSHARD_CHECK(LocalRanks(spec) == static_cast<int>(spec.memory.size()));
+  if (spec.topology->has_replicas()) return ConnectReplicatedEngines(spec);
+  return spec.topology->group_has_mesh() ? ConnectMeshEngines(spec) : MakeOnlyEngines(spec);
 }
 
 }  // namespace paramshard::server

@@ -12,6 +12,7 @@
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/connect_abort.h"
+#include "server/collective/topology.h"
 #include "server/device/device.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
@@ -27,15 +28,14 @@ struct EngineSettings {
 
 struct EngineSpec {
   const ModelSpec* model = nullptr;  // outlives the engines
-  const Layout* layout = nullptr;    // outlives the engines; layout->ranks() is the shard size
-  int node = 0;
-  std::vector<int> device_counts;            // of every node
+  const Layout* layout = nullptr;    // outlives the engines
+  const Topology* topology = nullptr;
   std::vector<RankMemory> memory;            // of this daemon's ranks, in device order
   Rendezvous* rendezvous = nullptr;          // may be null in a world of one daemon without meshes inside
   absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
   std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
-  EngineSettings settings;
-  ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null
+  std::string nccl_library = {};             // see EngineSettings
+  ConnectAbort* abort = nullptr;             // ends the connecting from outside, within a second; may be null
   // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
   // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;
@@ -49,8 +49,7 @@ absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, co
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in
 // the daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons;
 // Gloo (NCCL) where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout;
-// INVALID_ARGUMENT when replicas are asked of daemons with different device counts, or a shard size that is neither one
-// daemon's devices nor the world; FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory
+// FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory
 // for an engine; ABORTED the epoch is over; what the abort says. Does not return before its threads have ended.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);
 

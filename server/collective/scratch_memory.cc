@@ -1,7 +1,6 @@
 #include "server/collective/scratch_memory.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/reduce/gradient_sum.h"
 
@@ -44,21 +43,20 @@ int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, 
   return Largest(model, bytes_of_unit) * nodes;
 }
 
-int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice) {
-  const int nodes = static_cast<int>(choice.device_counts.size());
-  const int world = std::accumulate(choice.device_counts.begin(), choice.device_counts.end(), 0);
-  const bool across_daemons = nodes > 1 && layout.ranks() == world;
+int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topology& topology, int local,
+                     bool sums_at_commit) {
+  const int rank = topology.GroupRank(local);
   int64_t bytes = 0;
-  if (choice.sums_at_commit) {
+  if (sums_at_commit) {
     for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit) {
       bytes += UnitReceiveBytes(model, layout, rank, unit, kCopyEngineSliceAlignment);
     }
-  } else if (across_daemons || choice.mesh_inside) {
+  } else if (topology.group_has_mesh()) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kMeshSliceAlignment);
-  } else if (choice.devices == DeviceKind::kCuda) {
+  } else if (topology.on_gpus()) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kCopyEngineSliceAlignment);
   }
-  if (nodes > 1 && !across_daemons) bytes += PartialSumBytes(model, layout, rank, nodes);
+  if (topology.has_replicas()) bytes += PartialSumBytes(model, layout, rank, topology.nodes());
   return bytes;
 }
 

@@ -5,24 +5,17 @@
 #define PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
 
 #include <cstdint>
-#include <vector>
 
-#include "server/device/device.h"
+#include "server/collective/topology.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 
-// Which engines ConnectEngines will choose, as far as their memory depends on it.
-struct EngineChoice {
-  DeviceKind devices = DeviceKind::kCpu;
-  std::vector<int> device_counts;  // of every node
-  bool mesh_inside = false;        // see EngineSettings
-  bool sums_at_commit = false;     // see EngineSpec
-};
-
-// Bytes that the engine of `rank` of the shard group will hold, all in all: Collectives::scratch_bytes.
-int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, int rank, const EngineChoice& choice);
+// Bytes that the engine of the `local` rank of this daemon will hold, all in all: Collectives::scratch_bytes.
+// `sums_at_commit`: see EngineSpec.
+int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topology& topology, int local,
+                     bool sums_at_commit);
 
 // Its parts. The slices of a unit that the rank owns, each padded to a multiple of `alignment` bytes, of every other
 // rank; and those of its largest unit.

@@ -135,7 +135,7 @@ absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
 }
 
 absl::Status Epoch::Connect() {
-  if (options_.cluster->nodes() > 1 || options_.engines.mesh_inside) {
+  if (options_.topology->needs_rendezvous()) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
   const absl::Time start = absl::Now();
@@ -148,12 +148,11 @@ absl::Status Epoch::Connect() {
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = options_.spec,
                                                  .layout = options_.layout,
-                                                 .node = options_.cluster->node(),
-                                                 .device_counts = options_.cluster->device_counts(),
+                                                 .topology = options_.topology,
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
-                                                 .settings = options_.engines,
+                                                 .nccl_library = options_.nccl_library,
                                                  .abort = &connect_abort_,
                                                  .sums_at_commit = options_.sums_at_commit}));
   Log(LogLevel::kDebug, "engines connected",
@@ -181,8 +180,7 @@ absl::Status Epoch::EncodeByAmax() {
 absl::Status Epoch::ShareAmaxes(int64_t command_number) {
   ScalingBook& book = *options_.scaling_book;
   std::vector<float> offers = book.Offer();
-  const bool spans_daemons = options_.layout->ranks() > ranks_;
-  if (spans_daemons || command_number == 0) {
+  if (options_.topology->spans_daemons() || command_number == 0) {
     RETURN_IF_ERROR(engines_[0]->MaxOverDaemons(command_number, absl::MakeSpan(offers)));
   }
   book.Settle(offers);
@@ -204,7 +202,7 @@ absl::Status Epoch::GreetTrainer(int rank) {
   started.set_commit_number(numbers.commit_number);
   started.set_version(numbers.version);
   started.set_client_state(options_.commit_log->client_state(rank));
-  started.set_group_rank(trainer.rank % options_.layout->ranks());
+  started.set_group_rank(options_.topology->GroupRank(rank));
   started.set_client_lands_own_pieces(!engines_[rank]->lands_own_pieces());
   started.set_client_lands_own_gradients(engines_[rank]->sums_at_commit());
   started.set_gpu_uuid(options_.shards[rank]->device().gpu_uuid());
@@ -492,7 +490,7 @@ void Epoch::FinishGather(int rank, const absl::Status& status) {
 
 // The engine speaks of ranks of the shard group.
 void Epoch::PublishReady(const GatherCall& call, int target, int source) const {
-  const wire::Words& words = seats_[target - options_.first_rank % options_.layout->ranks()].words;
+  const wire::Words& words = seats_[options_.topology->LocalRank(target)].words;
   words.Publish(words.ready(call.slot, source), static_cast<uint32_t>(call.number));
 }
 
@@ -567,7 +565,7 @@ void Epoch::RunVote(const v1::Command& command) {
     const bool encodes = decision->apply && !options_.scaling_book->empty();
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     const GradientScale scale =
-        ScaleOf(command.commit(), decision->square_sum, options_.spec->mean_gradients, options_.world_size);
+        ScaleOf(command.commit(), decision->square_sum, options_.spec->mean_gradients, options_.topology->world_size());
     decision_ = *decision;
     gradient_norm_ = scale.norm;
     step_ = StepOf(command.commit(), scale.factor);

@@ -39,18 +39,18 @@ class Epoch : private TrainerWords {
  public:
   struct Options {
     int64_t number = 0;
-    const ModelSpec* spec = nullptr;  // these five outlive the epoch
+    const ModelSpec* spec = nullptr;  // these six outlive the epoch
     const Layout* layout = nullptr;
+    const Topology* topology = nullptr;
     Cluster* cluster = nullptr;
     CommitLog* commit_log = nullptr;
     ScalingBook* scaling_book = nullptr;
     std::vector<Shard*> shards;     // of the daemon's ranks, in order
     std::vector<Trainer> trainers;  // likewise
     int first_rank = 0;
-    int world_size = 1;
     absl::Duration step_timeout;
-    EngineSettings engines = {};
-    bool sums_at_commit = false;  // see EngineSpec
+    std::string nccl_library = {};  // see EngineSettings
+    bool sums_at_commit = false;    // see EngineSpec
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
     const v1::EpochStarted* greeting = nullptr;
   };

@@ -29,27 +29,37 @@ void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why)
   trainer.on_ended(ended);
 }
 
-int ShardSizeOf(const ModelSpec& spec, const World& world) { return spec.shard_size.value_or(world.rank_count()); }
+absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
+  absl::StatusOr<Topology> topology = Topology::Create({.device_counts = world.cluster->device_counts(),
+                                                        .node = world.cluster->node(),
+                                                        .device_kind = world.devices.front()->id().kind,
+                                                        .mesh_inside = world.engines.mesh_inside},
+                                                       spec.shard_size);
+  if (topology.ok()) return topology;
+  return absl::Status(topology.status().code(),
+                      absl::StrCat("create model ", spec.name, ": ", topology.status().message()));
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
-  std::unique_ptr<Model> model(new Model(std::move(options)));
+  ASSIGN_OR_RETURN(Topology topology, TopologyOf(options.spec, options.world));
+  std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
-  RETURN_IF_ERROR(model->CheckShardSize());
-  model->layout_ = std::make_unique<Layout>(model->spec(), ShardSizeOf(model->spec(), model->world()));
+  model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());
   model->sums_at_commit_ = model->ChooseSumsAtCommit();
   RETURN_IF_ERROR(model->CheckBudget());
   RETURN_IF_ERROR(model->AllocateShards());
   *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
   *model->greeting_.mutable_layout() = model->layout_->ToProto();
-  model->greeting_.set_world_size(model->world().world_size);
+  model->greeting_.set_world_size(model->topology().world_size());
   model->LogBudget();
   return model;
 }
 
-Model::Model(Options options)
+Model::Model(Options options, Topology topology)
     : options_(std::move(options)),
+      topology_(std::move(topology)),
       fingerprint_(ModelSpecFingerprint(options_.spec)),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
@@ -69,25 +79,16 @@ Model::~Model() {
   if (thread.joinable()) thread.join();
 }
 
-absl::Status Model::CheckShardSize() const {
-  const int shard_size = ShardSizeOf(spec(), world());
-  if (shard_size == world().world_size || shard_size == world().rank_count()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("create model ", spec().name, ": shard size ", world().rank_count(),
-                                                 " (the devices of one daemon) or ", world().world_size,
-                                                 " (the world) expected, got ", shard_size));
-}
-
 absl::Status Model::CheckDevices() const {
   for (const ComputeDevice* device : world().devices) RETURN_IF_ERROR(device->health().status());
   return absl::OkStatus();
 }
 
 bool Model::ChooseSumsAtCommit() const {
-  const bool alone = world().world_size == world().rank_count() && layout_->ranks() == world().rank_count();
-  if (!alone || world().engines.mesh_inside) return false;
+  if (!topology_.may_sum_at_commit()) return false;
   if (spec().gradient_sums.has_value()) return spec().gradient_sums == GradientSums::kAtCommit;
   // Kernels that trainers wait for, and copies between ranks, are what it saves.
-  if (world().devices[0]->id().kind == DeviceKind::kCpu || world().rank_count() == 1) return false;
+  if (!topology_.on_gpus() || topology_.rank_count() == 1) return false;
   int64_t limit = options_.available_bytes;
   for (int rank = 0; rank < world().rank_count(); ++rank) {
     const Budget wanted = BudgetOf(rank, /*sums_at_commit=*/true);
@@ -100,13 +101,9 @@ bool Model::ChooseSumsAtCommit() const {
 }
 
 Model::Budget Model::BudgetOf(int rank, bool sums_at_commit) const {
-  const EngineChoice choice{.devices = world().devices.front()->id().kind,
-                            .device_counts = world().cluster->device_counts(),
-                            .mesh_inside = world().engines.mesh_inside,
-                            .sums_at_commit = sums_at_commit};
-  return {.shards = Shard::SizeOf(spec(), *layout_, GroupRank(rank)),
+  return {.shards = Shard::SizeOf(spec(), *layout_, topology_.GroupRank(rank)),
           .slots = layout_->slots_bytes() + (sums_at_commit ? layout_->landing_bytes() : 0),
-          .scratch = ScratchBytes(spec(), *layout_, GroupRank(rank), choice)};
+          .scratch = ScratchBytes(spec(), *layout_, topology_, rank, sums_at_commit)};
 }
 
 int64_t Model::slots_bytes() const { return BudgetOf(0, sums_at_commit_).slots; }
@@ -155,7 +152,7 @@ void Model::LogBudget() const {
   const std::vector<int64_t> scratch = ScratchBytesByRank();
   Log(LogLevel::kInfo, "model opened",
       {{"model", spec().name},
-       {"shard_size", absl::StrCat(layout_->ranks())},
+       {"shard_size", absl::StrCat(topology_.shard_size())},
        {"master_bytes", absl::StrCat(bytes.master)},
        {"exp_avg_bytes", absl::StrCat(bytes.exp_avg)},
        {"exp_avg_sq_bytes", absl::StrCat(bytes.exp_avg_sq)},
@@ -171,7 +168,8 @@ void Model::LogBudget() const {
 
 absl::Status Model::AllocateShards() {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, GroupRank(rank), world().devices[rank]));
+    ASSIGN_OR_RETURN(auto shard,
+                     Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank), world().devices[rank]));
     shards_.push_back(std::move(shard));
   }
   return EncodePlanes();
@@ -280,7 +278,7 @@ void Model::Report() {
                      .commit_number = numbers.commit_number,
                      .version = numbers.version,
                      .history_id = history_.ToString(),
-                     .shard_size = layout_->ranks(),
+                     .shard_size = topology_.shard_size(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
@@ -300,15 +298,15 @@ void Model::OnEpochStart(int64_t number) {
     Epoch::Options options{.number = number,
                            .spec = &options_.spec,
                            .layout = layout_.get(),
+                           .topology = &topology_,
                            .cluster = options_.world.cluster,
                            .commit_log = &commit_log_,
                            .scaling_book = &scaling_book_,
                            .shards = {},
                            .trainers = {},
                            .first_rank = world().first_rank,
-                           .world_size = world().world_size,
                            .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
-                           .engines = world().engines,
+                           .nccl_library = world().engines.nccl_library,
                            .sums_at_commit = sums_at_commit_,
                            .greeting = &greeting_};
     for (const auto& shard : shards_) options.shards.push_back(shard.get());
@@ -577,8 +575,8 @@ v1::Model Model::ToProto() const {
   const Status now = status();
   const CommitLog::Numbers numbers = commit_log_.numbers();
   *proto.mutable_spec() = greeting_.spec();
-  proto.set_shard_size(layout_->ranks());
-  proto.set_world_size(world().world_size);
+  proto.set_shard_size(topology_.shard_size());
+  proto.set_world_size(topology_.world_size());
   proto.set_version(numbers.version);
   proto.set_commit_number(numbers.commit_number);
   proto.set_history_id(state().numbers.history.ToString());

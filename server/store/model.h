@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/engines.h"
+#include "server/collective/topology.h"
 #include "server/device/compute_device.h"
 #include "server/layout/layout.h"
 #include "server/store/commit_log.h"
@@ -53,7 +54,7 @@ class Model {
     int64_t available_bytes = 0;
   };
 
-  // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT a shard size that does not fit the world;
+  // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
   // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device.
   static absl::StatusOr<std::unique_ptr<Model>> Create(Options options);
 
@@ -131,6 +132,7 @@ class Model {
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
   const World& world() const { return options_.world; }
+  const Topology& topology() const { return topology_; }
   uint64_t fingerprint() const { return fingerprint_; }
   // By rank of this daemon.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
@@ -164,8 +166,7 @@ class Model {
   v1::Model ToProto() const;
 
  private:
-  explicit Model(Options options);
-  absl::Status CheckShardSize() const;
+  Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
   absl::Status CheckBudget() const;
   struct Budget {
@@ -202,11 +203,10 @@ class Model {
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
-  // In its shard group, of a rank of this daemon counted from 0.
-  int GroupRank(int rank) const { return (options_.world.first_rank + rank) % layout_->ranks(); }
 
   // Constant after Create.
   const Options options_;
+  const Topology topology_;
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   ScalingBook scaling_book_;

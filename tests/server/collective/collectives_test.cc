@@ -199,11 +199,11 @@ TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
 }
 
 TEST_P(CollectivesTest, ItsMemoryIsKnownBeforehand) {
-  const EngineChoice choice{world_.shape().devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
-                            world_.shape().device_counts, world_.shape().mesh_inside, world_.shape().sums_at_commit};
   for (int rank = 0; rank < world_.ranks(); ++rank) {
+    const Topology topology = world_.TopologyOf(world_.node(rank));
     EXPECT_EQ(world_.engine(rank).scratch_bytes(),
-              ScratchBytes(world_.model(), world_.layout(), world_.group_rank(rank), choice))
+              ScratchBytes(world_.model(), world_.layout(), topology, rank - topology.first_rank(),
+                           world_.shape().sums_at_commit))
         << "rank " << rank;
   }
 }
@@ -582,14 +582,6 @@ TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {
   // Node 1 publishes addresses, does not find node 0 in time, and closes.
   ASSERT_FALSE(world.ConnectNode(1).ok());
   EXPECT_THAT(world.ConnectNode(0).status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 (node 1)")));
-}
-
-TEST(ConnectEnginesTest, ShardSizesThatFitNoTopologyAreRefused) {
-  EXPECT_THAT(EngineWorld({"Odd", {2, 1}, 2, "cpu"}).ConnectNode(0).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("a shard size of 3"), HasSubstr("got 2 with 1 devices on node 1"))));
-  EXPECT_THAT(EngineWorld({"Part", {4}, 2, "cpu"}).ConnectNode(0).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a shard size of 4")));
 }
 
 TEST(MakeTcpDeviceTest, OnlyAnAddressOfThisHostWillDo) {

@@ -144,6 +144,17 @@ std::vector<uint8_t> EngineWorld::slots(int rank) const {
   return {view->bytes().begin(), view->bytes().end()};
 }
 
+Topology EngineWorld::TopologyOf(int node) const {
+  absl::StatusOr<Topology> topology =
+      Topology::Create({.device_counts = shape_.device_counts,
+                        .node = node,
+                        .device_kind = shape_.devices == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+                        .mesh_inside = shape_.mesh_inside},
+                       shape_.shard_size);
+  PARAMSHARD_CHECK(topology.ok());
+  return *std::move(topology);
+}
+
 RankMemory EngineWorld::memory(int rank) const {
   const RankBuffers& buffers = buffers_[rank];
   return {.arena = buffers.arena.data(),
@@ -154,19 +165,18 @@ RankMemory EngineWorld::memory(int rank) const {
 
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNode(int node, ConnectAbort* abort) {
   RETURN_IF_ERROR(Allocate());
+  const Topology topology = TopologyOf(node);
   EngineSpec spec;
   spec.model = &model_;
   spec.layout = &layout_;
-  spec.node = node;
-  spec.device_counts = shape_.device_counts;
+  spec.topology = &topology;
   const int first = std::accumulate(shape_.device_counts.begin(), shape_.device_counts.begin() + node, 0);
   for (int rank = first; rank < first + shape_.device_counts[node]; ++rank) {
     spec.memory.push_back(memory(rank));
   }
-  spec.rendezvous = shape_.nodes() > 1 || shape_.mesh_inside ? &rendezvous_ : nullptr;
+  spec.rendezvous = topology.needs_rendezvous() ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
-  spec.settings = {.mesh_inside = shape_.mesh_inside,
-                   .nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "")};
+  spec.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
   spec.abort = abort;
   spec.sums_at_commit = shape_.sums_at_commit;
   return ConnectEngines(spec);

@@ -62,6 +62,8 @@ class EngineWorld {
   const Layout& layout() const { return layout_; }
   int ranks() const { return shape_.ranks(); }
   int node(int rank) const;
+  // As the daemon of that node sees it.
+  Topology TopologyOf(int node) const;
   int group_rank(int rank) const { return rank % layout_.ranks(); }
   int group_start(int rank) const { return rank - group_rank(rank); }
 

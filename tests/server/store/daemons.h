@@ -26,6 +26,7 @@ class Daemons {
 
   // On every daemon. Ends the test program when one refuses.
   void Create(const v1::ModelSpec& spec);
+  ModelStore& store(int node) { return *stores_[node]; }
   Model& model(int node) { return *models_[node]; }
   int ranks() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(stores_.size()); }

@@ -1,0 +1,38 @@
+#include "server/collective/topology.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<Topology> Topology::Create(World world, std::optional<int> shard_size) {
+  const std::vector<int>& counts = world.device_counts;
+  const int own = counts[world.node];
+  const int all = std::accumulate(counts.begin(), counts.end(), 0);
+  const int size = shard_size.value_or(own);
+  const bool fits = std::all_of(counts.begin(), counts.end(), [&](int count) { return count == size; });
+  if (fits || size == all) return Topology(std::move(world), size);
+  if (size == own) {
+    return absl::InvalidArgumentError(absl::StrCat("shard size ", all, " (the world) expected where daemons have ",
+                                                   absl::StrJoin(counts, ", "),
+                                                   " devices and cannot hold equal replicas, got ", size));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("shard size ", own, " (the devices of one daemon) or ", all, " (the world) expected, got ", size));
+}
+
+Topology::Topology(World world, int shard_size) : world_(std::move(world)), shard_size_(shard_size) {}
+
+int Topology::world_size() const {
+  return std::accumulate(world_.device_counts.begin(), world_.device_counts.end(), 0);
+}
+
+int Topology::first_rank() const {
+  return std::accumulate(world_.device_counts.begin(), world_.device_counts.begin() + world_.node, 0);
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,67 @@
+// Where a model lies in the world.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_TOPOLOGY_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_TOPOLOGY_H_
+
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/device/device.h"
+
+namespace paramshard::server {
+
+// Which ranks share a model's shards, which daemons hold replicas of it, and what moves its bytes. Made once with the
+// model, from what its daemon and its spec say; budget, engines and epochs ask it. An immutable value.
+//
+// Ranks of the world count the devices of all daemons in order. `local` ranks count those of this daemon from 0. A shard
+// group is `shard_size` consecutive ranks, which its group ranks count from 0. It lies inside a daemon, and then every
+// daemon holds a replica; or it is the whole world.
+class Topology {
+ public:
+  struct World {
+    std::vector<int> device_counts;             // of every daemon, in the order of nodes
+    int node = 0;                               // this daemon
+    DeviceKind device_kind = DeviceKind::kCpu;  // of all devices
+    bool mesh_inside = false;                   // see EngineSettings
+  };
+
+  // Without a shard size it is that of the daemon's devices. INVALID_ARGUMENT a size that is neither that nor the
+  // world's; replicas in daemons with different numbers of devices.
+  static absl::StatusOr<Topology> Create(World world, std::optional<int> shard_size);
+
+  int nodes() const { return static_cast<int>(world_.device_counts.size()); }
+  int node() const { return world_.node; }
+  const std::vector<int>& device_counts() const { return world_.device_counts; }
+  int world_size() const;
+  int shard_size() const { return shard_size_; }
+
+  // Of this daemon.
+  int rank_count() const { return world_.device_counts[world_.node]; }
+  int first_rank() const;
+  int GroupRank(int local) const { return (first_rank() + local) % shard_size_; }
+  // The other way round, for a group rank that this daemon serves.
+  int LocalRank(int group_rank) const { return group_rank - GroupRank(0); }
+
+  // One shard group lies over several daemons.
+  bool spans_daemons() const { return nodes() > 1 && shard_size_ == world_size(); }
+  // Several daemons hold a replica each.
+  bool has_replicas() const { return nodes() > 1 && !spans_daemons(); }
+
+  bool on_gpus() const { return world_.device_kind == DeviceKind::kCuda; }
+  // What moves bytes inside a shard group: a mesh, or each rank's own copies (memcpy, copy engines).
+  bool group_has_mesh() const { return spans_daemons() || (world_.mesh_inside && rank_count() > 1); }
+  // Whether an epoch needs a rendezvous to connect its engines.
+  bool needs_rendezvous() const { return nodes() > 1 || group_has_mesh(); }
+  // Whether sums of gradients may wait for the commit: this daemon has all slices at hand.
+  bool may_sum_at_commit() const { return nodes() == 1 && !world_.mesh_inside; }
+
+ private:
+  Topology(World world, int shard_size);
+
+  World world_;
+  int shard_size_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_TOPOLOGY_H_
