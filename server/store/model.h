@@ -16,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/engines.h"
 #include "server/device/compute_device.h"
@@ -47,6 +49,7 @@ class Model {
     ModelSpec spec;
     World world;  // its cluster outlives the model
     absl::Duration step_timeout;
+    const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
   };
@@ -63,8 +66,9 @@ class Model {
   absl::Status Attach(Trainer trainer);
   // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
-  // A command that came over the session's stream.
-  void Submit(int64_t session, const v1::Command& command);
+  // A command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions are
+  // ignored.
+  absl::Status Submit(int64_t session, const v1::Command& command);
   // Who holds a rank now, null fields when nobody: for take-over.
   struct Holder {
     int64_t session = 0;
@@ -73,14 +77,14 @@ class Model {
   };
   Holder HolderOf(int rank) const;
   // Waits until the session does not hold the rank any more; false on timeout.
-  bool AwaitVacant(int rank, int64_t session, absl::Duration timeout) const;
+  bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
   // From the cluster.
   void OnEpochStart(int64_t epoch);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
 
   // Refuses new trainers, lets commits in flight finish until the deadline, and ends the epoch.
-  void Drain(absl::Time deadline, const absl::Status& why);
+  void Drain(SteadyTime deadline, const absl::Status& why);
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model.
   // FAILED_PRECONDITION naming a trainer that is attached.
@@ -158,6 +162,9 @@ class Model {
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
+  absl::Status StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
   // In its shard group, of a rank of this daemon counted from 0.
   int GroupRank(int rank) const { return (options_.world.first_rank + rank) % layout_->ranks(); }
@@ -173,6 +180,7 @@ class Model {
   CommitLog commit_log_;
 
   mutable absl::Mutex mu_;
+  mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs
   std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
