@@ -100,7 +100,9 @@ absl::StatusOr<bool> Sequence::Submit(int rank, SentCommand sent, SteadyTime now
 }
 
 absl::Status Sequence::CheckRunAhead(int rank, const v1::Command& command) const {
-  if (!command.has_commit()) return absl::OkStatus();
+  const bool first = command.number() == first_number_ + static_cast<int64_t>(entries_.size());
+  const bool repeats = first ? Repeats(command) : At(command.number()).repeats;
+  if (!command.has_commit() || repeats) return absl::OkStatus();
   const auto unanswered =
       std::count_if(commits_.begin(), commits_.end(), [&](int64_t number) { return number <= received_[rank]; });
   if (unanswered < kMostCommits) return absl::OkStatus();

@@ -618,6 +618,11 @@ TEST_F(SequenceTest, AFourthUnansweredCommitIsRefused) {
                        AllOf(HasSubstr("commit 4 of rank 4"), HasSubstr("at most 3 unanswered commits"))));
 }
 
+TEST_F(SequenceTest, AnUnansweredCommitThatIsRepeatedIsNoOtherOne) {
+  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n) SubmitAll(CommitCommand(n, n));
+  SubmitAll(CommitCommand(4, 3));
+}
+
 TEST_F(SequenceTest, AnAnswerMakesRoomForACommit) {
   for (int64_t n = 1; n <= Sequence::kMostCommits; ++n) SubmitAll(CommitCommand(n, n));
   RunCommit();
