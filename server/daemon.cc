@@ -238,7 +238,7 @@ void Daemon::Impl::Stop() {
   }
   for (const auto& device : devices_) device->health().SetListener(nullptr);
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
-  const absl::Time deadline = absl::Now() + config_.drain_timeout;
+  const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
     store_->Drain(deadline, absl::UnavailableError("the daemon stops; what was not exported is lost with it"));
   }

@@ -18,7 +18,6 @@ namespace {
 constexpr int kMaxRank = 8;
 constexpr int kMaxSlots = 64;
 // Of google.protobuf.Duration, in seconds.
-constexpr int64_t kMaxDurationSeconds = 315'576'000'000;
 // Bytes of everything that a model may take on a rank, an upper bound computed in double. Any one
 // parameter stays below.
 constexpr double kMaxTotalBytes = 0x1.fp62;
@@ -182,10 +181,12 @@ absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
 }
 
 absl::StatusOr<absl::Duration> ParseTimeout(const google::protobuf::Duration& proto) {
-  const bool valid = proto.seconds() >= 0 && proto.seconds() <= kMaxDurationSeconds && proto.nanos() >= 0 &&
-                     proto.nanos() < 1'000'000'000 && (proto.seconds() > 0 || proto.nanos() > 0);
-  if (valid) return absl::Seconds(proto.seconds()) + absl::Nanoseconds(proto.nanos());
-  return Annotate(Unexpected("a duration > 0", absl::StrCat(proto.seconds(), " s and ", proto.nanos(), " ns")),
+  const bool valid = proto.seconds() >= 0 && proto.nanos() >= 0 && proto.nanos() < 1'000'000'000 &&
+                     (proto.seconds() > 0 || proto.nanos() > 0);
+  const absl::Duration timeout = absl::Seconds(proto.seconds()) + absl::Nanoseconds(proto.nanos());
+  if (valid && timeout <= kMaxStepTimeout) return timeout;
+  return Annotate(Unexpected(absl::StrCat("a duration > 0 of at most ", absl::FormatDuration(kMaxStepTimeout)),
+                             absl::StrCat(proto.seconds(), " s and ", proto.nanos(), " ns")),
                   "step_timeout");
 }
 

@@ -84,7 +84,7 @@ absl::Status TakeOver(Model& model, Callers& callers, const Callers::Caller& cal
                                                     " expected, got process ", holder.pid, " of user ", holder.uid));
   }
   RETURN_IF_ERROR(callers.Kill(holder.session));
-  if (model.AwaitVacant(rank, holder.session, kTakeOverTimeout)) return absl::OkStatus();
+  if (model.AwaitDeparture(rank, holder.session, kTakeOverTimeout)) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("take over rank ", rank, ": process ", holder.pid, " was killed but did not go"));
 }
@@ -165,7 +165,7 @@ class Conversation {
     v1::SessionRequest request;
     while (why.ok() && stream_->Read(&request)) {
       if (request.has_command()) {
-        model_.Submit(session_, request.command());
+        why = model_.Submit(session_, request.command());
       } else {
         why = absl::InvalidArgumentError("session: a command expected, got another message");
       }

@@ -6,8 +6,6 @@
 #include <atomic>
 #include <thread>
 
-#include "absl/time/clock.h"
-#include "proto/wire/futex.h"
 #include "proto/wire/pause.h"
 
 namespace paramshard::server {
@@ -30,37 +28,74 @@ constexpr microseconds kShortestNap(10);
 constexpr microseconds kLongestNap(50);
 constexpr int kNapSlackNanoseconds = 1000;
 
+// A doorbell that has rung so often while nothing happened is listened to once in a pause: a trainer that rings it
+// without end takes no core from the daemon.
+constexpr int kMostIdleRings = 1000;
+constexpr absl::Duration kPause = absl::Milliseconds(1);
+
+// Where a thread cannot sleep on both bells it sleeps on the doorbell, which honest trainers leave to work: so soon it
+// hears the daemon's bell if one does not.
+constexpr absl::Duration kSlice = absl::Milliseconds(5);
+
 }  // namespace
 
-Attention::Attention(const wire::Words& words, bool on_gpu) : words_(words), on_gpu_(on_gpu) {
-  if (on_gpu) prctl(PR_SET_TIMERSLACK, kNapSlackNanoseconds);
+Attention::Attention(const Options& options) : options_(options) {
+  if (options.on_gpu) prctl(PR_SET_TIMERSLACK, kNapSlackNanoseconds);
 }
 
-void Attention::Look() { doorbell_ = words_.doorbell().value.load(std::memory_order_seq_cst); }
+void Attention::Look() {
+  const uint32_t doorbell = options_.words.doorbell().value.load(std::memory_order_seq_cst);
+  if (doorbell != doorbell_ && idle_rings_ < kMostIdleRings) ++idle_rings_;
+  doorbell_ = doorbell;
+  bell_ = options_.bell->rings().load(std::memory_order_seq_cst);
+}
 
-bool Attention::Rang() const { return words_.doorbell().value.load(std::memory_order_acquire) != doorbell_; }
+void Attention::Renew() {
+  last_event_ = MachineClock::now();
+  idle_rings_ = 0;
+}
 
-void Attention::Wait(For expected, absl::Time deadline) {
-  const Clock::duration quiet = Clock::now() - last_event_;
-  if (!on_gpu_ || (expected == For::kNothing && quiet >= kAttention)) {
-    Sleep(deadline);
+bool Attention::Rang() const {
+  return options_.words.doorbell().value.load(std::memory_order_acquire) != doorbell_ ||
+         options_.bell->rings().load(std::memory_order_acquire) != bell_;
+}
+
+void Attention::Wait(For expected, SteadyTime deadline) {
+  const MachineClock::duration quiet = MachineClock::now() - last_event_;
+  if (!options_.on_gpu || (expected == For::kNothing && quiet >= kAttention)) {
+    Sleep(Until(deadline, options_.clock->Now()));
   } else if (quiet < (expected == For::kCopies ? kSpinningForCopies : kSpinning)) {
     Spin(expected == For::kNothing ? kSpinning - quiet : kGlance);
   } else {
-    std::this_thread::sleep_for(std::clamp<Clock::duration>(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
+    std::this_thread::sleep_for(std::clamp<MachineClock::duration>(quiet / kNapsOfAWait, kShortestNap, kLongestNap));
   }
 }
 
-void Attention::Spin(Clock::duration most) const {
-  const Clock::time_point end = Clock::now() + most;
-  while (!Rang() && Clock::now() < end) wire::Pause();
+void Attention::Spin(MachineClock::duration most) const {
+  const MachineClock::time_point end = MachineClock::now() + most;
+  while (!Rang() && MachineClock::now() < end) wire::Pause();
 }
 
-// `daemon_waits` is raised before the doorbell is read again: whoever rings sees it, or this thread sees the ring.
-void Attention::Sleep(absl::Time deadline) const {
-  words_.daemon_waits().value.store(1, std::memory_order_seq_cst);
-  wire::FutexWait(words_.doorbell().value, doorbell_, deadline - absl::Now());
-  words_.daemon_waits().value.store(0, std::memory_order_seq_cst);
+// That it sleeps is said before the bells are read again: whoever rings sees it, or this thread sees the ring.
+void Attention::Sleep(absl::Duration most) const {
+  options_.bell->Listen(true);
+  if (idle_rings_ < kMostIdleRings) {
+    options_.words.daemon_waits().value.store(1, std::memory_order_seq_cst);
+    SleepOnBells(most);
+    options_.words.daemon_waits().value.store(0, std::memory_order_seq_cst);
+  } else {
+    wire::PrivateFutexWait(options_.bell->rings(), bell_, std::min(most, kPause));
+  }
+  options_.bell->Listen(false);
+}
+
+void Attention::SleepOnBells(absl::Duration most) const {
+  const std::atomic<uint32_t>& doorbell = options_.words.doorbell().value;
+  if (options_.both_at_once) {
+    wire::FutexWaitForEither(doorbell, doorbell_, options_.bell->rings(), bell_, most);
+  } else if (!Rang()) {
+    wire::FutexWait(doorbell, doorbell_, std::min(most, kSlice));
+  }
 }
 
 }  // namespace paramshard::server

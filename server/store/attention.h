@@ -1,4 +1,4 @@
-// How a gather thread waits for its trainer's doorbell and for words that a GPU may write.
+// How a gather thread waits for its trainer's doorbell, for the daemon's own bell, and for words that a GPU may write.
 #ifndef PARAMSHARD_SERVER_STORE_ATTENTION_H_
 #define PARAMSHARD_SERVER_STORE_ATTENTION_H_
 
@@ -6,44 +6,60 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "proto/wire/futex.h"
 #include "proto/wire/words.h"
+#include "server/base/clock.h"
+#include "server/store/bell.h"
 
 namespace paramshard::server {
 
 // A trainer that writes a word rings the doorbell; a GPU cannot. Where there is one, the thread therefore looks again
 // by itself: all the time just after something has happened, because the next command often follows at once, and while
-// copies are under way; then ever more rarely, and never when nothing is expected. Used by one thread.
+// copies are under way; then ever more rarely, and never when nothing is expected.
+//
+// The doorbell lies in memory that the trainer writes. A trainer that keeps it from ringing, or rings it all the time,
+// delays its own commands alone: the daemon's bell and deadlines do not depend on it. Used by one thread.
 class Attention {
  public:
-  // What is expected besides the doorbell.
+  // What is expected besides the two bells.
   enum class For : uint8_t {
     kNothing,
     kWord,   // that a trainer's GPU writes some time
     kCopies  // the end of copies under way
   };
 
-  // `on_gpu`: whether GPUs write words of the page.
-  Attention(const wire::Words& words, bool on_gpu);
+  struct Options {
+    wire::Words words;
+    Bell* bell = nullptr;          // outlives the attention
+    const Clock* clock = nullptr;  // likewise; of deadlines
+    bool on_gpu = false;           // whether GPUs write words of the page
+    bool both_at_once = wire::CanWaitForEither();
+  };
+
+  // On the thread that will wait.
+  explicit Attention(const Options& options);
 
   // Before looking at the words: what rings from now on ends the next Wait.
   void Look();
   // Something has happened.
-  void Renew() { last_event_ = Clock::now(); }
-  // Until the doorbell rings, the deadline has come or it is time to look again.
-  void Wait(For expected, absl::Time deadline);
+  void Renew();
+  // Until one of the bells rings, the deadline has come or it is time to look again.
+  void Wait(For expected, SteadyTime deadline);
 
  private:
-  // A clock that is set back must not make the thread spin.
-  using Clock = std::chrono::steady_clock;
+  // Not the deadlines' clock: spinning and napping are about the machine's own speed.
+  using MachineClock = std::chrono::steady_clock;
 
-  void Spin(Clock::duration most) const;
-  void Sleep(absl::Time deadline) const;
+  void Spin(MachineClock::duration most) const;
+  void Sleep(absl::Duration most) const;
+  void SleepOnBells(absl::Duration most) const;
   bool Rang() const;
 
-  const wire::Words words_;
-  const bool on_gpu_;
+  const Options options_;
   uint32_t doorbell_ = 0;
-  Clock::time_point last_event_;  // long ago
+  uint32_t bell_ = 0;
+  int idle_rings_ = 0;                   // of the doorbell, since the last event
+  MachineClock::time_point last_event_;  // long ago
 };
 
 }  // namespace paramshard::server

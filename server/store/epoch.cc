@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
 #include "server/store/attention.h"
@@ -18,8 +17,10 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
+// A step and its answer take no longer, unless something is broken; trainers then wait no more for a commit's fate.
+constexpr absl::Duration kFateTimeout = absl::Seconds(5);
 // Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
-constexpr size_t kMostCommandsAtOnce = 64;
+constexpr int kMostCommandsAtOnce = 64;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -42,35 +43,11 @@ void LogUnencoded(const Shard& shard, const absl::Status& status) {
   Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
-// Norm, clip and unscaling, in the order of docs/numerics.md.
-struct GradientScale {
-  double norm = 0;
-  float factor = 1;
-};
-
-GradientScale ScaleOf(const v1::Commit& commit, double square_sum, bool mean, int world_size) {
-  float inverse_scale = 1.0f / (commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f);
-  if (mean) inverse_scale /= static_cast<float>(world_size);
-  GradientScale scale;
-  scale.norm = static_cast<double>(inverse_scale) * std::sqrt(square_sum);
-  float clip = 1.0f;
-  if (commit.has_max_grad_norm()) {
-    clip = static_cast<float>(std::min(1.0, static_cast<double>(commit.max_grad_norm()) / (scale.norm + 1e-6)));
-  }
-  scale.factor = inverse_scale * clip;
-  return scale;
-}
-
-StepParameters StepOf(const v1::Commit& commit, float gradient_scale) {
-  StepParameters step{.groups = {}, .gradient_scale = gradient_scale};
-  for (const v1::GroupHyperparameters& group : commit.groups()) {
-    step.groups.push_back({.learning_rate = group.learning_rate(),
-                           .beta1 = group.beta1(),
-                           .beta2 = group.beta2(),
-                           .epsilon = group.epsilon(),
-                           .weight_decay = group.weight_decay()});
-  }
-  return step;
+// A socket that nobody reads any more is noticed here before the process is.
+absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
+  if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
+  return absl::AbortedError(
+      absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " has gone (", sent.message(), ")"));
 }
 
 }  // namespace
@@ -78,31 +55,38 @@ StepParameters StepOf(const v1::Commit& commit, float gradient_scale) {
 Epoch::Epoch(Options options)
     : options_(std::move(options)),
       ranks_(static_cast<int>(options_.shards.size())),
-      seats_(ranks_),
       sequence_(SequenceOptions(options_), this),
-      sums_(ranks_) {}
+      commit_(ranks_) {
+  for (int rank = 0; rank < ranks_; ++rank) seats_.push_back(std::make_unique<Seat>(options_.first_rank + rank));
+}
 
 Epoch::~Epoch() = default;
 
 uint32_t Epoch::Released(int rank, int slot) const {
-  return seats_[rank].words.released(slot).value.load(std::memory_order_acquire);
+  return seats_[rank]->words().released(slot).value.load(std::memory_order_acquire);
 }
 
 uint32_t Epoch::Filled(int rank, int slot) const {
-  return seats_[rank].words.filled(slot).value.load(std::memory_order_acquire);
+  return seats_[rank]->words().filled(slot).value.load(std::memory_order_acquire);
 }
 
 // --- From start to end ---
 
 absl::Status Epoch::Run() {
   if (absl::Status status = Prepare(); !status.ok()) End(status);
-  std::vector<std::thread> threads = StartThreads();
+  std::vector<std::thread> threads;
+  if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
+  const absl::Status why = AwaitReason();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
-  options_.cluster->EndEpoch(options_.spec->name, options_.number, AwaitReason());
+  options_.cluster->EndEpoch(options_.spec->name, options_.number, why);
+  AwaitCommitFate();
+  // So are the trainers: whatever a thread is at, nobody waits for it.
+  EndPages(Explained(why));
   for (std::thread& thread : threads) thread.join();
-  const absl::Status why = FinalReason();
-  Finish(why);
-  return why;
+  Clean();
+  const absl::Status explained = Explained(why);
+  for (int rank = 0; rank < ranks_; ++rank) TellEnd(rank, explained);
+  return explained;
 }
 
 absl::Status Epoch::Prepare() {
@@ -113,37 +97,25 @@ absl::Status Epoch::Prepare() {
 }
 
 absl::Status Epoch::AllocateSeats() {
-  std::vector<Seat> seats(ranks_);
   for (int rank = 0; rank < ranks_; ++rank) {
-    ASSIGN_OR_RETURN(seats[rank], AllocateSeat(options_.shards[rank]->device()));
+    ASSIGN_OR_RETURN(SeatMemory memory,
+                     SeatMemory::Allocate(options_.shards[rank]->device(), CountsOf(*options_.layout), slots_bytes()));
+    absl::MutexLock lock(&mu_);
+    seats_[rank]->Take(std::move(memory), CountsOf(*options_.layout));
   }
-  absl::MutexLock lock(&mu_);
-  seats_ = std::move(seats);
   return absl::OkStatus();
-}
-
-absl::StatusOr<Epoch::Seat> Epoch::AllocateSeat(ComputeDevice& device) const {
-  const wire::WordsCounts counts = CountsOf(*options_.layout);
-  Seat seat;
-  ASSIGN_OR_RETURN(seat.slots, device.Allocate("paramshard-slots", slots_bytes(), Sharing::kReadWrite));
-  ASSIGN_OR_RETURN(seat.words_memory,
-                   Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
-  ASSIGN_OR_RETURN(seat.open_words, device.OpenHostMemory(seat.words_memory));
-  seat.words = wire::Words(seat.words_memory.data(), counts);
-  seat.ring = std::make_unique<wire::RingReader>(seat.words);
-  return seat;
 }
 
 absl::Status Epoch::Connect() {
   if (options_.topology->needs_rendezvous()) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
-  const absl::Time start = absl::Now();
+  const SteadyTime start = Now();
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < ranks_; ++rank) {
     memory.push_back({.arena = options_.shards[rank]->planes().data(),
-                      .slots = seats_[rank].slots.data(),
-                      .words = seats_[rank].words,
+                      .slots = seats_[rank]->memory().slots.data(),
+                      .words = seats_[rank]->words(),
                       .device = &options_.shards[rank]->device()});
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = options_.spec,
@@ -159,10 +131,13 @@ absl::Status Epoch::Connect() {
       {{"model", options_.spec->name},
        {"epoch", absl::StrCat(options_.number)},
        {"engine", std::string(engines[0]->name())},
-       {"took", absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1)))}});
+       {"took", absl::FormatDuration(absl::Trunc(absl::FromChrono(Now() - start), absl::Milliseconds(1)))}});
+  {
+    absl::MutexLock lock(&engines_mu_);
+    engines_ = std::move(engines);
+  }
   absl::MutexLock lock(&mu_);
-  engines_ = std::move(engines);
-  return ended_ ? why_ : absl::OkStatus();
+  return end_.why();
 }
 
 // The masters of another daemon may have been imported, or it may not know what this one did to them at the end of the
@@ -194,7 +169,7 @@ absl::Status Epoch::Greet() {
 
 absl::Status Epoch::GreetTrainer(int rank) {
   const Trainer& trainer = options_.trainers[rank];
-  const Seat& seat = seats_[rank];
+  Seat& seat = *seats_[rank];
   const Memory& planes = options_.shards[rank]->planes();
   v1::EpochStarted started = *options_.greeting;
   const CommitLog::Numbers numbers = options_.commit_log->numbers();
@@ -208,57 +183,90 @@ absl::Status Epoch::GreetTrainer(int rank) {
   started.set_gpu_uuid(options_.shards[rank]->device().gpu_uuid());
   if (const auto result = options_.commit_log->last_result(); result.has_value()) {
     *started.mutable_last_commit() = *result;
-    PublishAnswer(seat, *result);
+    seat.WriteAnswer(*result);
   }
-  seat.words.Publish(seat.words.committed(), static_cast<uint32_t>(numbers.commit_number));
+  seat.words().Publish(seat.words().committed(), static_cast<uint32_t>(numbers.commit_number));
   wire::HandoffMemory message{.session = trainer.session,
                               .planes_bytes = planes.size_bytes(),
-                              .slots_bytes = seat.slots.size_bytes(),
-                              .words_bytes = seat.words_memory.size_bytes()};
-  const std::array<int, 3> fds{planes.fd(), seat.slots.fd(), seat.words_memory.fd()};
-  RETURN_IF_ERROR(trainer.send_memory(message, fds));
+                              .slots_bytes = seat.memory().slots.size_bytes(),
+                              .words_bytes = seat.memory().words.size_bytes()};
+  const std::array<int, 3> fds{planes.fd(), seat.memory().slots.fd(), seat.memory().words.fd()};
+  RETURN_IF_ERROR(GoneOr(trainer, trainer.send_memory(message, fds)));
+  {
+    absl::MutexLock lock(&mu_);
+    seat.started = true;
+  }
   trainer.on_started(started);
   return absl::OkStatus();
 }
 
-std::vector<std::thread> Epoch::StartThreads() {
-  std::vector<std::thread> threads;
-  if (ended()) return threads;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    threads.emplace_back([this, rank] { GatherLoop(rank); });
-    threads.emplace_back([this, rank] { PushLoop(rank); });
-  }
-  return threads;
+absl::Status Epoch::StartThreads(std::vector<std::thread>& threads) {
+  if (ended()) return absl::OkStatus();
+  for (int rank = 0; rank < ranks_; ++rank) RETURN_IF_ERROR(StartRank(rank, threads));
+  return absl::OkStatus();
+}
+
+absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
+  const std::string whose = absl::StrCat(" of rank ", options_.first_rank + rank, " of ", options_.spec->name);
+  ASSIGN_OR_RETURN(std::thread gathers, StartThread("gathers" + whose, [this, rank] { GatherLoop(rank); }));
+  threads.push_back(std::move(gathers));
+  ASSIGN_OR_RETURN(std::thread pushes, StartThread("pushes" + whose, [this, rank] { PushLoop(rank); }));
+  threads.push_back(std::move(pushes));
+  return absl::OkStatus();
 }
 
 // The coordinator names the departed rank or the lost node; its word follows a broken connection closely.
 absl::Status Epoch::AwaitReason() {
-  absl::MutexLock lock(&mu_);
-  while (!ended_) work_.Wait(&mu_);
-  const absl::Time deadline = absl::Now() + kReasonTimeout;
-  while (reason_open_ && !work_.WaitWithDeadline(&mu_, deadline)) {
-  }
-  reason_open_ = false;
-  return why_;
-}
-
-// After the threads: a commit that was decided has been applied by then.
-absl::Status Epoch::FinalReason() const {
-  absl::MutexLock lock(&mu_);
-  const CommitLog::Numbers numbers = options_.commit_log->numbers();
-  return absl::Status(why_.code(),
-                      absl::StrCat("epoch ", options_.number, " of ", options_.spec->name, ": ", why_.message(),
-                                   "; resume from commit ", numbers.commit_number, " (version ", numbers.version, ")"));
-}
-
-void Epoch::Finish(const absl::Status& why) {
-  std::vector<std::unique_ptr<Collectives>> engines;
+  absl::Status first;
   {
     absl::MutexLock lock(&mu_);
+    while (!end_.ended()) work_.Wait(&mu_);
+    first = end_.why();
+  }
+  AbortEngines(first);
+  absl::MutexLock lock(&mu_);
+  const SteadyTime deadline = SteadyDeadline(kReasonTimeout);
+  while (end_.open() && !work_.WaitUntil(&mu_, deadline)) {
+  }
+  end_.Close();
+  return end_.why();
+}
+
+void Epoch::AwaitCommitFate() {
+  absl::MutexLock lock(&mu_);
+  const SteadyTime deadline = SteadyDeadline(kFateTimeout);
+  while ((sequence_.CommitOpen() || commit_.answering()) && !work_.WaitUntil(&mu_, deadline)) {
+  }
+}
+
+absl::Status Epoch::Explained(const absl::Status& why) const {
+  bool open;
+  {
+    absl::MutexLock lock(&mu_);
+    open = sequence_.CommitOpen() || commit_.answering();
+  }
+  const CommitLog::Numbers numbers = options_.commit_log->numbers();
+  const std::string resume =
+      open ? absl::StrCat("whether commit ", numbers.commit_number + 1,
+                          " was applied is not known yet; resume from the "
+                          "commit that the next epoch names")
+           : absl::StrCat("resume from commit ", numbers.commit_number, " (version ", numbers.version, ")");
+  return absl::Status(why.code(), absl::StrCat("epoch ", options_.number, " of ", options_.spec->name, ": ",
+                                               why.message(), "; ", resume));
+}
+
+void Epoch::EndPages(const absl::Status& why) {
+  for (const auto& seat : seats_) seat->EndPage(why);
+}
+
+// When no thread of the epoch is left.
+void Epoch::Clean() {
+  std::vector<std::unique_ptr<Collectives>> engines;
+  {
+    absl::MutexLock lock(&engines_mu_);
     engines.swap(engines_);
   }
   engines.clear();  // waits for their streams
-  for (int rank = 0; rank < ranks_; ++rank) FinishSeat(rank, why);
   for (Shard* shard : options_.shards) {
     shard->DropGradients();
     // A trainer that wrote over exported planes spoils its own epoch only.
@@ -267,121 +275,141 @@ void Epoch::Finish(const absl::Status& why) {
   }
 }
 
-void Epoch::FinishSeat(int rank, const absl::Status& why) {
-  const CommitLog::Numbers numbers = options_.commit_log->numbers();
-  const std::string text(why.message());
-  Seat& seat = seats_[rank];
+void Epoch::TellEnd(int rank, const absl::Status& why) {
+  Seat& seat = *seats_[rank];
+  // What a stream of the daemon wrote after the end is moved ahead too.
+  seat.EndPage(why);
   bool gone;
   {
     absl::MutexLock lock(&mu_);
     gone = seat.gone;
   }
-  if (seat.words_memory.data() != nullptr) seat.words.Finish(wire::Side::kDaemon, static_cast<uint32_t>(why.code()), text);
-  if (gone) seat.slots.Discard();
+  if (gone) seat.DiscardSlots();
+  const CommitLog::Numbers numbers = options_.commit_log->numbers();
   v1::EpochEnded ended;
   ended.set_epoch(options_.number);
   ended.set_code(static_cast<int>(why.code()));
-  ended.set_message(text);
+  ended.set_message(std::string(why.message()));
   ended.set_commit_number(numbers.commit_number);
   ended.set_version(numbers.version);
   options_.trainers[rank].on_ended(ended);
 }
 
 void Epoch::End(const absl::Status& why) {
-  absl::MutexLock lock(&mu_);
-  EndLocked(why);
+  {
+    absl::MutexLock lock(&mu_);
+    EndLocked(why);
+  }
+  // The thread that would do so may be at an engine itself, before the others begin.
+  connect_abort_.Abort(why);
+  AbortEngines(why);
+}
+
+void Epoch::AbortEngines(const absl::Status& why) {
+  absl::MutexLock lock(&engines_mu_);
+  for (const auto& engine : engines_) engine->Abort(why);
 }
 
 void Epoch::EndLocked(const absl::Status& why) {
-  if (ended_ && !reason_open_) return;
-  reason_open_ = false;
-  why_ = why;
-  work_.SignalAll();
-  if (std::exchange(ended_, true)) return;
-  sequence_.Stop();
-  connect_abort_.Abort(why_);
-  for (const auto& engine : engines_) engine->Abort(why_);
-  for (const Seat& seat : seats_) {
-    if (seat.words_memory.data() != nullptr) seat.words.Ring();
-  }
+  if (end_.End(why)) sequence_.Stop();
+  WakeAll();
 }
 
 void Epoch::EndOnError(const absl::Status& status) {
-  if (status.ok() || ended_) return;
-  EndLocked(status);
+  if (status.ok()) return;
   const bool lost = absl::IsUnavailable(status) && options_.cluster->nodes() > 1;
-  reason_open_ = lost || absl::IsAborted(status);
+  if (!lost && !absl::IsAborted(status)) {
+    if (!end_.ended()) EndLocked(status);
+  } else if (end_.EndUntilKnown(status)) {
+    sequence_.Stop();
+    WakeAll();
+  }
+}
+
+void Epoch::WakeAll() {
+  work_.SignalAll();
+  for (const auto& seat : seats_) seat->Call();
 }
 
 bool Epoch::ended() const {
   absl::MutexLock lock(&mu_);
-  return ended_;
+  return end_.ended();
 }
 
 absl::Status Epoch::torn() const {
   absl::MutexLock lock(&mu_);
-  return apply_failure_;
+  return commit_.failure();
 }
 
 absl::Status Epoch::doubt() const {
   absl::MutexLock lock(&mu_);
-  return doubt_;
+  return commit_.doubt();
 }
 
-void Epoch::AwaitCommits(absl::Time deadline) {
+void Epoch::AwaitCommits(SteadyTime deadline) {
   absl::MutexLock lock(&mu_);
-  while (!ended_ && sequence_.CommitInFlight()) {
-    if (work_.WaitWithDeadline(&mu_, deadline)) return;
+  while (!end_.ended() && (sequence_.CommitInFlight() || commit_.answering()) && Now() < deadline) {
+    work_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, Now())));
   }
 }
 
 void Epoch::MarkGone(int rank) {
   absl::MutexLock lock(&mu_);
-  seats_[rank].gone = true;
+  seats_[rank]->gone = true;
 }
 
 // --- Threads ---
 
 void Epoch::GatherLoop(int rank) {
-  Attention attention(seats_[rank].words, !options_.shards[rank]->device().gpu_uuid().empty());
+  Seat& seat = *seats_[rank];
+  Attention attention({.words = seat.words(),
+                       .bell = &seat.bell(),
+                       .clock = options_.clock,
+                       .on_gpu = !options_.shards[rank]->device().gpu_uuid().empty()});
   std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
+  int room = kMostCommandsAtOnce;
   while (true) {
     attention.Look();
     if (FinishGathers(rank, under_way)) attention.Renew();
-    absl::StatusOr<std::vector<v1::Command>> commands = ReadRing(rank);
-    const bool more = commands.ok() && commands->size() == kMostCommandsAtOnce;
+    absl::StatusOr<std::vector<SentCommand>> commands = seat.ReadCommands(room);
+    const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
     const v1::Command* command = nullptr;
-    absl::Time deadline;
+    SteadyTime deadline;
     auto expected = Attention::For::kNothing;
+    std::vector<v1::Command> agreed;
     {
       SpinningMutexLock lock(&mu_);
-      if (ended_ && under_way.empty()) return;
-      TakeAll(rank, std::move(commands));
-      command = sequence_.BeginGather(rank, absl::Now());
+      if (end_.ended() && under_way.empty()) return;
+      TakeAll(rank, std::move(commands), agreed);
+      command = sequence_.BeginGather(rank, Now());
       WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
       if (sequence_.Pending(rank)) expected = Attention::For::kWord;
       if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
+      room = std::min(kMostCommandsAtOnce, sequence_.Room(rank));
+      seat.held_back = room == 0;
     }
+    ReportAgreed(rank, agreed);
     if (command != nullptr) {
       under_way.push_back(BeginGather(rank, *command));
       attention.Renew();
-    } else if (!more) {
+    } else if (!more || room == 0) {
       attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
     }
   }
 }
 
-absl::Time Epoch::CheckDeadlines() {
-  const absl::Time deadline = std::min(sequence_.NextDeadline(), vote_deadline_);
-  if (absl::Now() < deadline) return deadline;
-  if (const absl::Status overdue = Overdue(); !overdue.ok()) EndLocked(overdue);
+SteadyTime Epoch::CheckDeadlines() {
+  const SteadyTime now = Now();
+  const SteadyTime deadline = std::min(sequence_.NextDeadline(), commit_.vote_deadline());
+  if (now < deadline) return deadline;
+  if (const absl::Status overdue = Overdue(now); !overdue.ok()) EndLocked(overdue);
   return deadline;
 }
 
-absl::Status Epoch::Overdue() const {
-  if (absl::Now() < vote_deadline_) return sequence_.Overdue(absl::Now());
+absl::Status Epoch::Overdue(SteadyTime now) const {
+  if (now < commit_.vote_deadline()) return sequence_.Overdue(now);
   return absl::DeadlineExceededError(absl::StrCat(
       "commit ", options_.commit_log->numbers().commit_number + 1, ": the trainers of another daemon than node ",
       options_.cluster->node(), " did not reach it within ", absl::FormatDuration(options_.step_timeout)));
@@ -393,62 +421,71 @@ void Epoch::PushLoop(int rank) {
     {
       absl::MutexLock lock(&mu_);
       while (!(work = sequence_.BeginPush(rank)).has_value()) {
-        if (ended_ && sequence_.Quiet()) return;
+        if (end_.ended() && sequence_.Quiet()) return;
         work_.Wait(&mu_);
       }
     }
     RunPush(rank, *work);
     // The wait that may begin now has a deadline, which the gather thread watches.
-    seats_[rank].words.Ring();
+    seats_[rank]->Call();
   }
 }
 
-absl::StatusOr<std::vector<v1::Command>> Epoch::ReadRing(int rank) const {
-  std::vector<v1::Command> commands;
-  while (commands.size() < kMostCommandsAtOnce) {
-    ASSIGN_OR_RETURN(const std::optional<std::string> record, seats_[rank].ring->Read());
-    if (!record.has_value()) break;
-    if (!commands.emplace_back().ParseFromString(*record)) {
-      return absl::InvalidArgumentError(absl::StrCat("command ring of rank ", options_.first_rank + rank,
-                                                     ": a serialized Command expected, got ", record->size(),
-                                                     " other bytes"));
-    }
-  }
-  return commands;
-}
-
-void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands) {
-  if (ended_) return;
+void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, std::vector<v1::Command>& agreed) {
+  if (end_.ended()) return;
   if (!commands.ok()) return EndLocked(commands.status());
-  for (v1::Command& command : *commands) {
-    Take(rank, std::move(command));
-    if (ended_) return;
+  for (SentCommand& command : *commands) {
+    Take(rank, std::move(command), agreed);
+    if (end_.ended()) return;
   }
 }
 
-void Epoch::Take(int rank, v1::Command command) {
-  const int64_t number = command.number();
-  const bool shared = options_.cluster->nodes() > 1;
-  const std::string text = shared ? CommandText(*options_.spec, command) : "";
-  const absl::StatusOr<bool> agreed = sequence_.Submit(rank, std::move(command), absl::Now());
-  if (!agreed.ok()) return EndLocked(agreed.status());
-  if (*agreed && shared) {
-    options_.cluster->ReportCommand(options_.spec->name, options_.number, number, options_.first_rank + rank, text);
+void Epoch::Take(int rank, SentCommand command, std::vector<v1::Command>& agreed) {
+  v1::Command taken;
+  if (options_.cluster->nodes() > 1) taken = command.command;
+  const absl::StatusOr<bool> by_all = sequence_.Submit(rank, std::move(command), Now());
+  if (!by_all.ok()) return EndLocked(by_all.status());
+  if (*by_all) agreed.push_back(std::move(taken));
+}
+
+void Epoch::ReportAgreed(int rank, const std::vector<v1::Command>& agreed) const {
+  if (options_.cluster->nodes() == 1) return;
+  for (const v1::Command& command : agreed) {
+    options_.cluster->ReportCommand(options_.spec->name, options_.number, command.number(), options_.first_rank + rank,
+                                    CommandText(*options_.spec, command));
   }
 }
 
-void Epoch::Submit(int rank, const v1::Command& command) {
-  absl::MutexLock lock(&mu_);
-  if (ended_) return;
-  Take(rank, command);
-  WakeRunnable();
-  // A wait that begins here has a deadline, which the gather thread watches.
-  seats_[rank].words.Ring();
+absl::Status Epoch::Submit(int rank, v1::Command command) {
+  SentCommand sent(std::move(command));
+  std::vector<v1::Command> agreed;
+  {
+    absl::MutexLock lock(&mu_);
+    const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
+    if (end_.ended()) return absl::OkStatus();
+    if (!seats_[rank]->started) {
+      return absl::FailedPreconditionError(what + ": one after `started` expected, got it before");
+    }
+    if (sequence_.Room(rank) == 0) {
+      return absl::ResourceExhaustedError(absl::StrCat(what, ": at most ", Sequence::kMostCommands,
+                                                       " unfinished commands expected, of ", Sequence::kMostBytes,
+                                                       " bytes together; wait for the other ranks"));
+    }
+    Take(rank, std::move(sent), agreed);
+    WakeRunnable();
+    // A wait that begins here has a deadline, which the gather thread watches.
+    seats_[rank]->Call();
+  }
+  ReportAgreed(rank, agreed);
+  return absl::OkStatus();
 }
 
 void Epoch::WakeRunnable() {
-  for (int rank : sequence_.RunnableGathers()) seats_[rank].words.Ring();
-  if (ended_ || !sequence_.RunnablePushes().empty()) work_.SignalAll();
+  for (int rank : sequence_.RunnableGathers()) seats_[rank]->Call();
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (seats_[rank]->held_back && sequence_.Room(rank) > 0) seats_[rank]->Call();
+  }
+  if (end_.ended() || !sequence_.RunnablePushes().empty()) work_.SignalAll();
 }
 
 // --- Work ---
@@ -459,8 +496,9 @@ Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
                         .unit = gather.unit(),
                         .use = static_cast<Use>(gather.phase() - v1::PHASE_FORWARD),
                         .slot = gather.slot()};
-  return {.call = call,
-          .begun = engines_[rank]->Gather(call, [&](int target, int source) { PublishReady(call, target, source); })};
+  return {.call = call, .begun = engines_[rank]->Gather(call, [&](int target, int source) {
+            SeatOf(target).PublishReady(call.slot, source, call.number);
+          })};
 }
 
 bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
@@ -471,7 +509,8 @@ bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
     if (const absl::Status& begun = under_way.front().begun; !begun.ok()) {
       done = begun;
     } else {
-      done = engines_[rank]->GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+      done = engines_[rank]->GatherDone(
+          call, [&](int target, int source) { SeatOf(target).PublishReady(call.slot, source, call.number); });
     }
     if (done.ok() && !*done) break;
     FinishGather(rank, done.status());
@@ -483,15 +522,9 @@ bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
 
 void Epoch::FinishGather(int rank, const absl::Status& status) {
   SpinningMutexLock lock(&mu_);
-  sequence_.FinishGather(rank, absl::Now());
+  sequence_.FinishGather(rank, Now());
   EndOnError(status);
   WakeRunnable();
-}
-
-// The engine speaks of ranks of the shard group.
-void Epoch::PublishReady(const GatherCall& call, int target, int source) const {
-  const wire::Words& words = seats_[options_.topology->LocalRank(target)].words;
-  words.Publish(words.ready(call.slot, source), static_cast<uint32_t>(call.number));
 }
 
 void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
@@ -503,18 +536,18 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
     case Sequence::Work::kVote:
       return RunVote(*work.command);
     case Sequence::Work::kApply:
-      return RunApply(rank, *work.command);
+      return RunApply(rank);
     case Sequence::Work::kShareAmaxes:
       return RunShareAmaxes(*work.command);
     case Sequence::Work::kEncode:
-      return RunEncode(rank, *work.command);
+      return RunEncode(rank);
   }
 }
 
 void Epoch::RunReduce(int rank, const v1::Command& command) {
   const v1::Push& push = command.push();
   const int slot = push.slot();
-  const auto number = static_cast<uint32_t>(command.number());
+  const int64_t number = command.number();
   const Shard::PushTarget target = options_.shards[rank]->BeginPush(push.unit(), push.absent_parameters());
   const absl::Status status =
       engines_[rank]->Reduce({.number = command.number(),
@@ -523,19 +556,22 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
                               .own_slices_landed = push.own_slices_landed(),
                               .accumulators = target.accumulators,
                               .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
-  absl::MutexLock lock(&mu_);
-  if (sequence_.FinishReduce(rank, absl::Now())) {
-    for (const Seat& seat : seats_) seat.words.Publish(seat.words.drained(slot), number);
+  bool drained;
+  {
+    absl::MutexLock lock(&mu_);
+    drained = sequence_.FinishReduce(rank, Now());
+    EndOnError(status);
+    WakeRunnable();
   }
-  EndOnError(status);
-  WakeRunnable();
+  if (!drained) return;
+  for (const auto& seat : seats_) seat->PublishDrained(slot, number);
 }
 
 void Epoch::RunSum(int rank) {
   const absl::StatusOr<std::vector<SumTask>> left = engines_[rank]->TakeSums();
   const absl::StatusOr<SquareSum> sum = left.ok() ? options_.shards[rank]->SumSquares(*left) : left.status();
   absl::MutexLock lock(&mu_);
-  if (sum.ok()) sums_[rank] = *sum;
+  if (sum.ok()) commit_.SetSum(rank, *sum);
   EndOnError(sum.status());
   sequence_.FinishSum(rank);
   WakeRunnable();
@@ -548,47 +584,38 @@ void Epoch::RunVote(const v1::Command& command) {
                   .sums = {}};
   {
     absl::MutexLock lock(&mu_);
-    for (int rank = 0; rank < ranks_; ++rank) {
-      vote.sums.push_back({.rank = options_.first_rank + rank,
-                           .square_sum = sums_[rank].sum,
-                           .non_finite_count = sums_[rank].non_finite});
-    }
-    vote_deadline_ = absl::Now() + options_.step_timeout;
+    vote.sums = commit_.Sums(options_.first_rank);
+    commit_.BeginVote(After(Now(), options_.step_timeout));
     // A gather thread watches the deadline.
-    seats_[0].words.Ring();
+    seats_[0]->Call();
   }
   const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
-  absl::MutexLock lock(&mu_);
-  vote_deadline_ = absl::InfiniteFuture();
   auto verdict = Sequence::Verdict::kGivenUp;
+  Decided decided;
   if (decision.ok()) {
     const bool encodes = decision->apply && !options_.scaling_book->empty();
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
-    const GradientScale scale =
-        ScaleOf(command.commit(), decision->square_sum, options_.spec->mean_gradients, options_.topology->world_size());
-    decision_ = *decision;
-    gradient_norm_ = scale.norm;
-    step_ = StepOf(command.commit(), scale.factor);
-  } else {
-    if (absl::IsDataLoss(decision.status())) doubt_ = decision.status();
-    EndOnError(decision.status());
+    decided = Decide(command.commit(), *decision, options_.spec->mean_gradients, options_.topology->world_size());
   }
+  absl::MutexLock lock(&mu_);
+  commit_.EndVote();
+  commit_.SetDecided(std::move(decided));
+  if (absl::IsDataLoss(decision.status())) commit_.SetDoubt(decision.status());
+  EndOnError(decision.status());
   sequence_.FinishVote(verdict);
   WakeRunnable();
 }
 
-void Epoch::RunApply(int rank, const v1::Command& command) {
-  StepParameters step;
-  bool apply;
+void Epoch::RunApply(int rank) {
+  Decided decided;
   {
     absl::MutexLock lock(&mu_);
-    step = step_;
-    apply = decision_.apply;
+    decided = commit_.decided();
   }
   Shard& shard = *options_.shards[rank];
-  if (!apply) shard.DropGradients();
-  const absl::Status applied = apply ? shard.Step(step, *options_.scaling_book) : absl::OkStatus();
-  FinishStage(rank, command, applied, &Sequence::FinishApply);
+  if (!decided.apply) shard.DropGradients();
+  const absl::Status applied = decided.apply ? shard.Step(decided.step, *options_.scaling_book) : absl::OkStatus();
+  FinishStage(rank, applied, &Sequence::FinishApply);
 }
 
 // Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
@@ -600,49 +627,46 @@ void Epoch::RunShareAmaxes(const v1::Command& command) {
   WakeRunnable();
 }
 
-void Epoch::RunEncode(int rank, const v1::Command& command) {
+void Epoch::RunEncode(int rank) {
   const absl::Status encoded = options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book);
-  FinishStage(rank, command, encoded, &Sequence::FinishEncode);
+  FinishStage(rank, encoded, &Sequence::FinishEncode);
 }
 
-void Epoch::FinishStage(int rank, const v1::Command& command, const absl::Status& status,
-                        bool (Sequence::*finish)(int rank, absl::Time now)) {
-  absl::MutexLock lock(&mu_);
-  EndOnError(status);
-  apply_failure_.Update(status);
-  // Before the last stage finishes, which forgets the command.
-  std::vector<std::string> client_states;
-  for (int i = 0; i < ranks_; ++i) client_states.push_back(sequence_.ClientState(i, command.number()));
-  // A step that failed on one device is never answered: the device is broken, and the model with it.
-  if ((sequence_.*finish)(rank, absl::Now()) && apply_failure_.ok()) Answer(std::move(client_states));
-  WakeRunnable();
-}
-
-void Epoch::Answer(std::vector<std::string> client_states) {
-  const v1::CommitResult result = options_.commit_log->Answer(decision_.apply, gradient_norm_,
-                                                              decision_.non_finite_count, std::move(client_states));
-  for (const Seat& seat : seats_) {
-    PublishAnswer(seat, result);
-    seat.words.Publish(seat.words.committed(), static_cast<uint32_t>(result.commit_number()));
+void Epoch::FinishStage(int rank, const absl::Status& status,
+                        std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now)) {
+  std::optional<Sequence::ClientStates> client_states;
+  Decided decided;
+  {
+    absl::MutexLock lock(&mu_);
+    EndOnError(status);
+    commit_.Fail(status);
+    client_states = (sequence_.*finish)(rank, Now());
+    if (!commit_.failure().ok()) client_states.reset();
+    if (client_states.has_value()) {
+      commit_.BeginAnswer();
+      decided = commit_.decided();
+    }
+    WakeRunnable();
   }
-  work_.SignalAll();
+  if (client_states.has_value()) Answer(decided, *std::move(client_states));
 }
 
-void Epoch::PublishAnswer(const Seat& seat, const v1::CommitResult& result) const {
-  wire::CommitRecord& record = seat.words.commit_record(result.commit_number());
-  record.commit_number = result.commit_number();
-  record.version = result.version();
-  record.gradient_norm = result.gradient_norm();
-  record.non_finite_count = result.non_finite_count();
-  record.skipped = result.skipped() ? 1 : 0;
+// The next commit waits for this thread's part of it: answers follow each other in order.
+void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
+  const v1::CommitResult result = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
+                                                              decided.non_finite_count, std::move(client_states));
+  for (const auto& seat : seats_) seat->PublishAnswer(result);
+  absl::MutexLock lock(&mu_);
+  commit_.EndAnswer();
+  work_.SignalAll();
 }
 
 // --- Inspection ---
 
 std::string Epoch::WaitsFor(int rank) const {
   absl::MutexLock lock(&mu_);
-  if (seats_[rank].words_memory.data() == nullptr) return "the daemon";
-  const bool voting = options_.cluster->nodes() > 1 && vote_deadline_ != absl::InfiniteFuture();
+  if (!seats_[rank]->has_memory()) return "the daemon";
+  const bool voting = options_.cluster->nodes() > 1 && commit_.vote_deadline() != kNever;
   return voting ? "the votes of other daemons" : sequence_.WaitsFor(rank);
 }
 
@@ -658,12 +682,12 @@ int64_t Epoch::slots_bytes() const {
 int64_t Epoch::words_bytes() const { return static_cast<int64_t>(wire::Words::SizeBytes(CountsOf(*options_.layout))); }
 
 int64_t Epoch::scratch_bytes(int rank) const {
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&engines_mu_);
   return engines_.empty() ? 0 : engines_[rank]->scratch_bytes();
 }
 
 std::string Epoch::engine() const {
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&engines_mu_);
   return engines_.empty() ? "" : std::string(engines_[0]->name());
 }
 

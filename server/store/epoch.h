@@ -3,7 +3,10 @@
 //
 // Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its
 // trainer's ring and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what
-// may run; this class runs it and publishes words.
+// may run; this class runs it and publishes words. What a rank's trainer maps is in its Seat, what is known of the
+// commit under way in CommitUnderWay, why the epoch ends in EpochEnd.
+//
+// Trainers wait for whoever holds the mutex: nothing is serialized, logged, published or called under it.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -20,14 +23,16 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "proto/wire/ring.h"
-#include "proto/wire/words.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/engines.h"
-#include "server/device/memory.h"
 #include "server/store/commit_log.h"
+#include "server/store/commit_under_way.h"
+#include "server/store/epoch_end.h"
 #include "server/store/scaling_book.h"
+#include "server/store/seat.h"
 #include "server/store/sequence.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -49,6 +54,7 @@ class Epoch : private TrainerWords {
     std::vector<Trainer> trainers;  // likewise
     int first_rank = 0;
     absl::Duration step_timeout;
+    const Clock* clock = &Clock::Steady();  // outlives the epoch
     std::string nccl_library = {};  // see EngineSettings
     bool sums_at_commit = false;    // see EngineSpec
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
@@ -72,10 +78,11 @@ class Epoch : private TrainerWords {
   // OK unless a vote came to no answer: then why. The commit was not applied here.
   absl::Status doubt() const;
   // Waits until no commit that all ranks have sent is unanswered.
-  void AwaitCommits(absl::Time deadline);
+  void AwaitCommits(SteadyTime deadline);
 
-  // A command that came over the session's stream.
-  void Submit(int rank, const v1::Command& command);
+  // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
+  // RESOURCE_EXHAUSTED more commands than a rank may be ahead.
+  absl::Status Submit(int rank, v1::Command command);
   // The trainer's process is gone or has detached: its memory may be given up at the end.
   void MarkGone(int rank);
 
@@ -90,16 +97,6 @@ class Epoch : private TrainerWords {
   std::string engine() const;
 
  private:
-  // One rank's trainer: its memory and where its ring has been read to.
-  struct Seat {
-    Memory slots;
-    Memory words_memory;
-    std::unique_ptr<Memory::Owner> open_words;  // to the rank's device
-    wire::Words words;
-    std::unique_ptr<wire::RingReader> ring;
-    bool gone = false;
-  };
-
   // A gather of a rank.
   struct UnderWay {
     GatherCall call;
@@ -112,7 +109,6 @@ class Epoch : private TrainerWords {
 
   absl::Status Prepare();
   absl::Status AllocateSeats();
-  absl::StatusOr<Seat> AllocateSeat(ComputeDevice& device) const;
   absl::Status Connect();
   // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
   absl::Status EncodeByAmax();
@@ -120,68 +116,74 @@ class Epoch : private TrainerWords {
   absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
-  std::vector<std::thread> StartThreads();
-  void Finish(const absl::Status& why);
-  void FinishSeat(int rank, const absl::Status& why);
+
+  // Fills `threads` as far as there are any to be had.
+  absl::Status StartThreads(std::vector<std::thread>& threads);
+  absl::Status StartRank(int rank, std::vector<std::thread>& threads);
+  // Waits for the end, ends what engines are at, and waits for the cluster's word on the reason.
+  absl::Status AwaitReason();
+  // Waits until the fate of the commit under way is known, if that does not take long.
+  void AwaitCommitFate();
+  // `why` with what a trainer needs besides: the epoch, and where to resume from.
+  absl::Status Explained(const absl::Status& why) const;
+  void EndPages(const absl::Status& why);
+  void Clean();
+  void TellEnd(int rank, const absl::Status& why);
 
   void GatherLoop(int rank);
   // Ends the epoch when somebody is overdue. Returns when to look again.
-  absl::Time CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SteadyTime CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
-  // What the rank's trainer has sent since the last call. Used by its gather thread alone.
-  absl::StatusOr<std::vector<v1::Command>> ReadRing(int rank) const;
-  void TakeAll(int rank, absl::StatusOr<std::vector<v1::Command>> commands) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Take(int rank, v1::Command command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `agreed` gets the commands that all ranks of this daemon have now sent, for the other daemons.
+  void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, std::vector<v1::Command>& agreed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Take(int rank, SentCommand command, std::vector<v1::Command>& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReportAgreed(int rank, const std::vector<v1::Command>& agreed) const;
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What a call of an engine or a vote returned.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits for the end, and for the cluster's word on it.
-  absl::Status AwaitReason();
-  absl::Status FinalReason() const;
-  absl::Status Overdue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortEngines(const absl::Status& why) ABSL_LOCKS_EXCLUDED(engines_mu_);
+  void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Overdue(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   UnderWay BeginGather(int rank, const v1::Command& command);
   // Those that are done or failed, in their order; whether there were any.
   bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
   // The oldest that was begun.
   void FinishGather(int rank, const absl::Status& status);
-  void PublishReady(const GatherCall& call, int target, int source) const;
+  // The engine speaks of ranks of the shard group.
+  const Seat& SeatOf(int group_rank) const {
+    return *seats_[options_.topology->LocalRank(group_rank)];
+  }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
   void RunSum(int rank);
   void RunVote(const v1::Command& command);
-  void RunApply(int rank, const v1::Command& command);
+  void RunApply(int rank);
   void RunShareAmaxes(const v1::Command& command);
-  void RunEncode(int rank, const v1::Command& command);
+  void RunEncode(int rank);
   // A rank's stage of a commit has ended with `status`.
-  void FinishStage(int rank, const v1::Command& command, const absl::Status& status,
-                   bool (Sequence::*finish)(int rank, absl::Time now));
-  void Answer(std::vector<std::string> client_states) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void PublishAnswer(const Seat& seat, const v1::CommitResult& result) const;
+  void FinishStage(int rank, const absl::Status& status,
+                   std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now));
+  void Answer(const Decided& decided, Sequence::ClientStates client_states);
+  SteadyTime Now() const { return options_.clock->Now(); }
 
   const Options options_;
   const int ranks_;
-  std::vector<Seat> seats_;  // constant while threads run, but for `gone` (guarded by mu_)
+  std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
 
   mutable absl::Mutex mu_;
-  absl::CondVar work_;  // push threads wait here; also AwaitCommits and Work
+  SteadyCondVar work_;  // push threads wait here; also AwaitCommits and Run
   Sequence sequence_ ABSL_GUARDED_BY(mu_);
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status why_ ABSL_GUARDED_BY(mu_);
-  bool reason_open_ ABSL_GUARDED_BY(mu_) = false;      // the cluster may know better why
-  std::vector<std::unique_ptr<Collectives>> engines_;  // set under mu_ before threads start
-  // The commit in progress: sums by rank, and what was decided.
-  std::vector<SquareSum> sums_ ABSL_GUARDED_BY(mu_);
-  CommitDecision decision_ ABSL_GUARDED_BY(mu_);
-  double gradient_norm_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Status apply_failure_ ABSL_GUARDED_BY(mu_);
-  absl::Status doubt_ ABSL_GUARDED_BY(mu_);
-  // By when the other daemons must have voted; a later end of the epoch leaves the decision to the coordinator.
-  absl::Time vote_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  StepParameters step_ ABSL_GUARDED_BY(mu_);
+  CommitUnderWay commit_ ABSL_GUARDED_BY(mu_);
+  EpochEnd end_ ABSL_GUARDED_BY(mu_);
+
+  // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
+  mutable absl::Mutex engines_mu_;
+  std::vector<std::unique_ptr<Collectives>> engines_;  // changed under engines_mu_ while no other thread runs
 };
 
 }  // namespace paramshard::server

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
 #include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
 
@@ -70,7 +71,7 @@ Model::~Model() {
     absl::MutexLock lock(&mu_);
     closed_ = true;  // a model whose creation failed was never reported, and is not now
   }
-  Drain(absl::InfinitePast(), absl::UnavailableError("the model was deleted"));
+  Drain(SteadyTime::min(), absl::UnavailableError("the model was deleted"));
   std::thread thread;
   {
     absl::MutexLock lock(&mu_);
@@ -212,10 +213,13 @@ Model::Holder Model::HolderOf(int rank) const {
   return HolderLocked(rank);
 }
 
-bool Model::AwaitVacant(int rank, int64_t session, absl::Duration timeout) const {
+bool Model::AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const {
+  const SteadyTime deadline = SteadyDeadline(timeout);
   absl::MutexLock lock(&mu_);
-  const auto vacant = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return HolderLocked(rank).session != session; };
-  return mu_.AwaitWithTimeout(absl::Condition(&vacant), timeout);
+  while (HolderLocked(rank).session == session) {
+    if (changed_.WaitUntil(&mu_, deadline)) return HolderLocked(rank).session != session;
+  }
+  return true;
 }
 
 Model::Holder Model::HolderLocked(int rank) const {
@@ -237,6 +241,7 @@ void Model::Leave(int64_t session, const absl::Status& why) {
     if (found != waiting_.end()) {
       left = std::move(found->second);
       waiting_.erase(found);
+      changed_.SignalAll();
       Report();
     } else {
       epoch = epoch_;
@@ -254,16 +259,22 @@ void Model::Leave(int64_t session, const absl::Status& why) {
   }
 }
 
-void Model::Submit(int64_t session, const v1::Command& command) {
+absl::Status Model::Submit(int64_t session, const v1::Command& command) {
   std::shared_ptr<Epoch> epoch;
   {
     absl::MutexLock lock(&mu_);
+    for (const auto& [rank, trainer] : waiting_) {
+      if (trainer.session != session) continue;
+      return absl::FailedPreconditionError(absl::StrCat("command ", command.number(), " of rank ", rank,
+                                                        ": one after `started` expected, got it before"));
+    }
     epoch = epoch_;
   }
-  if (epoch == nullptr) return;
+  if (epoch == nullptr) return absl::OkStatus();
   for (const Trainer& trainer : epoch->trainers()) {
-    if (trainer.session == session) epoch->Submit(local(trainer.rank), command);
+    if (trainer.session == session) return epoch->Submit(local(trainer.rank), command);
   }
+  return absl::OkStatus();
 }
 
 // --- Epochs ---
@@ -286,37 +297,55 @@ void Model::Report() {
 
 void Model::OnEpochStart(int64_t number) {
   std::thread finished;
+  std::vector<Trainer> refused;
+  absl::Status started;
   {
     absl::MutexLock lock(&mu_);
-    // A trainer may have left since the report.
-    if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
-      options_.world.cluster->EndEpoch(spec().name, number,
-                                       absl::AbortedError("a trainer left before the epoch began"));
+    started = StartEpoch(number, finished, refused);
+    if (!started.ok()) {
+      if (!refused.empty()) last_end_ = started.ToString();
+      options_.world.cluster->EndEpoch(spec().name, number, started);
       Report();
-      return;
     }
-    Epoch::Options options{.number = number,
-                           .spec = &options_.spec,
-                           .layout = layout_.get(),
-                           .topology = &topology_,
-                           .cluster = options_.world.cluster,
-                           .commit_log = &commit_log_,
-                           .scaling_book = &scaling_book_,
-                           .shards = {},
-                           .trainers = {},
-                           .first_rank = world().first_rank,
-                           .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
-                           .nccl_library = world().engines.nccl_library,
-                           .sums_at_commit = sums_at_commit_,
-                           .greeting = &greeting_};
-    for (const auto& shard : shards_) options.shards.push_back(shard.get());
-    for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
-    waiting_.clear();
-    last_epoch_ = number;
-    epoch_ = std::make_shared<Epoch>(std::move(options));
-    finished = std::exchange(epoch_thread_, std::thread([this, epoch = epoch_] { RunEpoch(*epoch); }));
   }
   if (finished.joinable()) finished.join();
+  for (const Trainer& trainer : refused) Tell(trainer, commit_log_, started);
+}
+
+absl::Status Model::StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused) {
+  // A trainer may have left since the report.
+  if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
+    return absl::AbortedError("a trainer left before the epoch began");
+  }
+  Epoch::Options options{.number = number,
+                         .spec = &options_.spec,
+                         .layout = layout_.get(),
+                         .topology = &topology_,
+                         .cluster = options_.world.cluster,
+                         .commit_log = &commit_log_,
+                         .scaling_book = &scaling_book_,
+                         .shards = {},
+                         .trainers = {},
+                         .first_rank = world().first_rank,
+                         .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
+                         .clock = options_.clock,
+                         .nccl_library = world().engines.nccl_library,
+                         .sums_at_commit = sums_at_commit_,
+                         .greeting = &greeting_};
+  for (const auto& shard : shards_) options.shards.push_back(shard.get());
+  for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
+  waiting_.clear();
+  last_epoch_ = number;
+  const auto epoch = std::make_shared<Epoch>(std::move(options));
+  absl::StatusOr<std::thread> thread =
+      StartThread(absl::StrCat("an epoch of ", spec().name), [this, epoch] { RunEpoch(*epoch); });
+  if (!thread.ok()) {
+    refused = epoch->trainers();
+    return thread.status();
+  }
+  epoch_ = epoch;
+  finished = std::exchange(epoch_thread_, *std::move(thread));
+  return absl::OkStatus();
 }
 
 void Model::RunEpoch(Epoch& epoch) {
@@ -352,6 +381,7 @@ void Model::Settle(const Epoch& epoch) {
 void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (epoch_ != nullptr && epoch_->number() == number) epoch_->End(why);
+  changed_.SignalAll();
 }
 
 void Model::OnEpochRefused(const absl::Status& why) {
@@ -361,11 +391,12 @@ void Model::OnEpochRefused(const absl::Status& why) {
     refused = std::exchange(waiting_, {});
     last_end_ = why.ToString();
     Report();
+    changed_.SignalAll();
   }
   for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
 }
 
-void Model::Drain(absl::Time deadline, const absl::Status& why) {
+void Model::Drain(SteadyTime deadline, const absl::Status& why) {
   std::shared_ptr<Epoch> epoch;
   {
     absl::MutexLock lock(&mu_);
@@ -378,9 +409,11 @@ void Model::Drain(absl::Time deadline, const absl::Status& why) {
     epoch->AwaitCommits(deadline);
     OnEpochEnd(epoch->number(), why);
   }
-  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() && !changing_; };
+  const Clock& clock = *options_.clock;
   absl::MutexLock lock(&mu_);
-  mu_.AwaitWithDeadline(absl::Condition(&idle), deadline);
+  while ((!Idle() || changing_) && clock.Now() < deadline) {
+    changed_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, clock.Now())));
+  }
 }
 
 absl::Status Model::CheckVacant(absl::string_view operation) const {
@@ -482,6 +515,7 @@ absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
 absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   changing_ = false;
+  changed_.SignalAll();
   ++generation_;
   if (!status.ok()) {
     Spoil("an import", status);

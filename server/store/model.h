@@ -17,6 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/engines.h"
 #include "server/collective/topology.h"
@@ -50,6 +52,7 @@ class Model {
     ModelSpec spec;
     World world;  // its cluster outlives the model
     absl::Duration step_timeout;
+    const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
   };
@@ -67,8 +70,9 @@ class Model {
   absl::Status Attach(Trainer trainer);
   // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
-  // A command that came over the session's stream.
-  void Submit(int64_t session, const v1::Command& command);
+  // A command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions are
+  // ignored.
+  absl::Status Submit(int64_t session, const v1::Command& command);
   // Who holds a rank now, null fields when nobody: for take-over.
   struct Holder {
     int64_t session = 0;
@@ -77,7 +81,7 @@ class Model {
   };
   Holder HolderOf(int rank) const;
   // Waits until the session does not hold the rank any more; false on timeout.
-  bool AwaitVacant(int rank, int64_t session, absl::Duration timeout) const;
+  bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
   // From the cluster.
   void OnEpochStart(int64_t epoch);
@@ -86,7 +90,7 @@ class Model {
   void OnEpochRefused(const absl::Status& why);
 
   // Refuses new trainers, lets commits in flight and a change finish until the deadline, and ends the epoch.
-  void Drain(absl::Time deadline, const absl::Status& why);
+  void Drain(SteadyTime deadline, const absl::Status& why);
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
@@ -202,6 +206,9 @@ class Model {
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
+  absl::Status StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
 
   // Constant after Create.
@@ -216,6 +223,7 @@ class Model {
   CommitLog commit_log_;
 
   mutable absl::Mutex mu_;
+  mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs
   std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -42,6 +42,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Model::Create({.spec = std::move(spec),
                                                                 .world = options_.world,
                                                                 .step_timeout = options_.step_timeout,
+                                                                .clock = options_.clock,
                                                                 .available_bytes = AvailableBytes()}));
   absl::MutexLock lock(&mu_);
   models_[model->spec().name] = model;
@@ -102,7 +103,7 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   return absl::OkStatus();
 }
 
-void ModelStore::Drain(absl::Time deadline, const absl::Status& why) {
+void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);
     draining_ = true;

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
 #include "server/cluster/cluster.h"
 #include "server/store/model.h"
 
@@ -24,6 +25,7 @@ class ModelStore : public EpochListener {
   struct Options {
     World world;  // its cluster outlives the store
     absl::Duration step_timeout = absl::Seconds(60);
+    const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
   };
@@ -47,7 +49,7 @@ class ModelStore : public EpochListener {
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs.
-  void Drain(absl::Time deadline, const absl::Status& why);
+  void Drain(SteadyTime deadline, const absl::Status& why);
 
   const World& world() const { return options_.world; }
 

@@ -51,32 +51,58 @@ Sequence::Sequence(const Options& options, const TrainerWords* words)
 
 // --- Taking commands ---
 
-absl::StatusOr<bool> Sequence::Submit(int rank, v1::Command command, absl::Time now) {
-  if (command.number() != received_[rank] + 1) {
+SentCommand::SentCommand(v1::Command sent) : command(std::move(sent)) {
+  if (command.has_commit()) {
+    client_state = std::move(*command.mutable_commit()->mutable_client_state());
+    command.mutable_commit()->clear_client_state();
+  }
+  canonical = command.SerializeAsString();
+}
+
+int Sequence::Room(int rank) const {
+  const int64_t last = first_number_ + static_cast<int64_t>(entries_.size()) - 1;
+  const int64_t behind = last - received_[rank];
+  if (bytes_ >= kMostBytes) return static_cast<int>(behind);
+  return static_cast<int>(behind + std::max<int64_t>(0, kMostCommands - static_cast<int64_t>(entries_.size())));
+}
+
+absl::StatusOr<bool> Sequence::Submit(int rank, SentCommand sent, SteadyTime now) {
+  const int64_t number = sent.command.number();
+  if (number != received_[rank] + 1) {
     return Invalid(absl::StrCat("command of rank ", options_.first_rank + rank),
-                   absl::StrCat("number ", received_[rank] + 1), command.number());
+                   absl::StrCat("number ", received_[rank] + 1), number);
   }
-  std::string client_state;
-  if (command.has_commit()) client_state = std::move(*command.mutable_commit()->mutable_client_state());
-  if (command.has_commit()) command.mutable_commit()->clear_client_state();
-  if (client_state.size() > kMaxClientStateBytes) {
+  if (sent.client_state.size() > kMaxClientStateBytes) {
     return Invalid("commit, client state", absl::StrCat("at most ", kMaxClientStateBytes, " bytes"),
-                   client_state.size());
+                   sent.client_state.size());
   }
-  const int64_t number = command.number();
+  RETURN_IF_ERROR(CheckRunAhead(rank, sent.command));
+  std::string client_state = std::move(sent.client_state);
   if (number == first_number_ + static_cast<int64_t>(entries_.size())) {
-    RETURN_IF_ERROR(CheckCommand(command));
-    Append(rank, std::move(command), now);
+    RETURN_IF_ERROR(CheckCommand(sent.command));
+    Append(rank, std::move(sent), now);
   } else {
-    RETURN_IF_ERROR(Compare(rank, At(number), command, command.SerializeAsString()));
+    RETURN_IF_ERROR(Compare(rank, At(number), sent));
   }
   received_[rank] = number;
   Entry& entry = At(number);
+  bytes_ += client_state.size();
   entry.client_states[rank] = std::move(client_state);
   if (++entry.arrived == options_.ranks) entry.agreed_at = now;
   const bool agreed = Agreed(entry);
   Enqueue(rank, entry, now);
   return agreed;
+}
+
+absl::Status Sequence::CheckRunAhead(int rank, const v1::Command& command) const {
+  const bool first = command.number() == first_number_ + static_cast<int64_t>(entries_.size());
+  const bool repeats = first ? Repeats(command) : At(command.number()).repeats;
+  if (!command.has_commit() || repeats) return absl::OkStatus();
+  const auto unanswered =
+      std::count_if(commits_.begin(), commits_.end(), [&](int64_t number) { return number <= received_[rank]; });
+  if (unanswered < kMostCommits) return absl::OkStatus();
+  return Invalid(absl::StrCat("commit ", command.commit().commit_number(), " of rank ", options_.first_rank + rank),
+                 absl::StrCat("at most ", kMostCommits, " unanswered commits"), unanswered + 1);
 }
 
 absl::Status Sequence::CheckCommand(const v1::Command& command) const {
@@ -159,34 +185,35 @@ bool Sequence::Repeats(const v1::Command& command) const {
   return command.has_commit() && command.commit().commit_number() == last_commit_ && last_commit_ > 0;
 }
 
-void Sequence::Append(int rank, v1::Command command, absl::Time now) {
+void Sequence::Append(int rank, SentCommand sent, SteadyTime now) {
   Entry entry;
-  entry.canonical = command.SerializeAsString();
+  entry.canonical = std::move(sent.canonical);
+  entry.command = std::move(sent.command);
   entry.first_rank = rank;
   entry.first_arrival = now;
   entry.client_states.resize(options_.ranks);
-  entry.repeats = Repeats(command);
-  if (command.has_gather()) {
-    entry.slot_users = {std::exchange(slot_users_[command.gather().slot()], command.number())};
-  } else if (command.has_commit() && !entry.repeats) {
+  entry.repeats = Repeats(entry.command);
+  const int64_t number = entry.command.number();
+  if (entry.command.has_gather()) {
+    entry.slot_users = {std::exchange(slot_users_[entry.command.gather().slot()], number)};
+  } else if (entry.command.has_commit() && !entry.repeats) {
     entry.slot_users = slot_users_;
-    last_commit_ = command.commit().commit_number();
-    commits_.push_back(command.number());
+    last_commit_ = entry.command.commit().commit_number();
+    commits_.push_back(number);
   }
-  entry.command = std::move(command);
+  bytes_ += entry.canonical.size();
   entries_.push_back(std::move(entry));
 }
 
-absl::Status Sequence::Compare(int rank, const Entry& entry, const v1::Command& command,
-                               const std::string& canonical) const {
-  if (canonical == entry.canonical) return absl::OkStatus();
+absl::Status Sequence::Compare(int rank, const Entry& entry, const SentCommand& sent) const {
+  if (sent.canonical == entry.canonical) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("command ", command.number(), ": rank ", options_.first_rank + entry.first_rank, " sent ",
+      absl::StrCat("command ", sent.command.number(), ": rank ", options_.first_rank + entry.first_rank, " sent ",
                    CommandText(*options_.spec, entry.command), ", rank ", options_.first_rank + rank, " sent ",
-                   CommandText(*options_.spec, command)));
+                   CommandText(*options_.spec, sent.command)));
 }
 
-void Sequence::Enqueue(int rank, const Entry& entry, absl::Time now) {
+void Sequence::Enqueue(int rank, const Entry& entry, SteadyTime now) {
   if (entry.repeats) return FinishEntry(entry.command.number());
   Queue& queue = entry.command.has_gather() ? gathers_[rank] : pushes_[rank];
   if (queue.numbers.empty()) queue.changed_at = now;
@@ -221,14 +248,14 @@ bool Sequence::GatherRunnable(int rank) const {
   return GatherWait(rank).rank < 0;
 }
 
-const v1::Command* Sequence::BeginGather(int rank, absl::Time now) {
+const v1::Command* Sequence::BeginGather(int rank, SteadyTime now) {
   if (!GatherRunnable(rank)) return nullptr;
   Queue& queue = gathers_[rank];
   queue.changed_at = now;
   return &At(queue.numbers[queue.begun++]).command;
 }
 
-void Sequence::FinishGather(int rank, absl::Time now) { Pop(gathers_[rank], now); }
+void Sequence::FinishGather(int rank, SteadyTime now) { Pop(gathers_[rank], now); }
 
 std::vector<int> Sequence::RunnableGathers() const {
   std::vector<int> ranks;
@@ -322,7 +349,7 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   return PushWork{.work = *work, .command = &At(pushes_[rank].numbers.front()).command};
 }
 
-bool Sequence::FinishReduce(int rank, absl::Time now) {
+bool Sequence::FinishReduce(int rank, SteadyTime now) {
   const int64_t number = pushes_[rank].numbers.front();
   const bool last = At(number).finished + 1 == options_.ranks;
   Pop(pushes_[rank], now);
@@ -340,11 +367,11 @@ void Sequence::FinishVote(Verdict verdict) {
   for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].begun = 0;
 }
 
-bool Sequence::FinishApply(int rank, absl::Time now) {
+std::optional<Sequence::ClientStates> Sequence::FinishApply(int rank, SteadyTime now) {
   if (amaxes_ == AmaxState::kUnneeded) return FinishRank(rank, now);
   stages_[rank] = Stage::kApplied;
   pushes_[rank].begun = 0;
-  return false;
+  return std::nullopt;
 }
 
 void Sequence::FinishShareAmaxes() {
@@ -352,19 +379,21 @@ void Sequence::FinishShareAmaxes() {
   for (int rank = 0; rank < options_.ranks; ++rank) pushes_[rank].begun = 0;
 }
 
-bool Sequence::FinishEncode(int rank, absl::Time now) { return FinishRank(rank, now); }
+std::optional<Sequence::ClientStates> Sequence::FinishEncode(int rank, SteadyTime now) { return FinishRank(rank, now); }
 
-bool Sequence::FinishRank(int rank, absl::Time now) {
+std::optional<Sequence::ClientStates> Sequence::FinishRank(int rank, SteadyTime now) {
   stages_[rank] = Stage::kDone;
-  const bool last = AllAt(Stage::kDone);
-  if (last) {
+  std::optional<ClientStates> answered;
+  if (AllAt(Stage::kDone)) {
+    answered = std::exchange(At(commits_.front()).client_states, {});
+    for (const std::string& state : *answered) bytes_ -= state.size();
     commits_.pop_front();
     vote_ = VoteState::kNone;
     amaxes_ = AmaxState::kUnneeded;
     std::fill(stages_.begin(), stages_.end(), Stage::kPending);
   }
   Pop(pushes_[rank], now);
-  return last;
+  return answered;
 }
 
 std::vector<int> Sequence::RunnablePushes() const {
@@ -375,11 +404,9 @@ std::vector<int> Sequence::RunnablePushes() const {
   return ranks;
 }
 
-const std::string& Sequence::ClientState(int rank, int64_t number) const { return At(number).client_states[rank]; }
-
 // --- Finishing ---
 
-void Sequence::Pop(Queue& queue, absl::Time now) {
+void Sequence::Pop(Queue& queue, SteadyTime now) {
   const int64_t number = queue.numbers.front();
   queue.numbers.pop_front();
   --queue.begun;
@@ -390,6 +417,9 @@ void Sequence::Pop(Queue& queue, absl::Time now) {
 void Sequence::FinishEntry(int64_t number) {
   ++At(number).finished;
   while (!entries_.empty() && entries_.front().finished == options_.ranks) {
+    const Entry& done = entries_.front();
+    bytes_ -= done.canonical.size();
+    for (const std::string& state : done.client_states) bytes_ -= state.size();
     entries_.pop_front();
     ++first_number_;
   }
@@ -445,9 +475,9 @@ std::string Sequence::Describe(const Wait& wait) const {
   return "";
 }
 
-absl::Status Sequence::Overdue(absl::Time now) const {
+absl::Status Sequence::Overdue(SteadyTime now) const {
   for (const Wait& wait : Waits()) {
-    if (now - wait.since < options_.step_timeout) continue;
+    if (now < After(wait.since, options_.step_timeout)) continue;
     return absl::DeadlineExceededError(absl::StrCat("rank ", options_.first_rank + wait.rank, " did not reach ",
                                                     Describe(wait), " within ",
                                                     absl::FormatDuration(options_.step_timeout)));
@@ -455,9 +485,9 @@ absl::Status Sequence::Overdue(absl::Time now) const {
   return absl::OkStatus();
 }
 
-absl::Time Sequence::NextDeadline() const {
-  absl::Time next = absl::InfiniteFuture();
-  for (const Wait& wait : Waits()) next = std::min(next, wait.since + options_.step_timeout);
+SteadyTime Sequence::NextDeadline() const {
+  SteadyTime next = kNever;
+  for (const Wait& wait : Waits()) next = std::min(next, After(wait.since, options_.step_timeout));
   return next;
 }
 

@@ -1,16 +1,17 @@
 // The sequence of commands of one epoch, on the ranks of one daemon: what each rank may do next.
 //
 // Pure state: no thread, clock, memory or byte is touched here. The owner feeds in commands and finished work and asks
-// for work; times are given. The rules (docs/architecture.md, "A step"):
+// for work; times are given. The rules (docs/architecture.md, "The sequence of commands"):
 //
 // * the n-th commands of all ranks are equal, or Submit refuses and names both;
 // * gathers run in order, pushes and commits run in order; a commit waits for every earlier command, and every later
 //   command waits for the commit;
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
-//   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every trainer has filled its slot, a commit's sum
-//   on a rank when that rank's trainer has released every gathered unit;
+//   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every
+//   trainer has filled its slot, a commit's sum on a rank when that rank's trainer has released every gathered unit;
 // * a commit has stages: every rank sums, one votes, every rank applies; where formats need amaxes of whole tensors one
 //   shares them and every rank encodes; then it is answered;
+// * what trainers can make the daemon hold is bounded: commits that are not answered, and commands that are not finished;
 // * after Stop nothing begins, except what a decided commit still needs.
 #ifndef PARAMSHARD_SERVER_STORE_SEQUENCE_H_
 #define PARAMSHARD_SERVER_STORE_SEQUENCE_H_
@@ -25,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "server/base/clock.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
 
@@ -38,8 +40,24 @@ class TrainerWords {
   virtual uint32_t Filled(int rank, int slot) const = 0;
 };
 
+// A command as a rank sent it, taken apart before anybody waits for it.
+struct SentCommand {
+  // A Command is sent as it is.
+  SentCommand(v1::Command sent);  // NOLINT(google-explicit-constructor)
+
+  v1::Command command;    // without client state
+  std::string canonical;  // its bytes, for comparison
+  std::string client_state;
+};
+
 class Sequence {
  public:
+  // More unanswered ones break the protocol.
+  static constexpr int kMostCommits = 3;
+  // Unfinished commands, and their bytes, after which a rank that is ahead of all others is not listened to.
+  static constexpr int kMostCommands = 1024;
+  static constexpr size_t kMostBytes = size_t{4} << 20;
+
   struct Options {
     const ModelSpec* spec = nullptr;  // outlives the sequence
     const Layout* layout = nullptr;   // outlives the sequence
@@ -58,49 +76,52 @@ class Sequence {
   // `words` outlives the sequence.
   Sequence(const Options& options, const TrainerWords* words);
 
+  // How many more commands the rank may send now. Those that others have sent before are always taken: they cost
+  // nothing, and what they finish makes room.
+  int Room(int rank) const;
   // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and
   // the epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from
   // another rank's or a commit number out of order.
-  absl::StatusOr<bool> Submit(int rank, v1::Command command, absl::Time now);
+  absl::StatusOr<bool> Submit(int rank, SentCommand sent, SteadyTime now);
 
   // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest
   // one that the rank has begun; others may be begun before.
-  const v1::Command* BeginGather(int rank, absl::Time now);
-  void FinishGather(int rank, absl::Time now);
+  const v1::Command* BeginGather(int rank, SteadyTime now);
+  void FinishGather(int rank, SteadyTime now);
 
   // The work that the rank's push queue may begin now. Ends with the Finish call of its kind.
   std::optional<PushWork> BeginPush(int rank);
   // True when all ranks have read the slot: it is drained.
-  bool FinishReduce(int rank, absl::Time now);
+  bool FinishReduce(int rank, SteadyTime now);
   void FinishSum(int rank);
   // kGivenUp: the epoch ends, and nothing more happens to the commit. kEncodes: amaxes are shared after all ranks have
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // These two are true when all ranks are through with all stages: the commit is answered.
-  bool FinishApply(int rank, absl::Time now);
-  bool FinishEncode(int rank, absl::Time now);
+  // What the ranks sent with the commit, once all of them are through with all stages: it is to be answered.
+  using ClientStates = std::vector<std::string>;
+  std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
+  std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
   void FinishShareAmaxes();
 
   // Ranks that could begin something now.
   std::vector<int> RunnableGathers() const;
   std::vector<int> RunnablePushes() const;
 
-  // What a rank sent with its commit `number`. Requires that the commit is in progress.
-  const std::string& ClientState(int rank, int64_t number) const;
-
   void Stop() { stopped_ = true; }
   // Whether the rank has sent commands that are not finished.
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
   // Whether a commit that all ranks have sent is unanswered.
   bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
+  // Whether the fate of a commit is open: it is voted on, or decided and not applied by all.
+  bool CommitOpen() const { return vote_ == VoteState::kVoting || vote_ == VoteState::kApplies; }
   // Stopped, nothing under way, and no decided commit unfinished.
   bool Quiet() const;
 
   // DEADLINE_EXCEEDED naming rank and command when a rank has kept another waiting for longer than the timeout.
-  absl::Status Overdue(absl::Time now) const;
-  // When Overdue should be asked again; InfiniteFuture when nobody waits.
-  absl::Time NextDeadline() const;
+  absl::Status Overdue(SteadyTime now) const;
+  // When Overdue should be asked again; kNever when nobody waits.
+  SteadyTime NextDeadline() const;
 
   // What holds back the rank's next command, for people; empty when nothing does.
   std::string WaitsFor(int rank) const;
@@ -113,8 +134,8 @@ class Sequence {
     int first_rank = 0;
     int arrived = 0;
     int finished = 0;
-    absl::Time first_arrival;
-    absl::Time agreed_at;
+    SteadyTime first_arrival;
+    SteadyTime agreed_at;
     // Gather: the number that used the slot before. Commit: the last number in every slot.
     std::vector<int64_t> slot_users;
     std::vector<std::string> client_states;  // of a commit, by rank
@@ -123,7 +144,7 @@ class Sequence {
   struct Queue {
     std::deque<int64_t> numbers;
     size_t begun = 0;  // of them, the first; of pushes at most one
-    absl::Time changed_at;
+    SteadyTime changed_at;
 
     bool HasNext() const { return begun < numbers.size(); }
     int64_t next() const { return numbers[begun]; }
@@ -136,7 +157,7 @@ class Sequence {
     Kind kind = Kind::kCommand;
     int slot = 0;        // to be released
     int64_t number = 0;  // of the command that is missing or held back
-    absl::Time since;
+    SteadyTime since;
   };
   // Of one rank in a commit. kDone where it has nothing left to do.
   enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied, kEncoding, kDone };
@@ -147,16 +168,17 @@ class Sequence {
   absl::Status CheckGather(const v1::Gather& gather) const;
   absl::Status CheckPush(const v1::Push& push) const;
   absl::Status CheckCommit(const v1::Commit& commit) const;
-  void Append(int rank, v1::Command command, absl::Time now);
-  absl::Status Compare(int rank, const Entry& entry, const v1::Command& command, const std::string& canonical) const;
-  void Enqueue(int rank, const Entry& entry, absl::Time now);
+  absl::Status CheckRunAhead(int rank, const v1::Command& command) const;
+  void Append(int rank, SentCommand sent, SteadyTime now);
+  absl::Status Compare(int rank, const Entry& entry, const SentCommand& sent) const;
+  void Enqueue(int rank, const Entry& entry, SteadyTime now);
 
   const Entry& At(int64_t number) const { return entries_[number - first_number_]; }
   Entry& At(int64_t number) { return entries_[number - first_number_]; }
   bool Agreed(const Entry& entry) const { return entry.arrived == options_.ranks; }
   bool Finished(int64_t number) const { return number < first_number_ || At(number).finished == options_.ranks; }
   bool BehindCommit(int64_t number) const { return !commits_.empty() && commits_.front() < number; }
-  void Pop(Queue& queue, absl::Time now);
+  void Pop(Queue& queue, SteadyTime now);
   void FinishEntry(int64_t number);
 
   // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
@@ -171,7 +193,7 @@ class Sequence {
   std::optional<Work> CommitWork(int rank) const;
   std::optional<Work> DecidedWork(int rank) const;
   bool AllAt(Stage stage) const;
-  bool FinishRank(int rank, absl::Time now);
+  std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   std::optional<Wait> Missing() const;
   std::vector<Wait> Waits() const;
   // What is missing, for people.
@@ -183,6 +205,7 @@ class Sequence {
   const TrainerWords* words_;
 
   std::deque<Entry> entries_;
+  size_t bytes_ = 0;          // of entries_
   int64_t first_number_ = 1;  // of entries_.front()
   std::vector<int64_t> received_;
   std::vector<Queue> gathers_, pushes_;

@@ -1,9 +1,11 @@
 // Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it
 // was, or what an uninterrupted run makes it.
 
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -397,6 +399,106 @@ TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
   EXPECT_THAT(daemon_->AwaitExit(absl::Seconds(30)), IsOkAndHolds(0));
   EXPECT_THAT(first.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
   EXPECT_THAT(second.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+}
+
+// --- A trainer that means harm ---
+
+// Where this process maps the words page of its only session: a word on each cache line.
+std::atomic<uint32_t>* FindWordsPage() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (!absl::StrContains(line, "paramshard-words")) continue;
+    return reinterpret_cast<std::atomic<uint32_t>*>(std::stoull(line, nullptr, 16));
+  }
+  return nullptr;
+}
+
+// Says that the daemon does not sleep, rewrites the doorbell, and moves whoever sleeps there to a word that nobody
+// wakes.
+[[noreturn]] void Torment(std::atomic<uint32_t>* page) {
+  constexpr size_t kLine = 16;
+  std::atomic<uint32_t>& daemon_waits = page[2 * kLine];
+  std::atomic<uint32_t>& doorbell = page[4 * kLine];
+  std::atomic<uint32_t>& nobodys = page[4 * kLine + 1];
+  for (uint32_t i = 0;; ++i) {
+    daemon_waits = 0;
+    if (i % 1024 == 0) doorbell = i;
+    syscall(SYS_futex, &doorbell, FUTEX_CMP_REQUEUE, 0, 1, &nobodys, doorbell.load());
+  }
+}
+
+class HostileTrainerTest : public FaultTest {
+ protected:
+  // Rank 0 waits in step kKillStep for rank 1, which writes into its page until it is killed.
+  void StartTraining() {
+    Training waiting = TrainingOf("tormented", 0);
+    waiting.resume = false;
+    waiting_.emplace(Start(waiting));
+    hostile_.emplace(ChildProcess::Run([this](Board& board) {
+      Training training = TrainingOf("tormented", 1);
+      training.at = [&](Point reached, int64_t commit) {
+        if (commit != kKillStep || reached != Point::kStart) return;
+        std::atomic<uint32_t>* const page = FindWordsPage();
+        if (page == nullptr) std::abort();
+        Reach(board, kStepReached, kKillStep);
+        Torment(page);
+      };
+      return Train(training);
+    }));
+    ASSERT_TRUE(hostile_->AwaitNumber(kStepReached, kKillStep));
+  }
+  absl::Status DeleteModel() const {
+    return ChildProcess::Run([&](Board&) -> absl::Status {
+             auto client = Client::Connect({.rank = 0, .socket_dir = directory_.path()});
+             return client.ok() ? client->DeleteModel("tormented") : client.status();
+           })
+        .Await();
+  }
+
+  std::optional<ChildProcess> waiting_, hostile_;
+};
+
+TEST_F(HostileTrainerTest, ItsDeathEndsTheEpochAndTheModelGoesOn) {
+  StartDaemon();
+  const std::string expected = UninterruptedHash();
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  hostile_->Signal(SIGKILL);
+  EXPECT_THAT(waiting_->Await(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+  ChildProcess first = Start(TrainingOf("tormented", 0));
+  ChildProcess second = Start(TrainingOf("tormented", 1));
+  EXPECT_OK(first.Await());
+  EXPECT_OK(second.Await());
+  EXPECT_EQ(StateHash("tormented"), expected);
+}
+
+TEST_F(HostileTrainerTest, AnotherTrainersDeathEndsTheEpochAndTheModelCanBeDeleted) {
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  waiting_->Signal(SIGKILL);
+  // Still at it, it is killed only when the daemon has ended the epoch.
+  ChildProcess next = Start([&] {
+    Training training = TrainingOf("tormented", 0);
+    training.resume = false;
+    return training;
+  }());
+  nlohmann::json ended;
+  while (ended.empty() || ended.value("lastEnd", "") == "") ended = Ctl("models")["models"][0];
+  EXPECT_THAT(std::string(ended["lastEnd"]), HasSubstr("rank 0"));
+  hostile_->Signal(SIGKILL);
+  next.Signal(SIGKILL);
+  absl::Status deleted;
+  do {
+    deleted = DeleteModel();  // until the daemon has noticed both deaths; the test's timeout bounds it
+  } while (absl::IsFailedPrecondition(deleted));
+  EXPECT_OK(deleted);
+}
+
+TEST_F(HostileTrainerTest, TheDaemonDrainsAndStops) {
+  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(absl::Seconds(60)), IsOkAndHolds(0));
+  EXPECT_THAT(waiting_->Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
 }
 
 // --- Two daemons ---

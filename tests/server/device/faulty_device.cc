@@ -33,6 +33,7 @@ absl::Status FaultyDevice::CountAllocation() {
 }
 
 absl::StatusOr<Memory> FaultyDevice::Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) {
+  faults_->before_allocation(name);
   RETURN_IF_ERROR(CountAllocation());
   ASSIGN_OR_RETURN(Memory memory, inner_->Allocate(name, size_bytes, sharing));
   uint8_t* const data = memory.data();

@@ -3,7 +3,9 @@
 #define PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,9 @@ struct DeviceFaults {
   std::atomic<int> failing_allocation{0};  // counted from 1; 0: none
   std::atomic<int> writes{0};
   std::atomic<int> failing_write{0};  // likewise
+
+  // Called before memory is allocated, with its name. Set while nothing is.
+  std::function<void(const std::string& name)> before_allocation = [](const std::string&) {};
 
   // Of memory that lives.
   std::atomic<int64_t> allocated_bytes{0};

@@ -261,11 +261,15 @@ const Refusal kRefusals[] = {
      "create model m: ", "expected a gradient reduction, got 3"},
     {"UnknownSums", SET(spec.set_gradient_sums(static_cast<v1::GradientSums>(3))),
      "create model m: ", "expected gradient_sums AT_COMMIT or AT_PUSH, got 3"},
-    {"TimeoutZero", Timeout(0, 0), "create model m: step_timeout: ", "expected a duration > 0, got 0 s and 0 ns"},
-    {"TimeoutNegative", Timeout(-1, 0), "create model m: step_timeout: ", "expected a duration > 0, got -1 s and 0 ns"},
+    {"TimeoutZero", Timeout(0, 0),
+     "create model m: step_timeout: ", "expected a duration > 0 of at most 24h, got 0 s and 0 ns"},
+    {"TimeoutNegative", Timeout(-1, 0),
+     "create model m: step_timeout: ", "expected a duration > 0 of at most 24h, got -1 s and 0 ns"},
     {"TimeoutNanosOutOfRange", Timeout(1, 1'000'000'000), "create model m: step_timeout: ", "expected a duration > 0"},
     {"TimeoutSignsDiffer", Timeout(1, -1), "create model m: step_timeout: ", "expected a duration > 0"},
-    {"TimeoutTooLong", Timeout(INT64_MAX, 0), "create model m: step_timeout: ", "expected a duration > 0"},
+    {"TimeoutTooLong", Timeout(24 * 3600, 1), "create model m: step_timeout: ", "of at most 24h, got 86400 s and 1 ns"},
+    {"TimeoutFarTooLong", Timeout(INT64_MAX, 0),
+     "create model m: step_timeout: ", "expected a duration > 0 of at most"},
     {"TotalBytesOverflow", SET(for (int i = 0; i < 1000; ++i) {
        v1::ParameterSpec& parameter = *spec.mutable_units(1)->add_parameters();
        parameter = First(spec);

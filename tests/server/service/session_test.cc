@@ -246,6 +246,15 @@ TEST_F(SessionTest, ACommandThatBreaksARuleIsInvalid) {
   EXPECT_THAT(first_->AwaitEnded().message(), HasSubstr("a gradient slot in"));
 }
 
+TEST_F(SessionTest, ACommandBeforeTheEpochEndsTheSessionAlone) {
+  const auto early = Attach(0);
+  ASSERT_TRUE(early->Read().has_accepted());
+  early->SendCommand(GatherCommand(1, 0, 0));
+  EXPECT_THAT(early->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started`"))));
+  StartEpoch();
+}
+
 // A command with all the client state that is allowed fits the stream.
 TEST_F(SessionTest, CommitsByStreamAreAnswered) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());

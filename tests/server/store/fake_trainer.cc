@@ -82,7 +82,7 @@ Trainer FakeTrainer::MakeTrainer() {
 
 absl::Status FakeTrainer::TakeMemory(const wire::HandoffMemory& message, absl::Span<const int> fds) {
   PARAMSHARD_CHECK(message.session == session_ && fds.size() == 3);
-  if (refuses_memory_) return absl::AbortedError("handoff: the trainer has closed its companion connection");
+  if (!refusal_.ok()) return refusal_;
   if (model_->world().devices[0]->id().kind == DeviceKind::kCpu) {
     planes_ = std::make_unique<Mapping>(fds[0], message.planes_bytes, PROT_READ);
     slots_ = std::make_unique<Mapping>(fds[1], message.slots_bytes, PROT_READ | PROT_WRITE);

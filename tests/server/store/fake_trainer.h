@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -35,8 +36,10 @@ class FakeTrainer {
     absl::MutexLock lock(&mu_);
     when_ended_ = std::move(then);
   }
-  // From now on it cannot be reached: memory that is sent to it does not arrive.
-  void RefuseMemory() { refuses_memory_ = true; }
+  // From now on it cannot be reached: memory that is sent to it does not arrive, with this answer.
+  void RefuseMemory(absl::Status why = absl::AbortedError("handoff: the trainer has closed its companion connection")) {
+    refusal_ = std::move(why);
+  }
   absl::Status Attach();
   bool AwaitStarted();
   // Null unless it came in time.
@@ -89,7 +92,7 @@ class FakeTrainer {
   Model* const model_;
   const int rank_;
   const int64_t session_;
-  bool refuses_memory_ = false;
+  absl::Status refusal_;
   int64_t sent_ = 0;
 
   // Set before `is_started_`, constant from then on.

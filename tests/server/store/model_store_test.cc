@@ -334,7 +334,7 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   FakeTrainers trainers = AttachAll(*running.model);
   FakeTrainer lonely(waiting.model.get(), 0);
   ASSERT_OK(lonely.Attach());
-  store().Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops"));
+  store().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
   for (const auto& trainer : trainers) {
     const v1::EpochEnded* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);

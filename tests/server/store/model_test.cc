@@ -1,6 +1,11 @@
 #include "server/store/model.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -11,12 +16,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/thread.h"
 #include "tests/process_counts.h"
 #include "tests/server/store/command.h"
+#include "tests/server/store/manual_clock.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/server/store/test_world.h"
 #include "tests/status_matchers.h"
@@ -59,6 +67,12 @@ class ModelTest : public testing::Test {
     world_ = std::make_unique<TestWorld>(options);
     model_ = world_->Create(spec);
   }
+  // Nothing of the daemon is left: what a test's options point to may go.
+  void CloseWorld() {
+    trainers_.clear();
+    model_.reset();
+    world_.reset();
+  }
   void Attach() { trainers_ = AttachAll(*model_); }
   FakeTrainer& trainer(int rank) { return *trainers_[rank]; }
   int64_t commit_number() const { return model_->commit_log().numbers().commit_number; }
@@ -99,6 +113,16 @@ class ModelTest : public testing::Test {
   void Step(float gradient = 0.5f) {
     Push(kW, [&](int rank) { return gradient * static_cast<float>(rank + 1); });
     Commit();
+  }
+
+  // Waits until a rank is said to wait for something. A look a time; half a minute at most.
+  bool AwaitWait(const std::string& what) const {
+    for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; std::this_thread::yield()) {
+      for (const auto& seat : model_->status().seats) {
+        if (absl::StrContains(seat.waits_for, what)) return true;
+      }
+    }
+    return false;
   }
 
   // All rows of a unit's only parameter.
@@ -201,7 +225,7 @@ TEST_F(ModelTest, AWaitingTrainerMayLeave) {
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
   EXPECT_EQ(ended->message(), "it waited too long");
-  EXPECT_TRUE(model_->AwaitVacant(0, first.session(), absl::Seconds(30)));
+  EXPECT_TRUE(model_->AwaitDeparture(0, first.session(), absl::Seconds(30)));
   EXPECT_EQ(model_->HolderOf(0).session, 0);
   ExpectNextEpochWorks();
 }
@@ -209,7 +233,7 @@ TEST_F(ModelTest, AWaitingTrainerMayLeave) {
 TEST_F(ModelTest, AnUnknownSessionIsIgnored) {
   Attach();
   model_->Leave(123456789, absl::AbortedError("who"));
-  model_->Submit(123456789, CommitCommand(1, 1));
+  EXPECT_OK(model_->Submit(123456789, CommitCommand(1, 1)));
   Step();
   EXPECT_EQ(commit_number(), 1);
 }
@@ -223,18 +247,71 @@ TEST_F(ModelTest, AWorldOfOneRankNeedsNoOther) {
   EXPECT_EQ(commit_number(), 1);
 }
 
-TEST_F(ModelTest, MemoryThatCannotBeSentEndsTheEpoch) {
+// Whoever notices first that a trainer was killed, the others hear the same.
+TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
+  for (const absl::Status& refusal : {absl::AbortedError("handoff: the trainer has closed its companion connection"),
+                                      absl::UnavailableError("handoff socket: send failed: Broken pipe")}) {
+    FakeTrainer first(model_.get(), 0);
+    FakeTrainer second(model_.get(), 1);
+    second.RefuseMemory(refusal);
+    ASSERT_OK(first.Attach());
+    ASSERT_OK(second.Attach());
+    for (FakeTrainer* each : {&first, &second}) {
+      const v1::EpochEnded* ended = each->AwaitEnded();
+      ASSERT_NE(ended, nullptr);
+      EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kAborted));
+      EXPECT_THAT(ended->message(),
+                  HasSubstr(absl::StrCat("rank 1: process ", 10'000 + second.session(), " has gone")));
+    }
+  }
+  ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, MemoryThatCannotBeSentForAnotherReasonEndsTheEpochWithIt) {
   FakeTrainer first(model_.get(), 0);
   FakeTrainer second(model_.get(), 1);
-  second.RefuseMemory();
+  second.RefuseMemory(absl::ResourceExhaustedError("no descriptors are left"));
   ASSERT_OK(first.Attach());
   ASSERT_OK(second.Attach());
   for (FakeTrainer* each : {&first, &second}) {
     const v1::EpochEnded* ended = each->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->message(), HasSubstr("closed its companion connection"));
+    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
   }
   ExpectNextEpochWorks();
+}
+
+TEST_F(ModelTest, ACommandBeforeTheEpochIsRefused) {
+  FakeTrainer first(model_.get(), 0);
+  ASSERT_OK(first.Attach());
+  EXPECT_THAT(model_->Submit(first.session(), GatherCommand(1, kW, 0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started` expected"))));
+  first.Leave();
+  ASSERT_NE(first.AwaitEnded(), nullptr);
+  ExpectNextEpochWorks();
+}
+
+// An epoch needs a thread of its own and two for each rank: at every limit it ends, and the daemon goes on.
+TEST_F(ModelTest, AnEpochThatGetsNoThreadsEndsWithThat) {
+  for (int threads = 0; threads < 5; ++threads) {
+    SCOPED_TRACE(absl::StrCat(threads, " threads"));
+    FakeTrainer first(model_.get(), 0);
+    FakeTrainer second(model_.get(), 1);
+    {
+      const ThreadShortage shortage(threads);
+      ASSERT_OK(first.Attach());
+      ASSERT_OK(second.Attach());
+      for (FakeTrainer* each : {&first, &second}) {
+        const v1::EpochEnded* ended = each->AwaitEnded();
+        ASSERT_NE(ended, nullptr);
+        EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+        EXPECT_THAT(ended->message(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
+      }
+    }
+    ExpectNextEpochWorks();
+    trainers_.clear();
+  }
 }
 
 // --- Steps ---
@@ -262,7 +339,8 @@ TEST_F(ModelTest, ASlotIsUsedAgainAfterItsReleaseByAll) {
   }
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
   trainer(0).Release(0, 1);
-  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().ready(0, 1), 2, absl::Milliseconds(20)));
+  ASSERT_TRUE(AwaitWait("rank 1: release of slot 0 for gather w")) << "the release of rank 0 was seen";
+  EXPECT_EQ(trainer(0).words().ready(0, 1).value, 1u);
   EXPECT_TRUE(trainer(1).HoldsPlanes(kMx, 0)) << "it is still in use";
   trainer(1).Release(0, 1);
   for (const auto& trainer : trainers_) {
@@ -271,18 +349,45 @@ TEST_F(ModelTest, ASlotIsUsedAgainAfterItsReleaseByAll) {
   }
 }
 
-// More than the daemon reads from a ring at once.
+// More than the daemon reads from a ring at once, and more than it holds for a rank that is ahead.
 TEST_F(ModelTest, ManyCommandsMayWaitInARing) {
-  constexpr int64_t kMany = 200;
+  constexpr int64_t kMany = 2 * Sequence::kMostCommands + 100;
   Attach();
-  for (const auto& trainer : trainers_) {
-    for (int64_t i = 0; i < kMany; ++i) trainer->Gather(i % 2 == 0 ? kW : kMx, 0);
-    trainer->Release(0, kMany);
+  const auto send = [this](int rank) {
+    for (int64_t i = 0; i < kMany; ++i) trainer(rank).Gather(i % 2 == 0 ? kMx : kW, 0);
+    trainer(rank).Release(0, kMany);
+  };
+  const auto taken = [this] { return model_->status().seats[0].last_command; };
+  send(0);
+  for (const absl::Time end = absl::Now() + absl::Seconds(30);
+       taken() < Sequence::kMostCommands && absl::Now() < end;) {
+    std::this_thread::yield();
   }
+  EXPECT_EQ(taken(), Sequence::kMostCommands);
+  EXPECT_NE(trainer(0).words().ring_tail().value, trainer(0).words().ring_head().value);
+  send(1);
   for (const auto& trainer : trainers_) {
     ASSERT_TRUE(trainer->AwaitReady(0, kMany));
-    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 0));
+    EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
   }
+}
+
+TEST_F(ModelTest, WhoSendsByStreamMoreThanTheDaemonHoldsIsRefused) {
+  Attach();
+  for (int64_t n = 1; n <= Sequence::kMostCommands; ++n) {
+    ASSERT_OK(model_->Submit(trainer(0).session(), GatherCommand(n, kW, 0)));
+  }
+  EXPECT_THAT(model_->Submit(trainer(0).session(), GatherCommand(Sequence::kMostCommands + 1, kW, 0)),
+              StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("rank 0"), HasSubstr("at most 1024"))));
+}
+
+TEST_F(ModelTest, AFourthUnansweredCommitEndsTheEpoch) {
+  Attach();
+  const std::string hash = StateHash(*model_);
+  for (int64_t n = 1; n <= 4; ++n) trainer(1).Commit(n, std::string(kMaxClientStateBytes / 2, 'x'));
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("commit 4 of rank 1: at most 3 unanswered commits"));
+  EXPECT_EQ(StateHash(*model_), hash);
+  ExpectNextEpochWorks();
 }
 
 TEST_F(ModelTest, AGatherAfterACommitSeesTheNewPlanes) {
@@ -297,8 +402,8 @@ TEST_F(ModelTest, AGatherAfterACommitSeesTheNewPlanes) {
     trainer->Commit(1);
     trainer->Gather(kW, 0);
   }
-  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().committed(), 1, absl::Milliseconds(20)))
-      << "the planes are still read";
+  ASSERT_TRUE(AwaitWait("release of slot 0 for commit 1")) << "the planes are still read";
+  EXPECT_EQ(trainer(0).words().committed().value, 0u);
   for (const auto& trainer : trainers_) trainer->Release(0, 1);
   for (const auto& trainer : trainers_) {
     ASSERT_TRUE(trainer->AwaitReady(0, 4));
@@ -401,8 +506,8 @@ TEST_F(ModelTest, ACommitWithoutGradientsIsAnsweredAndChangesNothing) {
 TEST_F(ModelTest, CommandsMayComeByStream) {
   Attach();
   for (const auto& trainer : trainers_) {
-    model_->Submit(trainer->session(), GatherCommand(1, kW, 0));
-    model_->Submit(trainer->session(), GatherCommand(2, kMx, 1));
+    EXPECT_OK(model_->Submit(trainer->session(), GatherCommand(1, kW, 0)));
+    EXPECT_OK(model_->Submit(trainer->session(), GatherCommand(2, kMx, 1)));
   }
   for (const auto& trainer : trainers_) {
     ASSERT_TRUE(trainer->AwaitReady(1, 2));
@@ -539,13 +644,12 @@ TEST_P(DeathTest, LeavesTheStateAsItWasAndTheNextEpochGoesOn) {
 TEST_F(ModelTest, WaitersWakeAtTheEnd) {
   Attach();
   trainer(0).Gather(kMx, 0);
-  std::thread waiter([this] {
-    EXPECT_FALSE(trainer(0).AwaitReady(0, 1));
-    EXPECT_FALSE(trainer(0).AwaitCommitted(1).has_value());
-    EXPECT_FALSE(trainer(0).AwaitDrained(1, 5));
-  });
+  std::thread waiters[] = {std::thread([this] { EXPECT_FALSE(trainer(0).AwaitReady(0, 1)); }),
+                           std::thread([this] { EXPECT_FALSE(trainer(0).AwaitCommitted(1).has_value()); }),
+                           std::thread([this] { EXPECT_FALSE(trainer(0).AwaitDrained(1, 5)); })};
+  while (trainer(0).words().client_waits().value != 3) std::this_thread::yield();
   trainer(1).Leave();
-  waiter.join();
+  for (std::thread& waiter : waiters) waiter.join();
 }
 
 TEST_F(ModelTest, ATrainerMayAttachAgainAsSoonAsItHearsOfTheEnd) {
@@ -635,7 +739,7 @@ TEST_F(ModelTest, ACommandThatBreaksARuleEndsTheEpoch) {
 
 TEST_F(ModelTest, ACommandByStreamThatBreaksARuleEndsTheEpoch) {
   Attach();
-  model_->Submit(trainer(0).session(), CommitCommand(1, 5));
+  EXPECT_OK(model_->Submit(trainer(0).session(), CommitCommand(1, 5)));
   ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("number 1 expected, got 5"));
   ExpectNextEpochWorks();
 }
@@ -671,19 +775,26 @@ TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
 
 // --- Trainers that hang ---
 
+// Time stands still until a rank is said to wait: nobody is late by the test's own slowness.
 class HangTest : public ModelTest {
  protected:
   void SetUp() override {
-    Open(TestSpec(), {.step_timeout = absl::Milliseconds(400)});
+    Open(TestSpec(), {.step_timeout = kTimeout, .clock = &clock_});
     Attach();
-    for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitDaemonAsleep());
     hash_ = StateHash(*model_);
   }
+  void TearDown() override { CloseWorld(); }
   void ExpectNamed(int rank, const std::string& what) {
+    ASSERT_TRUE(AwaitWait(absl::StrCat("rank ", rank, ": ", what)));
+    // Nobody rings: the daemon's threads wake up for the deadline, and look at the clock.
+    clock_.Advance(kTimeout);
     ExpectEnded(absl::StatusCode::kDeadlineExceeded,
-                AllOf(HasSubstr(absl::StrCat("rank ", rank, " did not reach")), HasSubstr(what), HasSubstr("400ms")));
+                AllOf(HasSubstr(absl::StrCat("rank ", rank, " did not reach ", what)), HasSubstr("within 200ms")));
     EXPECT_EQ(StateHash(*model_), hash_);
   }
+
+  static constexpr absl::Duration kTimeout = absl::Milliseconds(200);
+  ManualClock clock_;
   std::string hash_;
 };
 
@@ -708,7 +819,7 @@ TEST_F(HangTest, ARankThatDoesNotFillItsGradientsIsNamed) {
 }
 
 TEST_F(HangTest, ARankThatDoesNotSendACommandByStreamIsNamed) {
-  model_->Submit(trainer(1).session(), GatherCommand(1, kMx, 1));
+  EXPECT_OK(model_->Submit(trainer(1).session(), GatherCommand(1, kMx, 1)));
   ExpectNamed(0, "gather mx forward into slot 1 (command 1)");
 }
 
@@ -738,20 +849,127 @@ TEST_F(HangTest, ACommitThatOneRankHoldsUpIsEnded) {
   ExpectNamed(1, "release of slot 0 for commit 1");
 }
 
+// Nobody waits for anybody: the deadline does not run.
 TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
-  // Nobody waits for anybody: the deadline does not run.
   for (const auto& trainer : trainers_) trainer->Gather(kMx, 0);
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
-  EXPECT_FALSE(trainer(0).words().AwaitReached(trainer(0).words().status(), 1, absl::Milliseconds(600)));
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDaemonAsleep());
+  clock_.Advance(absl::Hours(1));
+  // Whoever reads this command looks at the clock as well.
+  for (const auto& trainer : trainers_) {
+    trainer->Gather(kMx, 1);
+    ASSERT_TRUE(trainer->AwaitDaemonAsleep());
+  }
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(1, 2));
+  EXPECT_TRUE(model_->status().running);
 }
 
-TEST_F(ModelTest, TheModelsOwnStepTimeoutGoesFirst) {
+// An hour passes at once, as for a machine that was suspended: a wait counts from its own begin.
+TEST_F(HangTest, AnHourThatPassesBeforeAWaitIsNobodysFault) {
+  clock_.Advance(absl::Hours(1));
+  trainer(0).Gather(kMx, 1);
+  ASSERT_TRUE(AwaitWait("rank 1: gather mx"));
+  ASSERT_TRUE(trainer(0).AwaitDaemonAsleep());
+  trainer(1).Gather(kMx, 1);
+  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitReady(1, 1));
+}
+
+TEST_F(HangTest, TheModelsOwnStepTimeoutGoesFirst) {
   v1::ModelSpec spec = TestSpec();
   spec.mutable_step_timeout()->set_nanos(50'000'000);
-  Open(spec);
+  Open(spec, {.step_timeout = absl::Hours(1), .clock = &clock_});
   Attach();
   trainer(1).Gather(kW, 0);
+  ASSERT_TRUE(AwaitWait("rank 0: gather w"));
+  clock_.Advance(absl::Milliseconds(50));
   ExpectEnded(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 0"), HasSubstr("within 50ms")));
+}
+
+// --- Trainers that mean harm ---
+
+// The trainer of rank 0 writes whatever it can into its page, and moves whoever sleeps on its doorbell.
+class HostileTest : public ModelTest {
+ protected:
+  void SetUp() override {
+    ModelTest::SetUp();
+    Attach();
+    for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDaemonAsleep());
+    hostile_ = std::thread([this, words = trainer(0).words()] { Torment(words); });
+  }
+  void TearDown() override {
+    over_ = true;
+    if (hostile_.joinable()) hostile_.join();
+  }
+  void Torment(const wire::Words& words) {
+    std::atomic<uint32_t>& doorbell = words.doorbell().value;
+    for (uint32_t i = 0; !over_; ++i) {
+      words.daemon_waits().value = 0;
+      if (i % 64 == 0) doorbell = i;
+      words.ring_tail().value = i;
+      words.ready(0, 1).value = i;
+      words.committed().value = i;
+      // Where nobody wakes them.
+      syscall(SYS_futex, &doorbell, FUTEX_CMP_REQUEUE, 0, 1, &words.filled(1).value, doorbell.load());
+    }
+  }
+  void ExpectToldAndOver() {
+    const v1::EpochEnded* ended = trainer(1).AwaitEnded();
+    ASSERT_NE(ended, nullptr);
+    EXPECT_EQ(trainer(1).words().end_code(), static_cast<uint32_t>(ended->code()));
+    over_ = true;
+    hostile_.join();
+  }
+
+  std::atomic<bool> over_{false};
+  std::thread hostile_;
+};
+
+TEST_F(HostileTest, ItsNeighboursDepartureEndsTheEpoch) {
+  trainer(1).Leave();
+  ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
+  ExpectNextEpochWorks();
+}
+
+TEST_F(HostileTest, ItsOwnDepartureEndsTheEpoch) {
+  trainer(0).Leave();
+  ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
+  ExpectNextEpochWorks();
+}
+
+TEST_F(HostileTest, AnErrorOfItsNeighbourEndsTheEpoch) {
+  EXPECT_OK(model_->Submit(trainer(1).session(), GatherCommand(7, kW, 0)));
+  ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
+  ExpectNextEpochWorks();
+}
+
+TEST_F(HostileTest, ADrainEndsTheEpoch) {
+  model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
+  EXPECT_FALSE(model_->status().running);
+  ExpectToldAndOver();
+}
+
+TEST_F(HostileTest, TheModelMayBeDestroyed) {
+  world_->CloseStore();
+  model_.reset();
+  ExpectToldAndOver();
+}
+
+// What its own commands need of its own words comes late, or not at all; what the others need of the daemon comes.
+TEST_F(HostileTest, ItsNeighboursWaitIsEndedInTime) {
+  trainers_.clear();
+  over_ = true;
+  hostile_.join();
+  ManualClock clock;
+  Open(TestSpec(), {.step_timeout = absl::Milliseconds(50), .clock = &clock});
+  Attach();
+  over_ = false;
+  hostile_ = std::thread([this, words = trainer(0).words()] { Torment(words); });
+  trainer(1).Gather(kMx, 0);
+  ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
+  clock.Advance(absl::Milliseconds(50));
+  ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
+  EXPECT_THAT(trainer(1).AwaitEnded()->message(), HasSubstr("rank 0 did not reach gather mx"));
+  CloseWorld();
 }
 
 // --- Commits that are under way when the epoch ends ---
@@ -830,7 +1048,7 @@ TEST_F(VoteTest, AVoteThatFailsAppliesNothing) {
 TEST_F(VoteTest, ADrainWaitsForTheCommit) {
   CommitUntilVote();
   std::thread drain(
-      [this] { model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops")); });
+      [this] { model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops")); });
   FakeTrainer late(model_.get(), 0);
   // Until the drain has begun the rank is held.
   absl::Status refused = late.Attach();
@@ -849,7 +1067,7 @@ TEST_F(VoteTest, ADrainWaitsForTheCommit) {
 
 TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {
   CommitUntilDecided();
-  model_->Drain(absl::Now() + absl::Milliseconds(20), absl::UnavailableError("the daemon stops"));
+  model_->Drain(SteadyDeadline(absl::Milliseconds(20)), absl::UnavailableError("the daemon stops"));
   go_on_.Notify();
   ExpectEnded(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops"));
   ExpectApplied();
@@ -858,7 +1076,7 @@ TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {
 TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
-  model_->Drain(absl::Now() + absl::Minutes(1), absl::UnavailableError("the daemon stops"));
+  model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
   const v1::EpochEnded* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kUnavailable));
@@ -867,8 +1085,8 @@ TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
 }
 
 TEST_F(ModelTest, AnIdleModelDrainsAtOnce) {
-  model_->Drain(absl::InfiniteFuture(), absl::UnavailableError("the daemon stops"));
-  model_->Drain(absl::InfiniteFuture(), absl::UnavailableError("again"));
+  model_->Drain(kNever, absl::UnavailableError("the daemon stops"));
+  model_->Drain(kNever, absl::UnavailableError("again"));
 }
 
 // --- Changing the state ---

@@ -25,6 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::Optional;
 
 using Verdict = Sequence::Verdict;
 using Work = Sequence::Work;
@@ -68,7 +69,7 @@ class FakeWords : public TrainerWords {
 class SequenceTest : public testing::Test {
  protected:
   static constexpr int kRanks = 2;
-  static constexpr absl::Duration kTimeout = absl::Seconds(60);
+  static constexpr std::chrono::seconds kTimeout{60};
 
   SequenceTest() { Restart(0); }
 
@@ -78,7 +79,7 @@ class SequenceTest : public testing::Test {
                                                              .ranks = kRanks,
                                                              .first_rank = 4,
                                                              .commit_number = commit_number,
-                                                             .step_timeout = kTimeout},
+                                                             .step_timeout = absl::FromChrono(kTimeout)},
                                            &words_);
   }
 
@@ -128,13 +129,13 @@ class SequenceTest : public testing::Test {
     RunVote(Verdict::kEncodes);
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(BeginPush(rank), Work::kApply);
-      EXPECT_FALSE(sequence_->FinishApply(rank, now_));
+      EXPECT_FALSE(sequence_->FinishApply(rank, now_).has_value());
     }
   }
   void RunApplies() {
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(BeginPush(rank), Work::kApply);
-      EXPECT_EQ(sequence_->FinishApply(rank, now_), rank == kRanks - 1);
+      EXPECT_EQ(sequence_->FinishApply(rank, now_).has_value(), rank == kRanks - 1);
     }
   }
   void RunCommit() {
@@ -164,7 +165,7 @@ class SequenceTest : public testing::Test {
   const Layout layout_{spec_, kRanks};
   FakeWords words_;
   std::unique_ptr<Sequence> sequence_;
-  absl::Time now_ = absl::UnixEpoch();
+  SteadyTime now_;
 };
 
 // --- Agreement ---
@@ -236,8 +237,12 @@ TEST_F(SequenceTest, DifferentClippingIsAMismatch) {
 TEST_F(SequenceTest, ClientStateIsEachRanksOwn) {
   EXPECT_THAT(Submit(0, CommitCommand(1, 1, "zero")), IsOkAndHolds(false));
   EXPECT_THAT(Submit(1, CommitCommand(1, 1, "one")), IsOkAndHolds(true));
-  EXPECT_EQ(sequence_->ClientState(0, 1), "zero");
-  EXPECT_EQ(sequence_->ClientState(1, 1), "one");
+  RunSums();
+  RunVote();
+  EXPECT_EQ(BeginPush(0), Work::kApply);
+  EXPECT_EQ(BeginPush(1), Work::kApply);
+  EXPECT_FALSE(sequence_->FinishApply(1, now_).has_value());
+  EXPECT_THAT(sequence_->FinishApply(0, now_), Optional(ElementsAre("zero", "one")));
 }
 
 // --- Commands that break a rule ---
@@ -474,9 +479,9 @@ TEST_F(SequenceTest, AmaxesAreSharedOnceWhenAllRanksHaveApplied) {
   RunVote(Verdict::kEncodes);
   EXPECT_EQ(BeginPush(0), Work::kApply);
   EXPECT_EQ(BeginPush(1), Work::kApply);
-  EXPECT_FALSE(sequence_->FinishApply(1, now_));
+  EXPECT_FALSE(sequence_->FinishApply(1, now_).has_value());
   EXPECT_EQ(BeginPush(1), std::nullopt) << "rank 0 is still applying";
-  EXPECT_FALSE(sequence_->FinishApply(0, now_));
+  EXPECT_FALSE(sequence_->FinishApply(0, now_).has_value());
   EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
   EXPECT_EQ(BeginPush(1), Work::kShareAmaxes);
   EXPECT_EQ(BeginPush(0), std::nullopt) << "one is enough";
@@ -491,12 +496,12 @@ TEST_F(SequenceTest, ACommitThatEncodesIsAnsweredWhenAllRanksHave) {
   EXPECT_EQ(BeginPush(0), Work::kShareAmaxes);
   sequence_->FinishShareAmaxes();
   EXPECT_EQ(BeginPush(0), Work::kEncode);
-  EXPECT_FALSE(sequence_->FinishEncode(0, now_));
+  EXPECT_FALSE(sequence_->FinishEncode(0, now_).has_value());
   EXPECT_EQ(BeginPush(0), std::nullopt);
   EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "the planes of rank 1 are of the version before";
   EXPECT_TRUE(sequence_->CommitInFlight());
   EXPECT_EQ(BeginPush(1), Work::kEncode);
-  EXPECT_TRUE(sequence_->FinishEncode(1, now_));
+  EXPECT_TRUE(sequence_->FinishEncode(1, now_).has_value());
   EXPECT_FALSE(sequence_->CommitInFlight());
   EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
 }
@@ -508,7 +513,7 @@ TEST_F(SequenceTest, TheCommitAfterOneThatEncodesBeginsAnew) {
   sequence_->FinishShareAmaxes();
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(BeginPush(rank), Work::kEncode);
-    EXPECT_EQ(sequence_->FinishEncode(rank, now_), rank == kRanks - 1);
+    EXPECT_EQ(sequence_->FinishEncode(rank, now_).has_value(), rank == kRanks - 1);
   }
   RunCommit();
   EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
@@ -523,7 +528,7 @@ TEST_F(SequenceTest, ADecidedCommitSharesAndEncodesAfterStop) {
   EXPECT_FALSE(sequence_->Quiet());
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(BeginPush(rank), Work::kEncode);
-    EXPECT_EQ(sequence_->FinishEncode(rank, now_), rank == kRanks - 1);
+    EXPECT_EQ(sequence_->FinishEncode(rank, now_).has_value(), rank == kRanks - 1);
   }
   EXPECT_TRUE(sequence_->Quiet());
 }
@@ -577,11 +582,11 @@ TEST_F(SequenceTest, LaterCommandsWaitForTheCommit) {
   RunSums();
   RunVote();
   EXPECT_EQ(BeginPush(0), Work::kApply);
-  EXPECT_FALSE(sequence_->FinishApply(0, now_));
+  EXPECT_FALSE(sequence_->FinishApply(0, now_).has_value());
   EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "rank 1 still applies";
   EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(1));
   EXPECT_EQ(BeginPush(1), Work::kApply);
-  EXPECT_TRUE(sequence_->FinishApply(1, now_));
+  EXPECT_TRUE(sequence_->FinishApply(1, now_).has_value());
   EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
   RunReduces();
 }
@@ -600,10 +605,54 @@ TEST_F(SequenceTest, CommandsWaitForACommitThatIsNotAgreedYet) {
 TEST_F(SequenceTest, CommitsMayQueue) {
   SubmitAll(CommitCommand(1, 1, "first"));
   SubmitAll(CommitCommand(2, 2, "second"));
-  EXPECT_EQ(sequence_->ClientState(0, 2), "second");
   RunCommit();
   RunCommit();
   EXPECT_FALSE(sequence_->CommitInFlight());
+}
+
+// The protocol's bound: what a commit brings, its client state above all, is held until it is answered.
+TEST_F(SequenceTest, AFourthUnansweredCommitIsRefused) {
+  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n)
+    ASSERT_THAT(Submit(0, CommitCommand(n, n)), IsOkAndHolds(false));
+  EXPECT_THAT(Submit(0, CommitCommand(4, 4)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("commit 4 of rank 4"), HasSubstr("at most 3 unanswered commits"))));
+}
+
+TEST_F(SequenceTest, AnUnansweredCommitThatIsRepeatedIsNoOtherOne) {
+  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n) SubmitAll(CommitCommand(n, n));
+  SubmitAll(CommitCommand(4, 3));
+}
+
+TEST_F(SequenceTest, AnAnswerMakesRoomForACommit) {
+  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n) SubmitAll(CommitCommand(n, n));
+  RunCommit();
+  SubmitAll(CommitCommand(4, 4));
+  EXPECT_THAT(Submit(1, CommitCommand(5, 5)), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 5")));
+}
+
+TEST_F(SequenceTest, ARankThatIsFarAheadHasNoRoomUntilOthersFollow) {
+  EXPECT_EQ(sequence_->Room(0), Sequence::kMostCommands);
+  for (int n = 1; n <= Sequence::kMostCommands; ++n) {
+    ASSERT_THAT(Submit(0, GatherCommand(n, kA, n % 2)), IsOkAndHolds(false));
+  }
+  EXPECT_EQ(sequence_->Room(0), 0);
+  EXPECT_EQ(sequence_->Room(1), Sequence::kMostCommands) << "what is held already";
+  EXPECT_THAT(Submit(1, GatherCommand(1, kA, 1)), IsOkAndHolds(true));
+  RunGathers();
+  EXPECT_EQ(sequence_->Room(0), 1);
+}
+
+TEST_F(SequenceTest, LargeCommandsTakeMoreRoom) {
+  int n = 0;
+  while (sequence_->Room(0) > 0) {
+    v1::Command command = GatherCommand(++n, kA, 0);
+    // A field that nobody knows.
+    command.GetReflection()->MutableUnknownFields(&command)->AddLengthDelimited(99)->assign(160'000, 'x');
+    ASSERT_OK(Submit(0, std::move(command)));
+  }
+  EXPECT_LT(n, 30);
+  EXPECT_EQ(sequence_->Room(1), n);
 }
 
 TEST_F(SequenceTest, ARepeatedCommitNumberHasNothingToDo) {
@@ -708,24 +757,24 @@ TEST_F(SequenceTest, StopEndsAllWaiting) {
   now_ += 2 * kTimeout;
   sequence_->Stop();
   EXPECT_OK(sequence_->Overdue(now_));
-  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(sequence_->NextDeadline(), kNever);
 }
 
 // --- Deadlines ---
 
 TEST_F(SequenceTest, WhereNobodyWaitsThereIsNoDeadline) {
-  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(sequence_->NextDeadline(), kNever);
   SubmitAll(GatherCommand(1, kA, 0));
   RunGathers();
-  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
-  EXPECT_OK(sequence_->Overdue(absl::InfiniteFuture()));
+  EXPECT_EQ(sequence_->NextDeadline(), kNever);
+  EXPECT_OK(sequence_->Overdue(kNever));
   EXPECT_EQ(sequence_->WaitsFor(0), "");
 }
 
 TEST_F(SequenceTest, ACommandThatDoesNotComeIsOverdue) {
   EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
   EXPECT_EQ(sequence_->NextDeadline(), now_ + kTimeout);
-  EXPECT_OK(sequence_->Overdue(now_ + kTimeout - absl::Nanoseconds(1)));
+  EXPECT_OK(sequence_->Overdue(now_ + kTimeout - std::chrono::nanoseconds(1)));
   EXPECT_THAT(sequence_->Overdue(now_ + kTimeout),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("rank 5"), HasSubstr("gather a"), HasSubstr("command 1"), HasSubstr("1m"))));
@@ -735,7 +784,7 @@ TEST_F(SequenceTest, ACommandThatDoesNotComeIsOverdue) {
 TEST_F(SequenceTest, AReleaseThatDoesNotComeIsOverdue) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));
-  now_ += absl::Seconds(10);
+  now_ += std::chrono::seconds(10);
   RunGathers();
   ReleaseAll(0, 1);
   words_.Release(1, 0, 0);
@@ -772,11 +821,11 @@ TEST_F(SequenceTest, ARankThatIsHeldUpIsNotBlamed) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));
   SubmitAll(CommitCommand(3, 1));
-  now_ += absl::Seconds(10);
+  now_ += std::chrono::seconds(10);
   RunGathers();
   words_.Release(0, 0, 1);
   EXPECT_EQ(sequence_->NextDeadline(), now_ + kTimeout);
-  EXPECT_OK(sequence_->Overdue(now_ + kTimeout - absl::Seconds(1)));
+  EXPECT_OK(sequence_->Overdue(now_ + kTimeout - std::chrono::seconds(1)));
   EXPECT_THAT(sequence_->Overdue(now_ + kTimeout), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 5")));
 }
 
@@ -784,9 +833,9 @@ TEST_F(SequenceTest, ARankThatIsHeldUpIsNotBlamed) {
 TEST_F(SequenceTest, ARankWhoseGatherRunsIsNotBlamedForItsNextCommand) {
   SubmitAll(GatherCommand(1, kA, 0));
   ASSERT_OK(Submit(0, GatherCommand(2, kB, 1)));
-  now_ += kTimeout - absl::Seconds(1);
+  now_ += kTimeout - std::chrono::seconds(1);
   ASSERT_NE(sequence_->BeginGather(1, now_), nullptr);
-  now_ += absl::Seconds(1);
+  now_ += std::chrono::seconds(1);
   EXPECT_OK(sequence_->Overdue(now_));
   EXPECT_THAT(sequence_->Overdue(now_ + kTimeout),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("command 2")));
@@ -797,7 +846,7 @@ TEST_F(SequenceTest, NobodyIsBlamedForASlotThatPiecesStillArriveIn) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));
   ASSERT_NE(sequence_->BeginGather(0, now_), nullptr);
-  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(sequence_->NextDeadline(), kNever);
   EXPECT_EQ(sequence_->WaitsFor(0), "");
 }
 
@@ -807,7 +856,7 @@ TEST_F(SequenceTest, TheDaemonsOwnWorkIsNoWait) {
   SubmitAll(PushCommand(2, kA, 0));
   RunSums();
   EXPECT_EQ(BeginPush(0), Work::kVote);
-  EXPECT_EQ(sequence_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(sequence_->NextDeadline(), kNever);
 }
 
 TEST_F(SequenceTest, TheWaitForAPushBeginsWhenItIsNext) {

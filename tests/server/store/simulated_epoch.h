@@ -116,7 +116,9 @@ class SimulatedEpoch : private TrainerWords {
   void FinishApply(int rank);
   void FinishEncode(int rank);
   // The commit's last stage on a rank; `last` is what the sequence says.
-  void ExpectAnswer(int64_t commit_number, bool last);
+  // Whether a trainer that keeps to the protocol waits for an answer first.
+  bool AheadOfAnswers(const v1::Command& command) const;
+  void ExpectAnswer(int64_t commit_number, const std::optional<Sequence::ClientStates>& states);
   void CheckState();
 
   int Random(int limit) { return static_cast<int>((*random_)() % static_cast<uint64_t>(limit)); }
@@ -133,7 +135,7 @@ class SimulatedEpoch : private TrainerWords {
   std::vector<Rank> ranks_;
   std::vector<int64_t> drained_;  // by gradient slot
   Sequence sequence_;
-  absl::Time now_ = absl::UnixEpoch();
+  SteadyTime now_;
   std::optional<int> hung_;
   bool stopped_ = false;
   enum class Vote { kNone, kVoting, kApplies, kGivenUp };

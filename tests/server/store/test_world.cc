@@ -35,6 +35,7 @@ TestWorld::TestWorld(const Options& options)
       cluster_(options.ranks),
       store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_, options.engines),
                                                               .step_timeout = options.step_timeout,
+                                                              .clock = options.clock,
                                                               .memory_limit_bytes = options.memory_limit_bytes})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {

@@ -21,6 +21,7 @@ class TestWorld {
   struct Options {
     int ranks = 2;
     absl::Duration step_timeout = absl::Minutes(1);
+    const Clock* clock = &Clock::Steady();
     int64_t memory_limit_bytes = 0;
     std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
     EngineSettings engines = {};

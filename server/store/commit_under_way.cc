@@ -1,0 +1,59 @@
+#include "server/store/commit_under_way.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace paramshard::server {
+namespace {
+
+struct GradientScale {
+  double norm = 0;
+  float factor = 1;
+};
+
+GradientScale ScaleOf(const v1::Commit& commit, double square_sum, bool mean, int world_size) {
+  float inverse_scale = 1.0f / (commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f);
+  if (mean) inverse_scale /= static_cast<float>(world_size);
+  GradientScale scale;
+  scale.norm = static_cast<double>(inverse_scale) * std::sqrt(square_sum);
+  float clip = 1.0f;
+  if (commit.has_max_grad_norm()) {
+    clip = static_cast<float>(std::min(1.0, static_cast<double>(commit.max_grad_norm()) / (scale.norm + 1e-6)));
+  }
+  scale.factor = inverse_scale * clip;
+  return scale;
+}
+
+StepParameters StepOf(const v1::Commit& commit, float gradient_scale) {
+  StepParameters step{.groups = {}, .gradient_scale = gradient_scale};
+  for (const v1::GroupHyperparameters& group : commit.groups()) {
+    step.groups.push_back({.learning_rate = group.learning_rate(),
+                           .beta1 = group.beta1(),
+                           .beta2 = group.beta2(),
+                           .epsilon = group.epsilon(),
+                           .weight_decay = group.weight_decay()});
+  }
+  return step;
+}
+
+}  // namespace
+
+std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
+  std::vector<RankSum> sums;
+  for (size_t rank = 0; rank < sums_.size(); ++rank) {
+    sums.push_back({.rank = first_rank + static_cast<int>(rank),
+                    .square_sum = sums_[rank].sum,
+                    .non_finite_count = sums_[rank].non_finite});
+  }
+  return sums;
+}
+
+Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size) {
+  const GradientScale scale = ScaleOf(commit, decision.square_sum, mean, world_size);
+  return {.apply = decision.apply,
+          .non_finite_count = decision.non_finite_count,
+          .gradient_norm = scale.norm,
+          .step = StepOf(commit, scale.factor)};
+}
+
+}  // namespace paramshard::server

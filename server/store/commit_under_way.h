@@ -1,0 +1,71 @@
+// The commit that an epoch is at, between the ranks' sums and its answer.
+#ifndef PARAMSHARD_SERVER_STORE_COMMIT_UNDER_WAY_H_
+#define PARAMSHARD_SERVER_STORE_COMMIT_UNDER_WAY_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/base/clock.h"
+#include "server/cluster/cluster.h"
+#include "server/store/shard.h"
+
+namespace paramshard::server {
+
+// What a commit does to this daemon's shards.
+struct Decided {
+  bool apply = false;
+  int64_t non_finite_count = 0;
+  double gradient_norm = 0;
+  StepParameters step;
+};
+
+// Norm, clip and unscaling, in the order of docs/numerics.md. `mean`: over the ranks of the world.
+Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size);
+
+// What was summed, decided and done, of one commit after the other. Not thread-safe.
+class CommitUnderWay {
+ public:
+  explicit CommitUnderWay(int ranks) : sums_(ranks) {}
+
+  // Of a rank of this daemon, counted from 0.
+  void SetSum(int rank, const SquareSum& sum) { sums_[rank] = sum; }
+  // What this daemon votes with; `first_rank` is its first rank's in the world.
+  std::vector<RankSum> Sums(int first_rank) const;
+
+  // The vote waits for other daemons until the deadline; a later end of the epoch leaves the decision to the
+  // coordinator.
+  void BeginVote(SteadyTime deadline) { vote_deadline_ = deadline; }
+  void EndVote() { vote_deadline_ = kNever; }
+  SteadyTime vote_deadline() const { return vote_deadline_; }
+
+  void SetDecided(Decided decided) { decided_ = std::move(decided); }
+  const Decided& decided() const { return decided_; }
+
+  // A rank's stage has failed. Such a commit is never answered: the device is broken, and the model with it.
+  void Fail(const absl::Status& status) { failure_.Update(status); }
+  const absl::Status& failure() const { return failure_; }
+
+  // The vote came to no answer: whether other daemons apply the commit cannot be learnt. It is not applied here.
+  void SetDoubt(const absl::Status& why) { doubt_ = why; }
+  const absl::Status& doubt() const { return doubt_; }
+
+  // From the last rank's last stage until the answer is published.
+  void BeginAnswer() { answering_ = true; }
+  void EndAnswer() { answering_ = false; }
+  bool answering() const { return answering_; }
+
+ private:
+  std::vector<SquareSum> sums_;
+  SteadyTime vote_deadline_ = kNever;
+  Decided decided_;
+  absl::Status failure_;
+  absl::Status doubt_;
+  bool answering_ = false;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_COMMIT_UNDER_WAY_H_

@@ -1,0 +1,78 @@
+#include "server/store/seat.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/futex.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<SeatMemory> SeatMemory::Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
+                                                int64_t slots_bytes) {
+  SeatMemory memory;
+  ASSIGN_OR_RETURN(memory.slots, device.Allocate("paramshard-slots", slots_bytes, Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(memory.words,
+                   Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
+  ASSIGN_OR_RETURN(memory.open_words, device.OpenHostMemory(memory.words));
+  return memory;
+}
+
+void Seat::Take(SeatMemory memory, const wire::WordsCounts& counts) {
+  memory_ = std::move(memory);
+  words_ = wire::Words(memory_.words.data(), counts);
+  ring_.emplace(words_);
+}
+
+void Seat::Call() {
+  bell_.Ring();
+  // A thread that cannot sleep on both bells hears this one sooner.
+  if (!wire::CanWaitForEither() && has_memory()) words_.Ring();
+}
+
+absl::StatusOr<std::vector<SentCommand>> Seat::ReadCommands(int most) {
+  std::vector<SentCommand> commands;
+  // What a trainer writes while it is read must not keep the reader: one ring's bytes are enough.
+  size_t bytes = 0;
+  while (static_cast<int>(commands.size()) < most && bytes < wire::kRingBytes) {
+    ASSIGN_OR_RETURN(const std::optional<std::string> record, ring_->Read());
+    if (!record.has_value()) break;
+    bytes += record->size();
+    v1::Command command;
+    if (!command.ParseFromString(*record)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "command ring of rank ", rank_, ": a serialized Command expected, got ", record->size(), " other bytes"));
+    }
+    commands.emplace_back(std::move(command));
+  }
+  return commands;
+}
+
+void Seat::PublishReady(int slot, int source, int64_t number) const {
+  words_.Publish(words_.ready(slot, source), static_cast<uint32_t>(number));
+}
+
+void Seat::PublishDrained(int slot, int64_t number) const {
+  words_.Publish(words_.drained(slot), static_cast<uint32_t>(number));
+}
+
+void Seat::PublishAnswer(const v1::CommitResult& result) const {
+  WriteAnswer(result);
+  words_.Publish(words_.committed(), static_cast<uint32_t>(result.commit_number()));
+}
+
+void Seat::WriteAnswer(const v1::CommitResult& result) const {
+  wire::CommitRecord& record = words_.commit_record(result.commit_number());
+  record.commit_number = result.commit_number();
+  record.version = result.version();
+  record.gradient_norm = result.gradient_norm();
+  record.non_finite_count = result.non_finite_count();
+  record.skipped = result.skipped() ? 1 : 0;
+}
+
+void Seat::EndPage(const absl::Status& why) const {
+  if (has_memory()) words_.Finish(wire::Side::kDaemon, static_cast<uint32_t>(why.code()), why.message());
+}
+
+}  // namespace paramshard::server
