@@ -7,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <stop_token>
@@ -24,6 +26,7 @@
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
 #include "server/config/values.h"
+#include "server/connection_acceptor.h"
 #include "server/descriptor_limit.h"
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
@@ -62,18 +65,31 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
   return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
 }
 
-// Null when an address cannot be bound. `port`: of the last TCP address.
-std::unique_ptr<grpc::Server> BuildServer(const std::vector<std::string>& addresses,
-                                          const std::vector<grpc::Service*>& services, int* port) {
+// A gRPC server and what brings it connections, which ends first.
+struct RunningServer {
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+
+  grpc::Server* operator->() const { return server.get(); }
+  bool running() const { return server != nullptr; }
+  void Stop() {
+    acceptor.reset();
+    if (running()) server->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+  }
+};
+
+absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets,
+                                          const std::vector<grpc::Service*>& services) {
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
-  for (const std::string& address : addresses) {
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
-  }
+  RunningServer started;
+  started.acceptor = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets));
   for (grpc::Service* service : services) builder.RegisterService(service);
-  return builder.BuildAndStart();
+  started.server = builder.BuildAndStart();
+  if (!started.running()) return absl::InternalError("start gRPC: a server expected, got none");
+  RETURN_IF_ERROR(started.acceptor->Start());
+  return started;
 }
 
 }  // namespace
@@ -104,13 +120,13 @@ class Daemon::Impl {
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
   std::unique_ptr<Cluster> own_cluster_;          // elsewhere
   Cluster* cluster_ = nullptr;
-  std::unique_ptr<grpc::Server> cluster_server_;
+  RunningServer cluster_server_;
   std::unique_ptr<ModelStore> store_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
-  std::unique_ptr<grpc::Server> server_;
+  RunningServer server_;
   std::string tcp_address_;
   absl::Notification stop_requested_;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
@@ -162,10 +178,9 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 }
 
 absl::Status Daemon::Impl::ServeCluster() {
-  int port = 0;
-  cluster_server_ = BuildServer({config_.cluster_address}, {coordinator_->service.get()}, &port);
-  if (cluster_server_ != nullptr) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("listen on ", config_.cluster_address, ": the address cannot be bound"));
+  ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
+  ASSIGN_OR_RETURN(cluster_server_, StartServer(std::move(sockets), {coordinator_->service.get()}));
+  return absl::OkStatus();
 }
 
 World Daemon::Impl::MakeWorld() const {
@@ -193,19 +208,15 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_);
   admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, [this] { RequestStop(); });
+  std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
-  unlink(socket_dir_->grpc_path().c_str());
-  std::vector<std::string> addresses{absl::StrCat("unix:", socket_dir_->grpc_path())};
-  if (config_.listen.has_value()) addresses.push_back(*config_.listen);
-  int port = 0;
-  server_ = BuildServer(addresses, {trainer_service_.get(), admin_service_.get()}, &port);
-  if (server_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("listen on ", addresses.back(), ": the address cannot be bound"));
-  }
+  ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
   if (config_.listen.has_value()) {
-    tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", port);
+    ASSIGN_OR_RETURN(std::vector<ListeningSocket> more, ListenOnAddress(*config_.listen));
+    tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
+    std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
-  chmod(socket_dir_->grpc_path().c_str(), config_.allow_users.empty() ? 0600 : 0666);
+  ASSIGN_OR_RETURN(server_, StartServer(std::move(sockets), {trainer_service_.get(), admin_service_.get()}));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     server_->GetHealthCheckService()->SetServingStatus(service, true);
@@ -237,14 +248,14 @@ void Daemon::Impl::Stop() {
     if (std::exchange(stopped_, true)) return;
   }
   for (const auto& device : devices_) device->health().SetListener(nullptr);
-  if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
+  if (server_.running()) server_->GetHealthCheckService()->SetServingStatus(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
     store_->Drain(deadline, absl::UnavailableError("the daemon stops; what was not exported is lost with it"));
   }
   if (cluster_ != nullptr) cluster_->Stop();
-  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
-  if (cluster_server_ != nullptr) cluster_server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+  server_.Stop();
+  cluster_server_.Stop();
   if (socket_dir_ != nullptr) unlink(socket_dir_->grpc_path().c_str());
 }
 

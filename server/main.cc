@@ -8,11 +8,14 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
@@ -29,6 +32,8 @@ namespace {
 
 // How long the end waits for lines of the log that nobody reads.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
+// More than gRPC starts before it serves its first call.
+constexpr size_t kThreadsOfGrpc = 32;
 
 // nohup means: do not end when the terminal does.
 bool IsIgnored(int signal) {
@@ -90,6 +95,21 @@ void LogStart(const DaemonConfig& config, const Daemon& daemon) {
        {"descriptors", absl::StrCat(DescriptorLimit())}});
 }
 
+// gRPC ends the process where it finds no thread: better no start than that.
+absl::Status CheckThreads() {
+  absl::Notification counted;
+  std::vector<std::thread> threads;
+  absl::Status status;
+  while (status.ok() && threads.size() < kThreadsOfGrpc) {
+    absl::StatusOr<std::thread> thread = StartThread("gRPC", [&counted] { counted.WaitForNotification(); });
+    status = thread.status();
+    if (thread.ok()) threads.push_back(*std::move(thread));
+  }
+  counted.Notify();
+  for (std::thread& thread : threads) thread.join();
+  return status;
+}
+
 int StartFailed(const absl::Status& why, int exit_code) {
   Log(LogLevel::kError, "start failed", {{"error", why.ToString()}});
   return exit_code;
@@ -100,6 +120,7 @@ int Serve(const DaemonConfig& config) {
   if (const absl::Status started = StartAwaitingSignals(stop); !started.ok()) {
     return StartFailed(started, kExitStartFailed);
   }
+  if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, OpenDevices, stop.get_token());
   if (!daemon.ok() && !stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);

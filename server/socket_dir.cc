@@ -17,29 +17,44 @@
 namespace paramshard::server {
 namespace {
 
-absl::Status MakeOwnDirectory(const std::string& path, mode_t mode) {
+std::string WithoutSlashAtEnd(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+absl::Status DirectoryError(const std::string& path, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("socket directory ", path, ": ", why));
+}
+
+// Refuses a link in the directory's place: whoever can put one there would choose what gets this mode and these sockets.
+absl::StatusOr<wire::FileDescriptor> OpenOwnDirectory(const std::string& path, mode_t mode) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
+  wire::FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory.valid() && (errno == ELOOP || errno == ENOTDIR)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("socket directory ", path, ": a directory expected, got a link or a file"));
+  }
   struct stat info {};
-  if (stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    return absl::UnavailableError(
-        absl::StrCat("socket directory ", path, ": ", error ? error.message() : strerror(errno)));
+  if (!directory.valid() || fstat(directory.get(), &info) != 0) {
+    return DirectoryError(path, error ? error.message() : strerror(errno));
   }
   if (info.st_uid != geteuid()) {
     return absl::FailedPreconditionError(absl::StrCat("socket directory ", path, ": a directory of user ", geteuid(),
                                                       " expected, got one of user ", info.st_uid));
   }
-  if (chmod(path.c_str(), mode) == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("socket directory ", path, ": ", strerror(errno)));
+  if (fchmod(directory.get(), mode) != 0) return DirectoryError(path, strerror(errno));
+  return directory;
 }
 
 }  // namespace
 
 absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared) {
-  RETURN_IF_ERROR(MakeOwnDirectory(path, shared ? 0755 : 0700));
-  const std::string lock_path = path + "/lock";
-  wire::FileDescriptor lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock.valid()) return absl::UnavailableError(absl::StrCat("open ", lock_path, ": ", strerror(errno)));
+  // A link is followed where its name ends in a slash.
+  ASSIGN_OR_RETURN(const wire::FileDescriptor directory,
+                   OpenOwnDirectory(WithoutSlashAtEnd(path), shared ? 0755 : 0700));
+  wire::FileDescriptor lock(openat(directory.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!lock.valid()) return DirectoryError(path, absl::StrCat("open lock: ", strerror(errno)));
   if (flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return SocketDir(path, std::move(lock));
   return absl::AlreadyExistsError(
       absl::StrCat("socket directory ", path, ": another daemon serves it; stop that one or choose --socket-dir"));

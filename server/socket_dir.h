@@ -13,7 +13,7 @@ namespace paramshard::server {
 class SocketDir {
  public:
   // Creates the directory where it is missing and takes its lock. `shared`: other users may enter. ALREADY_EXISTS when
-  // another daemon holds it; FAILED_PRECONDITION when it belongs to another user.
+  // another daemon holds it; FAILED_PRECONDITION when it belongs to another user, or is a link.
   static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared);
 
   std::string grpc_path() const { return path_ + "/grpc.sock"; }

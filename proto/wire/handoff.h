@@ -71,6 +71,8 @@ class FileDescriptor {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   void Reset();
+  // Gives it up to the caller.
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;

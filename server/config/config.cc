@@ -3,6 +3,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -171,6 +172,11 @@ struct Flags {
   std::map<absl::string_view, std::string> values;
 };
 
+template <typename Named>
+std::string FlagOf(const Named& named) {
+  return absl::StrCat("--", named.name);
+}
+
 std::string VariableName(const Setting& setting) {
   return absl::StrCat(kVariablePrefix, absl::AsciiStrToUpper(absl::StrReplaceAll(setting.name, {{"-", "_"}})));
 }
@@ -205,41 +211,57 @@ absl::string_view NearestFlag(absl::string_view name) {
   });
 }
 
-absl::Status AddFlag(const Setting& setting, absl::string_view value, Flags& flags) {
-  if (value.empty())
-    return absl::InvalidArgumentError(absl::StrCat("--", setting.name, ": a value expected, got none"));
-  std::string& text = flags.values[setting.name];
-  text = setting.is_list && !text.empty() ? absl::StrCat(text, ",", value) : std::string(value);
+// What CLI11 has no flag for.
+absl::Status UnknownArgument(absl::string_view argument) {
+  absl::string_view name = argument;
+  if (!absl::ConsumePrefix(&name, "--")) {
+    return absl::InvalidArgumentError(absl::StrCat("argument ", argument, ": a flag --name=value expected"));
+  }
+  name = name.substr(0, name.find('='));
+  return absl::InvalidArgumentError(absl::StrCat("--", name, ": unknown flag; the nearest is --", NearestFlag(name)));
+}
+
+absl::Status ReadSetting(const CLI::App& app, const Setting& setting, Flags& flags) {
+  const std::vector<std::string> given = app.get_option(FlagOf(setting))->results();
+  if (given.empty()) return absl::OkStatus();
+  if (std::find(given.begin(), given.end(), "") != given.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(FlagOf(setting), ": a value expected, got none"));
+  }
+  flags.values[setting.name] = setting.is_list ? absl::StrJoin(given, ",") : given.back();
   return absl::OkStatus();
 }
 
-// Reads the flag at argv[index], and moves `index` on if its value is the next argument.
-absl::Status ReadFlag(int argc, const char* const* argv, int& index, Flags& flags) {
-  absl::string_view name = argv[index];
-  if (!absl::ConsumePrefix(&name, "--")) {
-    return absl::InvalidArgumentError(absl::StrCat("argument ", name, ": a flag --name=value expected"));
+absl::Status ReadAction(const CLI::App& app, const ActionFlag& action, Flags& flags) {
+  const CLI::Option* const option = app.get_option(FlagOf(action));
+  if (option->count() == 0) return absl::OkStatus();
+  for (const std::string& value : option->results()) {
+    if (!value.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(FlagOf(action), ": no value expected, got ", value));
+    }
   }
-  const size_t equals = name.find('=');
-  const bool has_value = equals != absl::string_view::npos;
-  absl::string_view value = has_value ? name.substr(equals + 1) : "";
-  name = name.substr(0, equals);
-  if (const ActionFlag* action = FindByName(kActions, name); action != nullptr) {
-    if (has_value) return absl::InvalidArgumentError(absl::StrCat("--", name, ": no value expected, got ", value));
-    // Of several the first holds.
-    if (flags.action == ParsedArguments::Action::kServe) flags.action = action->action;
-    return absl::OkStatus();
-  }
-  const Setting* setting = FindByName(kSettings, name);
-  if (setting == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("--", name, ": unknown flag; the nearest is --", NearestFlag(name)));
-  }
-  if (!has_value && index + 1 < argc) value = argv[++index];
-  return AddFlag(*setting, value, flags);
+  // Of several actions the first on the command line holds.
+  const std::vector<CLI::Option*>& order = app.parse_order();
+  const auto is_action = [](const CLI::Option* given) { return FindByName(kActions, given->get_single_name()); };
+  if (*std::find_if(order.begin(), order.end(), is_action) == option) flags.action = action.action;
+  return absl::OkStatus();
 }
 
+// CLI11 takes the command line apart: every flag may be given any number of times, with a value or without one.
 absl::StatusOr<Flags> ReadFlags(int argc, const char* const* argv) {
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  for (const Setting& setting : kSettings) app.add_option(FlagOf(setting))->expected(0, 1)->take_all();
+  for (const ActionFlag& action : kActions) app.add_option(FlagOf(action))->expected(0, 1)->take_all();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  for (const std::string& argument : app.remaining()) return UnknownArgument(argument);
   Flags flags;
-  for (int index = 1; index < argc; ++index) RETURN_IF_ERROR(ReadFlag(argc, argv, index, flags));
+  for (const Setting& setting : kSettings) RETURN_IF_ERROR(ReadSetting(app, setting, flags));
+  for (const ActionFlag& action : kActions) RETURN_IF_ERROR(ReadAction(app, action, flags));
   return flags;
 }
 
@@ -254,7 +276,7 @@ std::string DefaultSocketDir(const Environment& environment) {
 absl::Status Apply(const Setting& setting, const Flags& flags, const Environment& environment,
                    ParsedArguments& arguments) {
   Source& source = arguments.sources[std::string(setting.name)];
-  std::string given_as = absl::StrCat("--", setting.name);
+  std::string given_as = FlagOf(setting);
   std::string text;
   if (const auto flag = flags.values.find(setting.name); flag != flags.values.end()) {
     source = Source::kFlag;
@@ -343,11 +365,11 @@ std::string HelpText() {
       "and\n"
       "its name in upper case with _ for -. A flag goes before the variable, the variable before the default.\n\n";
   for (const Setting& setting : kSettings) {
-    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat("--", setting.name, "=", setting.value), setting.help);
+    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat(FlagOf(setting), "=", setting.value), setting.help);
   }
   text += "\n";
   for (const ActionFlag& action : kActions) {
-    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat("--", action.name), action.help);
+    absl::StrAppendFormat(&text, "  %-28s  %s\n", FlagOf(action), action.help);
   }
   return text;
 }

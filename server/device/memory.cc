@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -100,16 +100,19 @@ void Memory::Discard() {
   if (owner_ != nullptr) owner_->Discard();
 }
 
-int64_t AvailableHostBytes() {
-  std::ifstream meminfo("/proc/meminfo");
+int64_t AvailableHostBytes(const std::string& meminfo) {
+  std::ifstream lines(meminfo);
   std::string key;
   int64_t kibibytes = 0;
   std::string unit;
-  while (meminfo >> key >> kibibytes) {
+  while (lines >> key >> kibibytes) {
     if (key == "MemAvailable:") return kibibytes * 1024;
-    std::getline(meminfo, unit);
+    std::getline(lines, unit);
   }
-  return std::numeric_limits<int64_t>::max();
+  // This needs neither /proc nor a descriptor.
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return 0;
+  return static_cast<int64_t>(info.freeram) * info.mem_unit;
 }
 
 }  // namespace paramshard::server

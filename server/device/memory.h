@@ -55,8 +55,9 @@ class Memory {
   std::unique_ptr<Owner> owner_;
 };
 
-// Bytes that could be allocated now without swapping, as the kernel estimates it.
-int64_t AvailableHostBytes();
+// Bytes that could be allocated now without swapping, as the kernel estimates it in `meminfo`. Where that cannot be
+// read, the free pages alone, which is less: whoever asks is never told that there is no bound.
+int64_t AvailableHostBytes(const std::string& meminfo = "/proc/meminfo");
 
 }  // namespace paramshard::server
 

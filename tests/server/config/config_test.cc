@@ -145,6 +145,8 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
       {{"--log-level"}, "--log-level: a value expected, got none"},
       {{"--log-level="}, "--log-level: a value expected, got none"},
+      {{"--log-level=", "--device=cpu:0"}, "--log-level: a value expected, got none"},
+      {{"--device", "--log-level=info"}, "--device: a value expected, got none"},
       {{"--help=yes"}, "--help: no value expected, got yes"},
       {{"--divice=cpu:0"}, "--divice: unknown flag; the nearest is --device"},
       {{"--sokcet-dir=/tmp"}, "--sokcet-dir: unknown flag; the nearest is --socket-dir"},
@@ -179,6 +181,8 @@ TEST(ParseArgumentsTest, HelpAndVersionAreAnsweredWhateverTheSettings) {
   const Environment wrong = {{"PARAMSHARD_NODES", "many"}};
   EXPECT_EQ(Parse({"--help"}, wrong)->action, Action::kHelp);
   EXPECT_EQ(Parse({"--version", "--help"}, wrong)->action, Action::kVersion);
+  EXPECT_EQ(Parse({"--help", "--version", "--help"}, wrong)->action, Action::kHelp);
+  EXPECT_EQ(Parse({"--device=gpu:0", "--version"}, wrong)->action, Action::kVersion);
   EXPECT_FALSE(Parse({"--print-config"}, wrong).ok());
   EXPECT_EQ(Parse({"--print-config"})->action, Action::kPrintConfig);
 }

@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/descriptor_limit.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 
@@ -165,6 +166,19 @@ TEST(MemoryTest, DiscardGivesBackPagesThatOthersStillMap) {
 TEST(MemoryTest, AvailableHostBytesIsAPlausibleNumber) {
   EXPECT_GT(AvailableHostBytes(), kBytes);
   EXPECT_LE(AvailableHostBytes(), static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE));
+}
+
+// Without it a model of any size would be allocated until the kernel kills somebody.
+TEST(MemoryTest, TheGuardOutlivesAnUnreadableMeminfo) {
+  const int64_t physical = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  for (const char* meminfo : {"/nowhere/meminfo", "/dev/null", "/proc/version"}) {
+    EXPECT_GT(AvailableHostBytes(meminfo), 0) << meminfo;
+    EXPECT_LE(AvailableHostBytes(meminfo), physical) << meminfo;
+  }
+  const DescriptorLimit limit(DescriptorLimit::NoneLeft());
+  EXPECT_LE(AvailableHostBytes(), physical);
+  EXPECT_THAT(Memory::Allocate("too large", physical * 2, Sharing::kPrivate),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("available")));
 }
 
 }  // namespace

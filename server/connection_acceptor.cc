@@ -1,0 +1,160 @@
+#include "server/connection_acceptor.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
+#include "server/descriptor_limit.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr int kBacklog = 512;
+// For so long newcomers wait in their queue when they cannot be taken.
+constexpr int kPauseMilliseconds = 100;
+
+absl::Status ListenError(absl::string_view address, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("listen on ", address, ": ", why));
+}
+
+absl::StatusOr<ListeningSocket> Listen(const addrinfo& address, absl::string_view name) {
+  ListeningSocket listening{
+      .fd = wire::FileDescriptor(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0))};
+  const int fd = listening.fd.get();
+  const int on = 1;
+  if (fd < 0) return ListenError(name, strerror(errno));
+  if (address.ai_family != AF_UNIX) {
+    // A daemon that is started again finds connections of its predecessor that time out.
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    // Connections inherit it: small messages must not wait for each other.
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  }
+  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
+    return ListenError(name, strerror(errno));
+  }
+  return listening;
+}
+
+// Both families of TCP have the port in one place.
+void SetPort(sockaddr& address, int port) {
+  reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
+}
+
+int PortOf(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+}  // namespace
+
+absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode) {
+  sockaddr_un name{.sun_family = AF_UNIX, .sun_path = {}};
+  if (path.size() >= sizeof(name.sun_path)) return ListenError(path, "the path is too long for a socket");
+  std::copy(path.begin(), path.end(), name.sun_path);
+  unlink(path.c_str());
+  addrinfo address{};
+  address.ai_family = AF_UNIX;
+  address.ai_addr = reinterpret_cast<sockaddr*>(&name);
+  address.ai_addrlen = sizeof(name);
+  ASSIGN_OR_RETURN(ListeningSocket listening, Listen(address, path));
+  if (chmod(path.c_str(), mode) != 0) return ListenError(path, strerror(errno));
+  return listening;
+}
+
+absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  absl::string_view host = absl::string_view(address).substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(std::string(host).c_str(), address.substr(colon + 1).c_str(), &hints, &found);
+  if (error != 0) return ListenError(address, gai_strerror(error));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  std::vector<ListeningSocket> sockets;
+  absl::Status refused;
+  for (; found != nullptr; found = found->ai_next) {
+    // All families of one name have one port.
+    if (!sockets.empty()) SetPort(*found->ai_addr, sockets[0].port);
+    absl::StatusOr<ListeningSocket> listening = Listen(*found, address);
+    refused.Update(listening.status());
+    if (!listening.ok()) continue;
+    listening->port = PortOf(listening->fd.get());
+    sockets.push_back(*std::move(listening));
+  }
+  // A machine may know a family by name that it does not have.
+  if (sockets.empty()) return refused;
+  return sockets;
+}
+
+ConnectionAcceptor::ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets)
+    : sockets_(std::move(sockets)),
+      server_(builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials())),
+      stop_(eventfd(0, EFD_CLOEXEC)) {}
+
+ConnectionAcceptor::~ConnectionAcceptor() {
+  const uint64_t one = 1;
+  if (!thread_.joinable()) return;
+  (void)!write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+absl::Status ConnectionAcceptor::Start() {
+  if (!stop_.valid()) return absl::ResourceExhaustedError("accept connections: a free file descriptor expected");
+  ASSIGN_OR_RETURN(thread_, StartThread("connections of gRPC", [this] { Serve(); }));
+  return absl::OkStatus();
+}
+
+void ConnectionAcceptor::Serve() {
+  std::vector<pollfd> polled{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
+  for (const ListeningSocket& socket : sockets_) {
+    polled.push_back({.fd = socket.fd.get(), .events = POLLIN, .revents = 0});
+  }
+  bool muted = false;
+  while (true) {
+    // While newcomers have to wait only the end is looked for.
+    const int ready = poll(polled.data(), muted ? 1 : polled.size(), muted ? kPauseMilliseconds : -1);
+    if (ready < 0 && errno != EINTR) absl::SleepFor(absl::Milliseconds(kPauseMilliseconds));
+    if (ready > 0 && polled[0].revents != 0) return;
+    if (std::exchange(muted, false) || ready <= 0) continue;
+    for (size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents != 0 && !Accept(polled[i].fd)) muted = true;
+    }
+  }
+}
+
+bool ConnectionAcceptor::Accept(int listener) {
+  wire::FileDescriptor connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection.valid()) return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED || errno == EPROTO;
+  // The kernel gives out the lowest free number: as many descriptors are open at least.
+  if (connection.get() >= DescriptorLimit() / 4 * 3) return true;
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+  taken.listener_fd = listener;
+  taken.fd = connection.Release();
+  server_->HandleNewConnection(&taken);
+  return true;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,77 @@
+#include "server/socket_dir.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SocketDirTest : public testing::Test {
+ protected:
+  static mode_t ModeOf(const std::string& path) {
+    struct stat info {};
+    return stat(path.c_str(), &info) == 0 ? info.st_mode & 0777 : 0;
+  }
+
+  const test::TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() + "/a/b";
+};
+
+TEST_F(SocketDirTest, IsMadeForItsOwnerAndHeldOnce) {
+  {
+    ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
+    EXPECT_EQ(ModeOf(path_), 0700u);
+    EXPECT_THAT(SocketDir::Acquire(path_, false),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another daemon serves it")));
+  }
+  ASSERT_OK(SocketDir::Acquire(path_, true));
+  EXPECT_EQ(ModeOf(path_), 0755u);
+}
+
+// Whoever can put a link there must not choose whose mode is changed.
+TEST_F(SocketDirTest, ALinkIsRefusedAndItsTargetStaysAsItIs) {
+  const std::string target = directory_.path() + "/target";
+  const std::string link = directory_.path() + "/link";
+  ASSERT_EQ(mkdir(target.c_str(), 0711), 0);
+  ASSERT_EQ(chmod(target.c_str(), 0711), 0);
+  ASSERT_EQ(symlink(target.c_str(), link.c_str()), 0);
+  for (const std::string& path : {link, link + "/", link + "//"}) {
+    EXPECT_THAT(SocketDir::Acquire(path, true),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a directory expected, got a link")));
+  }
+  EXPECT_EQ(ModeOf(target), 0711u);
+}
+
+TEST_F(SocketDirTest, WhatIsNoDirectoryIsRefused) {
+  const std::string file = directory_.path() + "/file";
+  std::ofstream(file) << "x";
+  EXPECT_THAT(SocketDir::Acquire(file, false), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(SocketDir::Acquire(file + "/below", false), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(SocketDirTest, ALockThatIsALinkIsNotFollowed) {
+  const std::string victim = directory_.path() + "/victim";
+  ASSERT_EQ(symlink(victim.c_str(), (directory_.path() + "/lock").c_str()), 0);
+  EXPECT_THAT(SocketDir::Acquire(directory_.path(), false), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_NE(access(victim.c_str(), F_OK), 0) << "nothing was made where the link points";
+}
+
+TEST_F(SocketDirTest, SomebodyElsesDirectoryIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
+  ASSERT_EQ(chown(directory_.path().c_str(), 65534, 65534), 0);
+  EXPECT_THAT(SocketDir::Acquire(directory_.path(), false),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got one of user 65534")));
+}
+
+}  // namespace
+}  // namespace paramshard::server
