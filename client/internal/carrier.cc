@@ -17,6 +17,12 @@ absl::Status Carrier::Begin(absl::string_view call, Worker worker) {
       call, " on a stream: a session with a GPU expected, the daemon serves rank ", rank_, " from host memory"));
 }
 
+absl::Status Carrier::BeginReturn(absl::string_view call, Worker worker) {
+  RETURN_IF_ERROR(Begin(call, worker));
+  if (!worker.has_value()) stream_ = memory_.return_stream();
+  return absl::OkStatus();
+}
+
 absl::Status Carrier::FollowTrainer() {
   if (worker_.has_value() || memory_.gpu() < 0) return absl::OkStatus();
   stream_has_work_ = true;

@@ -35,6 +35,8 @@ class Carrier {
 
   // Forgets what was not enqueued. FAILED_PRECONDITION for a stream where the memory is the host's.
   absl::Status Begin(absl::string_view call, Worker worker);
+  // The same where the trainer gives something back: the session's stream is then one that nobody waits for.
+  absl::Status BeginReturn(absl::string_view call, Worker worker);
 
   // The stream that does what is enqueued: the worker's, or the session's own; null in host memory.
   GpuStream stream() const { return stream_; }

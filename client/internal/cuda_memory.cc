@@ -69,6 +69,7 @@ class CudaTensorMemory : public TensorMemory {
   uint8_t* scratch() const override { return scratch_.data(); }
   int gpu() const override { return stream_.device(); }
   GpuStream own_stream() const override { return stream_.get(); }
+  GpuStream return_stream() const override { return return_stream_.get(); }
 
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
@@ -81,14 +82,15 @@ class CudaTensorMemory : public TensorMemory {
  private:
   CudaTensorMemory(gpu::HostRegistration words, gpu::DeviceMemory planes, gpu::DeviceMemory slots,
                    gpu::DeviceMemory scratch, std::vector<gpu::Event> marks, gpu::Event default_mark,
-                   gpu::Stream stream)
+                   gpu::Stream stream, gpu::Stream return_stream)
       : words_(std::move(words)),
         planes_(std::move(planes)),
         slots_(std::move(slots)),
         scratch_(std::move(scratch)),
         marks_(std::move(marks)),
         default_mark_(std::move(default_mark)),
-        stream_(std::move(stream)) {}
+        stream_(std::move(stream)),
+        return_stream_(std::move(return_stream)) {}
 
   const gpu::HostRegistration words_;
   const gpu::DeviceMemory planes_;
@@ -97,6 +99,7 @@ class CudaTensorMemory : public TensorMemory {
   std::vector<gpu::Event> marks_;
   gpu::Event default_mark_;  // of the default stream
   const gpu::Stream stream_;
+  const gpu::Stream return_stream_;
   std::vector<gpu::RangeCopy> copies_;
   gpu::WordOperations word_operations_;
 };
@@ -115,6 +118,7 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
   const gpu::DeviceScope scope(device);
   const SessionMemory& memory = *parts.memory;
   ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
+  ASSIGN_OR_RETURN(gpu::Stream return_stream, gpu::Stream::Create(device));
   RETURN_IF_ERROR(gpu::LoadCopyRanges());
   std::vector<gpu::Event> marks;
   for (int i = 0; i < parts.marks; ++i) {
@@ -130,9 +134,9 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
                    gpu::DeviceMemory::Create(device, parts.scratch_bytes, {device}, /*shareable=*/false));
   ASSIGN_OR_RETURN(gpu::HostRegistration words,
                    gpu::HostRegistration::Register(parts.words->data(), parts.words->size_bytes()));
-  return std::unique_ptr<TensorMemory>(new CudaTensorMemory(std::move(words), std::move(planes), std::move(slots),
-                                                            std::move(scratch), std::move(marks),
-                                                            std::move(default_mark), std::move(stream)));
+  return std::unique_ptr<TensorMemory>(
+      new CudaTensorMemory(std::move(words), std::move(planes), std::move(slots), std::move(scratch), std::move(marks),
+                           std::move(default_mark), std::move(stream), std::move(return_stream)));
 }
 
 // The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but

@@ -287,7 +287,7 @@ absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
 void Gathers::Release(const GatherTicket& ticket) {
   if (!attached_.page.IsOwn()) return;
   // Never refused for the host.
-  attached_.carrier.Begin("release", std::nullopt).IgnoreError();
+  attached_.carrier.BeginReturn("release", std::nullopt).IgnoreError();
   // A trainer that has never seen the unit has given nothing to do with it.
   const bool seen = arrived_[ticket.slot] == ticket.number;
   if (seen) attached_.carrier.FollowTrainer().IgnoreError();
@@ -296,7 +296,7 @@ void Gathers::Release(const GatherTicket& ticket) {
 
 absl::Status Gathers::ReleaseOn(const GatherTicket& ticket, GpuStream stream) {
   RETURN_IF_ERROR(attached_.page.CheckProcess());
-  const absl::Status begun = attached_.carrier.Begin("release", stream);
+  const absl::Status begun = attached_.carrier.BeginReturn("release", stream);
   if (!begun.ok()) Release(ticket);
   return begun.ok() ? ReleaseByCarrier(ticket) : begun;
 }

@@ -78,7 +78,7 @@ GradientView Gradients::View(const GradientTicket& ticket, int parameter) const 
 absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed,
                              Worker worker) {
   Carrier& carrier = attached_.carrier;
-  RETURN_IF_ERROR(carrier.Begin("push", worker));
+  RETURN_IF_ERROR(carrier.BeginReturn("push", worker));
   RETURN_IF_ERROR(carrier.FollowTrainer());
   if (landed) {
     // The last commit reads what landed before it.
@@ -120,7 +120,7 @@ void Gradients::GiveBack(const GradientTicket& ticket, Worker worker) {
   if (attached_.memory.gpu() < 0) return;
   Carrier& carrier = attached_.carrier;
   // Without a mark the stream is lost, and what it had to write with it.
-  const bool marked = carrier.Begin("give back", worker).ok() && carrier.FollowTrainer().ok() &&
+  const bool marked = carrier.BeginReturn("give back", worker).ok() && carrier.FollowTrainer().ok() &&
                       attached_.memory.SetMark(MarkOf(ticket.slot), carrier.stream()).ok();
   if (marked) given_back_by_[ticket.slot] = carrier.stream();
 }

@@ -26,6 +26,7 @@ class HostTensorMemory : public TensorMemory {
   uint8_t* scratch() const override { return nullptr; }
   int gpu() const override { return -1; }
   GpuStream own_stream() const override { return nullptr; }
+  GpuStream return_stream() const override { return nullptr; }
 
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream) override {
     for (const ByteCopy& copy : copies) std::memcpy(copy.target, copy.source, copy.bytes);

@@ -26,6 +26,7 @@ class FakeGpu::Memory : public internal::TensorMemory {
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
   int gpu() const override { return kFakeGpu; }
   GpuStream own_stream() const override { return gpu_->own_; }
+  GpuStream return_stream() const override { return gpu_->return_; }
 
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override {
     if (copies.empty()) return absl::OkStatus();

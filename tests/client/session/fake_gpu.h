@@ -17,7 +17,7 @@ inline constexpr char kFakeGpuUuid[] = "0123456789abcdef";
 // Single-threaded. Outlives the memory that it maps.
 class FakeGpu {
  public:
-  FakeGpu() : default_(NewStream()), own_(NewStream()) {}
+  FakeGpu() : default_(NewStream()), own_(NewStream()), return_(NewStream()) {}
 
   internal::GpuStream NewStream();
   // The trainer's.
@@ -41,7 +41,7 @@ class FakeGpu {
 
   std::deque<Stream> streams_;
   const internal::GpuStream default_;
-  const internal::GpuStream own_;
+  const internal::GpuStream own_, return_;
   std::vector<std::string> log_;
 };
 

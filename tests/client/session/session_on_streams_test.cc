@@ -146,6 +146,20 @@ TEST_F(SessionOnStreamsTest, TheHostsReleaseComesAfterTheDefaultStream) {
   EXPECT_EQ(Released(0), next.number);
 }
 
+// While the trainer's kernels read one unit, the host already waits for the next.
+TEST_F(SessionOnStreamsTest, TheHostsWaitDoesNotComeAfterItsReleases) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
+  PublishReady();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket b, session_->gathers().Gather("b", Phase::kForward));
+  PublishReady();
+  ASSERT_OK(session_->gathers().Await(a));
+  HoldUp(gpu_.default_stream());
+  session_->gathers().Release(a);
+  EXPECT_OK(session_->gathers().Await(b));
+  EXPECT_EQ(Released(a.slot), 0);
+}
+
 TEST_F(SessionOnStreamsTest, ASlotThatTheHostGaveBackIsZeroedAfterTheDefaultStream) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->gradients().Take("a"));
