@@ -23,7 +23,7 @@ class BrokenDeviceTest : public FaultyWorldTest {
   }
   // Writes ones to every extent's master.
   absl::Status Import(Model& model) {
-    return model.Change({.commit_number = 5, .version = 5}, [&]() -> absl::Status {
+    const auto write = [&]() -> absl::Status {
       for (const auto& shard : model.shards()) {
         for (const ShardExtent& extent : shard->extents()) {
           const absl::Status written =
@@ -32,7 +32,8 @@ class BrokenDeviceTest : public FaultyWorldTest {
         }
       }
       return absl::OkStatus();
-    });
+    };
+    return model.Change({.commit_number = 5, .version = 5}, write).status();
   }
 };
 
@@ -53,8 +54,8 @@ TEST_F(BrokenDeviceTest, NothingNewBeginsOnItAndInspectionGoesOn) {
   EXPECT_THAT(CountMemory(*model), Not(IsEmpty()));
   const std::vector<BrokenDevice> broken = ListBrokenDevices(model->world());
   ASSERT_THAT(broken, SizeIs(1));
-  EXPECT_EQ(broken[0].device(), devices_.back()->Name());
-  EXPECT_EQ(broken[0].reason(), kWhy);
+  EXPECT_EQ(broken[0].device, devices_.back()->Name());
+  EXPECT_EQ(broken[0].reason, kWhy);
   EXPECT_OK(world_->store().Delete("m", ""));
 }
 
@@ -70,7 +71,7 @@ TEST_F(BrokenDeviceTest, AnImportThatBreaksOffMakesTheModelUnusable) {
   EXPECT_THAT(FakeTrainer(model.get(), 0).Attach(), is_lost);
   EXPECT_THAT(Import(*model), is_lost);
   EXPECT_THAT(Verify(*model), is_lost);
-  EXPECT_THAT(Summarize(*model).unusable(), HasSubstr("broke off"));
+  EXPECT_THAT(Summarize(*model).unusable, HasSubstr("broke off"));
   EXPECT_EQ(model->commit_log().numbers().commit_number, 0);
   EXPECT_OK(world_->store().Delete("m", ""));
   const std::shared_ptr<Model> again = world_->Create(Spec());
