@@ -52,9 +52,9 @@ class World {
     return {.socket_dir = socket_dir(), .model = model, .rank = rank, .commits = kCommits};
   }
 
-  // Both ranks to the end.
+  // Trains both ranks to the end.
   absl::Status Train(const std::string& model) const;
-  // Of masters and moments; planes must match them.
+  // The hash of masters and moments; planes must match them.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   absl::Status DeleteVictim() const;
   absl::Status CheckAlive();
@@ -186,8 +186,8 @@ absl::Status Expect(bool holds, const std::string& what) {
   return holds ? absl::OkStatus() : absl::InternalError(what);
 }
 
-// Dies `after` a step has begun, wherever it is then; at the last step at the latest, so that there is one to be made by
-// a trainer that is started again.
+// Dies `after` a step has begun, wherever it is then, but not later than at the last step: a trainer that is started
+// again has something to do.
 ChildProcess StartDying(Training training, int64_t step, absl::Duration after) {
   return ChildProcess::Run([training, step, after](Board&) mutable {
     training.at = [step, after](Point point, int64_t commit) {
@@ -363,7 +363,7 @@ absl::Status RunRounds(const CampaignOptions& options, World& world, CampaignRes
     ++count.rounds;
     ++result.rounds;
     absl::Status status = assault->run(world, random, count);
-    // What a client was answered says less than that there is no daemon any more.
+    // That the daemon is gone says more than the error that a client was answered.
     if (const absl::Status alive = world.CheckAlive(); !alive.ok()) status = alive;
     if (status.ok()) status = world.Check(result.threads_before, result.descriptors_before);
     if (!status.ok()) {

@@ -13,7 +13,7 @@
 
 namespace paramshard::test {
 
-// What a round does.
+// The names of what a round can do.
 //
 //   kill-trainer   kill -9 of a trainer at a random time; one that is started again ends in the bytes of the bystander
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
@@ -45,7 +45,7 @@ struct CampaignResult {
   std::map<std::string, Count> counts;
   int64_t rounds = 0;
   uint64_t seed = 0;
-  // Of the daemon, after a first training and at the end.
+  // Counts of the daemon, after a first training and at the end.
   int64_t threads_before = 0, threads_after = 0;
   int64_t descriptors_before = 0, descriptors_after = 0;
   std::string state_hash;  // of the bystander, which did not change
