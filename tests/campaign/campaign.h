@@ -16,6 +16,7 @@ namespace paramshard::test {
 // The names of what a round can do.
 //
 //   kill-trainer   kill -9 of a trainer at a random time; one that is started again ends in the bytes of the bystander
+//   kill-start     the same while it starts
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
 //   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
 //   requests       mutated requests on every method
