@@ -13,7 +13,7 @@
 
 namespace paramshard::ctl {
 
-// What an RPC may take: kLong for those that read or write a whole model.
+// How long an RPC may take. Those that read or write a whole model are long.
 enum class RpcLength { kShort, kLong };
 
 // Holds the token by holding the companion connection. One call at a time. Movable. Errors of every call: the daemon's,
@@ -29,9 +29,9 @@ class AdminClient {
   struct Options {
     // Empty: the default of client.h.
     std::string socket_dir;
-    // Of connecting, and of each short call.
+    // Bounds connecting, and each short call.
     absl::Duration timeout = absl::Seconds(30);
-    // Of each long one.
+    // Bounds each long call.
     absl::Duration stream_timeout = absl::Minutes(10);
   };
 

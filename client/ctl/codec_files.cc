@@ -17,7 +17,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// One plane in memory, as it lies in files.
+// The arrays of one plane's files.
 struct PlaneArrays {
   NpyArray data;
   NpyArray scales;  // of no dimensions where the format has none
@@ -48,7 +48,7 @@ NpyArray NewArray(int64_t element_bytes, std::vector<int64_t> shape, int64_t byt
   return {dtype, std::move(shape), std::vector<uint8_t>(bytes)};
 }
 
-// Two elements of NVFP4_2D count as one.
+// Returns the bytes of one number of a data file's array: two elements of NVFP4_2D are one number.
 int64_t DataElementBytes(Format format) {
   if (format == Format::kFP32) return sizeof(float);
   return format == Format::kBF16 || format == Format::kFP16 ? sizeof(uint16_t) : 1;
@@ -202,7 +202,7 @@ absl::Status EncodeFile(const Encoding& encoding, const std::string& input, cons
   PlaneArrays columns = has_columns ? NewPlane(encoding, Plane::kColumnWise, matrix) : PlaneArrays();
   EncodePlanes(encoding, values.data(), matrix.rows, matrix.cols, rows.Writable(),
                has_columns ? columns.Writable() : MutablePlane(), scaling);
-  // Not a part of the planes of FP8_TENSOR_*, but what their scale follows from.
+  // The planes of FP8_TENSOR_* do not hold the amax, but their scale follows from it.
   if (Exists(rows.amax)) std::memcpy(rows.amax.bytes.data(), &scaling.amax, sizeof(scaling.amax));
   RETURN_IF_ERROR(CreateDirectory(output));
   RETURN_IF_ERROR(RemoveFiles(output));

@@ -1,6 +1,6 @@
 // A matrix and its planes as .npy files.
 //
-// In a plane's directory, those of these that the format has, with M x K the matrix:
+// A plane's directory holds those of these files that the format has; the matrix is M x K:
 //
 //   row_data.npy     the row-wise plane: <f4, <u2 or |u1 [M, K]; of NVFP4_2D |u1 [M, ceil(K/2)]
 //   row_scale.npy    its scales where they are bytes: |u1, one for each block, edge blocks included

@@ -1,4 +1,4 @@
-// What every command of paramshardctl is. Each has a file of its own under commands/, with its words, help, options,
+// The interface of paramshardctl's commands. Each has a file of its own under commands/, with its words, help, options,
 // call and output; commands/commands.cc lists them.
 #ifndef PARAMSHARD_CLIENT_CTL_COMMAND_H_
 #define PARAMSHARD_CLIENT_CTL_COMMAND_H_
@@ -26,14 +26,14 @@ namespace paramshard::ctl {
 
 enum class Output { kTable, kJson };
 
-// Options that every command takes.
+// The options that every command takes.
 struct GlobalOptions {
   std::string socket_dir;  // empty: the default of client.h
   Output output = Output::kTable;
   std::optional<absl::Duration> timeout;  // unset: the defaults of AdminClient
 };
 
-// What a command runs with.
+// A command's surroundings: the global options, the streams, the daemon.
 class Context {
  public:
   // Both outlive the context.
@@ -78,9 +78,9 @@ class Command {
 
   // Adds options whose values become the command's. It outlives the app.
   virtual void AddOptions(CLI::App&) {}
-  // After the options were read: what is wrong with them together, which is an error of usage.
+  // Is called after the options were read. An error says what is wrong with them together, and is one of usage.
   virtual absl::Status Check() const { return absl::OkStatus(); }
-  // What the command is about, for messages: "tiny", "in.npy". May have empty texts.
+  // Names what the command is about, for messages: "tiny", "in.npy". Empty texts are left out.
   virtual std::vector<std::string> Objects() const { return {}; }
   // Returns an ExitCode.
   virtual absl::StatusOr<int> Run(const Context& context) = 0;

@@ -1,4 +1,4 @@
-// What paramshardctl is asked to do.
+// paramshardctl's arguments, read.
 #ifndef PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 #define PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 

@@ -65,10 +65,10 @@ absl::Status ForEachBand(MatrixShape matrix, int64_t granule_rows, const Visitor
   return absl::OkStatus();
 }
 
-// Where a part's tensor is read from.
+// The tensors that a quantized tensor's parts are read from.
 using Parts = std::map<Part, const TensorInfo*>;
 
-// What is done with one tensor of the input.
+// One tensor of the input, and what is done with it.
 struct Step {
   enum class Kind { kCarry, kEncode, kDecode };
   Kind kind = Kind::kCarry;
@@ -93,7 +93,7 @@ class FileConversion {
       : options_(options), advance_(advance), report_(report) {}
 
   absl::Status Run(const OutputFile& output);
-  // Of the file that Run has written.
+  // The tensors of the file that Run has written.
   const std::vector<SafetensorsWriter::Tensor>& tensors() const { return tensors_; }
 
  private:

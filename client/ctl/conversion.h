@@ -17,12 +17,12 @@
 namespace paramshard::ctl {
 
 struct ConversionOptions {
-  // What Checkpoint::Open takes.
+  // A path that Checkpoint::Open takes.
   std::string input;
   // A file, where it ends in ".safetensors": then it takes the tensors of all files. Else a folder, created if need be,
   // for files of the input's names, and an index where the input has one.
   std::string output;
-  // For tensors of at least two dimensions that no rule matches; none: they are carried as they are.
+  // Serves tensors of at least two dimensions that no rule matches; none: they are carried as they are.
   std::optional<Encoding> encoding;
   // A file of ConversionRules; empty: none.
   std::string rules_path;

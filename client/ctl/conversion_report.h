@@ -1,4 +1,4 @@
-// What a conversion has done, for people and for programs.
+// The report of a conversion, for people and for programs.
 #ifndef PARAMSHARD_CLIENT_CTL_CONVERSION_REPORT_H_
 #define PARAMSHARD_CLIENT_CTL_CONVERSION_REPORT_H_
 

@@ -9,7 +9,7 @@ namespace paramshard::ctl {
 struct Streams {
   std::ostream& out;
   std::ostream& err;
-  // Where a line that is overwritten shows how far verify and convert are; null: nowhere.
+  // Takes a line that is overwritten and shows how far verify and convert are; null: nobody sees it.
   std::ostream* progress = nullptr;
 };
 

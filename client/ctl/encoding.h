@@ -11,7 +11,7 @@
 
 namespace paramshard::ctl {
 
-// With the defaults of the format for what is not said.
+// An encoding that has its format's defaults for what is not said.
 Encoding MakeEncoding(Format format, std::optional<ElementType> element, std::optional<bool> power_of_two_scales);
 
 // "MXFP8 E4M3"; the format alone where it has no element.

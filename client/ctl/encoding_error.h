@@ -1,4 +1,4 @@
-// What encoding has done to the numbers of a tensor.
+// The error that encoding has made in the numbers of a tensor.
 #ifndef PARAMSHARD_CLIENT_CTL_ENCODING_ERROR_H_
 #define PARAMSHARD_CLIENT_CTL_ENCODING_ERROR_H_
 

@@ -1,6 +1,6 @@
 // The daemon's answers as JSON documents for programs, with the protos' JSON names.
 //
-// As protobuf's mapping has it: 64-bit numbers are strings, NaN and infinities too. Fields with default values are
+// Protobuf's mapping is followed: 64-bit numbers are strings, NaN and infinities too. Fields with default values are
 // there. INTERNAL for a message that has no JSON, such as one with a time beyond the year 9999.
 #ifndef PARAMSHARD_CLIENT_CTL_JSON_H_
 #define PARAMSHARD_CLIENT_CTL_JSON_H_

@@ -32,8 +32,8 @@ void AddModelArgument(CLI::App& app, std::string& model);
 
 absl::StatusOr<Output> ParseOutput(absl::string_view text);
 
-// What says how a matrix is encoded, for the commands that need no daemon. The options depend on each other: what is
-// left out has the default of the format.
+// The options that say how a matrix is encoded, for the commands that need no daemon. They depend on each other: what
+// is left out has the default of the format.
 class EncodingOptions {
  public:
   // Returns --format.
@@ -42,7 +42,7 @@ class EncodingOptions {
 
   // Unset: none was named.
   const std::optional<Format>& format() const { return format_; }
-  // Of FP32 where no format was named.
+  // The encoding; its format is FP32 where none was named.
   Encoding encoding() const;
 
  private:

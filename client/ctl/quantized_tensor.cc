@@ -31,9 +31,14 @@ Dtype DataDtype(const Encoding& encoding) {
       return Dtype::kF16;
     case Format::kNVFP4_2D:
       return Dtype::kU8;
-    default:
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
+    case Format::kFP8Block128x128:
+    case Format::kMXFP8:
+    case Format::kMXFP8_2D:
       return encoding.element == ElementType::kE4M3 ? Dtype::kF8E4M3 : Dtype::kF8E5M2;
   }
+  return Dtype::kU8;  // for values that are no format
 }
 
 // E8M0 scales are U8, the type that readers of safetensors have had all along.

@@ -38,7 +38,7 @@ struct QuantizedTensor {
 // Rows of a dimension's product, and the last dimension; a scalar is 1 x 1.
 MatrixShape MatrixOf(absl::Span<const int64_t> shape);
 
-// What a tensor of the file is of a quantized one.
+// The parts of a quantized tensor; each is a tensor of the file.
 enum class Part : uint8_t { kData, kScales, kAmax, kColumnData, kColumnScales };
 
 struct PartTensor {
@@ -61,7 +61,7 @@ struct ByteRange {
   int64_t size = 0;
 };
 
-// Where the band's bytes are in a part: all of it where the part is of the whole tensor.
+// The place of the band's bytes in a part, which is all of it where the part belongs to the whole tensor.
 ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band);
 
 // Whether the part is of the whole tensor, the same for each of its rows.

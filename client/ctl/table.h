@@ -28,7 +28,7 @@ class Table {
  public:
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as columns.
+  // Takes as many cells as there are columns.
   void AddRow(std::vector<std::string> cells);
 
   // Every line ends with a line feed. Without rows the heading alone.
@@ -46,7 +46,7 @@ class Table {
 class Properties {
  public:
   void Add(std::string name, std::string value) { table_.AddRow({std::move(name), std::move(value)}); }
-  // Without the line of titles, which are empty.
+  // Leaves out the line of titles, which are empty.
   std::string Text() const { return table_.Text().substr(1); }
 
  private:

@@ -37,7 +37,7 @@ std::string LastLines(const std::string& file) {
   return text.size() <= kQuotedBytes ? text : text.substr(text.size() - kQuotedBytes);
 }
 
-// Between fork and exec: only what is safe there.
+// Runs between fork and exec, and does only what is safe there.
 [[noreturn]] void Become(char* const* arguments, int output, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before prctl.

@@ -100,7 +100,7 @@ absl::Status Demo::ClearOutput() const {
 }
 
 int64_t Demo::KillStep() const {
-  // Of an epoch: four fifths of 1,797 samples, in batches.
+  // An epoch has four fifths of 1,797 samples, in batches.
   const int64_t steps = 1438 / DigitsTask::Defaults().batch_size + 1;
   return options_.epochs / 2 * steps + steps / 2;
 }

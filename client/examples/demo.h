@@ -35,18 +35,18 @@ class Demo {
   absl::Status CheckOptions() const;
   absl::Status ClearOutput() const;
   int victim() const { return options_.world_size > 1 ? 1 : 0; }
-  // In the middle of the training, and of an epoch.
+  // A step in the middle of the training, and of an epoch.
   int64_t KillStep() const;
 
   absl::StatusOr<Training> TrainUninterrupted(DemoWorld& world);
   absl::StatusOr<Training> TrainInterrupted(DemoWorld& world);
   absl::StatusOr<std::vector<ChildProcess>> StartTrainers(DemoWorld& world, const std::string& model,
                                                           std::optional<int64_t> kill_step);
-  // What a training does besides being watched.
+  // Is called by Follow, which otherwise only watches.
   struct Hooks {
-    // After the first epoch.
+    // Is called after the first epoch.
     std::function<absl::Status()> on_first_progress;
-    // When a trainer has ended, but not well. OK: the training goes on.
+    // Is called when a trainer has ended, but not well. The training goes on if it returns OK.
     std::function<absl::Status(int rank, const ExitState& exit)> on_failure;
   };
   // Follows a training to its end, printing its epochs.

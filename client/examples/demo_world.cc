@@ -73,7 +73,7 @@ DemoWorld::~DemoWorld() {
   if (!socket_root_.empty()) std::filesystem::remove_all(socket_root_, ignored);
 }
 
-// Not under the output: the path of a Unix socket has about a hundred bytes.
+// The output would be no place for it: the path of a Unix socket has about a hundred bytes.
 absl::Status DemoWorld::MakeSocketDirectory() {
   std::string name = (std::filesystem::temp_directory_path() / "paramshard-demo-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) {

@@ -45,7 +45,7 @@ class DemoWorld {
                                             std::optional<int64_t> kill_at_step = std::nullopt) const;
   std::string ReportFile(const std::string& model, int rank) const;
 
-  // What paramshardctl prints on a node.
+  // Returns what paramshardctl prints on a node.
   absl::StatusOr<std::string> Control(int node, const std::vector<std::string>& arguments) const;
   // Verifies a model on every node. Its masters and moments as one text: the nodes' hashes, in
   // order.

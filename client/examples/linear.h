@@ -16,7 +16,7 @@ struct LinearShape {
 // `input` is [samples, inputs], `weight` [outputs, inputs], `output` [samples, outputs].
 void LinearForward(const LinearShape& shape, const float* input, const float* weight, float* output);
 
-// From the gradient of the outputs, [samples, outputs], that of the inputs.
+// Makes the gradient of the inputs from that of the outputs, [samples, outputs].
 void LinearInputGradient(const LinearShape& shape, const float* output_gradient, const float* weight,
                          float* input_gradient);
 

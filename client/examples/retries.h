@@ -21,7 +21,7 @@ namespace paramshard::examples {
 //   }
 class Retries {
  public:
-  // In a row: with pauses that double from 10 ms up to a second, about a quarter of a minute.
+  // So many in a row take about a quarter of a minute: pauses double from 10 ms up to a second.
   static constexpr int kMax = 20;
 
   // The pause before the next try. None: the status is no error that passes, or there were kMax without a success.

@@ -35,7 +35,7 @@ absl::StatusOr<FormatRule> ParseRule(absl::string_view text) {
   return rule;
 }
 
-// For whatever no other rule is for.
+// The rule for whatever no other rule matches.
 absl::StatusOr<FormatRule> LastRule(const StorageFlags& flags) {
   FormatRule rule{.pattern = "*"};
   ASSIGN_OR_RETURN(rule.encoding.format, ParseFormat(flags.format));

@@ -22,7 +22,7 @@ struct Storage {
   MomentType exp_avg_sq = MomentType::kFP32;
 };
 
-// What a user types.
+// The flags as a user types them.
 struct StorageFlags {
   std::string format = "MXFP8";
   std::string element = {};             // empty: as the format has it

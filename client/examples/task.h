@@ -1,4 +1,4 @@
-// What a trainer trains: a network, the data that it learns from, and the units of its model.
+// A trainer's task: a network, the data that it learns from, and the units of its model.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TASK_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TASK_H_
 
@@ -27,7 +27,7 @@ class Task {
   virtual std::vector<UnitSpec> Units() const = 0;
 
   virtual int64_t training_samples() const = 0;
-  // What one sample adds to Score::count.
+  // The number that one sample adds to Score::count.
   virtual int64_t predictions_per_sample() const = 0;
 
   // Begins a pass over some of the training samples, none is fine, or over all that are held out.

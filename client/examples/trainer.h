@@ -32,7 +32,7 @@ struct TrainerOptions {
   std::optional<int64_t> report_interval = {};
   uint64_t seed = 1;
   float learning_rate = 2e-3f;  // falls linearly to a twentieth
-  // Where to begin in a model that does not say, as an imported one; unset: a step for each of its commits.
+  // The step to begin with in a model that does not say, such as an imported one; unset: one for each of its commits.
   std::optional<int64_t> start_step = {};
   // Die by SIGKILL in the middle of the step that would make this commit.
   std::optional<int64_t> kill_at_step = {};
@@ -56,7 +56,7 @@ class Trainer {
  private:
   Trainer(const TrainerOptions& options, Client client, std::unique_ptr<Task> task, TrainingReport* report);
 
-  // What the steps since the last report have cost in this session.
+  // The cost of the steps since the last report, in this session.
   struct Cost {
     int64_t steps = 0;
     int64_t gathered_bytes = 0;

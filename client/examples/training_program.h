@@ -1,4 +1,4 @@
-// What the training programs of the examples have in common: their command line, and how they end.
+// The common part of the training programs: their command line, and how they end.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TRAINING_PROGRAM_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TRAINING_PROGRAM_H_
 

@@ -1,4 +1,4 @@
-// What a trainer tells those who watch it: a file of JSON lines, one for each event.
+// A trainer's report to those who watch it: a file of JSON lines, one for each event.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TRAINING_REPORT_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TRAINING_REPORT_H_
 

@@ -39,7 +39,7 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   std::string section;
   std::set<std::pair<int, std::string>> names;  // with their depths: a tensor may be named as the section is
   std::optional<std::string> twice;
-  // What is deeper than an index is dropped as it comes.
+  // Values that are deeper than an index has any are dropped as they come.
   const json index = json::parse(
       text,
       [&](int depth, json::parse_event_t event, json& parsed) {

@@ -14,7 +14,7 @@
 
 namespace paramshard::safetensors {
 
-// As HuggingFace names it.
+// HuggingFace's name for it.
 inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 
 // The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
@@ -35,7 +35,7 @@ class Checkpoint {
   // Null when there is none.
   const Tensor* Find(absl::string_view name) const;
 
-  // In the order of their names.
+  // The files, in the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
   // Empty without an index.
   const std::string& index_path() const { return index_path_; }

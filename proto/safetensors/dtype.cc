@@ -38,7 +38,7 @@ std::optional<int64_t> TensorBytes(Dtype dtype, absl::Span<const int64_t> shape)
   for (const int64_t extent : shape) {
     if (extent < 0) return std::nullopt;
     if (extent == 0) empty = true;
-    // What multiplies the extents that are not 0 must not overflow either.
+    // The product of the extents that are not 0 must not overflow either.
     if (extent != 0 && __builtin_mul_overflow(bits, extent, &bits)) return std::nullopt;
   }
   if (empty) return 0;

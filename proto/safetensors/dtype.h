@@ -10,7 +10,7 @@
 
 namespace paramshard::safetensors {
 
-// Those of the reference implementation, safetensors 0.6.
+// The dtypes of the reference implementation, safetensors 0.6.
 enum class Dtype : uint8_t {
   kBool,
   kF4,
@@ -34,7 +34,7 @@ enum class Dtype : uint8_t {
   kU64,
 };
 
-// As it is written in files: "F32", "F8_E4M3".
+// The name in files: "F32", "F8_E4M3".
 absl::string_view DtypeName(Dtype dtype);
 
 // The inverse; none for any other text.

@@ -24,7 +24,7 @@ constexpr int64_t kDataAlignment = 8;
 // more is kept than tensors.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // What is wrong with the text, after the parser has stopped.
+  // Says what is wrong with the text, after the parser has stopped.
   const absl::Status& status() const { return status_; }
   Header Take() { return std::move(header_); }
 
@@ -45,7 +45,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // Where in the text the parser is.
+  // The parser's place in the text.
   enum class Place { kStart, kTensors, kMetadata, kMetadataText, kTensor, kDtype, kShape, kOffsets, kEnd };
 
   bool Refuse(absl::string_view message) {
@@ -66,7 +66,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool in_array_ = false;
   bool has_metadata_ = false;
   std::string metadata_key_;
-  // Of the tensor at hand.
+  // These belong to the tensor at hand.
   TensorInfo tensor_;
   std::vector<int64_t> offsets_;
   std::set<Place> members_;

@@ -21,7 +21,7 @@
 namespace paramshard::safetensors {
 
 inline constexpr int64_t kLengthBytes = 8;
-// As the reference implementation has it.
+// The limit of the reference implementation.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 using Metadata = std::map<std::string, std::string>;

@@ -12,7 +12,7 @@
 namespace paramshard::safetensors {
 
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
-  // Not blocking: nobody may write to a pipe of this name.
+  // O_NONBLOCK, because a pipe of this name may have nobody who writes to it.
   wire::FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status;
   if (fd.get() < 0 || fstat(fd.get(), &status) != 0) {

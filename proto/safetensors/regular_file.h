@@ -14,18 +14,18 @@
 namespace paramshard::safetensors {
 
 // An open regular file. Devices and pipes, which need have no end, are refused, and opening one does not wait. Data are
-// read where they are asked for, not mapped: a file that is cut meanwhile is an error, not a signal. Movable; ReadAt may
-// be called by several threads.
+// read where they are asked for, not mapped: a file that is cut meanwhile is an error, not a signal. Movable; several
+// threads may call ReadAt.
 class RegularFile {
  public:
   // NOT_FOUND and what else the file system says; INVALID_ARGUMENT for anything but a regular file. Both name it.
   static absl::StatusOr<RegularFile> Open(const std::string& path);
 
-  // When it was opened.
+  // The size that it had when it was opened.
   int64_t size_bytes() const { return size_bytes_; }
 
-  // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. They leave
-  // it to the caller to name the file, who knows what was to be read.
+  // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. Errors do
+  // not name the file: the caller does, who knows what was to be read.
   absl::Status ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const;
 
  private:

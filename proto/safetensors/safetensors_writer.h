@@ -46,7 +46,7 @@ class SafetensorsWriter {
   absl::Status Commit();
 
  private:
-  // Where a tensor's next bytes go, in the file.
+  // The place of a tensor's next bytes in the file, and the end of its last.
   struct Cursor {
     int64_t next = 0;
     int64_t end = 0;

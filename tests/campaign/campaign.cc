@@ -52,9 +52,9 @@ class World {
     return {.socket_dir = socket_dir(), .model = model, .rank = rank, .commits = kCommits};
   }
 
-  // Both ranks to the end.
+  // Trains both ranks to the end.
   absl::Status Train(const std::string& model) const;
-  // Of masters and moments; planes must match them.
+  // The hash of masters and moments; planes must match them.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   absl::Status DeleteVictim() const;
   absl::Status CheckAlive();
@@ -186,8 +186,8 @@ absl::Status Expect(bool holds, const std::string& what) {
   return holds ? absl::OkStatus() : absl::InternalError(what);
 }
 
-// Dies `after` a step has begun, wherever it is then; at the last step at the latest, so that there is one to be made by
-// a trainer that is started again.
+// Dies `after` a step has begun, or its process for step 0, wherever it is then, but not later than at the last step: a
+// trainer that is started again has something to do.
 ChildProcess StartDying(Training training, int64_t step, absl::Duration after) {
   return ChildProcess::Run([training, step, after](Board&) mutable {
     training.at = [step, after](Point point, int64_t commit) {
@@ -195,25 +195,33 @@ ChildProcess StartDying(Training training, int64_t step, absl::Duration after) {
       if (commit == kCommits) raise(SIGKILL);
       if (commit == step) KillAfter(after);
     };
+    if (step == 0) KillAfter(after);
     return Train(training);
   });
 }
 
-absl::Status KillTrainer(World& world, Random& random, Count& count) {
+absl::Status Kill(World& world, Random& random, Count& count, int64_t step, absl::Duration after) {
   const int victim = static_cast<int>(random() % 2);
   const auto start = [&](int rank) {
     return ChildProcess::Run([training = world.TrainingOf(kVictim, rank)](Board&) { return Train(training); });
   };
   ChildProcess survivor = start(1 - victim);
-  ChildProcess killed =
-      StartDying(world.TrainingOf(kVictim, victim), 1 + static_cast<int64_t>(random() % (kCommits - 1)),
-                 UpTo(absl::Milliseconds(5), random));
+  ChildProcess killed = StartDying(world.TrainingOf(kVictim, victim), step, after);
   count.errors += !killed.Await(kPatience).ok();
   ChildProcess again = start(victim);
   RETURN_IF_ERROR(again.Await(kPatience));
   RETURN_IF_ERROR(survivor.Await(kPatience));
   ASSIGN_OR_RETURN(const std::string hash, world.StateHash(kVictim));
   return Expect(hash == world.state_hash(), absl::StrCat("the bystander's hash expected after a kill, got ", hash));
+}
+
+absl::Status KillTrainer(World& world, Random& random, Count& count) {
+  const auto step = 1 + static_cast<int64_t>(random() % (kCommits - 1));
+  return Kill(world, random, count, step, UpTo(absl::Milliseconds(5), random));
+}
+
+absl::Status KillStart(World& world, Random& random, Count& count) {
+  return Kill(world, random, count, /*step=*/0, UpTo(absl::Milliseconds(60), random));
 }
 
 // Trains while `disturb` happens at a random time. Trainers may fail, but must end.
@@ -331,6 +339,7 @@ struct Assault {
 
 constexpr Assault kAssaults[] = {
     {"kill-trainer", KillTrainer},
+    {"kill-start", KillStart},
     {"stop-trainer", StopTrainer},
     {"stop-daemon", StopDaemon},
     {"requests", Requests},
@@ -363,7 +372,7 @@ absl::Status RunRounds(const CampaignOptions& options, World& world, CampaignRes
     ++count.rounds;
     ++result.rounds;
     absl::Status status = assault->run(world, random, count);
-    // What a client was answered says less than that there is no daemon any more.
+    // That the daemon is gone says more than the error that a client was answered.
     if (const absl::Status alive = world.CheckAlive(); !alive.ok()) status = alive;
     if (status.ok()) status = world.Check(result.threads_before, result.descriptors_before);
     if (!status.ok()) {

@@ -13,9 +13,10 @@
 
 namespace paramshard::test {
 
-// What a round does.
+// The names of what a round can do.
 //
 //   kill-trainer   kill -9 of a trainer at a random time; one that is started again ends in the bytes of the bystander
+//   kill-start     the same while it starts
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
 //   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
 //   requests       mutated requests on every method
@@ -45,7 +46,7 @@ struct CampaignResult {
   std::map<std::string, Count> counts;
   int64_t rounds = 0;
   uint64_t seed = 0;
-  // Of the daemon, after a first training and at the end.
+  // Counts of the daemon, after a first training and at the end.
   int64_t threads_before = 0, threads_after = 0;
   int64_t descriptors_before = 0, descriptors_after = 0;
   std::string state_hash;  // of the bystander, which did not change

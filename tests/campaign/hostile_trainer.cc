@@ -57,7 +57,7 @@ class Scribbler {
   }
 
  private:
-  // Mostly near the beginning, where the records of a short training are.
+  // The records of a short training are near the beginning.
   void ScribbleBytes(absl::Span<uint8_t> ring) {
     const size_t at = random_() % (random_() % 4 == 0 ? ring.size() : 2048);
     for (size_t i = at; i < std::min(ring.size(), at + 1 + random_() % 8); ++i) {

@@ -1,5 +1,5 @@
 // The daemon's command line and environment, an argument to a line; a line that begins with PARAMSHARD_ is a variable.
-// What is taken is within the bounds that a daemon starts with.
+// The configuration that is taken is within the bounds that a daemon starts with.
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// What a fuzzer is: a function that takes any bytes and aborts when something does not hold. Each is one file,
+// The shape of a fuzzer: a function that takes any bytes and aborts when something does not hold. Each is one file,
 // NAME_fuzz.cc, which CMake makes a test of (fuzz_test.cc changes the seeds at random) and, with Clang, a program of
 // libFuzzer.
 #ifndef PARAMSHARD_TESTS_FUZZ_FUZZ_TARGET_H_
@@ -20,7 +20,7 @@ struct FuzzTarget {
   std::string (*mend)(std::string input, Mutator& mutator) = nullptr;
 };
 
-// Of this program.
+// The target of this program.
 const FuzzTarget& Target();
 
 }  // namespace paramshard

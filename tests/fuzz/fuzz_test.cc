@@ -1,4 +1,4 @@
-// Where there is no libFuzzer: the target of this program on random changes of its seeds.
+// Runs the target of this program on random changes of its seeds, where there is no libFuzzer.
 //
 // Every run has a seed of its own, one more than that of the run before. PARAMSHARD_TEST_SEED repeats the run whose
 // number a failure prints; PARAMSHARD_FUZZ_SECONDS runs for so long instead of a number of times.
@@ -22,7 +22,7 @@ namespace {
 
 constexpr char kSecondsVariable[] = "PARAMSHARD_FUZZ_SECONDS";
 
-// What is said when the run does not come back; written before, for a signal handler may not format.
+// Is said when the run does not come back; written before, for a signal handler may not format.
 char last_words[100];
 volatile int last_words_size = 0;
 

@@ -35,7 +35,7 @@ std::string FileOf(const std::string& header, const std::string& elements) {
   return file + header + elements;
 }
 
-// Mostly with a length that fits the header, so that it is read.
+// Gives most inputs a length that fits the header, so that it is read.
 std::string WithLength(std::string input, Mutator& mutator) {
   const size_t end = input.rfind('}');
   if (end == std::string::npos || end < 10 || mutator.Below(4) == 0) return input;

@@ -52,7 +52,7 @@ std::string FileOf(const std::string& header, const std::string& data) {
   return bytes + header + data;
 }
 
-// Mostly with a length that fits, so that the header is read.
+// Gives most inputs a length that fits, so that the header is read.
 std::string WithLength(std::string bytes, Mutator& mutator) {
   if (bytes.size() < 8 || mutator.Below(4) == 0) return bytes;
   const uint64_t length =

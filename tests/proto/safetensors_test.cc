@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -229,7 +230,12 @@ TEST_F(SafetensorsFileTest, AFileThatIsCutMeanwhileIsAnError) {
   EXPECT_THAT(file.Read(file.tensors()[0], 0, absl::MakeSpan(bytes)), StatusIs(kLost, HasSubstr("tensor w")));
 }
 
-class SafetensorsWriterTest : public FolderTest {};
+class SafetensorsWriterTest : public FolderTest {
+ protected:
+  bool HasFilesWithoutNames() const {
+    return wire::FileDescriptor(open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600)).valid();
+  }
+};
 
 TEST_F(SafetensorsWriterTest, WhatIsWrittenIsRead) {
   const std::vector<TestTensor> tensors = {{"bytes", Dtype::kU8, {3}, {1, 2, 3}},
@@ -281,13 +287,14 @@ TEST_F(SafetensorsWriterTest, WithoutACommitTheOldFileStaysAndNothingElse) {
                          SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}}, {}));
     ASSERT_OK(writer.Append("a", {1, 2, 3, 4}));
     const SafetensorsWriter moved = std::move(writer);
-    EXPECT_THAT(Names(), ElementsAre("out"));
+    EXPECT_EQ(Names().size(), HasFilesWithoutNames() ? 1u : 2u);
   }
   EXPECT_THAT(Names(), ElementsAre("out"));
   EXPECT_EQ(std::filesystem::file_size(Path("out")), 3u);
 }
 
 TEST_F(SafetensorsWriterTest, AProcessThatIsKilledLeavesNothing) {
+  if (!HasFilesWithoutNames()) GTEST_SKIP() << "no O_TMPFILE in " << folder_;
   const pid_t pid = fork();
   if (pid == 0) {
     auto writer = SafetensorsWriter::Create(Path("out"), {{"a", Dtype::kU8, {4}}}, {});

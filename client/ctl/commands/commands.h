@@ -25,7 +25,7 @@ extern const CommandInfo kCodecDecode;
 extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
 
-// In the order of the help.
+// The table of them, in the order of the help.
 absl::Span<const CommandInfo* const> Commands();
 
 // The help of what commands of two words begin with.

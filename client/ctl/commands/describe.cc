@@ -40,7 +40,7 @@ std::string MomentsText(const v1::DescribeParameterResponse& response) {
   return table.Text();
 }
 
-// Of all extents; empty where the format has no scales.
+// Counts the scales of all extents; empty where the format has none.
 std::string ScalesText(const v1::DescribeParameterResponse& response) {
   std::map<std::optional<int>, int64_t> counts;
   int64_t all = 0;
