@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "proto/durations.h"
 #include "server/base/steady_time.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/epoch_dispatcher.h"
@@ -391,7 +392,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
   absl::Status status;
   do {
     const absl::Duration wait = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), kValueWait);
-    *request.mutable_timeout() = DurationMessage(wait);
+    *request.mutable_timeout() = DurationToProto(wait);
     Call call(*this, wait + kCallSlack);
     v1::GetValueResponse response;
     status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));
