@@ -6,13 +6,9 @@
 #include "client/internal/grpc_status.h"
 #include "client/internal/sockets.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/handoff.h"
 
 namespace paramshard::ctl {
-namespace {
-
-constexpr char kTokenKey[] = "paramshard-token";
-
-}  // namespace
 
 absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
@@ -27,7 +23,7 @@ AdminClient::AdminClient(Options options, paramshard::internal::Companion compan
 std::unique_ptr<grpc::ClientContext> AdminClient::NewContext(RpcLength length) const {
   const absl::Duration timeout = length == RpcLength::kShort ? options_.timeout : options_.stream_timeout;
   auto context = std::make_unique<grpc::ClientContext>();
-  context->AddMetadata(kTokenKey, companion_.token());
+  context->AddMetadata(wire::kTokenMetadata, companion_.token());
   context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   return context;
 }

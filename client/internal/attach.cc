@@ -8,6 +8,7 @@
 #include "client/internal/session_stream.h"
 #include "client/internal/spec_proto.h"
 #include "kernels/base/status_macros.h"
+#include "proto/durations.h"
 
 namespace paramshard::internal {
 namespace {
@@ -20,7 +21,7 @@ v1::AttachRequest MakeRequest(const Client::Options& options, const std::string&
   request.set_model(model);
   request.set_rank(options.rank);
   request.set_take_over(options.take_over);
-  *request.mutable_attach_timeout() = ToProto(options.attach_timeout);
+  *request.mutable_attach_timeout() = DurationToProto(options.attach_timeout);
   return request;
 }
 

@@ -19,6 +19,15 @@
 namespace paramshard::internal {
 namespace {
 
+// A signal that a trainer handles is no answer of the daemon.
+int ConnectDespiteSignals(int fd, const sockaddr_un& address) {
+  int result;
+  do {
+    result = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  return result;
+}
+
 absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl::Duration timeout) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -31,7 +40,7 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
   // Of connect too, which waits while the daemon's queue is full. Zero would be no bound.
   const timeval bound = absl::ToTimeval(std::max(timeout, absl::Microseconds(1)));
   if (fd.valid()) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
-  if (!fd.valid() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  if (!fd.valid() || ConnectDespiteSignals(fd.get(), address) != 0) {
     if (errno == EAGAIN) {
       return absl::DeadlineExceededError(
           absl::StrCat("connect: the daemon at ", path, " takes no connection within ", absl::FormatDuration(timeout)));

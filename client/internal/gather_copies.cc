@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/base/align.h"
+
 namespace paramshard::internal {
 namespace {
 
@@ -10,8 +12,6 @@ constexpr Phase kPhases[] = {Phase::kForward, Phase::kBackward, Phase::kBoth};
 constexpr int64_t kScratchAlignment = 256;
 
 int Index(Plane plane) { return plane == Plane::kRowWise ? 0 : 1; }
-
-int64_t RoundUp(int64_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
 // Whether a gather may take the slot: residents have one of their own, the others share the ring.
 bool MayTake(const LayoutView& layout, int unit, Phase phase, int slot, int ring_slots) {
@@ -39,7 +39,7 @@ void GatherCopies::AppendScales(const LayoutView& layout, int unit, int paramete
     scales_.push_back({.source = part.offset, .target = whole.offset + whole.bytes, .bytes = part.bytes});
     whole.bytes += part.bytes;
   }
-  scratch_bytes_ = RoundUp(whole.offset + whole.bytes);
+  scratch_bytes_ = AlignUp(whole.offset + whole.bytes, kScratchAlignment);
   assembled_[parameter][Index(plane)] = whole;
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/grpc_status.h"
+#include "proto/wire/handoff.h"
 
 namespace paramshard::internal {
 namespace {
@@ -22,7 +23,7 @@ absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(std::shared_p
                                                                    const v1::AttachRequest& attach,
                                                                    const Deadline& deadline) {
   std::unique_ptr<SessionStream> stream(new SessionStream(std::move(channel)));
-  stream->context_.AddMetadata("paramshard-token", token);
+  stream->context_.AddMetadata(wire::kTokenMetadata, token);
   stream->call_ = stream->stub_->PrepareAsyncSession(&stream->context_, &stream->queue_);
   stream->call_->StartCall(stream.get());
   bool sent = stream->Complete(deadline);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "proto/durations.h"
 
 namespace paramshard::internal {
 namespace {
@@ -144,7 +145,7 @@ v1::ModelSpec ToProto(const ModelSpec& spec) {
   proto.set_gradient_slots(spec.gradient_slots);
   proto.set_gradient_reduction(static_cast<v1::GradientReduction>(spec.gradient_reduction));
   proto.set_seed(spec.seed);
-  if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = ToProto(*spec.step_timeout);
+  if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = DurationToProto(*spec.step_timeout);
   for (const FormatRule& rule : spec.format_rules) {
     v1::FormatRule* rule_proto = proto.add_format_rules();
     rule_proto->set_pattern(rule.pattern);
@@ -180,16 +181,6 @@ ModelSpec FromProto(const v1::ModelSpec& proto) {
 Encoding ToEncoding(const EncodingSpec& spec) {
   PARAMSHARD_CHECK(spec.format.has_value() && spec.element.has_value() && spec.power_of_two_scales.has_value());
   return {*spec.format, *spec.element, *spec.power_of_two_scales};
-}
-
-// An infinite duration becomes the longest that a proto can say.
-google::protobuf::Duration ToProto(absl::Duration duration) {
-  constexpr absl::Duration kLongest = absl::Seconds(315'576'000'000);
-  duration = std::clamp(duration, -kLongest, kLongest);
-  google::protobuf::Duration proto;
-  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
-  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
-  return proto;
 }
 
 }  // namespace paramshard::internal

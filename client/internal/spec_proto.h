@@ -19,8 +19,6 @@ ModelSpec FromProto(const v1::ModelSpec& proto);
 // Of a parameter in such a spec.
 Encoding ToEncoding(const EncodingSpec& spec);
 
-google::protobuf::Duration ToProto(absl::Duration duration);
-
 }  // namespace paramshard::internal
 
 #endif  // PARAMSHARD_CLIENT_INTERNAL_SPEC_PROTO_H_

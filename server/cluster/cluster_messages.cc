@@ -1,5 +1,7 @@
 #include "server/cluster/cluster_messages.h"
 
+#include "proto/durations.h"
+
 namespace paramshard::server {
 
 v1::JoinRequest HelloMessage(int node, int device_count) {
@@ -98,7 +100,7 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
     message.set_square_sum(sum.square_sum);
     message.set_non_finite_count(sum.non_finite_count);
   }
-  *request.mutable_timeout() = DurationMessage(timeout);
+  *request.mutable_timeout() = DurationToProto(timeout);
   return request;
 }
 
@@ -148,17 +150,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   return status.ok() ? absl::OkStatus() : ReasonOf(status.error_code(), status.error_message());
-}
-
-google::protobuf::Duration DurationMessage(absl::Duration duration) {
-  google::protobuf::Duration message;
-  message.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
-  message.set_nanos(static_cast<int32_t>(duration / absl::Nanoseconds(1)));
-  return message;
-}
-
-absl::Duration DurationOf(const google::protobuf::Duration& message) {
-  return absl::Seconds(message.seconds()) + absl::Nanoseconds(message.nanos());
 }
 
 }  // namespace paramshard::server

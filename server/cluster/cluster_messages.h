@@ -44,9 +44,6 @@ absl::Status ReasonOf(int code, absl::string_view message);
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-google::protobuf::Duration DurationMessage(absl::Duration duration);
-absl::Duration DurationOf(const google::protobuf::Duration& message);
-
 }  // namespace paramshard::server
 
 #endif  // PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_

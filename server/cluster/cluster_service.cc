@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/durations.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 
@@ -17,7 +18,9 @@ using JoinStream = grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>;
 // A handler holds a thread: callers that wait longer repeat the call.
 constexpr absl::Duration kMaxWait = absl::Minutes(1);
 
-absl::Duration WaitOf(const google::protobuf::Duration& timeout) { return std::min(DurationOf(timeout), kMaxWait); }
+absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
+  return std::min(DurationFromProto(timeout), kMaxWait);
+}
 
 // What the coordinator tells one node, onto its stream.
 class NodeStream final : public NodeSink {

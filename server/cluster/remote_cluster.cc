@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "proto/durations.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
 #include "server/cluster/cluster_messages.h"
@@ -466,7 +467,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
   absl::Status status;
   do {
     const absl::Duration wait = std::min(TimeLeft(deadline), kValueWait);
-    *request.mutable_timeout() = DurationMessage(wait);
+    *request.mutable_timeout() = DurationToProto(wait);
     Call call(*this, wait + kCallSlack);
     v1::GetValueResponse response;
     status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));

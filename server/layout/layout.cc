@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/base/align.h"
 #include "kernels/base/check.h"
-#include "server/layout/align.h"
 #include "server/layout/plane_bytes.h"
 #include "server/layout/rank_loads.h"
 #include "server/layout/slot_sizes.h"

@@ -5,6 +5,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "proto/durations.h"
 #include "server/layout/model_spec.h"
 
 namespace paramshard::server {
@@ -79,13 +80,6 @@ v1::ParameterGroup ToProto(const ParameterGroup& group) {
   return proto;
 }
 
-google::protobuf::Duration ToProto(absl::Duration duration) {
-  google::protobuf::Duration proto;
-  proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
-  proto.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
-  return proto;
-}
-
 std::string SerializeDeterministically(const v1::ModelSpec& proto) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
@@ -112,7 +106,7 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   proto.set_gradient_slots(spec.gradient_slots);
   proto.set_gradient_reduction(spec.mean_gradients ? v1::GRADIENT_REDUCTION_MEAN : v1::GRADIENT_REDUCTION_SUM);
   proto.set_seed(spec.seed);
-  if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = ToProto(*spec.step_timeout);
+  if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = DurationToProto(*spec.step_timeout);
   if (spec.gradient_sums.has_value()) proto.set_gradient_sums(static_cast<v1::GradientSums>(*spec.gradient_sums));
   return proto;
 }

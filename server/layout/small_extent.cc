@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/base/align.h"
 #include "kernels/base/check.h"
-#include "server/layout/align.h"
 
 namespace paramshard::server {
 

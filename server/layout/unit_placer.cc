@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/layout/align.h"
+#include "kernels/base/align.h"
 
 namespace paramshard::server {
 namespace {

@@ -4,13 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/handoff.h"
 
 namespace paramshard::server {
 
 absl::StatusOr<Callers::Caller> Callers::Authenticate(const grpc::ServerContext& context) const {
   Caller caller;
   const auto& metadata = context.client_metadata();
-  if (const auto found = metadata.find(kTokenMetadata); found != metadata.end()) {
+  if (const auto found = metadata.find(wire::kTokenMetadata); found != metadata.end()) {
     caller.token = std::string(found->second.data(), found->second.size());
   }
   ASSIGN_OR_RETURN(caller.peer, handoff_->Authenticate(caller.token));

@@ -18,8 +18,6 @@
 
 namespace paramshard::server {
 
-inline constexpr char kTokenMetadata[] = "paramshard-token";
-
 // Thread-safe.
 class Callers {
  public:

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/align.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/master_remainder.h"
@@ -15,8 +16,6 @@ namespace {
 
 // Extents start at cache lines, so that ranks and vector loads never share one.
 constexpr int64_t kExtentAlignment = 64;
-
-int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 // Sizes of the private memories and the offsets of the extents in them.
 struct Placement {

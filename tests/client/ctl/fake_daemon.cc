@@ -45,7 +45,7 @@ void SendRefusal(int socket) {
 }  // namespace
 
 grpc::Status FakeAdminService::Check(const grpc::ServerContext& context) const {
-  const auto found = context.client_metadata().find("paramshard-token");
+  const auto found = context.client_metadata().find(wire::kTokenMetadata);
   if (found == context.client_metadata().end() || found->second != token_) {
     return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "a token expected");
   }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "proto/wire/handoff.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -40,7 +41,7 @@ std::unique_ptr<grpc::ClientContext> DaemonClient::Context() const { return Cont
 
 std::unique_ptr<grpc::ClientContext> DaemonClient::ContextWith(const std::optional<std::string>& token) {
   auto context = std::make_unique<grpc::ClientContext>();
-  if (token.has_value()) context->AddMetadata("paramshard-token", *token);
+  if (token.has_value()) context->AddMetadata(wire::kTokenMetadata, *token);
   context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   return context;
 }
