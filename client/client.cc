@@ -30,7 +30,7 @@ class Client::Impl {
   const Options& options() const { return options_; }
   const internal::SocketPaths& paths() const { return daemon_->paths(); }
 
-  // For one call.
+  // Opens the connection for one call.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
   absl::Status CreateModel(const ModelSpec& spec);
@@ -94,6 +94,19 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
 
 namespace {
 
+absl::Status Check(const Client::Options& options) {
+  if (options.rank < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("connect: a rank >= 0 expected, got ", options.rank));
+  }
+  for (const auto& [name, timeout] :
+       {std::pair("connect_timeout", options.connect_timeout), std::pair("attach_timeout", options.attach_timeout)}) {
+    if (timeout > absl::ZeroDuration()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("connect: ", name, " > 0 expected, got ", absl::FormatDuration(timeout)));
+  }
+  return absl::OkStatus();
+}
+
 // gRPC's threads do not live on in a forked child, and its descriptors stay its parent's.
 absl::Status CheckGrpcWasNotForked() {
   static const internal::OwnerProcess first_that_connected;
@@ -108,9 +121,7 @@ Client& Client::operator=(Client&&) noexcept = default;
 Client::~Client() = default;
 
 absl::StatusOr<Client> Client::Connect(const Options& options) {
-  if (options.rank < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("connect: a rank >= 0 expected, got ", options.rank));
-  }
+  RETURN_IF_ERROR(Check(options));
   RETURN_IF_ERROR(CheckGrpcWasNotForked());
   ASSIGN_OR_RETURN(const internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
   ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, internal::Daemon::Connect(paths, options.connect_timeout));

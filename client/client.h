@@ -55,11 +55,12 @@
 
 namespace paramshard {
 
-// Which planes a gather brings: row-wise for the forward pass; for the backward pass column-wise
-// where the format has column-wise planes, else row-wise; both for units that stay gathered
+// A phase says which planes a gather brings: row-wise ones for the forward pass; for the backward pass column-wise
+// ones where the format has them, else row-wise; both for units that stay gathered
 // (reshard_after_forward = false).
 enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
 
+// The step uses the mean of all ranks' gradients, or their sum.
 enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
 
 // When the gradients of a push are summed over the ranks: at the commit, which takes as many bytes on each rank as all
@@ -68,7 +69,7 @@ enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
 
 // Every member of the structs below has a default: designated initializers name those that matter.
 
-// What decides the bytes of a parameter's planes besides its master. What is unset has the default of the format.
+// An encoding decides, with the master, the bytes of a parameter's planes. What is unset has the default of the format.
 struct EncodingSpec {
   // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is
   // set here. FP32 in a model without rules.
@@ -78,8 +79,9 @@ struct EncodingSpec {
   std::optional<DelayedScaling::Options> delayed_scaling = {};  // for FP8_TENSOR_DELAYED
 };
 
+// One tensor of the model.
 struct ParameterSpec {
-  std::string name = {};  // unique in the model
+  std::string name = {};  // unique in the model; 1 to 512 bytes of UTF-8
   // 0 to 8 dimensions; seen as a matrix [product of all but the last, last].
   std::vector<int64_t> shape = {};
   EncodingSpec encoding = {};
@@ -92,19 +94,23 @@ struct ParameterSpec {
   InitialValue initial_value = {};
 };
 
+// Parameters that are gathered and pushed together: a layer, or a transformer block.
 struct UnitSpec {
-  std::string name = {};
+  std::string name = {};  // unique among the units
   std::vector<ParameterSpec> parameters = {};
+  // Unset it to keep the unit gathered from the forward to the backward pass: it has a slot of its own, which one gather
+  // of Phase::kBoth fills.
   bool reshard_after_forward = true;
 };
 
+// Parameters that share hyper-parameters. The group fixes what the model remembers; the numbers come with every commit.
 struct ParameterGroup {
-  std::string name = {};
+  std::string name = {};  // for people; may be empty
   AdamMode mode = AdamMode::kAdamW;
   bool bias_correction = true;
 };
 
-// How the parameters are stored whose names it matches, unless they name a format themselves:
+// A rule says how the parameters are stored whose names it matches, unless they name a format themselves:
 //
 //   spec.format_rules = {{.pattern = "*.norm.*", .encoding = {.format = Format::kFP32}},
 //                        {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
@@ -117,21 +123,24 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
+// A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT that
+// names the parameter or the field.
 struct ModelSpec {
-  std::string name = {};
+  std::string name = {};  // unique on the daemon; no '/'
   std::vector<UnitSpec> units = {};
   std::vector<ParameterGroup> groups = {};     // empty: one group with defaults
   std::optional<int> shard_size = {};          // default: the devices of one daemon
   int64_t small_parameter_bytes = 256 * 1024;  // smaller planes live whole on one rank
   int gather_slots = 3;                        // prefetch depth + 1; 1 to 64
-  // Of those, how many hold units that take more than twice the median: so many of them can be held at a time. 1 to
-  // gather_slots; default 1. See Model::SlotsOf.
+  // So many of those hold the units that take more than twice the median, and so many of these units can be held at a
+  // time. 1 to gather_slots; default 1. See Model::SlotsOf.
   std::optional<int> large_gather_slots = {};
   int gradient_slots = 2;  // 1 to 64
   GradientReduction gradient_reduction = GradientReduction::kMean;
   uint64_t seed = 0;
-  std::optional<absl::Duration> step_timeout = {};  // default: the daemon's
-  std::vector<FormatRule> format_rules = {};        // the first that matches a name counts
+  // How long one rank may keep another waiting inside a step before the epoch ends. > 0; default: the daemon's.
+  std::optional<absl::Duration> step_timeout = {};
+  std::vector<FormatRule> format_rules = {};  // the first that matches a name counts
   // Default: at the commit on GPUs of one daemon that have much memory left, else at the push.
   std::optional<GradientSums> gradient_sums = {};
 };
@@ -161,6 +170,7 @@ struct CommitOptions {
   std::optional<int64_t> commit_number = {};
 };
 
+// The answer of a commit: the same on all ranks.
 struct StepResult {
   int64_t commit_number = 0;
   int64_t version = 0;           // counts the commits that were applied
@@ -200,7 +210,7 @@ struct Matrix {
   absl::StatusOr<int64_t> ScaleLayoutBytes(ScaleLayout layout, std::optional<Plane> operand = std::nullopt) const;
 };
 
-// Where a trainer writes one parameter's gradient: rows x columns, row-major, of the parameter's
+// A trainer writes one parameter's gradient here: rows x columns, row-major, of the parameter's
 // gradient type. Ends with its UnitGradients.
 struct GradientView {
   absl::string_view parameter = {};  // its name; valid as long as the Model
@@ -453,8 +463,8 @@ class Client {
     // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>, which must belong to this user or
     // root.
     std::string socket_dir = {};
-    absl::Duration connect_timeout = absl::Seconds(10);
-    // How long OpenModel waits for the other ranks.
+    absl::Duration connect_timeout = absl::Seconds(10);  // > 0
+    // How long OpenModel waits for the other ranks; > 0. CreateModel and DeleteModel end by it too.
     absl::Duration attach_timeout = absl::Minutes(10);
     // Kill the trainer that holds the rank and take its place.
     bool take_over = false;
@@ -464,7 +474,8 @@ class Client {
 
   // UNAVAILABLE when no daemon answers (says where it looked); DEADLINE_EXCEEDED when one is there
   // and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
-  // another user has created /tmp/paramshard-<uid>.
+  // another user has created /tmp/paramshard-<uid>; INVALID_ARGUMENT for options out of range;
+  // FAILED_PRECONDITION in a child that was forked after its parent had connected.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;

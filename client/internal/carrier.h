@@ -15,7 +15,7 @@
 
 namespace paramshard::internal {
 
-// By whom a handle's work is done: the host, or a stream.
+// A handle's work is done by the host, or by a stream.
 using Worker = std::optional<GpuStream>;
 
 // Carries out waits, copies and writes of words, in the order of the calls. The host waits itself; where it copies in
@@ -62,7 +62,7 @@ class Carrier {
 
   // Enqueues what has not been.
   absl::Status Flush();
-  // And waits until all is done, where the host is the worker.
+  // Does the same, and waits until all is done where the host is the worker.
   absl::Status Finish();
 
  private:

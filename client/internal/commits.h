@@ -20,7 +20,7 @@ class Commits {
 
   // Sends a commit and returns its number. Waits for the oldest answer when three are unanswered.
   absl::StatusOr<int64_t> Send(const CommitOptions& options);
-  // Also tells answers that were given before the epoch ended.
+  // Waits for an answer, and also tells those that were given before the epoch ended.
   absl::StatusOr<StepResult> Await(int64_t commit_number);
   bool IsReady(int64_t commit_number) const;
 

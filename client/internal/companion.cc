@@ -37,7 +37,7 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   wire::FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  // Of connect too, which waits while the daemon's queue is full. Zero would be no bound.
+  // It bounds connect too, which waits while the daemon's queue is full. Zero would be no bound.
   const timeval bound = absl::ToTimeval(std::max(timeout, absl::Microseconds(1)));
   if (fd.valid()) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
   if (!fd.valid() || ConnectDespiteSignals(fd.get(), address) != 0) {

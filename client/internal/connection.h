@@ -20,7 +20,8 @@
 
 namespace paramshard::internal {
 
-// To one life of the daemon. Immutable, so that threads may share it; a call makes a context of its own.
+// A connection to one life of the daemon. It is immutable, so that threads may share it; a call makes a context of its
+// own.
 class Connection {
  public:
   // Errors of Companion::Connect and OpenChannel.
@@ -34,7 +35,8 @@ class Connection {
   const std::string& token() const { return companion_.token(); }
   void Authenticate(grpc::ClientContext& context) const;
 
-  // What a call of this connection has answered; where the daemon went away under it, who went and what to do.
+  // Passes on what a call of this connection has answered. Where the daemon went away under the call, the answer says so,
+  // and what to do.
   absl::Status Explain(absl::string_view call, absl::Status answer) const;
 
  private:

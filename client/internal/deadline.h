@@ -24,7 +24,7 @@ class Deadline {
   absl::Duration Left() const { return std::max(absl::FromChrono(moment_ - Clock::now()), absl::ZeroDuration()); }
   bool Passed() const { return Clock::now() >= moment_; }
 
-  // As gRPC's calls and queues take it: a time span from now.
+  // gRPC's calls and queues take it as a time span from now.
   gpr_timespec ToGrpc() const { return gpr_time_from_nanos(absl::ToInt64Nanoseconds(Left()), GPR_TIMESPAN); }
 
  private:

@@ -1,4 +1,4 @@
-// What one gather copies within a trainer's own memory.
+// The copies that one gather makes within a trainer's own memory.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_GATHER_COPIES_H_
 #define PARAMSHARD_CLIENT_INTERNAL_GATHER_COPIES_H_
 

@@ -49,7 +49,7 @@ class Gathers {
   Gathers(const Attachment& attached, std::vector<GatherCopies> copies, const Commits* commits, bool prefetch);
 
   absl::StatusOr<GatherTicket> Gather(absl::string_view unit, Phase phase);
-  // What Gather would answer now. Sends nothing.
+  // Says what Gather would answer now, and sends nothing.
   absl::Status CanGather(absl::string_view unit, Phase phase) const;
   // The slots, ascending, that hold such a gather.
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
@@ -86,7 +86,7 @@ class Gathers {
   };
 
   absl::StatusOr<PlannedGather> Find(absl::string_view unit, Phase phase) const;
-  // Among `slots`, of which those that are not held are free.
+  // Chooses among `slots`, as Gather does.
   absl::StatusOr<int> ChooseSlot(const PlannedGather& gather, const GatherSlots& slots) const;
   absl::Status NoSlotIsFree(const PlannedGather& gather, const GatherSlots& slots) const;
   std::optional<int> ChooseSlotAhead(const PlannedGather& gather) const;
@@ -107,7 +107,7 @@ class Gathers {
   void AwaitReaders(int slot);
   absl::Status AwaitPieces(const GatherTicket& ticket);
   absl::Status LandOwnPieces(const GatherTicket& ticket);
-  // In memory of a GPU; the host's handles put scales together when they are asked for.
+  // Puts scales of several ranks together in memory of a GPU. In host memory the handles do it when they are asked.
   absl::Status AssembleScales(const GatherTicket& ticket);
 
   // Writes the word `released` by the carrier, behind the slot's readers.

@@ -33,7 +33,7 @@ class Gradients {
 
   absl::StatusOr<GradientTicket> Take(absl::string_view unit, Worker worker = {}, bool zeroed = true);
   GradientView View(const GradientTicket& ticket, int parameter) const;
-  // By the worker that filled the slot. `absent_parameters` ascend.
+  // Hands over what `worker` has written. `absent_parameters` ascend.
   absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
   void GiveBack(const GradientTicket& ticket, Worker worker = {});
 
@@ -44,7 +44,7 @@ class Gradients {
 
  private:
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
-  // Of a slot that was given back: orders the worker after the stream that may still write it.
+  // Orders the worker after the stream that may still write a slot which was given back.
   absl::Status AwaitGivenBack(const GradientTicket& ticket);
   // Hands the slot over, by the word `filled`, and keeps this rank's own rows where the daemon looks for them at the
   // commit, if they are to be `landed`.

@@ -29,7 +29,7 @@ const v1::PlaneLayout& PlaneOf(const v1::ParameterLayout& parameter, Plane plane
   return plane == Plane::kRowWise ? parameter.row_wise() : parameter.column_wise();
 }
 
-// Of the region of all extents, in a slot.
+// The region of all extents of a plane lies here in a slot.
 int64_t RegionOffset(const v1::PlaneLayout& plane, Phase phase) {
   switch (phase) {
     case Phase::kForward:

@@ -46,7 +46,7 @@ class GradientSlots {
  public:
   explicit GradientSlots(std::vector<int64_t> slot_bytes);
 
-  // Among slots that are not held and have at least `bytes`: the one whose last push has the
+  // Of the slots that are not held and have at least `bytes`, it is the one whose last push has the
   // smallest number, the lowest of those never pushed.
   std::optional<int> FindOldest(int64_t bytes) const;
 

@@ -51,7 +51,7 @@ void SetDelayedScaling(const DelayedScaling::Options& scaling, v1::DelayedScalin
   proto->set_margin(scaling.margin);
 }
 
-// What ParameterSpec and FormatRule both have, in the header and in the proto.
+// Sets what ParameterSpec and FormatRule both have, in the header and in the proto.
 template <typename Spec, typename Proto>
 void SetStorage(const Spec& spec, Proto* proto) {
   const EncodingSpec& encoding = spec.encoding;

@@ -16,7 +16,7 @@ v1::ModelSpec ToProto(const ModelSpec& spec);
 // The spec of a model as the daemon says it: without rules, every default written out.
 ModelSpec FromProto(const v1::ModelSpec& proto);
 
-// Of a parameter in such a spec.
+// Gives the encoding of a parameter in such a spec.
 Encoding ToEncoding(const EncodingSpec& spec);
 
 }  // namespace paramshard::internal

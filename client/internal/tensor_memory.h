@@ -72,7 +72,7 @@ class TensorMemory {
   virtual absl::Status AwaitMark(int mark, GpuStream stream) = 0;
 };
 
-// What mapping takes.
+// These are what mapping takes.
 struct TensorMemoryParts {
   const SessionMemory* memory = nullptr;  // descriptors of planes and slots, and their sizes
   const MappedMemory* words = nullptr;    // outlives the tensor memory
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_u
 
 using TensorMapper = std::function<decltype(MapTensors)>;
 
-// As NVIDIA's tools write it: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
+// Writes it as NVIDIA's tools do: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
 std::string GpuName(absl::string_view uuid);
 
 }  // namespace paramshard::internal

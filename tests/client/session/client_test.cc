@@ -117,6 +117,10 @@ class ClientTest : public testing::Test {
 TEST_F(ClientTest, WithoutADaemonConnectSaysWhereItLooked) {
   EXPECT_THAT(Connect(0), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(directory_.path())));
   EXPECT_THAT(Client::Connect({.rank = -1}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
+  EXPECT_THAT(Client::Connect({.connect_timeout = absl::ZeroDuration()}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "connect: connect_timeout > 0 expected, got 0"));
+  EXPECT_THAT(Client::Connect({.attach_timeout = -absl::Seconds(5)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "connect: attach_timeout > 0 expected, got -5s"));
 }
 
 // One moment as it is stored, zeros at first.
