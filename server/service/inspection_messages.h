@@ -15,7 +15,7 @@ v1::GetParameterStatsResponse ToProto(const RankedStats& stats);
 v1::ExtentVerification ToProto(const ExtentVerification& verification);
 v1::VerifySummary ToProto(const VerifySummary& summary);
 v1::BrokenDevice ToProto(const BrokenDevice& broken);
-// Of this model.
+// The use is this model's.
 v1::MemoryUse ToProto(absl::string_view model, const MemoryUse& use);
 
 }  // namespace paramshard::server

@@ -310,7 +310,7 @@ class Export {
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(pinned_.Check(shard));
-      header.set_step(extent.step);
+      header.set_step(shard.step(extent));
       ASSIGN_OR_RETURN(bytes, ReadBytes(shard, extent, carried));
     }
     RETURN_IF_ERROR(send_(response));

@@ -89,8 +89,8 @@ absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const Shard
   return description;
 }
 
-// Requires shard.mutex().
-absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent) {
+absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent)
+    ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
   ExtentVerification verification{.parameter = shard.Spec(extent).name, .rows = extent.rows};
   ASSIGN_OR_RETURN(verification.planes_match, shard.PlanesMatch(extent));
   const auto hash = [&](StateTensor tensor) -> absl::StatusOr<std::string> {
@@ -131,9 +131,9 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
     description.extents.push_back(std::move(described));
     description.parameter = &spec;
     description.unit = &model.spec().units[extent.unit];
-    description.step = extent.step;
-    if (EncodesAfterAmax(spec.encoding.format)) description.amax = extent.scaling.amax;
-    if (spec.encoding.format == Format::kFP8TensorDelayed) description.scale = extent.scaling.scale;
+    description.step = shard.step(extent);
+    if (EncodesAfterAmax(spec.encoding.format)) description.amax = shard.scaling(extent).amax;
+    if (spec.encoding.format == Format::kFP8TensorDelayed) description.scale = shard.scaling(extent).scale;
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(ForEachExtent(model, describe));

@@ -50,7 +50,7 @@ struct ShardListing {
 // Shards from the `skip`th on, at most `limit`, in (parameter, rank) order.
 std::vector<ShardListing> ListShards(const Model& model, int64_t skip, int64_t limit);
 
-// Of the finite ones among some values.
+// The norm and the range of the finite ones among some values.
 struct ValueRange {
   double norm = 0, min = 0, max = 0;
 };
@@ -76,11 +76,11 @@ struct ParameterDescription {
   std::vector<ExtentDescription> extents;
 };
 
-// Of one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state; errors of
-// Model::Look.
+// Describes one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state;
+// errors of Model::Look.
 absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl::string_view parameter);
 
-// Of the extents of this daemon. Pointers are into the model.
+// How one parameter's planes on this daemon stand for their masters. Pointers are into the model.
 struct ParameterStats {
   const ParameterSpec* parameter = nullptr;
   const UnitSpec* unit = nullptr;
@@ -136,7 +136,7 @@ struct MemoryUse {
   int64_t size_bytes = 0;
 };
 
-// What is 0 is left out.
+// Classes that take nothing are left out.
 std::vector<MemoryUse> CountMemory(const Model& model);
 
 }  // namespace paramshard::server

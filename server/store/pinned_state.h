@@ -25,8 +25,7 @@ class PinnedState {
   static absl::StatusOr<PinnedState> Of(const Model& model, absl::string_view operation);
 
   // ABORTED when the shard's state is another one by now: a commit was applied, or an import has begun to replace it.
-  // Requires shard.mutex().
-  absl::Status Check(const Shard& shard) const;
+  absl::Status Check(const Shard& shard) const ABSL_SHARED_LOCKS_REQUIRED(shard.mutex());
 
   const StateNumbers& numbers() const { return numbers_; }
 

@@ -11,15 +11,15 @@
 
 namespace paramshard::server {
 
-// Of the row-wise planes of one or more extents. Elements whose master is not finite are counted and left out of the
-// rest.
+// The statistics of the row-wise planes of one or more extents. Elements whose master is not finite are counted and left
+// out of the rest.
 struct PlaneStatistics {
   int64_t elements = 0;
   int64_t non_finite = 0;
   int64_t zeros = 0;  // that decode to 0
   // Cut off at the largest value of the element type, by more than rounding would; or infinite where the master is not.
   int64_t saturated = 0;
-  double amax = 0;  // of the master
+  double amax = 0;  // the largest magnitude of the master
   double max_error = 0;
   double max_relative_error = 0;  // of one element; 1 where one decodes to 0
   double error_square_sum = 0;

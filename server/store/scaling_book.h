@@ -1,4 +1,4 @@
-// What encoding has to know of whole tensors.
+// The book of what encoding has to know of whole tensors.
 #ifndef PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 #define PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 
@@ -17,9 +17,9 @@
 
 namespace paramshard::server {
 
-// Of every parameter of a model that NeedsAmax(): the amax of its master over all ranks and, for FP8_TENSOR_DELAYED,
-// the history of amaxes with the scale that follows. All ranks of a daemon share one; daemons bring theirs to the same
-// values:
+// Holds, for every parameter of a model that NeedsAmax(), the amax of its master over all ranks and, for
+// FP8_TENSOR_DELAYED, the history of amaxes with the scale that follows. All ranks of a daemon share one book; daemons
+// bring theirs to the same values:
 //
 //   every rank:  book.AddStep(unit, parameter, amax) for what it stepped, book.AddMaster(...) for what it measured
 //   one of them: values = book.Offer(); the largest over all daemons; book.Settle(values)
@@ -41,7 +41,7 @@ class ScalingBook {
   // Host memory of the histories.
   int64_t history_bytes() const;
 
-  // What the planes of the master that was settled last are encoded with. Of other parameters the default, which no
+  // What the planes of the master that was settled last are encoded with. Other parameters get the default, which no
   // format of theirs reads.
   TensorScaling Present(int unit, int parameter) const;
   // What the coming step encodes FP8_TENSOR_DELAYED with.

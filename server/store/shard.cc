@@ -132,6 +132,8 @@ absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, cons
 Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device)
     : spec_(spec), layout_(layout), rank_(rank), device_(device) {
   extents_ = PlaceExtents(spec, layout, rank).extents;
+  has_gradient_.resize(extents_.size());
+  states_.resize(extents_.size());
   for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
   for (int i = 0; i < static_cast<int>(extents_.size()); ++i) {
     extent_index_[extents_[i].unit][extents_[i].parameter] = i;
@@ -194,17 +196,16 @@ Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parame
   for (int parameter = 0; parameter < static_cast<int>(indices.size()); ++parameter) {
     const bool absent = std::binary_search(absent_parameters.begin(), absent_parameters.end(), parameter);
     if (absent || indices[parameter] < 0) continue;
-    ShardExtent& extent = extents_[indices[parameter]];
-    target.accumulators[parameter] = Gradient(extent);
-    target.overwrite[parameter] = !std::exchange(extent.has_gradient, true);
+    const int index = indices[parameter];
+    target.accumulators[parameter] = Gradient(extents_[index]);
+    target.overwrite[parameter] = !has_gradient_[index];
+    has_gradient_[index] = true;
   }
   return target;
 }
 
 absl::StatusOr<SquareSum> Shard::SumSquares(absl::Span<const SumTask> left) const {
-  std::vector<bool> active;
-  for (const ShardExtent& extent : extents_) active.push_back(extent.has_gradient);
-  ASSIGN_OR_RETURN(const std::vector<SquareSum> sums, arithmetic_->SumSquares(active, left));
+  ASSIGN_OR_RETURN(const std::vector<SquareSum> sums, arithmetic_->SumSquares(has_gradient_, left));
   SquareSum total;
   for (const SquareSum& sum : sums) {
     total.sum += sum.sum;
@@ -213,13 +214,11 @@ absl::StatusOr<SquareSum> Shard::SumSquares(absl::Span<const SumTask> left) cons
   return total;
 }
 
-void Shard::DropGradients() {
-  for (ShardExtent& extent : extents_) extent.has_gradient = false;
-}
+void Shard::DropGradients() { has_gradient_.assign(extents_.size(), false); }
 
 std::vector<TensorScaling> Shard::Scalings() const {
   std::vector<TensorScaling> scalings;
-  for (const ShardExtent& extent : extents_) scalings.push_back(extent.scaling);
+  for (const ExtentState& state : states_) scalings.push_back(state.scaling);
   return scalings;
 }
 
@@ -228,13 +227,14 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
   ++version_;
   std::vector<std::optional<AdamStep>> steps(extents_.size());
   for (size_t i = 0; i < extents_.size(); ++i) {
-    ShardExtent& extent = extents_[i];
-    if (!std::exchange(extent.has_gradient, false)) continue;
-    ++extent.step;
-    steps[i] = StepOf(extent, parameters);
-    extent.awaits_amax = EncodesAfterAmax(Spec(extent).encoding.format);
-    if (!extent.awaits_amax) extent.scaling = book.Next(extent.unit, extent.parameter);
+    if (!has_gradient_[i]) continue;
+    const ShardExtent& extent = extents_[i];
+    ExtentState& state = states_[i];
+    steps[i] = StepOf(extent, ++state.step, parameters);
+    state.awaits_amax = EncodesAfterAmax(Spec(extent).encoding.format);
+    if (!state.awaits_amax) state.scaling = book.Next(extent.unit, extent.parameter);
   }
+  DropGradients();
   ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings()));
   for (size_t i = 0; i < amaxes.size(); ++i) {
     if (steps[i].has_value()) book.AddStep(extents_[i].unit, extents_[i].parameter, amaxes[i]);
@@ -245,9 +245,10 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
 absl::Status Shard::EncodeAfterAmax(const ScalingBook& book) {
   absl::MutexLock lock(&mu_);
   std::vector<bool> active;
-  for (ShardExtent& extent : extents_) {
-    if (extent.awaits_amax) extent.scaling = book.Present(extent.unit, extent.parameter);
-    active.push_back(std::exchange(extent.awaits_amax, false));
+  for (const ShardExtent& extent : extents_) {
+    ExtentState& state = states_[IndexOf(extent)];
+    if (state.awaits_amax) state.scaling = book.Present(extent.unit, extent.parameter);
+    active.push_back(std::exchange(state.awaits_amax, false));
   }
   return arithmetic_->EncodeAfterAmax(active, Scalings());
 }
@@ -261,7 +262,7 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book) const {
   return absl::OkStatus();
 }
 
-AdamStep Shard::StepOf(const ShardExtent& extent, const StepParameters& parameters) const {
+AdamStep Shard::StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const {
   const int index = Spec(extent).group;
   const GroupStep& group = parameters.groups[index];
   const ParameterGroup& fixed = spec_.groups[index];
@@ -271,16 +272,17 @@ AdamStep Shard::StepOf(const ShardExtent& extent, const StepParameters& paramete
           .epsilon = group.epsilon,
           .weight_decay = group.weight_decay,
           .mode = fixed.mode,
-          .bias_correction1 = fixed.bias_correction ? BiasCorrection(group.beta1, extent.step) : 1.0f,
-          .bias_correction2 = fixed.bias_correction ? BiasCorrection(group.beta2, extent.step) : 1.0f,
+          .bias_correction1 = fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
+          .bias_correction2 = fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f,
           .gradient_scale = parameters.gradient_scale};
 }
 
 absl::Status Shard::EncodePlanes(const ScalingBook& book) {
   absl::MutexLock lock(&mu_);
-  for (ShardExtent& extent : extents_) {
-    extent.scaling = book.Present(extent.unit, extent.parameter);
-    extent.awaits_amax = false;
+  for (const ShardExtent& extent : extents_) {
+    ExtentState& state = states_[IndexOf(extent)];
+    state.scaling = book.Present(extent.unit, extent.parameter);
+    state.awaits_amax = false;
   }
   return arithmetic_->EncodePlanes(Scalings());
 }
@@ -393,7 +395,7 @@ absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, Row
 
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
   absl::MutexLock lock(&mu_);
-  extents_[extent_index_[extent.unit][extent.parameter]].step = step;
+  states_[IndexOf(extent)].step = step;
 }
 
 void Shard::SetVersion(int64_t version) {
@@ -459,7 +461,7 @@ absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent));
   std::vector<HostPlane> again(served.begin(), served.end());
   paramshard::EncodePlanes(spec.encoding, master.data(), extent.rows.size(), spec.columns, again[0].View(),
-                           again.size() > 1 ? again[1].View() : MutablePlane{}, extent.scaling);
+                           again.size() > 1 ? again[1].View() : MutablePlane{}, scaling(extent));
   return std::equal(served.begin(), served.end(), again.begin(),
                     [](const PlaneViews& view, const HostPlane& plane) { return plane.SameAs(view); });
 }

@@ -53,10 +53,6 @@ struct ShardExtent {
   int64_t exp_avg_offset = 0;
   int64_t exp_avg_sq_offset = 0;
   int64_t gradient_offset = 0;
-  int64_t step = 0;            // optimizer steps taken
-  bool has_gradient = false;   // since the last commit
-  bool awaits_amax = false;    // has stepped, and EncodesAfterAmax()
-  TensorScaling scaling = {};  // what the planes were encoded with
 };
 
 // Bytes by memory class.
@@ -75,8 +71,9 @@ struct PlaneViews {
   HostView data, scales, amax;
 };
 
-// Thread-safe: a step excludes readers of the state, readers do not exclude each other. Accumulators belong to the push
-// thread of the rank. Versions are the model's business.
+// Thread-safe: a step excludes readers of the state, readers do not exclude each other. Accumulators, and which of them
+// hold a gradient, belong to the push thread of the rank: it alone calls BeginPush, SumGradientSquares, Step and, while
+// an epoch runs, DropGradients. Versions and generations are the model's business.
 class Shard {
  public:
   // What a shard will take, before anything is allocated.
@@ -120,10 +117,16 @@ class Shard {
 
   // Readers hold this shared while they look at an extent's state. Views end with it.
   absl::Mutex& mutex() const ABSL_LOCK_RETURNED(mu_) { return mu_; }
-  // Steps that this shard has applied: while a commit is being applied shards differ for a moment. Requires mutex().
-  int64_t version() const { return version_; }
-  // The model's generation, which moves before anything is replaced. Requires mutex().
-  int64_t generation() const { return generation_; }
+  // Steps that this shard has applied: while a commit is being applied shards differ for a moment.
+  int64_t version() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return version_; }
+  // The model's generation, which moves before anything is replaced.
+  int64_t generation() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return generation_; }
+  // Optimizer steps that an extent has taken.
+  int64_t step(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return StateOf(extent).step; }
+  // What its planes were encoded with.
+  const TensorScaling& scaling(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return StateOf(extent).scaling;
+  }
   // Decoded to fp32.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
   // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
@@ -135,7 +138,7 @@ class Shard {
   int64_t PlaneSize(const ShardExtent& extent) const;
   int64_t OptimizerSize(const ShardExtent& extent) const;
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
-  absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const;
+  absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of a
   // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent.
@@ -161,8 +164,18 @@ class Shard {
   absl::Status MakeArithmetic();
   absl::Status FillInitialValues();
   ExtentTensors Tensors(const ShardExtent& extent) const;
-  AdamStep StepOf(const ShardExtent& extent, const StepParameters& parameters) const;
-  std::vector<TensorScaling> Scalings() const;
+  AdamStep StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const;
+  // What changes of an extent.
+  struct ExtentState {
+    int64_t step = 0;          // optimizer steps taken
+    bool awaits_amax = false;  // has stepped, and EncodesAfterAmax()
+    TensorScaling scaling = {};
+  };
+  int IndexOf(const ShardExtent& extent) const { return extent_index_[extent.unit][extent.parameter]; }
+  const ExtentState& StateOf(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return states_[IndexOf(extent)];
+  }
+  std::vector<TensorScaling> Scalings() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.
   using PlaneSpans = std::array<absl::Span<const uint8_t>, 3>;
@@ -182,11 +195,17 @@ class Shard {
   const int rank_;
   ComputeDevice* const device_;
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
+  std::vector<ShardExtent> extents_;
+
+  // The push thread's: whether an extent has a gradient since the last commit.
+  std::vector<bool> has_gradient_;
 
   mutable absl::Mutex mu_;
-  std::vector<ShardExtent> extents_;
-  int64_t version_ = 0;
-  int64_t generation_ = 0;
+  std::vector<ExtentState> states_ ABSL_GUARDED_BY(mu_);  // by extent
+  int64_t version_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
+
+  // Where they lie is constant after Create; bytes of masters, moments and planes are guarded by mu_.
   Memory master_, exp_avg_, exp_avg_sq_, gradients_, planes_;
   std::unique_ptr<ShardArithmetic> arithmetic_;  // on extents_ in these memories
 };

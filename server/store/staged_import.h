@@ -48,7 +48,7 @@ class StagedImport {
   absl::Status BeginSlice(const Slice& slice);
   // The slice's next elements, whole ones.
   absl::Status Add(absl::Span<const uint8_t> bytes);
-  // Of the present slice.
+  // Bytes of the present slice that have come.
   int64_t added_bytes() const { return added_bytes_; }
 
   struct Numbers {
@@ -59,15 +59,15 @@ class StagedImport {
   // Changes the model. Once. Returns the history that begins. Errors of Model::Change too.
   absl::StatusOr<HistoryId> Apply(const Numbers& numbers);
 
-  // What was given, and its bytes.
+  // How much was given.
   int64_t tensor_count() const { return static_cast<int64_t>(tensors_.size()); }
   int64_t slice_count() const { return slice_count_; }
   int64_t size_bytes() const { return size_bytes_; }
-  // Of it, what is kept for this daemon's ranks.
+  // The part of it that is kept for this daemon's ranks.
   int64_t kept_bytes() const;
 
  private:
-  // Of the model.
+  // The model's turn to import, given back at the end.
   class Turn {
    public:
     explicit Turn(std::shared_ptr<Model> model) : model_(std::move(model)) {}

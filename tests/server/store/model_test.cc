@@ -489,8 +489,8 @@ TEST_F(ModelTest, AParameterWithoutAGradientIsUntouched) {
   EXPECT_EQ(Read(kMx, StateTensor::kMaster), before);
   for (const auto& shard : model_->shards()) {
     absl::ReaderMutexLock lock(&shard->mutex());
-    EXPECT_EQ(shard->Find(kMx, 0)->step, 0);
-    EXPECT_EQ(shard->Find(kW, 0)->step, 1);
+    EXPECT_EQ(shard->step(*shard->Find(kMx, 0)), 0);
+    EXPECT_EQ(shard->step(*shard->Find(kW, 0)), 1);
   }
 }
 

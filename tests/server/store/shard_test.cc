@@ -105,6 +105,20 @@ const StepParameters kStep{
 
 const std::unique_ptr<ComputeDevice> kDevice = MakeCpuDevice(0);
 
+// What a shard says under its lock.
+bool PlanesMatch(const Shard& shard, const ShardExtent& extent) {
+  absl::ReaderMutexLock lock(&shard.mutex());
+  return *shard.PlanesMatch(extent);
+}
+int64_t StepsOf(const Shard& shard, const ShardExtent& extent) {
+  absl::ReaderMutexLock lock(&shard.mutex());
+  return shard.step(extent);
+}
+int64_t VersionOf(const Shard& shard) {
+  absl::ReaderMutexLock lock(&shard.mutex());
+  return shard.version();
+}
+
 using Bytes = std::vector<uint8_t>;
 
 void Append(Bytes& bytes, const HostView& more) { bytes.insert(bytes.end(), more.bytes().begin(), more.bytes().end()); }
@@ -364,7 +378,7 @@ class ShardingTest : public testing::TestWithParam<Cut> {
     }
     for (const auto& shard : model_.shards()) {
       for (const ShardExtent& extent : shard->extents()) {
-        EXPECT_TRUE(*shard->PlanesMatch(extent)) << shard->Spec(extent).name;
+        EXPECT_TRUE(PlanesMatch(*shard, extent)) << shard->Spec(extent).name;
       }
     }
   }
@@ -490,7 +504,7 @@ TEST_P(ShardingTest, AnAbsentGradientLeavesItsParameterAlone) {
   ExpectEqual(references_);
   for (const auto& shard : model_.shards()) {
     for (const ShardExtent& extent : shard->extents()) {
-      EXPECT_EQ(extent.step, extent.unit != 0 ? 0 : 2 - extent.parameter);
+      EXPECT_EQ(StepsOf(*shard, extent), extent.unit != 0 ? 0 : 2 - extent.parameter);
     }
   }
 }
@@ -620,11 +634,9 @@ TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
   for (const ShardExtent& extent : shard().extents()) {
     EXPECT_THAT(*shard().Read(extent, StateTensor::kExpAvg), Each(0.0f));
     EXPECT_THAT(*shard().Read(extent, StateTensor::kExpAvgSq), Each(0.0f));
-    EXPECT_EQ(extent.step, 0);
-    EXPECT_FALSE(extent.has_gradient);
+    EXPECT_EQ(StepsOf(shard(), extent), 0);
   }
-  absl::ReaderMutexLock lock(&shard().mutex());
-  EXPECT_EQ(shard().version(), 0);
+  EXPECT_EQ(VersionOf(shard()), 0);
 }
 
 TEST_F(ShardTest, ExtentsBeginAtCacheLines) {
@@ -666,13 +678,12 @@ TEST_F(ShardTest, EveryStepCountsTheVersion) {
   model_.Step();
   model_.Step();
   shard(1).SetVersion(10);
-  absl::ReaderMutexLock lock(&shard().mutex());
-  EXPECT_EQ(shard().version(), 2);
-  EXPECT_EQ(shard(1).version(), 10);
+  EXPECT_EQ(VersionOf(shard()), 2);
+  EXPECT_EQ(VersionOf(shard(1)), 10);
 }
 
 TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
-  ASSERT_TRUE(*shard().PlanesMatch(extent()));
+  ASSERT_TRUE(PlanesMatch(shard(), extent()));
   ASSERT_EQ(shard().PlaneBytes(extent())->size(), 2u);
   int flipped = 0;
   for (const ShardExtent& extent : shard().extents()) {
@@ -683,9 +694,9 @@ TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
         if (span->size() == 0) continue;
         for (uint8_t* byte : {Served(span->bytes()), Served(span->bytes()) + span->size() - 1}) {
           *byte ^= 0x10;
-          EXPECT_FALSE(*shard().PlanesMatch(extent)) << shard().Spec(extent).name;
+          EXPECT_FALSE(PlanesMatch(shard(), extent)) << shard().Spec(extent).name;
           *byte ^= 0x10;
-          EXPECT_TRUE(*shard().PlanesMatch(extent));
+          EXPECT_TRUE(PlanesMatch(shard(), extent));
           ++flipped;
         }
       }
@@ -696,9 +707,9 @@ TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
 
 TEST_F(ShardTest, EncodingAnewRepairsPlanes) {
   std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
-  EXPECT_FALSE(*shard().PlanesMatch(extent()));
+  EXPECT_FALSE(PlanesMatch(shard(), extent()));
   EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
-  for (const ShardExtent& each : shard().extents()) EXPECT_TRUE(*shard().PlanesMatch(each));
+  for (const ShardExtent& each : shard().extents()) EXPECT_TRUE(PlanesMatch(shard(), each));
 }
 
 TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
@@ -709,11 +720,11 @@ TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(*shard().Read(extent(), tensor), values);
     EXPECT_EQ(shard().Stored(extent(), tensor)->front().size(), values.size() * sizeof(float));
   }
-  EXPECT_FALSE(*shard().PlanesMatch(extent())) << "planes are the caller's to encode";
+  EXPECT_FALSE(PlanesMatch(shard(), extent())) << "planes are the caller's to encode";
   EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
-  EXPECT_TRUE(*shard().PlanesMatch(extent()));
+  EXPECT_TRUE(PlanesMatch(shard(), extent()));
   shard().SetStep(extent(), 41);
-  EXPECT_EQ(extent().step, 41);
+  EXPECT_EQ(StepsOf(shard(), extent()), 41);
 }
 
 TEST_F(ShardTest, WritingOneExtentLeavesTheOthers) {
@@ -775,10 +786,11 @@ TEST_F(ShardTest, AReaderSeesOneVersion) {
     }
   });
   for (int64_t version = 0; version < kSteps;) {
-    absl::ReaderMutexLock lock(&shard().mutex());
-    version = shard().version();
-    ASSERT_TRUE(*shard().Read(extent(), StateTensor::kMaster) == expected[version]) << "version " << version;
-    ASSERT_TRUE(*shard().PlanesMatch(extent())) << "version " << version;
+    const Shard& read = shard();
+    absl::ReaderMutexLock lock(&read.mutex());
+    version = read.version();
+    ASSERT_TRUE(*read.Read(extent(), StateTensor::kMaster) == expected[version]) << "version " << version;
+    ASSERT_TRUE(*read.PlanesMatch(extent())) << "version " << version;
   }
   steps.join();
 }

@@ -70,6 +70,7 @@ struct Piece {
 std::vector<Piece> StoredState(const Model& model) {
   std::vector<Piece> pieces;
   for (const auto& shard : model.shards()) {
+    absl::ReaderMutexLock lock(&shard->mutex());
     for (const ShardExtent& extent : shard->extents()) {
       for (const StateTensor tensor : kStateTensors) {
         const std::vector<HostView> arrays = *shard->Stored(extent, tensor);
@@ -81,7 +82,7 @@ std::vector<Piece> StoredState(const Model& model) {
                              .form = form,
                              .type = RowOf(shard->Spec(extent), tensor, form).type,
                              .rows = extent.rows,
-                             .step = extent.step},
+                             .step = shard->step(extent)},
                             {arrays[i].bytes().begin(), arrays[i].bytes().end()}});
         }
       }
