@@ -61,10 +61,10 @@ class ShardArithmetic {
   // The same for the extents that are `active`, whose format EncodesAfterAmax().
   virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
 
-  // Of the masters of extents whose format NeedsAmax(); zeros for the others.
+  // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
   virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
 
-  // Of the gradients of the extents that are `active`; zeros for the others.
+  // Returns the sums of the gradients of the extents that are `active`, and zeros for the others.
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active) = 0;
 
   // One fused step on every extent whose entry has a value. The others' bytes stay, and planes of formats that
