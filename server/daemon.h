@@ -24,9 +24,9 @@ namespace paramshard::server {
 // Thread-safe.
 class Daemon {
  public:
-  // What Start would refuse at any time: devices that are none, and NCCL, where the configuration needs it, that is
-  // missing or too old. INVALID_ARGUMENT, FAILED_PRECONDITION, both say what to change; UNIMPLEMENTED NCCL in a build
-  // without CUDA.
+  // Finds what Start would refuse at any time: devices that are none, and an NCCL that the configuration needs and that
+  // is missing or too old. INVALID_ARGUMENT and FAILED_PRECONDITION say what to change; UNIMPLEMENTED means NCCL in a
+  // build without CUDA.
   static absl::Status Check(const DaemonConfig& config);
 
   // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon serves
@@ -46,7 +46,7 @@ class Daemon {
   // Drains and shuts down, within the configured time and a little more. Idempotent.
   void Stop();
 
-  // Where gRPC is served over TCP, empty when it is not.
+  // Returns where gRPC is served over TCP, and nothing when it is not.
   std::string tcp_address() const;
 
  private:

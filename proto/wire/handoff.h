@@ -24,7 +24,7 @@ namespace paramshard::wire {
 inline constexpr uint32_t kHandoffMagic = 0x48535031;  // "1PSH"
 inline constexpr uint32_t kHandoffVersion = 2;
 inline constexpr int kTokenBytes = 32;  // hexadecimal digits
-// Under which key the token travels in the metadata of every call.
+// The metadata of every call carries the token under this key.
 inline constexpr char kTokenMetadata[] = "paramshard-token";
 
 enum class HandoffKind : uint32_t { kHello = 1, kWelcome = 2, kRefusal = 3, kMemory = 4 };
@@ -99,10 +99,11 @@ absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout)
 // to be closed next.
 void RefuseHandoff(int socket, const absl::Status& why);
 
-// What the sender of a refusal says; nothing when the packet is another message.
+// Returns what the sender of a refusal says, and nothing when the packet is another message.
 std::optional<absl::Status> RefusalIn(const HandoffPacket& packet);
 
-// The message in a packet: INVALID_ARGUMENT naming what is wrong with magic, version, kind, size or descriptor count.
+// Returns the message in a packet. INVALID_ARGUMENT names what is wrong with magic, version, kind, size or descriptor
+// count.
 template <typename Message>
 absl::StatusOr<Message> ParseHandoff(const HandoffPacket& packet, HandoffKind kind, int fd_count);
 

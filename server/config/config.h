@@ -69,7 +69,7 @@ struct ParsedArguments {
 
 using Environment = std::map<std::string, std::string>;
 
-// The variables of this process.
+// Returns the variables of this process.
 Environment ProcessEnvironment();
 
 // Reads flags (argv[0] is skipped) and environment. INVALID_ARGUMENT for an unknown flag (names the nearest), a value
@@ -77,10 +77,10 @@ Environment ProcessEnvironment();
 // fault.
 absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv, const Environment& environment);
 
-// What --help prints.
+// Returns what --help prints.
 std::string HelpText();
 
-// What --print-config prints: a line `name = value  # source` for every setting.
+// Returns what --print-config prints: a line `name = value  # source` for every setting.
 std::string ConfigText(const ParsedArguments& arguments);
 
 }  // namespace paramshard::server

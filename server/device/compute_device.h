@@ -70,7 +70,7 @@ class ShardArithmetic {
   // The same for the extents that are `active`, whose format EncodesAfterAmax().
   virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
 
-  // Of the masters of extents whose format NeedsAmax(); zeros for the others.
+  // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
   virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
 
   // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients of

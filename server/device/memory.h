@@ -11,7 +11,7 @@
 
 namespace paramshard::server {
 
-// How other processes may use memory.
+// Says how other processes may use memory.
 enum class Sharing : uint8_t {
   kPrivate,  // not at all
   kReadOnly,  // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
@@ -21,7 +21,7 @@ enum class Sharing : uint8_t {
 // A range of memory of one device. Move-only; frees itself. Empty after a move.
 class Memory {
  public:
-  // What stands behind a range: freed by its destructor.
+  // Stands behind a range and frees it when it is destroyed.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -34,7 +34,7 @@ class Memory {
   static absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing);
 
   Memory() = default;
-  // Of `owner`, which may be null. `fd` stands for it in other processes.
+  // The range belongs to `owner`, which may be null. `fd` stands for it in other processes.
   Memory(uint8_t* data, int64_t size_bytes, wire::FileDescriptor fd, std::unique_ptr<Owner> owner);
   Memory(Memory&& other) noexcept { *this = std::move(other); }
   Memory& operator=(Memory&& other) noexcept;

@@ -22,7 +22,7 @@ class LineWriter {
   struct Options {
     int fd = -1;  // stays open for as long as the process
     size_t capacity_bytes = size_t{1} << 20;
-    // The line that says that `count` lines are missing.
+    // Makes the line that says that `count` lines are missing.
     std::function<std::string(int64_t count)> gap;
   };
 
