@@ -19,7 +19,7 @@ constexpr absl::Duration kMaxWait = absl::Minutes(1);
 
 absl::Duration WaitOf(const google::protobuf::Duration& timeout) { return std::min(DurationOf(timeout), kMaxWait); }
 
-// What the coordinator tells one node, onto its stream.
+// Puts what the coordinator tells one node onto its stream.
 class NodeStream final : public NodeSink {
  public:
   using Writer = StreamWriter<JoinStream, v1::JoinResponse>;
