@@ -1,7 +1,8 @@
 // The daemons of one world, as one of them sees it: who starts and ends epochs, who decides commits.
 //
-// Node 0 coordinates. A daemon that is a world of its own uses the same interface with a coordinator in its own process.
-// Start here: MakeLocalCluster and MakeCoordinatorCluster (coordinator_cluster.h), MakeRemoteCluster (remote_cluster.h).
+// Node 0 coordinates. A daemon that is a world of its own uses the same interface with a coordinator in its own
+// process. Start here: MakeLocalCluster and MakeCoordinatorCluster (coordinator_cluster.h), MakeRemoteCluster
+// (remote_cluster.h).
 #ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_H_
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_H_
 
@@ -56,7 +57,7 @@ class Rendezvous {
   virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) = 0;
 };
 
-// Told by the cluster, from its own thread and never while a call into the cluster is on the stack.
+// The cluster calls it from a thread of its own, and never while a call into the cluster is on the stack.
 class EpochListener {
  public:
   virtual ~EpochListener() = default;
@@ -109,7 +110,7 @@ class Cluster {
   //   UNAVAILABLE          Stop, on this node, which leaves the commit in doubt for ever
   virtual absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) = 0;
 
-  // For the engines of one epoch. Valid while the cluster lives.
+  // Makes the rendezvous where the engines of one epoch meet. It is valid while the cluster lives.
   virtual std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) = 0;
 
   // Leaves the world: ends calls in progress. Idempotent.

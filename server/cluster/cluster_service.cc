@@ -22,7 +22,7 @@ absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
   return std::min(DurationFromProto(timeout), kMaxWait);
 }
 
-// What the coordinator tells one node, onto its stream.
+// Puts what the coordinator tells one node onto its stream.
 class NodeStream final : public NodeSink {
  public:
   using Writer = StreamWriter<JoinStream, v1::JoinResponse>;

@@ -10,7 +10,7 @@
 namespace paramshard::server {
 namespace {
 
-// Whether the sums are those of the ranks, each once, in order.
+// Says whether the sums are those of the ranks, each once, in order.
 bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
   if (sums.size() != static_cast<size_t>(ranks.end - ranks.begin)) return false;
   for (size_t i = 0; i < sums.size(); ++i) {

@@ -82,7 +82,7 @@ absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
   if (stopped_) return StoppedError();
   RETURN_IF_ERROR(members_.Join(node, device_count));
   sinks_[node] = sink;
-  TellAll([&](NodeSink& other) { other.OnWorld(members_.device_counts()); });
+  TellWorld();
   for (auto& [name, model] : models_) TryStart(name, model);
   changed_.SignalAll();
   return absl::OkStatus();
@@ -93,7 +93,7 @@ void Coordinator::Leave(int node) {
   if (!members_.present(node)) return;
   members_.Leave(node);
   sinks_[node] = nullptr;
-  TellAll([&](NodeSink& other) { other.OnWorld(members_.device_counts()); });
+  TellWorld();
   for (auto& [name, model] : models_) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
@@ -223,6 +223,11 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
   changed_.SignalAll();
+}
+
+void Coordinator::TellWorld() {
+  const std::vector<int>& counts = members_.device_counts();
+  TellAll([&](NodeSink& sink) { sink.OnWorld(counts); });
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {

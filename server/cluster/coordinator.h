@@ -22,8 +22,8 @@
 
 namespace paramshard::server {
 
-// What the coordinator tells one node. Called in order, under the coordinator's lock: returns at once (puts the news into
-// a queue) and does not call the coordinator.
+// The coordinator tells one node its news through this. It is called in order, under the coordinator's lock: returns at
+// once (puts the news into a queue) and does not call the coordinator.
 class NodeSink {
  public:
   virtual ~NodeSink() = default;
@@ -37,10 +37,10 @@ class NodeSink {
   virtual void OnStop() = 0;
 };
 
-// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks, with
-// equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that model before. At
-// most one decision is made for each (epoch, commit number), and it is answered for as long as it is remembered
-// (kKeptDecisions), whatever becomes of the epoch.
+// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks,
+// with equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that
+// model before. At most one decision is made for each (epoch, commit number), and it is answered for as long as it is
+// remembered (kKeptDecisions), whatever becomes of the epoch.
 //
 //   Coordinator coordinator(/*nodes=*/2);
 //   coordinator.Join(0, /*device_count=*/2, &sink);   // every node once
@@ -115,9 +115,11 @@ class Coordinator {
   void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What a vote is answered now; nothing while the decision is open.
+  // Returns what a vote is answered now; nothing while the decision is open.
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Tells all nodes who is here.
+  void TellWorld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until `done`, or for at most `wait`.

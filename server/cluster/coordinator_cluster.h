@@ -21,8 +21,8 @@ struct CoordinatorOptions {
   int devices = 1;  // of this node
 };
 
-// Node 0 of a world. Register `service` with the server on which the other nodes reach this one,
-// before that starts. To end: Stop the cluster, shut the server down, then destroy this.
+// Node 0 of a world. Register `service` with the server on which the other nodes reach this one, before that starts. To
+// end: Stop the cluster, shut the server down, then destroy this.
 //
 //   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = 2, .devices = 4}));
 //   builder.RegisterService(node.service.get());

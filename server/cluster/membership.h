@@ -1,4 +1,4 @@
-// Which nodes are here, and which ranks each of them serves.
+// The membership of a world: the nodes that are here, and the ranks that each of them serves.
 #ifndef PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 #define PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 
@@ -16,8 +16,7 @@ struct RankRange {
   int end = 0;
 };
 
-// Not thread-safe. Once every node has been here the device counts are fixed: a node that comes
-// back must have as many.
+// Not thread-safe. Once every node has been here the device counts are fixed: a node that comes back must have as many.
 class Membership {
  public:
   explicit Membership(int nodes) : device_counts_(nodes), present_(nodes) {}
@@ -48,7 +47,7 @@ class Membership {
 // "node 1 (ranks 2..3)", or "node 1" when the ranks are not known.
 std::string NodeName(const Membership& members, int node);
 
-// Whether the count of every node is known.
+// Says whether the count of every node is known.
 bool IsSized(const std::vector<int>& device_counts);
 
 // DEADLINE_EXCEEDED naming the nodes that have 0 in `device_counts`.

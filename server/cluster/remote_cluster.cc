@@ -34,9 +34,9 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
 // How long one Vote call waits for the decision before it is repeated.
 constexpr absl::Duration kVoteWait = absl::Seconds(5);
-// The same for values, which may take as long as a whole epoch's start.
+// How long one GetValue call waits: a value may take as long as the start of an epoch.
 constexpr absl::Duration kValueWait = absl::Seconds(30);
-// What a call may take beyond the wait that it asks for.
+// How much longer a call may take than the wait that it asks for.
 constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
@@ -133,7 +133,7 @@ class RemoteCluster final : public Cluster {
   absl::StatusOr<CommitDecision> Cast(const CommitVote& vote, const Ballot& ballot);
   // False when the vote must not be repeated.
   bool PauseBallot(const Ballot& ballot, absl::Duration pause);
-  // What a vote that is not repeated is answered.
+  // Says why a vote is not repeated.
   absl::Status GivenUpError(const CommitVote& vote, const Ballot& ballot);
   absl::Status StoppedError() const;
   std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }

@@ -1,4 +1,4 @@
-// Whether an engine has been told to end, and why.
+// Remembers whether an engine has been told to end, and why.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
 

@@ -1,16 +1,15 @@
-// What moves bytes between ranks: one interface for every engine.
+// Moves bytes between ranks: one interface for every engine.
 //
-// A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The
-// daemon calls Gather and GatherDone from the rank's gather thread, Reduce from its push thread; each in the order
-// of command numbers, equal on all ranks. Calls may block until the other ranks have made theirs,
-// but no longer than the deadline given to the engine, and no longer than Abort. An engine never
-// touches memory of a rank that has not agreed to the same command. The engines of one daemon are
-// destroyed together, when no call is in progress; then nothing touches the ranks' memory any more.
+// A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The daemon calls Gather
+// and GatherDone from the rank's gather thread, Reduce from its push thread; each in the order of command numbers,
+// equal on all ranks. Calls may block until the other ranks have made theirs, but no longer than the deadline given to
+// the engine, and no longer than Abort. An engine never touches memory of a rank that has not agreed to the same
+// command. The engines of one daemon are destroyed together, when no call is in progress; then nothing touches the
+// ranks' memory any more.
 //
-// Errors: what Abort said, first; FAILED_PRECONDITION ranks disagree on the command (names both;
-// nothing was written); DEADLINE_EXCEEDED a rank did not come in time (names it); UNAVAILABLE the
-// connection to a rank broke (names it). After an error of its own an engine between daemons is at
-// its end: later calls fail too.
+// Errors: what Abort said, first; FAILED_PRECONDITION ranks disagree on the command (names both; nothing was written);
+// DEADLINE_EXCEEDED a rank did not come in time (names it); UNAVAILABLE the connection to a rank broke (names it).
+// After an error of its own an engine between daemons is at its end: later calls fail too.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
 
@@ -51,9 +50,9 @@ struct ReduceCall {
   // The rank's own slices lie in its landing area, and the slot may be used again before the commit. Requires
   // sums_at_commit().
   bool own_slices_landed = false;
-  // The rank's gradient accumulators, one for each parameter of the unit (fp32, the rank's extent;
-  // null for an empty extent and for absent parameters). The sum over all ranks (in rank order) and
-  // then over replicas (in node order) is added, or stored where overwrite says so.
+  // The rank's gradient accumulators, one for each parameter of the unit (fp32, the rank's extent; null for an empty
+  // extent and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is
+  // added, or stored where overwrite says so.
   absl::Span<float* const> accumulators;
   absl::Span<const bool> overwrite;
 };
@@ -93,8 +92,7 @@ class Collectives {
   // device before anybody reads it and before the next Reduce. From the push thread.
   virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
-  // Ends every call in progress and all later ones with `status`. Callable from any thread, more
-  // than once.
+  // Ends every call in progress and all later ones with `status`. Callable from any thread, more than once.
   virtual void Abort(const absl::Status& status) = 0;
 
   virtual bool lands_own_pieces() const = 0;

@@ -1,4 +1,4 @@
-// What ranks of different daemons tell each other before bytes of a command move.
+// Ranks of different daemons tell each other this before the bytes of a command move.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
 
@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// On the wire as it is in memory: daemons of one world run on machines of one kind.
+// It travels as it lies in memory: daemons of one world run on machines of one kind.
 struct CommandHeader {
   enum Kind : int64_t { kGather = 1, kReduce = 2 };
 
@@ -32,8 +32,8 @@ bool operator==(const CommandHeader& a, const CommandHeader& b);
 // "command 5 gather(blocks.0, forward, slot 1)"
 std::string HeaderText(const CommandHeader& header, const ModelSpec& model);
 
-// Exchanges headers with all members. OK when all are equal; FAILED_PRECONDITION names this rank,
-// the first that differs, and both commands; else the mesh's error.
+// Exchanges headers with all members. OK when all are equal; FAILED_PRECONDITION names this rank, the first that
+// differs, and both commands; else the mesh's error.
 absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, SteadyTime deadline);
 
 // `status` with the command that it ended in front of its message.

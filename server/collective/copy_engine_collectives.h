@@ -19,7 +19,7 @@
 
 namespace paramshard::server {
 
-// Waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
+// It waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
 //
 // A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the
 // pieces of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A
@@ -69,7 +69,7 @@ class CopyEngineCollectives final : public Collectives {
 
   // Used by Gather and GatherDone.
   std::vector<Flight> flights_;  // by slot
-  // By unit, use and slot: what is copied, made at the first such gather.
+  // The copies of a gather, by unit, use and slot; made at the first such gather.
   std::map<std::tuple<int, Use, int>, GatherCopies> copies_;
   gpu::WordOperations ready_;
 

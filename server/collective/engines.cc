@@ -44,7 +44,7 @@ MeshPlan PlanOverWorld(const EngineSpec& spec, int local_rank, int queue) {
   return plan;
 }
 
-// Over the ranks of this daemon, whose first such mesh is `first_mesh` among its plans.
+// Plans a mesh over the ranks of this daemon, whose first such mesh is `first_mesh` among its plans.
 MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int queue) {
   MeshPlan plan;
   plan.self = local_rank;
@@ -55,7 +55,7 @@ MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int 
   return plan;
 }
 
-// Over the ranks of one index in every daemon. One mesh for each rank, for reductions.
+// Plans a mesh over the ranks of one index in every daemon. Each rank has one, for reductions.
 MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   MeshPlan plan;
   plan.self = spec.topology->node();
@@ -110,7 +110,7 @@ absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
   return MakeDirectEngines(spec, /*sums_at_commit=*/false);
 }
 
-// Of meshes in the order of ranks: for each one for gathers, one for reductions.
+// The meshes come in the order of ranks: for each one for gathers, one for reductions.
 absl::StatusOr<Engines> MakeMeshEngines(const EngineSpec& spec, absl::Span<std::unique_ptr<Mesh>> meshes) {
   Engines engines;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
@@ -122,7 +122,7 @@ absl::StatusOr<Engines> MakeMeshEngines(const EngineSpec& spec, absl::Span<std::
   return engines;
 }
 
-// For every rank and queue.
+// Plans the meshes of every rank and queue.
 std::vector<RankPlan> PlanGroup(const EngineSpec& spec, absl::FunctionRef<MeshPlan(int local_rank, int queue)> plan) {
   std::vector<RankPlan> plans;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
@@ -150,7 +150,7 @@ absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
   return engines;
 }
 
-// Of one shard group over the world.
+// Connects one shard group over the world.
 absl::StatusOr<Engines> ConnectMeshEngines(const EngineSpec& spec) {
   const auto over_world = [&](int rank, int queue) { return PlanOverWorld(spec, rank, queue); };
   ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, PlanGroup(spec, over_world)));

@@ -19,7 +19,7 @@
 
 namespace paramshard::server {
 
-// What the daemon's configuration says.
+// The part of the daemon's configuration that concerns engines.
 struct EngineSettings {
   // Inside a daemon too bytes move as they do between daemons, by Gloo or NCCL.
   bool mesh_inside = false;
@@ -49,8 +49,8 @@ absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, co
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in
 // the daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons;
 // Gloo (NCCL) where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout;
-// FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory
-// for an engine; ABORTED the epoch is over; what the abort says. Does not return before its threads have ended.
+// FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory for an engine; ABORTED the
+// epoch is over; what the abort says. Does not return before its threads have ended.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);
 
 }  // namespace paramshard::server

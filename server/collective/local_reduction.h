@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// Waits for nobody: every rank has filled its slot when Reduce is called.
+// It waits for nobody: every rank has filled its slot when Reduce is called.
 //
 // At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy
 // engines: a kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies
@@ -38,7 +38,7 @@ class LocalReduction {
 
   absl::Status Allocate();
   absl::Status CheckLanded(const ReduceCall& call) const;
-  // What the call asks for: copies of the peers' slices, where they are received, and then the sums.
+  // Plans what the call asks for: copies of the peers' slices, where they are received, and then the sums.
   void Plan(const ReduceCall& call, Copies& copies, Sums& sums) const;
   SumTask Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received, Copies& copies) const;
 

@@ -15,7 +15,7 @@
 
 namespace paramshard::server {
 
-// Who a member is, for messages.
+// Names a member in messages.
 struct MeshMember {
   int node = 0;
   int rank = 0;  // of the world
@@ -30,15 +30,14 @@ struct Bytes {
   int64_t size = 0;
 };
 
-// What moves between this member and one other. Sizes and order must match what the peer asks for.
+// The bytes that move between this member and one other. Sizes and order must match what the peer asks for.
 struct PeerTransfer {
   int peer = 0;
   std::vector<Bytes> sends;
   std::vector<Bytes> receives;
 };
 
-// One thread at a time exchanges; Abort may come from any thread. After an error the mesh is at its
-// end.
+// One thread at a time exchanges; Abort may come from any thread. After an error the mesh is at its end.
 class Mesh {
  public:
   virtual ~Mesh() = default;
@@ -48,10 +47,9 @@ class Mesh {
   const MeshMember& member(int index) const { return members_[index]; }
   const std::vector<MeshMember>& members() const { return members_; }
 
-  // Sends and receives everything, and calls `received(peer)` in the order of `transfers` when all
-  // of that peer's bytes are in. The memory is of the member's device, and is touched no longer than
-  // the call takes. Errors: DEADLINE_EXCEEDED or UNAVAILABLE naming the peer; what Abort said; those
-  // of the device.
+  // Sends and receives everything, and calls `received(peer)` in the order of `transfers` when all of that peer's bytes
+  // are in. The memory is of the member's device, and is touched no longer than the call takes. Errors:
+  // DEADLINE_EXCEEDED or UNAVAILABLE naming the peer; what Abort said; those of the device.
   virtual absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                 absl::FunctionRef<void(int peer)> received) = 0;
 
@@ -61,7 +59,7 @@ class Mesh {
   // A mesh of the same members for host memory, which ends with this one.
   virtual Mesh& host_mesh() = 0;
 
-  // What moves the bytes: part of the engine's name.
+  // Names what moves the bytes; it is a part of the engine's name.
   virtual absl::string_view name() const = 0;
 
  protected:

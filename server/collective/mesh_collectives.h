@@ -1,5 +1,4 @@
-// The engine of shard groups that span daemons, over any mesh: Gloo between `cpu` devices, NCCL
-// between GPUs.
+// The engine of shard groups that span daemons, over any mesh: Gloo between `cpu` devices, NCCL between GPUs.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
 
@@ -21,10 +20,9 @@
 
 namespace paramshard::server {
 
-// Gather pulls: pieces of all ranks, its own too, land in this rank's slot straight from the
-// mesh, after all ranks have said that they are at the same command. Reduce receives the
-// peers' slices of this rank's extents into memory of the engine and sums them in rank order with
-// its own.
+// Gather pulls: pieces of all ranks, its own too, land in this rank's slot straight from the mesh, after all ranks have
+// said that they are at the same command. Reduce receives the peers' slices of this rank's extents into memory of the
+// engine and sums them in rank order with its own.
 class MeshCollectives final : public Collectives {
  public:
   struct Options {
@@ -63,9 +61,9 @@ class MeshCollectives final : public Collectives {
   absl::Status Sum(const ReduceCall& call);
 
   int64_t GradientSliceBytes(int unit, const GradientSlice& slice) const;
-  // Of this rank's slices of a unit, each padded so that the next is aligned.
+  // The bytes of this rank's slices of a unit, each padded so that the next is aligned.
   int64_t ReceiveBytes(int unit) const;
-  // Where the slices of `peer` are received.
+  // Returns where the slices of `peer` are received.
   uint8_t* ReceivedFrom(int peer, int unit) const;
   uint8_t* GradientSlot(int slot) const;
 

@@ -22,8 +22,7 @@ namespace {
 constexpr absl::Duration kAbortLatency = absl::Milliseconds(500);
 
 using Meshes = std::vector<std::unique_ptr<TcpMesh>>;
-// Of one daemon: for each of its meshes the addresses that it has for each member; empty for
-// itself.
+// The addresses of one daemon: for each of its meshes those that it has for each member; empty for itself.
 using AddressBook = std::vector<std::vector<std::string>>;
 
 std::string BookKey(int node) { return absl::StrCat("meshes/", node); }
@@ -111,7 +110,7 @@ absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const std::map<int
 // Connects meshes on a thread each: a member that listens waits for one that connects, which may be in the same daemon.
 class ParallelConnect {
  public:
-  // What is given outlives this object.
+  // The arguments outlive this object.
   ParallelConnect(const MeshConnection& connection, const Meshes& meshes, const std::map<int, AddressBook>& books)
       : connection_(connection), meshes_(meshes), books_(books), left_(meshes.size()) {}
 

@@ -34,8 +34,8 @@ struct MeshConnection {
   ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
 };
 
-// What another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within a
-// second.
+// Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
+// a second.
 absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline);
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other. UNAVAILABLE naming a node

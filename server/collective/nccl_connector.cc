@@ -56,7 +56,7 @@ absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
   return absl::OkStatus();
 }
 
-// By plan.
+// Returns the ids by plan.
 absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, SteadyTime deadline) {
   std::vector<std::string> ids;
   for (const MeshPlan& plan : connection.plans) {
@@ -84,7 +84,7 @@ std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
   return rounds;
 }
 
-// On a thread each: they wait for each other too. The first error ends all.
+// Connects the meshes on a thread each: they wait for each other too. The first error ends all.
 absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshes, const std::vector<std::string>& ids,
                           SteadyTime deadline) {
   AbortState failed;

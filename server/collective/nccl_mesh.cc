@@ -11,9 +11,9 @@
 namespace paramshard::server {
 namespace {
 
-// Between two looks at the GPU.
+// The pause between two looks at the GPU.
 constexpr absl::Duration kNap = absl::Microseconds(20);
-// What members send each other when they connect.
+// Members send each other so much when they connect.
 constexpr int64_t kGreetingBytes = 16;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// In place of cuda_engines.cc and nccl_connector.cc where the build has no CUDA.
+// This stands in place of cuda_engines.cc and nccl_connector.cc where the build has no CUDA.
 #include "server/collective/cuda_engines.h"
 #include "server/collective/nccl_connector.h"
 

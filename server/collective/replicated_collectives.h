@@ -1,5 +1,4 @@
-// The engine when every daemon holds a replica: an engine of the daemon inside it, a mesh over the
-// daemons.
+// The engine when every daemon holds a replica: an engine of the daemon inside it, a mesh over the daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_REPLICATED_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_REPLICATED_COLLECTIVES_H_
 
@@ -22,9 +21,8 @@
 
 namespace paramshard::server {
 
-// Gather is that of the local engine. Reduce lets it sum over the group, in rank order, into a
-// partial sum; gathers the partial sums of this rank's counterparts in all daemons; and sums those
-// in node order.
+// Gather is that of the local engine. Reduce lets it sum over the group, in rank order, into a partial sum; gathers the
+// partial sums of this rank's counterparts in all daemons; and sums those in node order.
 class ReplicatedCollectives final : public Collectives {
  public:
   struct Options {

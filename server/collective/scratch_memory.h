@@ -1,6 +1,6 @@
-// What engines allocate for themselves on their rank's device: memory to receive slices of gradients, and partial sums.
-// Pure functions of model and layout, so that a model's budget is known before its first epoch; the engines allocate
-// what these say.
+// The memory that engines allocate for themselves on their rank's device, to receive slices of gradients and for
+// partial sums. Pure functions of model and layout, so that a model's budget is known before its first epoch; the
+// engines allocate what these say.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_SCRATCH_MEMORY_H_
 
@@ -12,7 +12,7 @@
 
 namespace paramshard::server {
 
-// Bytes that the engine of the `local` rank of this daemon will hold, all in all: Collectives::scratch_bytes.
+// The bytes that the engine of the `local` rank of this daemon will hold, all in all: Collectives::scratch_bytes.
 // `sums_at_commit`: see EngineSpec.
 int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topology& topology, int local,
                      bool sums_at_commit);

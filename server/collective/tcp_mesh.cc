@@ -27,8 +27,7 @@ using gloo::transport::UnboundBuffer;
 // All bytes between two members go in order, so one tag serves.
 constexpr uint64_t kTag = 0;
 
-// Gloo's text without its source position: "[/src/pair.cc:1] Connection closed" becomes "Connection
-// closed".
+// Gloo's text without its source position: "[/src/pair.cc:1] Connection closed" becomes "Connection closed".
 std::string GlooText(const std::exception& error) {
   const std::string text = error.what();
   const size_t end = text.find("] ");
@@ -61,8 +60,7 @@ void IgnoreBrokenPipes() {
 
 using AddressInfo = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Gloo neither survives an address that it cannot read nor frees what it has read of one that it
-// cannot bind.
+// Gloo neither survives an address that it cannot read nor frees what it has read of one that it cannot bind.
 absl::Status CheckListenAddress(const std::string& address) {
   addrinfo hints = {};
   hints.ai_flags = AI_NUMERICHOST;
@@ -98,8 +96,7 @@ absl::StatusOr<std::shared_ptr<gloo::transport::Device>> MakeTcpDevice(const std
   return device;
 }
 
-// The buffers of one Exchange. Gloo forgets a buffer when it is destroyed, waiting for a read or
-// write in progress.
+// The buffers of one Exchange. Gloo forgets a buffer when it is destroyed, waiting for a read or write in progress.
 class TcpMesh::Transfer {
  public:
   Transfer(gloo::transport::Context& context, absl::Span<const PeerTransfer> transfers) {
@@ -109,8 +106,7 @@ class TcpMesh::Transfer {
     }
   }
 
-  // Receives first: Gloo sends when the receiver has said that it is ready. `peer` is whose turn it
-  // was, for errors.
+  // Receives first: Gloo sends when the receiver has said that it is ready. `peer` is whose turn it was, for errors.
   void Post(int& peer) {
     for (Posted& posted : receives_) posted.buffer->recv(peer = posted.peer, kTag);
     for (Posted& posted : sends_) posted.buffer->send(peer = posted.peer, kTag);
@@ -122,7 +118,7 @@ class TcpMesh::Transfer {
   }
   bool WaitSend(SteadyTime deadline) { return sends_[next_send_++].buffer->waitSend(GlooTimeout(TimeLeft(deadline))); }
 
-  // From any thread. Whoever waits wakes, whoever would wait does not.
+  // May come from any thread. Whoever waits wakes, and whoever would wait does not.
   void Abort() {
     for (Posted& posted : receives_) posted.buffer->abortWaitRecv();
     for (Posted& posted : sends_) posted.buffer->abortWaitSend();
@@ -181,8 +177,7 @@ absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, SteadyT
   absl::Status status = TryExchange(transfers, deadline, received);
   if (status.ok()) return status;
   end_.Set(status);
-  // A transfer that was given up half-way leaves connections that nobody could use: Gloo would poll
-  // them for ever.
+  // A transfer that was given up half-way leaves connections that nobody could use: Gloo would poll them for ever.
   Close();
   return end_.status();
 }
@@ -229,8 +224,7 @@ void TcpMesh::Abort(const absl::Status& status) {
 }
 
 void TcpMesh::Close() {
-  // A wait that runs out of time ends everything in its context; Gloo offers no other way that also
-  // wakes Connect.
+  // A wait that runs out of time ends everything in its context; Gloo offers no other way that also wakes Connect.
   char byte = 0;
   (void)CatchGloo(
       [&] { context_->createUnboundBuffer(&byte, sizeof(byte))->waitRecv(nullptr, std::chrono::milliseconds(0)); });

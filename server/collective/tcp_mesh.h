@@ -26,9 +26,9 @@ class Device;
 
 namespace paramshard::server {
 
-// The thread and the local address that all meshes of a daemon share. Ignores SIGPIPE in this
-// process unless it is handled: Gloo writes to connections that peers may have closed.
-// INVALID_ARGUMENT not an IP address; UNAVAILABLE not one of this host.
+// The thread and the local address that all meshes of a daemon share. Ignores SIGPIPE in this process unless it is
+// handled: Gloo writes to connections that peers may have closed. INVALID_ARGUMENT not an IP address; UNAVAILABLE not
+// one of this host.
 absl::StatusOr<std::shared_ptr<gloo::transport::Device>> MakeTcpDevice(const std::string& listen_address);
 
 // Bytes go straight between host memory and the connections, which close with the call that fails, or with the mesh.
@@ -40,8 +40,8 @@ class TcpMesh final : public Mesh {
                                                          absl::Duration timeout);
   ~TcpMesh() override;
 
-  // What `peer` needs to connect to this member, and the connection made with what the peer has
-  // said. Both members must call Connect; it waits for the other. UNAVAILABLE names the peer.
+  // Return what `peer` needs to connect to this member, and make the connection with what the peer has said. Both
+  // members must call Connect; it waits for the other. UNAVAILABLE names the peer.
   std::string AddressFor(int peer) const;
   absl::Status Connect(int peer, absl::string_view address);
 
@@ -63,8 +63,7 @@ class TcpMesh final : public Mesh {
                            absl::FunctionRef<void(int peer)> received);
   // Waits for `count` operations with a peer.
   absl::Status Await(int peer, size_t count, SteadyTime deadline, absl::FunctionRef<bool()> wait) const;
-  // From now on Abort aborts `transfer` (null: nothing). Returns what ended the mesh before, if
-  // anything.
+  // From now on Abort aborts `transfer` (null: nothing). Returns what ended the mesh before, if anything.
   absl::Status Register(Transfer* transfer);
 
   // Constant after construction.

@@ -1,4 +1,4 @@
-// Where a model lies in the world.
+// The place of a model in the world.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_TOPOLOGY_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_TOPOLOGY_H_
 
@@ -10,12 +10,12 @@
 
 namespace paramshard::server {
 
-// Which ranks share a model's shards, which daemons hold replicas of it, and what moves its bytes. Made once with the
-// model, from what its daemon and its spec say; budget, engines and epochs ask it. An immutable value.
+// Says which ranks share a model's shards, which daemons hold replicas of it, and what moves its bytes. It is made once
+// with the model, from what its daemon and its spec say; budget, engines and epochs ask it. An immutable value.
 //
-// Ranks of the world count the devices of all daemons in order. `local` ranks count those of this daemon from 0. A shard
-// group is `shard_size` consecutive ranks, which its group ranks count from 0. It lies inside a daemon, and then every
-// daemon holds a replica; or it is the whole world.
+// Ranks of the world count the devices of all daemons in order. `local` ranks count those of this daemon from 0. A
+// shard group is `shard_size` consecutive ranks, which its group ranks count from 0. It lies inside a daemon, and then
+// every daemon holds a replica; or it is the whole world.
 class Topology {
  public:
   struct World {
@@ -35,7 +35,7 @@ class Topology {
   int world_size() const;
   int shard_size() const { return shard_size_; }
 
-  // Of this daemon.
+  // The ranks of this daemon.
   int rank_count() const { return world_.device_counts[world_.node]; }
   int first_rank() const;
   int GroupRank(int local) const { return (first_rank() + local) % shard_size_; }
@@ -48,11 +48,11 @@ class Topology {
   bool has_replicas() const { return nodes() > 1 && !spans_daemons(); }
 
   bool on_gpus() const { return world_.device_kind == DeviceKind::kCuda; }
-  // What moves bytes inside a shard group: a mesh, or each rank's own copies (memcpy, copy engines).
+  // A mesh moves the bytes inside a shard group; else each rank copies (memcpy, copy engines).
   bool group_has_mesh() const { return spans_daemons() || (world_.mesh_inside && rank_count() > 1); }
-  // Whether an epoch needs a rendezvous to connect its engines.
+  // An epoch needs a rendezvous to connect its engines.
   bool needs_rendezvous() const { return nodes() > 1 || group_has_mesh(); }
-  // Whether sums of gradients may wait for the commit: this daemon has all slices at hand.
+  // Sums of gradients may wait for the commit, because this daemon has all slices at hand.
   bool may_sum_at_commit() const { return nodes() == 1 && !world_.mesh_inside; }
 
  private:

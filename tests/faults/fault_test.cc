@@ -10,9 +10,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -782,6 +785,111 @@ class StoppedDaemonTest : public ImpatientDaemonsTest {
 TEST_P(StoppedDaemonTest, IsNamedToTheOthersTrainersAndGoesOnLater) { StopNode(1); }
 
 TEST_P(StoppedDaemonTest, IsNamedWhenItIsTheOneThatDecides) { StopNode(0); }
+
+// Two daemons that are killed and started again, one at a time, at random points of a training.
+class NodeDeathsTest : public testing::Test {
+ protected:
+  static constexpr int kDevices = 2;
+  static constexpr int kRanks = 2 * kDevices;
+
+  void SetUp() override {
+    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    for (int node = 0; node < 2; ++node) Spawn(node);
+    for (int node = 0; node < 2; ++node) Settle(node);
+  }
+
+  void Spawn(int node) {
+    std::vector<std::string> flags = DeviceFlags(kDevices);
+    flags.insert(flags.end(), {absl::StrCat("--node=", node), "--nodes=2", cluster_, "--doubt-timeout=1s"});
+    daemons_[node].emplace(DaemonProcess::Spawn(kDaemon, directories_[node].path(), flags));
+  }
+
+  // A daemon that has just started gets a model that nobody trains.
+  void Settle(int node) {
+    ASSERT_OK(daemons_[node]->AwaitReady());
+    ASSERT_OK(OnNode(node, [](Client& client) { return client.CreateModel(SmallModel("bystander")); }));
+    const std::string hash = StateHashOf(directories_[node].path(), "bystander");
+    if (bystander_.empty()) bystander_ = hash;
+    EXPECT_EQ(hash, bystander_);
+    levels_[node].reset();
+  }
+
+  absl::Status OnNode(int node, const std::function<absl::Status(Client&)>& call) const {
+    return ChildProcess::Run([&](Board&) -> absl::Status {
+             auto client = Client::Connect({.rank = kDevices * node, .socket_dir = directories_[node].path()});
+             return client.ok() ? call(*client) : client.status();
+           })
+        .Await();
+  }
+
+  // Trains the model until the daemon dies, `delay` after the step has been reached; all trainers are told.
+  void TrainAndKill(const std::string& model, int victim, uint32_t step, absl::Duration delay, bool across) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Training training{.socket_dir = directories_[rank / kDevices].path(), .model = model, .rank = rank};
+      training.shard_size = across ? kRanks : kDevices;
+      training.resume = false;
+      training.commits = 1000000;
+      trainers.push_back(ChildProcess::Run([training](Board& board) mutable {
+        training.at = [&](Point reached, int64_t commit) {
+          if (reached == Point::kCommitted) Reach(board, kStepReached, static_cast<uint32_t>(commit));
+        };
+        return Train(training);
+      }));
+    }
+    ASSERT_TRUE(trainers[0].AwaitNumber(kStepReached, step));
+    absl::SleepFor(delay);  // the point at which the daemon dies is to be any
+    daemons_[victim]->Signal(SIGKILL);
+    ASSERT_THAT(daemons_[victim]->AwaitExit(absl::Seconds(30)), IsOkAndHolds(128 + SIGKILL));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string named = rank / kDevices == victim ? "daemon" : absl::StrCat("node ", victim);
+      EXPECT_THAT(trainers[rank].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(named)))
+          << "rank " << rank;
+    }
+  }
+
+  // The survivor lets the model go, has kept the other one, and holds no more than after the last death.
+  void CheckSurvivor(int node, const std::string& model) {
+    EXPECT_OK(OnNode(node, [&](Client& client) { return client.DeleteModel(model); }));
+    EXPECT_EQ(StateHashOf(directories_[node].path(), "bystander"), bystander_);
+    const auto level = [&] {
+      const pid_t pid = daemons_[node]->pid();
+      return std::make_pair(EntriesOf(pid, "fd"), EntriesOf(pid, "task"));
+    };
+    auto now = level();
+    if (!levels_[node].has_value()) levels_[node] = now;
+    const auto [descriptors, threads] = *levels_[node];
+    // What a connection leaves goes a moment after it; gRPC keeps some threads of its own.
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while ((now.first > descriptors + 4 || now.second > threads + 4) && absl::Now() < deadline) now = level();
+    EXPECT_LE(now.first, descriptors + 4) << "descriptors";
+    EXPECT_LE(now.second, threads + 4) << "threads";
+  }
+
+  const std::string cluster_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+  TemporaryDirectory directories_[2];
+  std::optional<DaemonProcess> daemons_[2];
+  std::optional<std::pair<int64_t, int64_t>> levels_[2];  // descriptors and threads, after its first survival
+  std::string bystander_;                                 // its hash
+};
+
+TEST_F(NodeDeathsTest, AnyOfThemTellsAllTrainersAndHarmsNoOtherModel) {
+  const auto seed = static_cast<uint32_t>(
+      std::strtoul(EnvironmentOr("PARAMSHARD_TEST_SEED", std::to_string(std::random_device{}())).c_str(), nullptr, 10));
+  const int rounds = std::atoi(EnvironmentOr("PARAMSHARD_NODE_DEATHS", "6").c_str());
+  std::cout << "seed " << seed << ", " << rounds << " deaths" << std::endl;
+  std::mt19937 random(seed);
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const int victim = static_cast<int>(random() % 2);
+    const std::string model = absl::StrCat("round ", round);
+    SCOPED_TRACE(absl::StrCat(model, ", node ", victim, " dies"));
+    TrainAndKill(model, victim, 1 + random() % 4, absl::Microseconds(random() % 30000), random() % 2 == 0);
+    if (HasFatalFailure()) return;
+    CheckSurvivor(1 - victim, model);
+    Spawn(victim);
+    Settle(victim);
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(ReplicasAndFullSharding, StoppedDaemonTest,
                          testing::Values(Sharding::kInsideDaemons, Sharding::kOverTheWorld));
