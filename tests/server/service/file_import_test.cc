@@ -133,6 +133,30 @@ TEST_F(ImportFileTest, MastersBecomeTheFilesTensors) {
   EXPECT_NE(client_->StateHash("m"), hash_);
 }
 
+// A daemon that owns other rows of the same tensors has to make the same one: it goes by the whole file.
+TEST_F(ImportFileTest, AFileMakesAHistoryOfItsContent) {
+  const std::string path = Write();
+  ASSERT_OK_AND_ASSIGN(const v1::ImportFileResponse first, Import(Request(path)));
+  const auto again = [&](int devices, const v1::ImportFileRequest& request) {
+    StartDaemon([&](DaemonConfig& config) { config.devices.resize(devices, "cpu:0"); });
+    v1::ModelSpec spec =
+        MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {7, 4}), MakeParameter("b", {5})}),
+                       MakeUnit("v", {MakeParameter("big", {kBigRows, kBigColumns}, v1::FORMAT_MXFP8)})});
+    EXPECT_OK(client_->CreateModel(spec));
+    absl::StatusOr<v1::ImportFileResponse> response = Import(request);
+    EXPECT_OK(response);
+    return response.ok() ? response->history_id() : "";
+  };
+  EXPECT_EQ(again(1, Request(path)), first.history_id());
+  std::vector<float> other = Ramp(kBigRows * kBigColumns);
+  other.back() = 0;
+  EXPECT_NE(again(1, Request(Write({FloatTensor("big", {kBigRows, kBigColumns}, other)}))), first.history_id());
+  v1::ImportFileRequest named = Request(Write());
+  named.set_history_id("00000000000000000000000000000007");
+  EXPECT_EQ(again(2, named), named.history_id());
+  EXPECT_TRUE(Masters("big") == Ramp(kBigRows * kBigColumns)) << "its own rows are all that it reads";
+}
+
 TEST_F(ImportFileTest, HalvesAreDecoded) {
   std::vector<uint16_t> brain;
   for (const float value : Ramp(28)) brain.push_back(EncodeBFloat16(value));
