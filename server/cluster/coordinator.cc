@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "server/cluster/steady_deadline.h"
+#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 namespace {

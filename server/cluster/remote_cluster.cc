@@ -19,7 +19,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/epoch_dispatcher.h"
 #include "server/cluster/membership.h"
-#include "server/cluster/steady_deadline.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/stream_writer.h"
 
 namespace paramshard::server {
