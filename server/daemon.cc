@@ -17,6 +17,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
@@ -26,6 +28,8 @@
 #include "server/log/log.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
+#include "server/service/guarded_service.h"
+#include "server/service/messages.h"
 #include "server/service/trainer_service.h"
 #include "server/socket_dir.h"
 #include "server/store/model_store.h"
@@ -33,8 +37,9 @@
 namespace paramshard::server {
 namespace {
 
-// Room for a command with its client state, a layout of a million parameters, and a spec of as many.
-constexpr int kMaxMessageBytes = 512 << 20;
+// What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
+constexpr int kMaxStreamsOfConnection = 1024;
+constexpr int kStreamWindowBytes = 64 << 10;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
@@ -58,13 +63,25 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
   return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
 }
 
+// A call with compressed messages is refused by its metadata: their size says nothing about what they would inflate to.
+// Windows stay small, so that who sends without being asked fills the socket and not the daemon.
+void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT; ++algorithm) {
+    builder.SetCompressionAlgorithmSupportStatus(static_cast<grpc_compression_algorithm>(algorithm), false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+}
+
 // Null when an address cannot be bound. `port`: of the last TCP address.
 std::unique_ptr<grpc::Server> BuildServer(const std::vector<std::string>& addresses,
                                           const std::vector<grpc::Service*>& services, int* port) {
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  LimitWhatIsReceived(builder);
   for (const std::string& address : addresses) {
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
   }
@@ -104,6 +121,7 @@ class Daemon::Impl {
   std::unique_ptr<ModelStore> store_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
+  CallWorkers workers_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;
@@ -175,8 +193,9 @@ absl::Status Daemon::Impl::OpenHandoff() {
 }
 
 absl::Status Daemon::Impl::Serve() {
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_);
-  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, [this] { RequestStop(); });
+  ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
+  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
+  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] { RequestStop(); });
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   unlink(socket_dir_->grpc_path().c_str());
   std::vector<std::string> addresses{absl::StrCat("unix:", socket_dir_->grpc_path())};

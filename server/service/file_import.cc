@@ -63,7 +63,7 @@ class FileImport {
   // Finds every parameter's tensor and checks it.
   absl::Status Plan();
   // Reads the rows of this daemon.
-  absl::Status Read(const grpc::ServerContext& context);
+  absl::Status Read(const Call& context);
   absl::Status Apply();
   v1::ImportFileResponse Response() const;
 
@@ -79,7 +79,7 @@ class FileImport {
   absl::Status PlanParameter(int unit, int parameter);
   absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
   absl::Status CheckAllTensorsTaken() const;
-  absl::Status ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const;
+  absl::Status ReadRows(const Source& source, StagedRows& rows, const Call& context) const;
   const ParameterSpec& Spec(const Source& source) const {
     return model_.spec().units[source.unit].parameters[source.parameter];
   }
@@ -174,7 +174,7 @@ absl::Status FileImport::CheckAllTensorsTaken() const {
   return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
 }
 
-absl::Status FileImport::Read(const grpc::ServerContext& context) {
+absl::Status FileImport::Read(const Call& context) {
   for (const Source& source : sources_) {
     for (const auto& shard : model_.shards()) {
       const ShardExtent* extent = shard->Find(source.unit, source.parameter);
@@ -186,7 +186,7 @@ absl::Status FileImport::Read(const grpc::ServerContext& context) {
   return absl::OkStatus();
 }
 
-absl::Status FileImport::ReadRows(const Source& source, StagedRows& rows, const grpc::ServerContext& context) const {
+absl::Status FileImport::ReadRows(const Source& source, StagedRows& rows, const Call& context) const {
   const int64_t columns = Spec(source).columns;
   const int64_t first = DataBytes(rows.encoding, rows.extent->rows.begin, columns);
   const int64_t size_bytes = DataBytes(rows.encoding, rows.extent->rows.size(), columns);
@@ -235,7 +235,7 @@ absl::Status CheckMayImportFile(uid_t caller) {
 }
 
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
-                                                  const grpc::ServerContext& context) {
+                                                  const Call& context) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   if (!absl::StartsWith(request.path(), "/")) {
     return absl::InvalidArgumentError(

@@ -310,8 +310,8 @@ v1::ImportResponse Import::Response() const {
 
 }  // namespace
 
-absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const grpc::ServerContext& context,
-                                                 grpc::ServerReader<v1::ImportRequest>* reader) {
+absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const Call& context,
+                                                 MessageReader<v1::ImportRequest>* reader) {
   v1::ImportRequest request;
   if (!reader->Read(&request) || !request.has_header()) {
     return absl::InvalidArgumentError("import: the header expected as the first message, got another one or none");
@@ -368,7 +368,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
 
 class Export {
  public:
-  Export(const Model& model, grpc::ServerWriter<v1::ExportResponse>* writer)
+  Export(const Model& model, MessageWriter<v1::ExportResponse>* writer)
       : model_(model), pinned_(model.commit_log().numbers()), writer_(writer) {}
 
   absl::Status Run(const v1::ExportRequest& request) {
@@ -439,13 +439,13 @@ class Export {
 
   const Model& model_;
   const CommitLog::Numbers pinned_;
-  grpc::ServerWriter<v1::ExportResponse>* writer_;
+  MessageWriter<v1::ExportResponse>* writer_;
 };
 
 }  // namespace
 
 absl::Status ExportTensors(const ModelStore& store, const v1::ExportRequest& request,
-                           grpc::ServerWriter<v1::ExportResponse>* writer) {
+                           MessageWriter<v1::ExportResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   return Export(*model, writer).Run(request);
 }
