@@ -319,8 +319,7 @@ class LargeModelTest : public DaemonTestBase {
   // A layout of several megabytes, more than a connection holds for a reader that sleeps.
   LargeModelTest() {
     v1::UnitSpec unit = MakeUnit("u", {});
-    for (int i = 0; i < 30'000; ++i)
-      *unit.add_parameters() = MakeParameter(absl::StrCat(std::string(90, 'p'), i), {2});
+    for (int i = 0; i < 30'000; ++i) *unit.add_parameters() = MakeParameter(absl::StrCat(std::string(90, 'p'), i), {2});
     EXPECT_OK(client_->CreateModel(MakeSpec("m", {unit})));
   }
 };
