@@ -22,6 +22,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
@@ -33,6 +35,8 @@
 #include "server/log/log.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
+#include "server/service/guarded_service.h"
+#include "server/service/messages.h"
 #include "server/service/trainer_service.h"
 #include "server/socket_dir.h"
 #include "server/store/model_store.h"
@@ -40,8 +44,9 @@
 namespace paramshard::server {
 namespace {
 
-// Room for a command with its client state, a layout of a million parameters, and a spec of as many.
-constexpr int kMaxMessageBytes = 512 << 20;
+// What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
+constexpr int kMaxStreamsOfConnection = 1024;
+constexpr int kStreamWindowBytes = 64 << 10;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
@@ -78,11 +83,23 @@ struct RunningServer {
   }
 };
 
+// A call with compressed messages is refused by its metadata: their size says nothing about what they would inflate to.
+// Windows stay small, so that who sends without being asked fills the socket and not the daemon.
+void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT; ++algorithm) {
+    builder.SetCompressionAlgorithmSupportStatus(static_cast<grpc_compression_algorithm>(algorithm), false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+}
+
 absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets,
                                           const std::vector<grpc::Service*>& services) {
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  LimitWhatIsReceived(builder);
   RunningServer started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets));
   for (grpc::Service* service : services) builder.RegisterService(service);
@@ -124,6 +141,7 @@ class Daemon::Impl {
   std::unique_ptr<ModelStore> store_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
+  CallWorkers workers_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServer server_;
@@ -206,8 +224,9 @@ absl::Status Daemon::Impl::OpenHandoff() {
 }
 
 absl::Status Daemon::Impl::Serve() {
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_);
-  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, [this] { RequestStop(); });
+  ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
+  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
+  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] { RequestStop(); });
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));

@@ -6,15 +6,16 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
 #include "server/service/file_import.h"
-#include "server/service/grpc_status.h"
 #include "server/service/inspection_messages.h"
-#include "server/service/stall_guard.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
 
@@ -67,14 +68,14 @@ absl::Status ListShardsPage(const ModelStore& store, const v1::ListShardsRequest
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, const grpc::ServerContext& context,
+absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, const Call& call,
                                                        const v1::GetParameterStatsRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   if (request.limit() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("parameter stats: limit >= 0 expected, got ", request.limit()));
   }
   const int32_t limit = request.limit() == 0 ? kDefaultStatsLimit : std::min(request.limit(), kMaxStatsLimit);
-  ASSIGN_OR_RETURN(const RankedStats stats, ListParameterStats(*model, limit, [&] { return context.IsCancelled(); }));
+  ASSIGN_OR_RETURN(const RankedStats stats, ListParameterStats(*model, limit, [&] { return call.IsCancelled(); }));
   return ToProto(stats);
 }
 
@@ -94,12 +95,9 @@ v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
   return summary;
 }
 
-absl::Status Verify(const ModelStore& store, const grpc::ServerContext& context, const std::string& name,
-                    grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
+absl::Status Verify(const ModelStore& store, const std::string& name, MessageWriter<v1::VerifyModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(name));
-  StallGuard guard(context, kStallTimeout);
   const auto send = [&](const v1::VerifyModelResponse& response) {
-    guard.Restart();
     return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("verify: the caller has gone");
   };
   v1::VerifyModelResponse response;
@@ -114,107 +112,106 @@ absl::Status Verify(const ModelStore& store, const grpc::ServerContext& context,
 
 }  // namespace
 
-grpc::Status AdminService::ListModels(grpc::ServerContext* context, const v1::ListModelsRequest*,
-                                      v1::ListModelsResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  for (const auto& model : store_->List()) *response->add_models() = ToProto(server::Summarize(*model));
-  return grpc::Status::OK;
+AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain)
+    : GuardedService(v1::AdminService::service_full_name(), callers),
+      store_(store),
+      drain_(std::move(drain)),
+      started_at_(absl::Now()) {
+  Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
+  Handle("ListShards", workers->questions.get(), &AdminService::ListShards);
+  Handle("DescribeParameter", workers->questions.get(), &AdminService::DescribeParameter);
+  Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
+  Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
+  Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
+  Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
+  Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
+  Handle("Drain", workers->questions.get(), &AdminService::Drain);
+  Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
+  CheckComplete();
 }
 
-grpc::Status AdminService::ListShards(grpc::ServerContext* context, const v1::ListShardsRequest* request,
-                                      v1::ListShardsResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(ListShardsPage(*store_, *request, *response));
+absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, const v1::ListModelsRequest&) {
+  v1::ListModelsResponse response;
+  for (const auto& model : store_->List()) *response.add_models() = ToProto(server::Summarize(*model));
+  return response;
 }
 
-grpc::Status AdminService::DescribeParameter(grpc::ServerContext* context, const v1::DescribeParameterRequest* request,
-                                             v1::DescribeParameterResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  const auto model = store_->Find(request->model());
-  if (!model.ok()) return ToGrpc(model.status());
-  const auto described = server::DescribeParameter(**model, request->parameter());
-  if (!described.ok()) return ToGrpc(described.status());
-  *response = ToProto(*described);
-  return grpc::Status::OK;
+absl::StatusOr<v1::ListShardsResponse> AdminService::ListShards(const Call&, const v1::ListShardsRequest& request) {
+  v1::ListShardsResponse response;
+  RETURN_IF_ERROR(ListShardsPage(*store_, request, response));
+  return response;
 }
 
-grpc::Status AdminService::GetParameterStats(grpc::ServerContext* context, const v1::GetParameterStatsRequest* request,
-                                             v1::GetParameterStatsResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  auto stats = GetStats(*store_, *context, *request);
-  if (!stats.ok()) return ToGrpc(stats.status());
-  *response = *std::move(stats);
-  return grpc::Status::OK;
+absl::StatusOr<v1::DescribeParameterResponse> AdminService::DescribeParameter(
+    const Call&, const v1::DescribeParameterRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  ASSIGN_OR_RETURN(const ParameterDescription described, server::DescribeParameter(*model, request.parameter()));
+  return ToProto(described);
 }
 
-grpc::Status AdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,
-                                        v1::ListSessionsResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
+absl::StatusOr<v1::GetParameterStatsResponse> AdminService::GetParameterStats(
+    const Call& call, const v1::GetParameterStatsRequest& request) {
+  return GetStats(*store_, call, request);
+}
+
+absl::StatusOr<v1::ListSessionsResponse> AdminService::ListSessions(const Call&, const v1::ListSessionsRequest&) {
   std::vector<v1::SessionSummary> sessions;
   for (const auto& model : store_->List()) {
     for (const Model::Seat& seat : model->status().seats) sessions.push_back(Summarize(*model, seat));
   }
   std::sort(sessions.begin(), sessions.end(), [](const auto& a, const auto& b) { return a.session() < b.session(); });
-  response->mutable_sessions()->Assign(sessions.begin(), sessions.end());
-  return grpc::Status::OK;
+  v1::ListSessionsResponse response;
+  response.mutable_sessions()->Assign(sessions.begin(), sessions.end());
+  return response;
 }
 
-grpc::Status AdminService::GetMemory(grpc::ServerContext* context, const v1::GetMemoryRequest*,
-                                     v1::GetMemoryResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
+absl::StatusOr<v1::GetMemoryResponse> AdminService::GetMemory(const Call&, const v1::GetMemoryRequest&) {
+  v1::GetMemoryResponse response;
   for (const auto& model : store_->List()) {
     for (const MemoryUse& use : CountMemory(*model)) {
-      response->set_total_bytes(response->total_bytes() + use.size_bytes);
-      *response->add_uses() = ToProto(model->spec().name, use);
+      response.set_total_bytes(response.total_bytes() + use.size_bytes);
+      *response.add_uses() = ToProto(model->spec().name, use);
     }
   }
-  response->set_resident_bytes(ResidentBytes());
+  response.set_resident_bytes(ResidentBytes());
   for (const BrokenDevice& broken : ListBrokenDevices(store_->world())) {
-    *response->add_broken_devices() = ToProto(broken);
+    *response.add_broken_devices() = ToProto(broken);
   }
-  return grpc::Status::OK;
+  return response;
 }
 
-grpc::Status AdminService::VerifyModel(grpc::ServerContext* context, const v1::VerifyModelRequest* request,
-                                       grpc::ServerWriter<v1::VerifyModelResponse>* writer) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(Verify(*store_, *context, request->model(), writer));
+absl::Status AdminService::VerifyModel(const Call&, const v1::VerifyModelRequest& request,
+                                       MessageWriter<v1::VerifyModelResponse>* writer) {
+  return Verify(*store_, request.model(), writer);
 }
 
-grpc::Status AdminService::ImportFile(grpc::ServerContext* context, const v1::ImportFileRequest* request,
-                                      v1::ImportFileResponse* response) {
-  const auto caller = callers_->Authenticate(*context);
-  if (!caller.ok()) return ToGrpc(caller.status());
-  if (absl::Status status = CheckMayImportFile(caller->peer.uid); !status.ok()) return ToGrpc(status);
-  auto imported = server::ImportFile(*store_, *request, *context);
-  if (!imported.ok()) return ToGrpc(imported.status());
-  *response = *std::move(imported);
-  return grpc::Status::OK;
+absl::StatusOr<v1::ImportFileResponse> AdminService::ImportFile(const Call& call,
+                                                                const v1::ImportFileRequest& request) {
+  RETURN_IF_ERROR(CheckMayImportFile(call.caller().peer.uid));
+  return server::ImportFile(*store_, request, call);
 }
 
-grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
+absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {
   drain_();
-  return grpc::Status::OK;
+  return v1::DrainResponse();
 }
 
-grpc::Status AdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
-                                      v1::GetVersionResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
+absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, const v1::GetVersionRequest&) {
+  v1::GetVersionResponse response;
   const World& world = store_->world();
-  response->set_version(kVersion);
+  response.set_version(kVersion);
 #ifdef NDEBUG
-  response->set_build_type("release");
+  response.set_build_type("release");
 #else
-  response->set_build_type("debug");
+  response.set_build_type("debug");
 #endif
-  for (const ComputeDevice* device : world.devices) response->add_devices(device->Name());
-  response->set_node(world.cluster->node());
-  response->set_nodes(world.cluster->nodes());
-  *response->mutable_started_at() = ToProto(started_at_);
-  response->set_pid(getpid());
-  for (const BrokenDevice& broken : ListBrokenDevices(world)) *response->add_broken_devices() = ToProto(broken);
-  return grpc::Status::OK;
+  for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
+  response.set_node(world.cluster->node());
+  response.set_nodes(world.cluster->nodes());
+  *response.mutable_started_at() = ToProto(started_at_);
+  response.set_pid(getpid());
+  for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
+  return response;
 }
 
 }  // namespace paramshard::server

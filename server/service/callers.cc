@@ -8,29 +8,48 @@
 
 namespace paramshard::server {
 
-absl::StatusOr<Callers::Caller> Callers::Authenticate(const grpc::ServerContext& context) const {
+absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerContext& context) {
   Caller caller;
   const auto& metadata = context.client_metadata();
   if (const auto found = metadata.find(wire::kTokenMetadata); found != metadata.end()) {
     caller.token = std::string(found->second.data(), found->second.size());
   }
   ASSIGN_OR_RETURN(caller.peer, handoff_->Authenticate(caller.token));
-  return caller;
+  absl::MutexLock lock(&mu_);
+  int& calls = calls_[caller.token];
+  if (calls >= kMaxCallsOfCaller) {
+    return absl::ResourceExhaustedError(absl::StrCat("call: fewer than ", kMaxCallsOfCaller,
+                                                     " calls under way for one companion connection expected, got ",
+                                                     calls, "; wait until one of them has ended"));
+  }
+  ++calls;
+  return Admission(this, std::move(caller));
 }
 
-absl::StatusOr<int64_t> Callers::Open(const Caller& caller, std::shared_ptr<Model> model,
-                                      grpc::ServerContext* context) {
+void Callers::Release(const Caller& caller) {
   absl::MutexLock lock(&mu_);
-  // Again under the lock: Gone for this token has either run before, and this fails, or finds the session.
-  RETURN_IF_ERROR(handoff_->Authenticate(caller.token).status());
+  const auto calls = calls_.find(caller.token);
+  if (--calls->second == 0) calls_.erase(calls);
+}
+
+absl::StatusOr<int64_t> Callers::Open(const Caller& caller, grpc::CallbackServerContext* context) {
+  absl::MutexLock lock(&mu_);
   const auto [entry, inserted] = sessions_.try_emplace(caller.token);
   if (!inserted) {
     return absl::FailedPreconditionError(
         absl::StrCat("attach: a companion connection without a session expected, got one that serves session ",
                      entry->second.number));
   }
-  entry->second = {.number = ++last_session_, .model = std::move(model), .peer = caller.peer, .context = context};
+  entry->second = {.number = ++last_session_, .model = nullptr, .peer = caller.peer, .context = context};
   return entry->second.number;
+}
+
+absl::Status Callers::Bind(const Caller& caller, std::shared_ptr<Model> model) {
+  absl::MutexLock lock(&mu_);
+  // Under the lock: Gone for this token has either run before, and this fails, or finds the model.
+  RETURN_IF_ERROR(CheckPresent(caller));
+  sessions_[caller.token].model = std::move(model);
+  return absl::OkStatus();
 }
 
 void Callers::Close(const Caller& caller) {
@@ -46,7 +65,9 @@ void Callers::Gone(const std::string& token) {
     if (found == sessions_.end()) return;
     session = found->second;
   }
-  session.model->Leave(session.number, absl::AbortedError(absl::StrCat("process ", session.peer.pid, " has gone")));
+  if (session.model != nullptr) {
+    session.model->Leave(session.number, absl::AbortedError(absl::StrCat("process ", session.peer.pid, " has gone")));
+  }
   absl::MutexLock lock(&mu_);
   if (const auto found = sessions_.find(token); found != sessions_.end()) found->second.context->TryCancel();
 }

@@ -1,4 +1,4 @@
-// Who calls: tokens of the companion socket, and the sessions that were opened with them.
+// Who calls: tokens of the companion socket, the calls that carry them, and the sessions that were opened with them.
 #ifndef PARAMSHARD_SERVER_SERVICE_CALLERS_H_
 #define PARAMSHARD_SERVER_SERVICE_CALLERS_H_
 
@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -18,6 +19,9 @@
 
 namespace paramshard::server {
 
+// Calls that one companion connection may have under way.
+inline constexpr int kMaxCallsOfCaller = 64;
+
 // Thread-safe.
 class Callers {
  public:
@@ -26,15 +30,36 @@ class Callers {
     HandoffServer::Peer peer;
   };
 
+  // A call under way, which counts until this object ends. Move-only.
+  class Admission {
+   public:
+    Admission(Callers* callers, Caller caller) : callers_(callers), caller_(std::move(caller)) {}
+    Admission(Admission&& other) noexcept
+        : callers_(std::exchange(other.callers_, nullptr)), caller_(std::move(other.caller_)) {}
+    ~Admission() {
+      if (callers_ != nullptr) callers_->Release(caller_);
+    }
+    const Caller& caller() const { return caller_; }
+
+   private:
+    Callers* callers_;
+    Caller caller_;
+  };
+
   // `handoff` may be set once, before the first call: it calls Gone in turn.
   void SetHandoff(const HandoffServer* handoff) { handoff_ = handoff; }
 
-  // UNAUTHENTICATED without a valid token in the call's metadata.
-  absl::StatusOr<Caller> Authenticate(const grpc::ServerContext& context) const;
+  // By the call's metadata alone. UNAUTHENTICATED without a valid token; RESOURCE_EXHAUSTED when the caller has
+  // kMaxCallsOfCaller calls under way.
+  absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context);
+  // Whether the caller's companion connection is still there.
+  absl::Status CheckPresent(const Caller& caller) const { return handoff_->Authenticate(caller.token).status(); }
 
   // Opens a session under the caller's token, which ends with it. FAILED_PRECONDITION when the token has one. `context`
   // is the call's, and valid until Close.
-  absl::StatusOr<int64_t> Open(const Caller& caller, std::shared_ptr<Model> model, grpc::ServerContext* context);
+  absl::StatusOr<int64_t> Open(const Caller& caller, grpc::CallbackServerContext* context);
+  // The session's model is known now. UNAUTHENTICATED when the caller has gone meanwhile.
+  absl::Status Bind(const Caller& caller, std::shared_ptr<Model> model);
   void Close(const Caller& caller);
 
   // The companion connection is gone: its session leaves its model, and its call ends, which a forked child of the
@@ -48,13 +73,16 @@ class Callers {
  private:
   struct Session {
     int64_t number = 0;
-    std::shared_ptr<Model> model;
+    std::shared_ptr<Model> model;  // null before Bind
     HandoffServer::Peer peer;
-    grpc::ServerContext* context = nullptr;
+    grpc::CallbackServerContext* context = nullptr;
   };
+
+  void Release(const Caller& caller);
 
   const HandoffServer* handoff_ = nullptr;
   mutable absl::Mutex mu_;
+  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);         // by token, those under way
   std::map<std::string, Session> sessions_ ABSL_GUARDED_BY(mu_);  // by token
   int64_t last_session_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -55,7 +55,7 @@ class FileImport {
   absl::Status Plan();
   // Reads the rows of this daemon. All of them, unless the request names the history that begins: else daemons that own
   // different rows of a tensor would make different histories of one file.
-  absl::Status Read(const grpc::ServerContext& context, StagedImport& staged) const;
+  absl::Status Read(const Call& context, StagedImport& staged) const;
   v1::ImportFileResponse Response(const StagedImport& staged, const HistoryId& history) const;
 
  private:
@@ -71,8 +71,7 @@ class FileImport {
   absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
   absl::Status CheckAllTensorsTaken() const;
   std::vector<RowRange> RowsOf(const Source& source) const;
-  absl::Status ReadRows(const Source& source, RowRange rows, const grpc::ServerContext& context,
-                        StagedImport& staged) const;
+  absl::Status ReadRows(const Source& source, RowRange rows, const Call& context, StagedImport& staged) const;
   const ParameterSpec& Spec(const Source& source) const {
     return model_.spec().units[source.unit].parameters[source.parameter];
   }
@@ -166,7 +165,7 @@ absl::Status FileImport::CheckAllTensorsTaken() const {
   return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
 }
 
-absl::Status FileImport::Read(const grpc::ServerContext& context, StagedImport& staged) const {
+absl::Status FileImport::Read(const Call& context, StagedImport& staged) const {
   for (const Source& source : sources_) {
     for (const RowRange& rows : RowsOf(source)) RETURN_IF_ERROR(ReadRows(source, rows, context, staged));
   }
@@ -183,7 +182,7 @@ std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
   return rows;
 }
 
-absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const grpc::ServerContext& context,
+absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Call& context,
                                   StagedImport& staged) const {
   const TensorType type = *SourceType(source.tensor->info->dtype);
   RETURN_IF_ERROR(staged.BeginSlice({.unit = source.unit, .parameter = source.parameter, .type = type, .rows = rows}));
@@ -209,7 +208,7 @@ v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const Hi
 }
 
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
-                                              const Checkpoint& checkpoint, const grpc::ServerContext& context) {
+                                              const Checkpoint& checkpoint, const Call& context) {
   StagedImport::Numbers numbers;
   if (request.has_history_id()) {
     ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(request.history_id()));
@@ -231,7 +230,7 @@ absl::Status CheckMayImportFile(uid_t caller) {
 }
 
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
-                                                  const grpc::ServerContext& context) {
+                                                  const Call& context) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   if (!absl::StartsWith(request.path(), "/")) {
     return absl::InvalidArgumentError(

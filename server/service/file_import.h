@@ -2,12 +2,12 @@
 #ifndef PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
 #define PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
 
-#include <grpcpp/server_context.h>
 #include <sys/types.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "paramshard/v1/admin.pb.h"
+#include "server/service/call.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
@@ -19,7 +19,7 @@ absl::Status CheckMayImportFile(uid_t caller);
 // Checks every name, shape and dtype, reads this daemon's rows into memory, and then changes the model. A call that is
 // cancelled changes nothing.
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
-                                                  const grpc::ServerContext& context);
+                                                  const Call& context);
 
 }  // namespace paramshard::server
 

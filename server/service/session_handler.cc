@@ -1,82 +1,55 @@
 #include "server/service/session_handler.h"
 
+#include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "proto/durations.h"
+#include "proto/wire/ring.h"
+#include "server/service/grpc_status.h"
+#include "server/service/messages.h"
 
 namespace paramshard::server {
 namespace {
 
+constexpr absl::Duration kFirstMessageTimeout = absl::Seconds(5);
 constexpr absl::Duration kDefaultAttachTimeout = absl::Minutes(10);
+constexpr absl::Duration kMaxAttachTimeout = absl::Hours(24 * 365);
 constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
+// A command, which the ring would take too, and what wraps it.
+constexpr size_t kMaxSessionRequestBytes = wire::kMaxRecordBytes + 64;
 
-absl::Duration FromProto(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+// Of the clock that nobody sets.
+gpr_timespec SteadyDeadlineOf(absl::Duration wait) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos(absl::ToInt64Nanoseconds(wait), GPR_TIMESPAN));
 }
 
-// What the model says to the trainer, until the handler has sent it. The model's threads may outlive the call, and
-// never wait for a trainer that does not read.
-class Outbox {
- public:
-  void Put(v1::SessionResponse response) {
-    absl::MutexLock lock(&mu_);
-    if (response.has_started()) started_ = true;
-    if (response.has_ended()) ended_ = true;
-    messages_.push_back(std::move(response));
-    changed_.Signal();
-  }
+absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) {
+  if (!attach.has_attach_timeout()) return kDefaultAttachTimeout;
+  const absl::Duration timeout = DurationFromProto(attach.attach_timeout());
+  if (timeout >= absl::ZeroDuration() && timeout <= kMaxAttachTimeout) return timeout;
+  return absl::InvalidArgumentError(
+      absl::StrCat("attach: 0 <= attach_timeout <= ", absl::FormatDuration(kMaxAttachTimeout), " expected, got ",
+                   absl::FormatDuration(timeout)));
+}
 
-  // The next message; none when the deadline passes first: that of the start, or of the end once the trainer leaves.
-  std::optional<v1::SessionResponse> Take() {
-    absl::MutexLock lock(&mu_);
-    while (messages_.empty() && absl::Now() < Deadline()) changed_.WaitWithDeadline(&mu_, Deadline());
-    if (messages_.empty()) return std::nullopt;
-    v1::SessionResponse response = std::move(messages_.front());
-    messages_.pop_front();
-    return response;
-  }
-
-  void SetStartDeadline(absl::Time deadline) {
-    absl::MutexLock lock(&mu_);
-    start_deadline_ = deadline;
-  }
-  // The trainer leaves. False when it has left or heard of the end before.
-  bool Leave() {
-    absl::MutexLock lock(&mu_);
-    if (ended_ || end_deadline_ < absl::InfiniteFuture()) return false;
-    end_deadline_ = absl::Now() + kLeaveTimeout;
-    changed_.Signal();
-    return true;
-  }
-
- private:
-  absl::Time Deadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return started_ || end_deadline_ < absl::InfiniteFuture() ? end_deadline_ : start_deadline_;
-  }
-
-  absl::Mutex mu_;
-  absl::CondVar changed_;
-  std::deque<v1::SessionResponse> messages_ ABSL_GUARDED_BY(mu_);
-  absl::Time start_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  absl::Time end_deadline_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  bool started_ ABSL_GUARDED_BY(mu_) = false;
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;
-};
-
-absl::Status TakeOver(Model& model, Callers& callers, const Callers::Caller& caller, int rank) {
+absl::Status TakeOver(Model& model, const Callers& callers, const Callers::Caller& caller, int rank) {
   const Model::Holder holder = model.HolderOf(rank);
   if (holder.session == 0) return absl::OkStatus();
   if (holder.uid != caller.peer.uid) {
@@ -89,130 +62,314 @@ absl::Status TakeOver(Model& model, Callers& callers, const Callers::Caller& cal
       absl::StrCat("take over rank ", rank, ": process ", holder.pid, " was killed but did not go"));
 }
 
-Trainer MakeTrainer(const Callers& callers, const Callers::Caller& caller, int64_t session, int rank,
-                    const std::shared_ptr<Outbox>& outbox) {
-  return {.session = session,
-          .rank = rank,
-          .pid = caller.peer.pid,
-          .uid = caller.peer.uid,
-          .attached_at = absl::Now(),
-          .send_memory = [&handoff = callers.handoff(), token = caller.token](
-                             const auto& message, auto fds) { return handoff.SendMemory(token, message, fds); },
-          .on_started =
-              [outbox](const v1::EpochStarted& started) {
-                v1::SessionResponse response;
-                *response.mutable_started() = started;
-                outbox->Put(std::move(response));
-              },
-          .on_ended =
-              [outbox](const v1::EpochEnded& ended) {
-                v1::SessionResponse response;
-                *response.mutable_ended() = ended;
-                outbox->Put(std::move(response));
-              }};
+absl::Status ToStatus(const v1::EpochEnded& ended) {
+  return absl::Status(static_cast<absl::StatusCode>(ended.code()), ended.message());
 }
 
-absl::StatusOr<v1::AttachRequest> ReadAttach(SessionStream* stream) {
+// A stream from its first message to its end. gRPC's threads only hand over what came; a worker acts on it. The model's
+// threads put messages here and never wait for a trainer that does not read. The model may refer to it after the call.
+class SessionCall final : public CallReactor, public std::enable_shared_from_this<SessionCall> {
+ public:
+  SessionCall(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
+              Callers::Admission admission)
+      : store_(*store),
+        callers_(*callers),
+        workers_(*workers),
+        context_(context),
+        caller_(admission.caller()),
+        admission_(std::move(admission)) {}
+
+  void Begin() {
+    absl::MutexLock lock(&mu_);
+    self_ = shared_from_this();
+    const absl::StatusOr<int64_t> session = callers_.Open(caller_, context_);
+    if (!session.ok()) {
+      finished_ = true;
+      return Finish(ToGrpc(session.status()));
+    }
+    session_ = *session;
+    SetTimer(kFirstMessageTimeout, [this] { EndSilence(); });
+    StartRead(&request_);
+  }
+
+ private:
+  // From gRPC.
+  void OnReadDone(bool ok) override {
+    workers_.Post([self = shared_from_this(), ok] { self->TakeMessage(ok); });
+  }
+  void OnWriteDone(bool) override {
+    // A trainer that is not reached any more is the reader's to notice.
+    absl::MutexLock lock(&mu_);
+    writing_ = false;
+    if (end_.has_value()) return EndCall(*end_);
+    SendNext();
+  }
+  void OnDone() override {
+    std::shared_ptr<SessionCall> self;
+    absl::MutexLock lock(&mu_);
+    StopTimer();
+    timer_ = grpc::Alarm();
+    admission_.reset();
+    // The last owner of a model waits for its epoch's end: not on gRPC's thread.
+    workers_.Post([model = std::move(model_)] {});
+    self = std::move(self_);
+  }
+
+  // On a worker, one after the other.
+  void TakeMessage(bool ok);
+  absl::Status TakeFirst(bool ok);
+  absl::StatusOr<v1::AttachRequest> ReadAttach(bool ok);
+  absl::Status Attach(const v1::AttachRequest& attach, absl::Duration timeout);
+  absl::Status TakeCommand(Model& model);
+  Trainer MakeTrainer(int rank);
+  void GiveUpWaiting(absl::Duration timeout);
+  // The trainer goes, or is sent away; `by_itself` when it has asked for it.
+  void Leave(Model& model, const absl::Status& why, bool by_itself);
+  // Null before the attach, and when the call has ended.
+  std::shared_ptr<Model> model() {
+    absl::MutexLock lock(&mu_);
+    return model_;
+  }
+
+  // From the model's threads.
+  void Put(v1::SessionResponse response);
+
+  // Timers.
+  void SetTimer(absl::Duration wait, std::function<void()> then) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StopTimer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++timer_generation_; }
+  void EndSilence();
+  void EndLeave();
+
+  void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Once. A write under way is given up first.
+  void EndCall(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  ModelStore& store_;
+  Callers& callers_;
+  Workers& workers_;
+  grpc::CallbackServerContext* const context_;  // valid until OnDone
+  const Callers::Caller caller_;
+  int64_t session_ = 0;  // constant after Begin
+
+  grpc::ByteBuffer request_;  // gRPC's while it reads, else the worker's
+
+  absl::Mutex mu_;
+  std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);  // until OnDone
+  std::shared_ptr<Model> model_ ABSL_GUARDED_BY(mu_);                 // from the attach until OnDone
+  std::shared_ptr<SessionCall> self_ ABSL_GUARDED_BY(mu_);            // until OnDone
+  grpc::ByteBuffer response_ ABSL_GUARDED_BY(mu_);                    // being written
+  std::deque<v1::SessionResponse> outbox_ ABSL_GUARDED_BY(mu_);
+  bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // before that nothing is sent
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool told_end_ ABSL_GUARDED_BY(mu_) = false;  // the model's last word is in the outbox
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
+  bool left_by_itself_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for the write under way
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;            // gRPC takes nothing more
+  grpc::Alarm timer_ ABSL_GUARDED_BY(mu_);
+  int64_t timer_generation_ ABSL_GUARDED_BY(mu_) = 0;  // of the timer that counts
+};
+
+// --- Messages ---
+
+void SessionCall::TakeMessage(bool ok) {
+  std::shared_ptr<Model> model;
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_) return;
+    model = model_;
+    if (model == nullptr) StopTimer();
+  }
+  if (model == nullptr) {
+    if (const absl::Status status = TakeFirst(ok); !status.ok()) {
+      absl::MutexLock lock(&mu_);
+      return EndCall(status);
+    }
+  } else if (!ok) {
+    // The stream of a killed trainer may break before its pidfd tells: the process is named here too.
+    return Leave(*model, absl::AbortedError(absl::StrCat("process ", caller_.peer.pid, " has left")),
+                 /*by_itself=*/true);
+  } else if (const absl::Status status = TakeCommand(*model); !status.ok()) {
+    return Leave(*model, status, /*by_itself=*/false);
+  }
+  absl::MutexLock lock(&mu_);
+  if (!finished_) StartRead(&request_);
+}
+
+absl::StatusOr<v1::AttachRequest> SessionCall::ReadAttach(bool ok) {
+  if (!ok) return absl::AbortedError("session: the stream closed before attach");
   v1::SessionRequest request;
-  if (!stream->Read(&request)) return absl::AbortedError("session: the stream closed before attach");
+  RETURN_IF_ERROR(ParseMessage("session", request_, request));
   if (request.has_attach()) return request.attach();
   return absl::InvalidArgumentError("session: attach expected as the first message, got another one");
 }
 
-// One trainer's conversation, from `accepted` on: the calling thread sends, another one reads.
-class Conversation {
- public:
-  Conversation(Model& model, const v1::AttachRequest& attach, int64_t session, pid_t pid,
-               std::shared_ptr<Outbox> outbox, SessionStream* stream)
-      : model_(model), attach_(attach), session_(session), pid_(pid), outbox_(std::move(outbox)), stream_(stream) {}
+absl::Status SessionCall::TakeFirst(bool ok) {
+  ASSIGN_OR_RETURN(const v1::AttachRequest attach, ReadAttach(ok));
+  ASSIGN_OR_RETURN(const absl::Duration timeout, AttachTimeoutOf(attach));
+  return Attach(attach, timeout);
+}
 
-  // Until the trainer has heard of the end. A stream that it does not close then is cancelled.
-  absl::Status Run(grpc::ServerContext& context) {
-    const absl::Duration timeout =
-        attach_.has_attach_timeout() ? FromProto(attach_.attach_timeout()) : kDefaultAttachTimeout;
-    outbox_->SetStartDeadline(absl::Now() + timeout);
-    std::thread reader([this] { Read(); });
-    const absl::Status end = Send(timeout);
-    if (!read_.WaitForNotificationWithTimeout(kLeaveTimeout)) context.TryCancel();
-    reader.join();
-    // A trainer that closes its stream has asked for the end that it gets.
-    return closed_by_trainer_ ? absl::OkStatus() : end;
+absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
+  if (attach.take_over()) RETURN_IF_ERROR(TakeOver(*model, callers_, caller_, attach.rank()));
+  RETURN_IF_ERROR(callers_.Bind(caller_, model));
+  RETURN_IF_ERROR(model->Attach(MakeTrainer(attach.rank())));
+  // Whoever went between Bind and Attach was reported in vain.
+  if (const absl::Status present = callers_.CheckPresent(caller_); !present.ok()) model->Leave(session_, present);
+  v1::SessionResponse response;
+  response.mutable_accepted()->set_session(session_);
+  for (int rank : model->MissingRanks()) response.mutable_accepted()->add_missing_ranks(rank);
+  absl::MutexLock lock(&mu_);
+  model_ = model;
+  // The epoch may have begun already.
+  if (outbox_.empty()) {
+    SetTimer(timeout, [this, timeout] {
+      workers_.Post([self = shared_from_this(), timeout] { self->GiveUpWaiting(timeout); });
+    });
   }
+  outbox_.push_front(std::move(response));
+  accepted_ = true;
+  SendNext();
+  return absl::OkStatus();
+}
 
- private:
-  // The end, as the model says it.
-  absl::Status Send(absl::Duration timeout) {
-    while (true) {
-      const std::optional<v1::SessionResponse> response = outbox_->Take();
-      if (response.has_value()) {
-        // A trainer that is not reached any more is the reader's to notice.
-        stream_->Write(*response);
-        if (response->has_ended()) return ToStatus(response->ended());
-      } else if (outbox_->Leave()) {
-        model_.Leave(session_,
-                     absl::DeadlineExceededError(absl::StrCat("attach ", model_.spec().name, ": ranks ",
-                                                              absl::StrJoin(model_.MissingRanks(), ", "),
-                                                              " did not come within ", absl::FormatDuration(timeout))));
-      } else {
-        return absl::DeadlineExceededError("detach: the epoch did not end in time");
-      }
+void SessionCall::GiveUpWaiting(absl::Duration timeout) {
+  const std::shared_ptr<Model> waited = model();
+  if (waited == nullptr) return;
+  Leave(*waited,
+        absl::DeadlineExceededError(absl::StrCat("attach ", waited->spec().name, ": ranks ",
+                                                 absl::StrJoin(waited->MissingRanks(), ", "), " did not come within ",
+                                                 absl::FormatDuration(timeout))),
+        /*by_itself=*/false);
+}
+
+absl::Status SessionCall::TakeCommand(Model& model) {
+  if (request_.Length() > kMaxSessionRequestBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("session: a command of at most ", wire::kMaxRecordBytes,
+                                                   " bytes expected, got ", request_.Length()));
+  }
+  v1::SessionRequest request;
+  RETURN_IF_ERROR(ParseMessage("session", request_, request));
+  if (!request.has_command()) {
+    return absl::InvalidArgumentError("session: a command expected, got another message");
+  }
+  return model.Submit(session_, request.command());
+}
+
+Trainer SessionCall::MakeTrainer(int rank) {
+  const auto self = shared_from_this();
+  return {.session = session_,
+          .rank = rank,
+          .pid = caller_.peer.pid,
+          .uid = caller_.peer.uid,
+          .attached_at = absl::Now(),
+          .send_memory = [&handoff = callers_.handoff(), token = caller_.token](
+                             const auto& message, auto fds) { return handoff.SendMemory(token, message, fds); },
+          .on_started =
+              [self](const v1::EpochStarted& started) {
+                v1::SessionResponse response;
+                *response.mutable_started() = started;
+                self->Put(std::move(response));
+              },
+          .on_ended =
+              [self](const v1::EpochEnded& ended) {
+                v1::SessionResponse response;
+                *response.mutable_ended() = ended;
+                self->Put(std::move(response));
+              }};
+}
+
+void SessionCall::Leave(Model& model, const absl::Status& why, bool by_itself) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!told_end_ && !leaving_) {
+      leaving_ = true;
+      left_by_itself_ = by_itself;
+      SetTimer(kLeaveTimeout, [this] { EndLeave(); });
     }
   }
+  model.Leave(session_, why);
+}
 
-  // Until the trainer half-closes or the stream breaks.
-  void Read() {
-    absl::Status why;
-    v1::SessionRequest request;
-    while (why.ok() && stream_->Read(&request)) {
-      if (request.has_command()) {
-        why = model_.Submit(session_, request.command());
-      } else {
-        why = absl::InvalidArgumentError("session: a command expected, got another message");
-      }
-    }
-    closed_by_trainer_ = outbox_->Leave() && why.ok();
-    // The stream of a killed trainer may break before its pidfd tells: the process is named here too.
-    model_.Leave(session_, why.ok() ? absl::AbortedError(absl::StrCat("process ", pid_, " has left")) : why);
-    read_.Notify();
+// --- What the trainer is told ---
+
+void SessionCall::Put(v1::SessionResponse response) {
+  absl::MutexLock lock(&mu_);
+  if (finished_) return;
+  if (response.has_ended()) {
+    told_end_ = true;
+    // For a trainer that does not read.
+    SetTimer(kLeaveTimeout, [this] { EndLeave(); });
+  } else if (!leaving_) {
+    StopTimer();
   }
+  outbox_.push_back(std::move(response));
+  SendNext();
+}
 
-  static absl::Status ToStatus(const v1::EpochEnded& ended) {
-    return absl::Status(static_cast<absl::StatusCode>(ended.code()), ended.message());
+// The end is the last message, and the call's status.
+void SessionCall::SendNext() {
+  if (!accepted_ || writing_ || finished_ || end_.has_value() || outbox_.empty()) return;
+  const v1::SessionResponse response = std::move(outbox_.front());
+  outbox_.pop_front();
+  response_ = SerializeMessage(response);
+  if (!response.has_ended()) {
+    writing_ = true;
+    return StartWrite(&response_);
   }
+  finished_ = true;
+  callers_.Close(caller_);
+  // A trainer that closes its stream has asked for the end that it gets.
+  StartWriteAndFinish(&response_, grpc::WriteOptions(),
+                      left_by_itself_ ? grpc::Status::OK : ToGrpc(ToStatus(response.ended())));
+}
 
-  // Constant after construction.
-  Model& model_;
-  const v1::AttachRequest& attach_;
-  const int64_t session_;
-  const pid_t pid_;
-  const std::shared_ptr<Outbox> outbox_;
-  SessionStream* const stream_;
+void SessionCall::EndCall(const absl::Status& status) {
+  if (finished_) return;
+  if (writing_) {
+    end_ = status;
+    return context_->TryCancel();
+  }
+  finished_ = true;
+  // First: who hears of the end may open the next session.
+  callers_.Close(caller_);
+  Finish(ToGrpc(status));
+}
 
-  bool closed_by_trainer_ = false;  // the reader's
-  absl::Notification read_;
-};
+// --- Timers ---
+
+void SessionCall::SetTimer(absl::Duration wait, std::function<void()> then) {
+  const int64_t generation = ++timer_generation_;
+  timer_ = grpc::Alarm();
+  timer_.Set(SteadyDeadlineOf(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
+    const std::shared_ptr<SessionCall> self = weak.lock();
+    if (self == nullptr) return;
+    absl::MutexLock lock(&self->mu_);
+    if (generation == self->timer_generation_) then();
+  });
+}
+
+void SessionCall::EndSilence() {
+  mu_.AssertHeld();
+  EndCall(absl::DeadlineExceededError(
+      absl::StrCat("session: attach expected within ", absl::FormatDuration(kFirstMessageTimeout), ", got nothing")));
+}
+
+void SessionCall::EndLeave() {
+  mu_.AssertHeld();
+  // A trainer that does not read keeps the last message from leaving.
+  if (finished_) return context_->TryCancel();
+  EndCall(absl::DeadlineExceededError("detach: the epoch did not end in time"));
+}
 
 }  // namespace
 
-absl::Status ServeSession(ModelStore& store, Callers& callers, grpc::ServerContext& context, SessionStream* stream) {
-  ASSIGN_OR_RETURN(const Callers::Caller caller, callers.Authenticate(context));
-  ASSIGN_OR_RETURN(const v1::AttachRequest attach, ReadAttach(stream));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(attach.model()));
-  if (attach.take_over()) RETURN_IF_ERROR(TakeOver(*model, callers, caller, attach.rank()));
-  ASSIGN_OR_RETURN(const int64_t session, callers.Open(caller, model, &context));
-  const auto outbox = std::make_shared<Outbox>();
-  absl::Status status = model->Attach(MakeTrainer(callers, caller, session, attach.rank(), outbox));
-  if (status.ok()) {
-    // Whoever went between Open and Attach was reported in vain.
-    if (const auto present = callers.Authenticate(context); !present.ok()) model->Leave(session, present.status());
-    v1::SessionResponse response;
-    response.mutable_accepted()->set_session(session);
-    for (int rank : model->MissingRanks()) response.mutable_accepted()->add_missing_ranks(rank);
-    stream->Write(response);
-    status = Conversation(*model, attach, session, caller.peer.pid, outbox, stream).Run(context);
-  }
-  callers.Close(caller);
-  return status;
+CallReactor* StartSession(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
+                          Callers::Admission admission) {
+  const auto session = std::make_shared<SessionCall>(store, callers, workers, context, std::move(admission));
+  session->Begin();
+  return session.get();
 }
 
 }  // namespace paramshard::server

@@ -3,19 +3,18 @@
 #define PARAMSHARD_SERVER_SERVICE_SESSION_HANDLER_H_
 
 #include <grpcpp/server_context.h>
-#include <grpcpp/support/sync_stream.h>
 
-#include "absl/status/status.h"
-#include "paramshard/v1/trainer.grpc.pb.h"
+#include "server/service/call.h"
 #include "server/service/callers.h"
+#include "server/service/workers.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-using SessionStream = grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>;
-
-// Serves the stream until the trainer has left its model. Blocks; a second thread reads meanwhile.
-absl::Status ServeSession(ModelStore& store, Callers& callers, grpc::ServerContext& context, SessionStream* stream);
+// Serves the stream until the trainer has left its model. A session has no thread: `workers` carry out its messages one
+// by one, and whatever waits for the trainer, or for other trainers, is a timer. All three outlive the stream.
+CallReactor* StartSession(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
+                          Callers::Admission admission);
 
 }  // namespace paramshard::server
 

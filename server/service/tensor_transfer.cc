@@ -177,15 +177,9 @@ absl::Status ImportStream::CheckEnd(const v1::ImportEnd& end) {
 }
 
 // Why a stream ended without the end message.
-absl::Status BrokenOff(const grpc::ServerContext& context, const StallGuard& guard, absl::Duration stall_timeout) {
-  if (guard.stalled()) {
-    return absl::DeadlineExceededError(absl::StrCat("import: a message within ", absl::FormatDuration(stall_timeout),
-                                                    " expected, got none; nothing was changed"));
-  }
+absl::Status BrokenOff(const Call& context) {
   if (context.IsCancelled()) return absl::AbortedError("import: the stream broke off; nothing was changed");
-  return absl::InvalidArgumentError(
-      "import: the end message expected, got the end of the stream or a message that cannot be parsed; nothing was "
-      "changed");
+  return absl::InvalidArgumentError("import: the end message expected, got the end of the stream; nothing was changed");
 }
 
 absl::StatusOr<StagedImport::Numbers> NumbersOf(const v1::ImportHeader& header) {
@@ -200,13 +194,10 @@ absl::StatusOr<StagedImport::Numbers> NumbersOf(const v1::ImportHeader& header) 
 
 }  // namespace
 
-absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const grpc::ServerContext& context,
-                                                 grpc::ServerReader<v1::ImportRequest>* reader,
-                                                 absl::Duration stall_timeout) {
-  StallGuard guard(context, stall_timeout);
+absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const Call& context,
+                                                 MessageReader<v1::ImportRequest>* reader) {
   v1::ImportRequest request;
   if (!reader->Read(&request) || !request.has_header()) {
-    if (guard.stalled()) return BrokenOff(context, guard, stall_timeout);
     return absl::InvalidArgumentError("import: the header expected as the first message, got another one or none");
   }
   ASSIGN_OR_RETURN(const StagedImport::Numbers numbers, NumbersOf(request.header()));
@@ -214,11 +205,10 @@ absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const 
   ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
   ImportStream stream(*model, &staged);
   for (bool ended = false; !ended;) {
-    guard.Restart();
-    if (!reader->Read(&request)) return BrokenOff(context, guard, stall_timeout);
+    if (!reader->Read(&request)) return BrokenOff(context);
     ASSIGN_OR_RETURN(ended, stream.Take(request));
   }
-  if (context.IsCancelled()) return BrokenOff(context, guard, stall_timeout);
+  if (context.IsCancelled()) return BrokenOff(context);
   ASSIGN_OR_RETURN(const HistoryId history, staged.Apply(numbers));
   v1::ImportResponse response;
   response.set_tensor_count(staged.tensor_count());
@@ -353,17 +343,11 @@ absl::Status ExportModel(const Model& model, const v1::ExportRequest& request,
   return Export(model, pinned, send).Run(request);
 }
 
-absl::Status ExportTensors(const ModelStore& store, const grpc::ServerContext& context,
-                           const v1::ExportRequest& request, grpc::ServerWriter<v1::ExportResponse>* writer,
-                           absl::Duration stall_timeout) {
+absl::Status ExportTensors(const ModelStore& store, const v1::ExportRequest& request,
+                           MessageWriter<v1::ExportResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
-  StallGuard guard(context, stall_timeout);
   return ExportModel(*model, request, [&](const v1::ExportResponse& response) {
-    guard.Restart();
-    if (writer->Write(response)) return absl::OkStatus();
-    if (!guard.stalled()) return absl::AbortedError("export: the caller has gone");
-    return absl::DeadlineExceededError(absl::StrCat(
-        "export: a caller that reads expected, got one that took nothing for ", absl::FormatDuration(stall_timeout)));
+    return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("export: the caller has gone");
   });
 }
 

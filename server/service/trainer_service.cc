@@ -3,9 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/service/grpc_status.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
 #include "server/version.h"
@@ -29,69 +28,68 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
   response.set_nodes(world.cluster->nodes());
 }
 
-absl::Status CreateModel(ModelStore& store, const v1::CreateModelRequest& request, v1::CreateModelResponse& response) {
-  ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
-  ASSIGN_OR_RETURN(const ModelStore::Created created, store.CreateOrJoin(std::move(spec)));
-  response.set_created(created.created);
-  *response.mutable_model() = created.model->ToProto();
-  return absl::OkStatus();
-}
-
 }  // namespace
 
-grpc::Status TrainerService::GetCapabilities(grpc::ServerContext* context, const v1::GetCapabilitiesRequest*,
-                                             v1::GetCapabilitiesResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  FillCapabilities(store_->world(), *response);
-  return grpc::Status::OK;
+TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers)
+    : GuardedService(v1::TrainerService::service_full_name(), callers), store_(store) {
+  Handle("GetCapabilities", workers->questions.get(), &TrainerService::GetCapabilities);
+  Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
+  Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
+  Handle("DeleteModel", workers->changes.get(), &TrainerService::DeleteModel);
+  Handle("GetLayout", workers->questions.get(), &TrainerService::GetLayout);
+  Handle("Session", [store, callers, sessions = workers->sessions.get()](grpc::CallbackServerContext* context,
+                                                                         Callers::Admission admission) {
+    return StartSession(store, callers, sessions, context, std::move(admission));
+  });
+  Handle("Import", workers->transfers.get(), &TrainerService::Import);
+  Handle("Export", workers->transfers.get(), &TrainerService::Export);
+  CheckComplete();
 }
 
-grpc::Status TrainerService::CreateModel(grpc::ServerContext* context, const v1::CreateModelRequest* request,
-                                         v1::CreateModelResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(server::CreateModel(*store_, *request, *response));
+absl::StatusOr<v1::GetCapabilitiesResponse> TrainerService::GetCapabilities(const Call&,
+                                                                            const v1::GetCapabilitiesRequest&) {
+  v1::GetCapabilitiesResponse response;
+  FillCapabilities(store_->world(), response);
+  return response;
 }
 
-grpc::Status TrainerService::GetModel(grpc::ServerContext* context, const v1::GetModelRequest* request,
-                                      v1::GetModelResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  const auto model = store_->Find(request->model());
-  if (model.ok()) *response->mutable_model() = (*model)->ToProto();
-  return ToGrpc(model.status());
+absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call&,
+                                                                    const v1::CreateModelRequest& request) {
+  ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
+  ASSIGN_OR_RETURN(const ModelStore::Created created, store_->CreateOrJoin(std::move(spec)));
+  v1::CreateModelResponse response;
+  response.set_created(created.created);
+  *response.mutable_model() = created.model->ToProto();
+  return response;
 }
 
-grpc::Status TrainerService::DeleteModel(grpc::ServerContext* context, const v1::DeleteModelRequest* request,
-                                         v1::DeleteModelResponse*) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(store_->Delete(request->model(), request->request_id()));
+absl::StatusOr<v1::GetModelResponse> TrainerService::GetModel(const Call&, const v1::GetModelRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  v1::GetModelResponse response;
+  *response.mutable_model() = model->ToProto();
+  return response;
 }
 
-grpc::Status TrainerService::GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,
-                                       v1::GetLayoutResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  const auto model = store_->Find(request->model());
-  if (model.ok()) *response->mutable_layout() = (*model)->layout().ToProto();
-  return ToGrpc(model.status());
+absl::StatusOr<v1::DeleteModelResponse> TrainerService::DeleteModel(const Call&,
+                                                                    const v1::DeleteModelRequest& request) {
+  RETURN_IF_ERROR(store_->Delete(request.model(), request.request_id()));
+  return v1::DeleteModelResponse();
 }
 
-grpc::Status TrainerService::Session(grpc::ServerContext* context,
-                                     grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) {
-  return ToGrpc(ServeSession(*store_, *callers_, *context, stream));
+absl::StatusOr<v1::GetLayoutResponse> TrainerService::GetLayout(const Call&, const v1::GetLayoutRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  v1::GetLayoutResponse response;
+  *response.mutable_layout() = model->layout().ToProto();
+  return response;
 }
 
-grpc::Status TrainerService::Import(grpc::ServerContext* context, grpc::ServerReader<v1::ImportRequest>* reader,
-                                    v1::ImportResponse* response) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  auto imported = ImportTensors(*store_, *context, reader);
-  if (!imported.ok()) return ToGrpc(imported.status());
-  *response = *std::move(imported);
-  return grpc::Status::OK;
+absl::StatusOr<v1::ImportResponse> TrainerService::Import(const Call& call, MessageReader<v1::ImportRequest>* reader) {
+  return ImportTensors(*store_, call, reader);
 }
 
-grpc::Status TrainerService::Export(grpc::ServerContext* context, const v1::ExportRequest* request,
-                                    grpc::ServerWriter<v1::ExportResponse>* writer) {
-  if (const auto caller = callers_->Authenticate(*context); !caller.ok()) return ToGrpc(caller.status());
-  return ToGrpc(ExportTensors(*store_, *context, *request, writer));
+absl::Status TrainerService::Export(const Call&, const v1::ExportRequest& request,
+                                    MessageWriter<v1::ExportResponse>* writer) {
+  return ExportTensors(*store_, request, writer);
 }
 
 }  // namespace paramshard::server

@@ -2,39 +2,29 @@
 #ifndef PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 #define PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 
-#include <grpcpp/grpcpp.h>
-
-#include "paramshard/v1/trainer.grpc.pb.h"
-#include "server/service/callers.h"
+#include "absl/status/statusor.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; `store` and `callers` outlive the service.
-class TrainerService final : public v1::TrainerService::Service {
+// Thread-safe; all three outlive the server that the service is registered with.
+class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, Callers* callers) : store_(store), callers_(callers) {}
-
-  grpc::Status GetCapabilities(grpc::ServerContext* context, const v1::GetCapabilitiesRequest* request,
-                               v1::GetCapabilitiesResponse* response) override;
-  grpc::Status CreateModel(grpc::ServerContext* context, const v1::CreateModelRequest* request,
-                           v1::CreateModelResponse* response) override;
-  grpc::Status GetModel(grpc::ServerContext* context, const v1::GetModelRequest* request,
-                        v1::GetModelResponse* response) override;
-  grpc::Status DeleteModel(grpc::ServerContext* context, const v1::DeleteModelRequest* request,
-                           v1::DeleteModelResponse* response) override;
-  grpc::Status GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,
-                         v1::GetLayoutResponse* response) override;
-  grpc::Status Session(grpc::ServerContext* context,
-                       grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override;
-  grpc::Status Import(grpc::ServerContext* context, grpc::ServerReader<v1::ImportRequest>* reader,
-                      v1::ImportResponse* response) override;
-  grpc::Status Export(grpc::ServerContext* context, const v1::ExportRequest* request,
-                      grpc::ServerWriter<v1::ExportResponse>* writer) override;
+  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers);
 
  private:
-  ModelStore* store_;
-  Callers* callers_;
+  absl::StatusOr<v1::GetCapabilitiesResponse> GetCapabilities(const Call& call,
+                                                              const v1::GetCapabilitiesRequest& request);
+  absl::StatusOr<v1::CreateModelResponse> CreateModel(const Call& call, const v1::CreateModelRequest& request);
+  absl::StatusOr<v1::GetModelResponse> GetModel(const Call& call, const v1::GetModelRequest& request);
+  absl::StatusOr<v1::DeleteModelResponse> DeleteModel(const Call& call, const v1::DeleteModelRequest& request);
+  absl::StatusOr<v1::GetLayoutResponse> GetLayout(const Call& call, const v1::GetLayoutRequest& request);
+  absl::StatusOr<v1::ImportResponse> Import(const Call& call, MessageReader<v1::ImportRequest>* reader);
+  absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
+
+  ModelStore* const store_;
 };
 
 }  // namespace paramshard::server

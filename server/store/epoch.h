@@ -55,8 +55,8 @@ class Epoch : private TrainerWords {
     int first_rank = 0;
     absl::Duration step_timeout;
     const Clock* clock = &Clock::Steady();  // outlives the epoch
-    std::string nccl_library = {};  // see EngineSettings
-    bool sums_at_commit = false;    // see EngineSpec
+    std::string nccl_library = {};          // see EngineSettings
+    bool sums_at_commit = false;            // see EngineSpec
     // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
     const v1::EpochStarted* greeting = nullptr;
   };
@@ -153,9 +153,7 @@ class Epoch : private TrainerWords {
   // The oldest that was begun.
   void FinishGather(int rank, const absl::Status& status);
   // The engine speaks of ranks of the shard group.
-  const Seat& SeatOf(int group_rank) const {
-    return *seats_[options_.topology->LocalRank(group_rank)];
-  }
+  const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
   void RunSum(int rank);

@@ -89,7 +89,9 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   {
     absl::MutexLock lock(&mu_);
     if (const auto answered = deletions_.find(request_id); !request_id.empty() && answered != deletions_.end()) {
-      return answered->second;
+      if (answered->second == name) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrCat("delete model ", name, ": a request id of its own expected, got ",
+                                                     "the one that deleted ", answered->second));
     }
   }
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
@@ -99,7 +101,7 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   // Of two calls at once the first has erased it; a new model of that name may stand there by now.
   if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);
   if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
-  if (!request_id.empty()) deletions_[request_id] = absl::OkStatus();
+  if (!request_id.empty()) deletions_[request_id] = name;
   return absl::OkStatus();
 }
 

@@ -66,7 +66,7 @@ class ModelStore : public EpochListener {
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, absl::Status> deletions_ ABSL_GUARDED_BY(mu_);  // by request id
+  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -1,10 +1,10 @@
 #include "server/daemon.h"
 
-#include <grpcpp/generic/generic_stub.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,9 +13,9 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/base/check.h"
 #include "tests/process_counts.h"
 #include "tests/server/service/daemon_client.h"
+#include "tests/server/service/raw_call.h"
 #include "tests/server/service/test_session.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/status_matchers.h"
@@ -32,28 +32,8 @@ v1::ModelSpec Spec() { return MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {
 
 class DaemonTest : public DaemonTestBase {
  protected:
-  // A method without a stub of its own in this build: bytes in, bytes out.
   absl::StatusOr<std::string> CallRaw(const std::string& method, const std::string& request) {
-    grpc::GenericStub stub(client_->channel());
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    grpc::CompletionQueue queue;
-    const grpc::Slice slice(request);
-    const auto reader = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&slice, 1), &queue);
-    reader->StartCall();
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    reader->Finish(&response, &status, this);
-    void* tag = nullptr;
-    bool ok = false;
-    PARAMSHARD_CHECK(queue.Next(&tag, &ok));
-    if (!status.ok()) return FromGrpc(status);
-    std::vector<grpc::Slice> slices;
-    std::string bytes;
-    if (response.Dump(&slices).ok()) {
-      for (const grpc::Slice& each : slices) bytes.append(reinterpret_cast<const char*>(each.begin()), each.size());
-    }
-    return bytes;
+    return server::CallRaw(client_->channel(), method, request, DaemonClient::ContextWith(std::nullopt).get());
   }
 };
 

@@ -40,6 +40,18 @@ class TrainerServiceTest : public DaemonTestBase {
   }
 };
 
+TEST_F(TrainerServiceTest, ARequestIdIsOfOneDeletion) {
+  ASSERT_OK(client_->CreateModel(Spec()));
+  ASSERT_OK(DeleteModel("m", "a"));
+  EXPECT_OK(DeleteModel("m", "a"));
+  v1::ModelSpec another = Spec();
+  another.set_name("another");
+  ASSERT_OK(client_->CreateModel(another));
+  EXPECT_THAT(DeleteModel("another", "a"),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("the one that deleted m")));
+  EXPECT_OK(GetModel("another"));
+}
+
 TEST_F(TrainerServiceTest, CapabilitiesSayWhatThisDaemonIs) {
   ASSERT_OK_AND_ASSIGN(const auto capabilities,
                        client_->Call(client_->trainer(), &Stub::GetCapabilities, v1::GetCapabilitiesRequest()));

@@ -1,0 +1,79 @@
+#include "server/service/guarded_service.h"
+
+#include <grpcpp/impl/codegen/server_callback_handlers.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <climits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/service/grpc_status.h"
+
+namespace paramshard::server {
+namespace {
+
+// Answers whoever is not let in. Nothing of the call's messages is read.
+class Refusal final : public CallReactor {
+ public:
+  explicit Refusal(const absl::Status& why) { Finish(ToGrpc(why)); }
+  void OnDone() override { delete this; }
+};
+
+const google::protobuf::ServiceDescriptor& FindService(absl::string_view full_name) {
+  const auto* const service =
+      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(std::string(full_name));
+  PARAMSHARD_CHECK(service != nullptr);
+  return *service;
+}
+
+}  // namespace
+
+absl::StatusOr<CallWorkers> CallWorkers::Start() {
+  CallWorkers workers;
+  ASSIGN_OR_RETURN(workers.questions, Workers::Start("questions", {.threads = 8, .max_works = 1024}));
+  ASSIGN_OR_RETURN(workers.changes, Workers::Start("changes of models", {.threads = 8, .max_works = 64}));
+  ASSIGN_OR_RETURN(workers.transfers, Workers::Start("transfers", {.threads = 16, .max_works = 16}));
+  // Each session has one message at a time.
+  ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4, .max_works = INT_MAX}));
+  return workers;
+}
+
+GuardedService::GuardedService(absl::string_view full_name, Callers* callers)
+    : descriptor_(FindService(full_name)), callers_(callers) {}
+
+const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char* method) const {
+  const google::protobuf::MethodDescriptor* const descriptor = descriptor_.FindMethodByName(method);
+  PARAMSHARD_CHECK(descriptor != nullptr);
+  return *descriptor;
+}
+
+void GuardedService::AddCall(const char* method, Workers* workers, Call::Requests requests,
+                             std::function<void(Call&)> body) {
+  const CallMethod& served = calls_.emplace_back(CallMethod{.name = method, .workers = workers});
+  Handle(method, [&served, requests, body = std::move(body)](grpc::CallbackServerContext* context,
+                                                             Callers::Admission admission) {
+    return Call::Start(served, requests, context, std::move(admission), body);
+  });
+}
+
+// All are streams to gRPC's server, which looks alike on the wire: it would read the single request of a unary call by
+// itself before anybody could ask who calls.
+void GuardedService::Handle(const char* method, Begin begin) {
+  paths_.push_back(absl::StrCat("/", descriptor_.full_name(), "/", Descriptor(method).name()));
+  AddMethod(
+      new grpc::internal::RpcServiceMethod(paths_.back().c_str(), grpc::internal::RpcMethod::BIDI_STREAMING, nullptr));
+  MarkMethodRawCallback(static_cast<int>(paths_.size()) - 1,
+                        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
+                            [this, begin = std::move(begin)](grpc::CallbackServerContext* context) -> CallReactor* {
+                              absl::StatusOr<Callers::Admission> admission = callers_->Admit(*context);
+                              if (!admission.ok()) return new Refusal(admission.status());
+                              return begin(context, *std::move(admission));
+                            }));
+}
+
+void GuardedService::CheckComplete() const {
+  PARAMSHARD_CHECK(static_cast<int>(paths_.size()) == descriptor_.method_count());
+}
+
+}  // namespace paramshard::server

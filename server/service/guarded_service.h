@@ -1,0 +1,114 @@
+// A gRPC service that reads nothing of a caller whom it does not know.
+#ifndef PARAMSHARD_SERVER_SERVICE_GUARDED_SERVICE_H_
+#define PARAMSHARD_SERVER_SERVICE_GUARDED_SERVICE_H_
+
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/impl/service_type.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/base/check.h"
+#include "server/service/call.h"
+#include "server/service/callers.h"
+#include "server/service/workers.h"
+
+namespace paramshard::server {
+
+// Who carries out calls. Nothing that waits for a client, or computes for long, keeps the others waiting.
+struct CallWorkers {
+  static absl::StatusOr<CallWorkers> Start();
+
+  std::unique_ptr<Workers> questions;  // short calls that change nothing
+  std::unique_ptr<Workers> changes;    // creation and deletion of models
+  std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
+  std::unique_ptr<Workers> sessions;   // one message of a session
+};
+
+// The one way in: every call of a derived service is authenticated by its metadata before any message of it is read or
+// parsed. The derived class gives each method of the service a handler in its constructor.
+//
+//   class Greeter final : public GuardedService {
+//    public:
+//     Greeter(Callers* callers, CallWorkers* workers) : GuardedService(v1::Greeter::service_full_name(), callers) {
+//       Handle("Greet", workers->questions.get(), &Greeter::Greet);
+//       CheckComplete();
+//     }
+//    private:
+//     absl::StatusOr<v1::GreetResponse> Greet(const Call& call, const v1::GreetRequest& request);
+//   };
+//
+// Thread-safe once constructed. `callers` and the workers outlive the server that the service is registered with.
+class GuardedService : public grpc::Service {
+ protected:
+  GuardedService(absl::string_view full_name, Callers* callers);
+
+  // One request, one response.
+  template <typename Self, typename Request, typename Response>
+  void Handle(const char* method, Workers* workers,
+              absl::StatusOr<Response> (Self::*handler)(const Call&, const Request&)) {
+    AddCall<Request, Response>(method, workers, Call::Requests::kOne, [this, handler](Call& call) {
+      Request request;
+      if (const absl::Status status = call.Parse(request); !status.ok()) return call.End(status);
+      Finish(call, (static_cast<Self*>(this)->*handler)(call, request));
+    });
+  }
+  // One request, a stream of responses.
+  template <typename Self, typename Request, typename Response>
+  void Handle(const char* method, Workers* workers,
+              absl::Status (Self::*handler)(const Call&, const Request&, MessageWriter<Response>*)) {
+    AddCall<Request, Response>(method, workers, Call::Requests::kOne, [this, handler](Call& call) {
+      Request request;
+      if (const absl::Status status = call.Parse(request); !status.ok()) return call.End(status);
+      MessageWriter<Response> writer(&call);
+      call.End((static_cast<Self*>(this)->*handler)(call, request, &writer));
+    });
+  }
+  // A stream of requests, one response.
+  template <typename Self, typename Request, typename Response>
+  void Handle(const char* method, Workers* workers,
+              absl::StatusOr<Response> (Self::*handler)(const Call&, MessageReader<Request>*)) {
+    AddCall<Request, Response>(method, workers, Call::Requests::kStream, [this, handler](Call& call) {
+      MessageReader<Request> reader(&call);
+      Finish(call, (static_cast<Self*>(this)->*handler)(call, &reader));
+    });
+  }
+  // Whatever the reactor that `begin` returns makes of it. It must not block.
+  using Begin = std::function<CallReactor*(grpc::CallbackServerContext* context, Callers::Admission admission)>;
+  void Handle(const char* method, Begin begin);
+
+  // Ends the program when a method has no handler: a mistake of whoever added it.
+  void CheckComplete() const;
+
+ private:
+  template <typename Request, typename Response>
+  void AddCall(const char* method, Workers* workers, Call::Requests requests, std::function<void(Call&)> body) {
+    const google::protobuf::MethodDescriptor& descriptor = Descriptor(method);
+    PARAMSHARD_CHECK(descriptor.input_type() == Request::descriptor());
+    PARAMSHARD_CHECK(descriptor.output_type() == Response::descriptor());
+    AddCall(method, workers, requests, std::move(body));
+  }
+  void AddCall(const char* method, Workers* workers, Call::Requests requests, std::function<void(Call&)> body);
+  const google::protobuf::MethodDescriptor& Descriptor(const char* method) const;
+
+  template <typename Response>
+  static void Finish(Call& call, const absl::StatusOr<Response>& response) {
+    response.ok() ? call.Answer(*response) : call.End(response.status());
+  }
+
+  const google::protobuf::ServiceDescriptor& descriptor_;
+  Callers* const callers_;
+  // Calls and gRPC refer to their elements.
+  std::deque<CallMethod> calls_;
+  std::deque<std::string> paths_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_GUARDED_SERVICE_H_

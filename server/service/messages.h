@@ -1,0 +1,23 @@
+// Messages as gRPC carries them: bytes, which nobody looks into before the caller is known.
+#ifndef PARAMSHARD_SERVER_SERVICE_MESSAGES_H_
+#define PARAMSHARD_SERVER_SERVICE_MESSAGES_H_
+
+#include <google/protobuf/message_lite.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace paramshard::server {
+
+// Of a message that the daemon receives, on any of its sockets. What it sends is as large as what it describes.
+inline constexpr int kMaxMessageBytes = 4 << 20;
+
+// INVALID_ARGUMENT, naming `operation`, for bytes that are no such message.
+absl::Status ParseMessage(absl::string_view operation, grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message);
+
+grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& message);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_MESSAGES_H_
