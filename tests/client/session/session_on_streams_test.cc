@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "client/internal/session.h"
 #include "gmock/gmock.h"
 #include "tests/client/session/fake_epoch.h"
@@ -451,6 +452,22 @@ TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
   EXPECT_THAT(session_->gradients().Take("b", stream_), is_end);
   EXPECT_THAT(gpu_.TakeLog(), IsEmpty());
   ASSERT_OK(session_->gathers().ReleaseOn(ticket, stream_));
+}
+
+// The daemon is killed when it has said that the epoch has ended, and before it has woken anybody.
+TEST_F(SessionOnStreamsTest, AnEndThatADeadDaemonLeftHalfDoneIsCompleted) {
+  Attach();
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK(session_->gathers().Await(ticket, stream_));
+  gpu_.Run();
+  EXPECT_FALSE(gpu_.Idle(stream_));
+  epoch_->words().status().value = static_cast<uint32_t>(absl::StatusCode::kAborted);
+  epoch_->KillDaemon();
+  // Nobody calls: the watch alone does it.
+  const absl::Time end = absl::Now() + absl::Seconds(30);
+  while (!gpu_.Idle(stream_) && absl::Now() < end) gpu_.Run();
+  EXPECT_TRUE(gpu_.Idle(stream_));
+  EXPECT_THAT(session_->status(), StatusIs(absl::StatusCode::kAborted));
 }
 
 // --- Where the memory is
