@@ -495,7 +495,10 @@ bool Session::CommitReady(int64_t commit_number) const {
 absl::Status Session::Detach() {
   watch_.reset();
   if (stream_ == nullptr) return absl::OkStatus();
-  const absl::Status closed = stream_->Close(absl::Now() + kDetachTimeout);
+  const absl::Time deadline = absl::Now() + kDetachTimeout;
+  absl::Status closed;
+  if (page_.status().ok()) closed = stream_->Detach(page_.next_number() - 1, deadline);
+  closed.Update(stream_->Close(deadline));
   stream_.reset();
   page_.End(absl::CancelledError("the trainer has detached"));
   return closed;

@@ -135,8 +135,8 @@ class Conversation {
     const absl::Status end = Send(timeout);
     if (!read_.WaitForNotificationWithTimeout(kLeaveTimeout)) context.TryCancel();
     reader.join();
-    // A trainer that closes its stream has asked for the end that it gets.
-    return closed_by_trainer_ ? absl::OkStatus() : end;
+    // A trainer that detaches or closes its stream has asked for the end that it gets.
+    return closed_by_trainer_ || detached_ ? absl::OkStatus() : end;
   }
 
  private:
@@ -166,6 +166,9 @@ class Conversation {
     while (why.ok() && stream_->Read(&request)) {
       if (request.has_command()) {
         why = model_.Submit(session_, request.command());
+      } else if (request.has_detach()) {
+        why = model_.Detach(session_, request.detach().command_count());
+        detached_ = why.ok();
       } else {
         why = absl::InvalidArgumentError("session: a command expected, got another message");
       }
@@ -188,7 +191,9 @@ class Conversation {
   const std::shared_ptr<Outbox> outbox_;
   SessionStream* const stream_;
 
-  bool closed_by_trainer_ = false;  // the reader's
+  // These two are the reader's.
+  bool closed_by_trainer_ = false;
+  bool detached_ = false;
   absl::Notification read_;
 };
 

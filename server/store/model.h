@@ -64,8 +64,12 @@ class Model {
   // Gives a rank a trainer. When every rank of the world has one, an epoch starts. INVALID_ARGUMENT a rank of another
   // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining; what broke a device; usable().
   absl::Status Attach(Trainer trainer);
-  // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
+  // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
+  // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
+  // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
+  // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
+  absl::Status Detach(int64_t session, int64_t command_count);
   // A command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions are
   // ignored.
   absl::Status Submit(int64_t session, const v1::Command& command);
@@ -160,6 +164,8 @@ class Model {
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The trainers of the epoch that have not left it.
+  std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Waits for an epoch that is ending. FAILED_PRECONDITION naming a trainer when one is attached.
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
