@@ -99,7 +99,10 @@ absl::Status Session::Detach() {
   RETURN_IF_ERROR(page_.CheckProcess());
   watch_.reset();
   if (stream_ == nullptr) return absl::OkStatus();
-  const absl::Status closed = stream_->Close(Deadline::After(kDetachTimeout));
+  const Deadline deadline = Deadline::After(kDetachTimeout);
+  absl::Status closed;
+  if (page_.status().ok()) closed = stream_->Detach(page_.next_number() - 1, deadline);
+  closed.Update(stream_->Close(deadline));
   stream_.reset();
   page_.End(absl::CancelledError("the trainer has detached"));
   return closed;

@@ -77,6 +77,20 @@ absl::StatusOr<v1::SessionResponse> SessionStream::Read(const Deadline& deadline
   return Finish(deadline);
 }
 
+absl::Status SessionStream::Detach(int64_t command_count, const Deadline& deadline) {
+  if (finished_) return absl::OkStatus();
+  v1::SessionRequest request;
+  request.mutable_detach()->set_command_count(command_count);
+  call_->Write(request, this);
+  bool open = Complete(deadline);
+  v1::SessionResponse response;
+  while (open && !response.has_ended()) {
+    call_->Read(&response, this);
+    open = Complete(deadline);
+  }
+  return overdue_ ? Overdue("leave to go") : absl::OkStatus();
+}
+
 absl::Status SessionStream::Close(const Deadline& deadline) {
   if (finished_) return absl::OkStatus();
   call_->WritesDone(this);

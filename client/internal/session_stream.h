@@ -33,6 +33,9 @@ class SessionStream {
   // gave none. DEADLINE_EXCEEDED cancels the call.
   absl::StatusOr<v1::SessionResponse> Read(const Deadline& deadline);
 
+  // Says that `command_count` commands were sent and no further one will be, and waits until the daemon lets the
+  // trainer go: see DetachRequest. DEADLINE_EXCEEDED cancels the call.
+  absl::Status Detach(int64_t command_count, const Deadline& deadline);
   // Half-closes and waits until the daemon has ended the call, with whatever status.
   // DEADLINE_EXCEEDED cancels it.
   absl::Status Close(const Deadline& deadline);

@@ -251,8 +251,16 @@ absl::Status SessionCall::TakeCommand(Model& model) {
   }
   v1::SessionRequest request;
   RETURN_IF_ERROR(ParseMessage("session", request_, request));
+  if (request.has_detach()) {
+    {
+      // First: the end that it asks for may come at once.
+      absl::MutexLock lock(&mu_);
+      left_by_itself_ = true;
+    }
+    return model.Detach(session_, request.detach().command_count());
+  }
   if (!request.has_command()) {
-    return absl::InvalidArgumentError("session: a command expected, got another message");
+    return absl::InvalidArgumentError("session: a command or a detach expected, got another message");
   }
   return model.Submit(session_, request.command());
 }

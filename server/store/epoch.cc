@@ -62,7 +62,9 @@ Epoch::Epoch(Options options)
 
 Epoch::~Epoch() = default;
 
+// Asked by the sequence, under the mutex. Who has left reads nothing any more.
 uint32_t Epoch::Released(int rank, int slot) const {
+  if (seats_[rank]->left) return static_cast<uint32_t>(*seats_[rank]->last_command);
   return seats_[rank]->words().released(slot).value.load(std::memory_order_acquire);
 }
 
@@ -76,6 +78,7 @@ absl::Status Epoch::Run() {
   if (absl::Status status = Prepare(); !status.ok()) End(status);
   std::vector<std::thread> threads;
   if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
+  ServeDepartures();
   const absl::Status why = AwaitReason();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
   options_.cluster->EndEpoch(options_.spec->name, options_.number, why);
@@ -215,12 +218,33 @@ absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
   return absl::OkStatus();
 }
 
+void Epoch::ServeDepartures() {
+  while (true) {
+    int leaving = -1;
+    {
+      absl::MutexLock lock(&mu_);
+      while (!end_.ended() && leaving < 0) {
+        leaving = TakeDeparture();
+        if (leaving < 0) work_.Wait(&mu_);
+      }
+      if (leaving < 0) return;
+    }
+    SendEnded(leaving, Explained(Departure(leaving)));
+  }
+}
+
+int Epoch::TakeDeparture() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) return rank;
+  }
+  return -1;
+}
+
 // The coordinator names the departed rank or the lost node; its word follows a broken connection closely.
 absl::Status Epoch::AwaitReason() {
   absl::Status first;
   {
     absl::MutexLock lock(&mu_);
-    while (!end_.ended()) work_.Wait(&mu_);
     first = end_.why();
   }
   AbortEngines(first);
@@ -279,12 +303,17 @@ void Epoch::TellEnd(int rank, const absl::Status& why) {
   Seat& seat = *seats_[rank];
   // What a stream of the daemon wrote after the end is moved ahead too.
   seat.EndPage(why);
-  bool gone;
+  bool gone, told;
   {
     absl::MutexLock lock(&mu_);
     gone = seat.gone;
+    told = std::exchange(seat.told, true);
   }
   if (gone) seat.DiscardSlots();
+  if (!told) SendEnded(rank, why);
+}
+
+void Epoch::SendEnded(int rank, const absl::Status& why) const {
   const CommitLog::Numbers numbers = options_.commit_log->numbers();
   v1::EpochEnded ended;
   ended.set_epoch(options_.number);
@@ -358,6 +387,47 @@ void Epoch::MarkGone(int rank) {
   seats_[rank]->gone = true;
 }
 
+absl::Status Epoch::Detach(int rank, int64_t command_count) {
+  absl::MutexLock lock(&mu_);
+  if (end_.ended()) return absl::OkStatus();
+  if (command_count < sequence_.last_command(rank)) {
+    return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": at least ",
+                                                   sequence_.last_command(rank), " commands expected, got ",
+                                                   command_count));
+  }
+  seats_[rank]->last_command = command_count;
+  CheckDepartures();
+  return absl::OkStatus();
+}
+
+bool Epoch::HasLeft(int rank) const {
+  absl::MutexLock lock(&mu_);
+  return seats_[rank]->left;
+}
+
+absl::Status Epoch::Departure(int rank) const {
+  const Trainer& trainer = options_.trainers[rank];
+  return absl::AbortedError(absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " has left"));
+}
+
+void Epoch::CheckDepartures() {
+  int left = 0;
+  for (int rank = 0; rank < ranks_ && !end_.ended(); ++rank) {
+    Seat& seat = *seats_[rank];
+    if (!seat.last_command.has_value()) continue;
+    if (!seat.left && !commit_.answering() && sequence_.Served(rank, *seat.last_command)) {
+      seat.left = true;
+      work_.SignalAll();
+    }
+    left += seat.left ? 1 : 0;
+    for (int other = 0; other < ranks_; ++other) {
+      if (sequence_.last_command(other) > *seat.last_command) EndLocked(Departure(rank));
+    }
+    // Other daemons know of no departure but the end.
+    if (seat.left && (left == ranks_ || options_.cluster->nodes() > 1)) EndLocked(Departure(rank));
+  }
+}
+
 // --- Threads ---
 
 void Epoch::GatherLoop(int rank) {
@@ -377,7 +447,7 @@ void Epoch::GatherLoop(int rank) {
     const v1::Command* command = nullptr;
     SteadyTime deadline;
     auto expected = Attention::For::kNothing;
-    std::vector<v1::Command> agreed;
+    Agreed agreed;
     {
       SpinningMutexLock lock(&mu_);
       if (end_.ended() && under_way.empty()) return;
@@ -431,7 +501,7 @@ void Epoch::PushLoop(int rank) {
   }
 }
 
-void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, std::vector<v1::Command>& agreed) {
+void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, Agreed& agreed) {
   if (end_.ended()) return;
   if (!commands.ok()) return EndLocked(commands.status());
   for (SentCommand& command : *commands) {
@@ -440,16 +510,15 @@ void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands,
   }
 }
 
-void Epoch::Take(int rank, SentCommand command, std::vector<v1::Command>& agreed) {
-  v1::Command taken;
-  if (options_.cluster->nodes() > 1) taken = command.command;
+void Epoch::Take(int rank, SentCommand command, Agreed& agreed) {
+  std::optional<v1::Command> shared;
+  if (options_.cluster->nodes() > 1) shared = command.command;
   const absl::StatusOr<bool> by_all = sequence_.Submit(rank, std::move(command), Now());
   if (!by_all.ok()) return EndLocked(by_all.status());
-  if (*by_all) agreed.push_back(std::move(taken));
+  if (*by_all && shared.has_value()) agreed.push_back(*std::move(shared));
 }
 
-void Epoch::ReportAgreed(int rank, const std::vector<v1::Command>& agreed) const {
-  if (options_.cluster->nodes() == 1) return;
+void Epoch::ReportAgreed(int rank, const Agreed& agreed) const {
   for (const v1::Command& command : agreed) {
     options_.cluster->ReportCommand(options_.spec->name, options_.number, command.number(), options_.first_rank + rank,
                                     CommandText(*options_.spec, command));
@@ -458,7 +527,7 @@ void Epoch::ReportAgreed(int rank, const std::vector<v1::Command>& agreed) const
 
 absl::Status Epoch::Submit(int rank, v1::Command command) {
   SentCommand sent(std::move(command));
-  std::vector<v1::Command> agreed;
+  Agreed agreed;
   {
     absl::MutexLock lock(&mu_);
     const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
@@ -481,6 +550,7 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
 }
 
 void Epoch::WakeRunnable() {
+  CheckDepartures();
   for (int rank : sequence_.RunnableGathers()) seats_[rank]->Call();
   for (int rank = 0; rank < ranks_; ++rank) {
     if (seats_[rank]->held_back && sequence_.Room(rank) > 0) seats_[rank]->Call();
@@ -658,6 +728,7 @@ void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states)
   for (const auto& seat : seats_) seat->PublishAnswer(result);
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();
+  CheckDepartures();
   work_.SignalAll();
 }
 

@@ -83,8 +83,13 @@ class Epoch : private TrainerWords {
   // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
   // RESOURCE_EXHAUSTED more commands than a rank may be ahead.
   absl::Status Submit(int rank, v1::Command command);
-  // The trainer's process is gone or has detached: its memory may be given up at the end.
+  // The trainer's process is gone: its memory may be given up at the end.
   void MarkGone(int rank);
+  // The trainer leaves after its `command_count`-th command. What all ranks have sent by then is carried out; the
+  // trainer's on_ended is called when it is not needed any more. INVALID_ARGUMENT it has sent more.
+  absl::Status Detach(int rank, int64_t command_count);
+  // Whether the rank's trainer has detached and is not needed any more.
+  bool HasLeft(int rank) const;
 
   int64_t number() const { return options_.number; }
   const std::vector<Trainer>& trainers() const { return options_.trainers; }
@@ -127,19 +132,28 @@ class Epoch : private TrainerWords {
   // `why` with what a trainer needs besides: the epoch, and where to resume from.
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
+  // Says the end to trainers that have detached, as soon as they are not needed any more, until all are to hear it.
+  void ServeDepartures();
+  // A rank whose trainer is to hear that it may go, -1 when there is none.
+  int TakeDeparture() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Clean();
   void TellEnd(int rank, const absl::Status& why);
+  void SendEnded(int rank, const absl::Status& why) const;
 
   void GatherLoop(int rank);
   // Ends the epoch when somebody is overdue. Returns when to look again.
   SteadyTime CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
-  // `agreed` gets the commands that all ranks of this daemon have now sent, for the other daemons.
-  void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, std::vector<v1::Command>& agreed)
+  // Commands that all ranks of this daemon have sent, for the other daemons; none in a world of one.
+  using Agreed = std::vector<v1::Command>;
+  void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, Agreed& agreed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Take(int rank, SentCommand command, std::vector<v1::Command>& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReportAgreed(int rank, const std::vector<v1::Command>& agreed) const;
+  void Take(int rank, SentCommand command, Agreed& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReportAgreed(int rank, const Agreed& agreed) const;
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Lets trainers go that have detached, and ends the epoch when others need what they will not send.
+  void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Departure(int rank) const;
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What a call of an engine or a vote returned.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -227,7 +227,9 @@ Model::Holder Model::HolderLocked(int rank) const {
     return Holder{.session = trainer.session, .pid = trainer.pid, .uid = trainer.uid};
   };
   if (const auto found = waiting_.find(rank); found != waiting_.end()) return holder(found->second);
-  if (Running() && world().Serves(rank)) return holder(epoch_->trainers()[local(rank)]);
+  if (Running() && world().Serves(rank) && !epoch_->HasLeft(local(rank))) {
+    return holder(epoch_->trainers()[local(rank)]);
+  }
   return {};
 }
 
@@ -251,12 +253,38 @@ void Model::Leave(int64_t session, const absl::Status& why) {
   if (epoch == nullptr) return;
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session != session) continue;
-    const absl::Status reason(why.code(), absl::StrCat("rank ", trainer.rank, ": ", why.message()));
     epoch->MarkGone(local(trainer.rank));
+    if (epoch->HasLeft(local(trainer.rank))) return;
+    const absl::Status reason(why.code(), absl::StrCat("rank ", trainer.rank, ": ", why.message()));
     // The world first: other daemons then know the reason when this one's engines close their connections.
     options_.world.cluster->EndEpoch(spec().name, epoch->number(), reason);
     OnEpochEnd(epoch->number(), reason);
   }
+}
+
+absl::Status Model::Detach(int64_t session, int64_t command_count) {
+  std::shared_ptr<Epoch> epoch;
+  bool waits = false;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [rank, trainer] : waiting_) waits = waits || trainer.session == session;
+    epoch = epoch_;
+  }
+  if (waits) Leave(session, absl::AbortedError("the trainer has left"));
+  if (waits || epoch == nullptr) return absl::OkStatus();
+  for (const Trainer& trainer : epoch->trainers()) {
+    if (trainer.session == session) return epoch->Detach(local(trainer.rank), command_count);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<const Trainer*> Model::Present() const {
+  std::vector<const Trainer*> present;
+  if (!Running()) return present;
+  for (const Trainer& trainer : epoch_->trainers()) {
+    if (!epoch_->HasLeft(local(trainer.rank))) present.push_back(&trainer);
+  }
+  return present;
 }
 
 absl::Status Model::Submit(int64_t session, const v1::Command& command) {
@@ -419,7 +447,7 @@ void Model::Drain(SteadyTime deadline, const absl::Status& why) {
 absl::Status Model::CheckVacant(absl::string_view operation) const {
   const Trainer* trainer = nullptr;
   if (!waiting_.empty()) trainer = &waiting_.begin()->second;
-  if (Running()) trainer = &epoch_->trainers()[0];
+  if (const std::vector<const Trainer*> present = Present(); !present.empty()) trainer = present.front();
   if (trainer == nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name,
                                                     ": no attached trainer expected, got rank ", trainer->rank,
@@ -427,7 +455,7 @@ absl::Status Model::CheckVacant(absl::string_view operation) const {
 }
 
 absl::Status Model::AwaitVacant(absl::string_view operation) const {
-  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
+  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || !Present().empty(); };
   mu_.Await(absl::Condition(&settled));
   return CheckVacant(operation);
 }
@@ -585,6 +613,7 @@ Model::Status Model::status() const {
   for (int rank = 0; rank < world().rank_count(); ++rank) status.scratch_bytes.push_back(epoch->scratch_bytes(rank));
   if (!status.running) return status;
   for (const Trainer& trainer : epoch->trainers()) {
+    if (epoch->HasLeft(local(trainer.rank))) continue;
     status.seats.push_back({.trainer = trainer,
                             .epoch = epoch->number(),
                             .last_command = epoch->last_command(local(trainer.rank)),

@@ -68,8 +68,12 @@ class Model {
   // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining and while the state is changed; what broke a
   // device; usable().
   absl::Status Attach(Trainer trainer);
-  // The trainer is gone, or wants to go: ends the epoch it is in. Unknown sessions are ignored. Its on_ended is called.
+  // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
+  // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
+  // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
+  // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
+  absl::Status Detach(int64_t session, int64_t command_count);
   // A command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions are
   // ignored.
   absl::Status Submit(int64_t session, const v1::Command& command);
@@ -196,6 +200,8 @@ class Model {
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The trainers of the epoch that have not left it.
+  std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while the state is being changed.

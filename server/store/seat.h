@@ -70,6 +70,12 @@ class Seat {
   bool gone = false;
   // Its ring is not read for want of room.
   bool held_back = false;
+  // It sends no commands after this one, and wants to go.
+  std::optional<int64_t> last_command;
+  // Nothing that it has sent needs it any more.
+  bool left = false;
+  // It has heard that it may go.
+  bool told = false;
 
  private:
   const int rank_;  // of the world

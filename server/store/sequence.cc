@@ -404,6 +404,13 @@ std::vector<int> Sequence::RunnablePushes() const {
   return ranks;
 }
 
+bool Sequence::Served(int rank, int64_t number) const {
+  if (received_[rank] < number) return false;
+  return std::none_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.command.number() <= number && !entry.command.has_gather() && entry.finished < options_.ranks;
+  });
+}
+
 // --- Finishing ---
 
 void Sequence::Pop(Queue& queue, SteadyTime now) {

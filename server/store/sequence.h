@@ -108,6 +108,10 @@ class Sequence {
   std::vector<int> RunnableGathers() const;
   std::vector<int> RunnablePushes() const;
 
+  // Whether nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of it, and
+  // no push or commit among it is unfinished. Gathers end without it.
+  bool Served(int rank, int64_t number) const;
+
   void Stop() { stopped_ = true; }
   // Whether the rank has sent commands that are not finished.
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }

@@ -404,6 +404,35 @@ TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
   EXPECT_THAT(second.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
 }
 
+// --- A trainer that goes in order ---
+
+// One has all it wants and leaves while the other has not yet waited for what both have asked for: the last evaluation
+// of a training, on ranks that are not equally fast.
+TEST_F(FaultTest, WhoLeavesTakesNothingFromTheOthersThatAllHaveAskedFor) {
+  StartDaemon();
+  const auto gather_last = [&](int rank, const std::function<void()>& before_wait) -> absl::Status {
+    auto client = Client::Connect({.rank = rank, .socket_dir = directory_.path()});
+    if (!client.ok()) return client.status();
+    auto model = client->OpenModel(SmallModel("evaluated"));
+    if (!model.ok()) return model.status();
+    auto gathered = model->Gather("first", Phase::kForward);
+    if (!gathered.ok()) return gathered.status();
+    before_wait();
+    return gathered->Wait();
+  };
+  ChildProcess slow = ChildProcess::Run([&](Board& board) {
+    return gather_last(0, [&] {
+      Reach(board, kStepReached, 1);
+      while (board.numbers[kGrandchild] == 0) usleep(1000);  // until the parent says so
+    });
+  });
+  ChildProcess fast = ChildProcess::Run([&](Board&) { return gather_last(1, [] {}); });
+  ASSERT_TRUE(slow.AwaitNumber(kStepReached, 1));
+  EXPECT_OK(fast.Await());
+  slow.board().numbers[kGrandchild] = 1;
+  EXPECT_OK(slow.Await());
+}
+
 // --- A trainer that means harm ---
 
 // Where this process maps the words page of its only session: a word on each cache line.

@@ -44,6 +44,8 @@ class FakeTrainer {
   bool AwaitStarted();
   // Null unless it came in time.
   const v1::EpochEnded* AwaitEnded();
+  // It goes in order, after the commands that it has sent.
+  absl::Status Detach() { return model_->Detach(session_, sent_); }
   // Its process is gone.
   void Leave(const absl::Status& why = absl::AbortedError("the trainer has gone"));
 
