@@ -40,6 +40,10 @@ namespace {
 // What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
 constexpr int kMaxStreamsOfConnection = 1024;
 constexpr int kStreamWindowBytes = 64 << 10;
+// That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call that
+// finds none is RESOURCE_EXHAUSTED.
+constexpr int kMaxGrpcThreads = 8;
+constexpr int kMaxClusterThreads = 1024;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
@@ -76,12 +80,20 @@ void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
 }
 
+void LimitThreads(grpc::ServerBuilder& builder, int threads) {
+  grpc::ResourceQuota quota;
+  quota.SetMaxThreads(threads);
+  builder.SetResourceQuota(quota);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+}
+
 // Null when an address cannot be bound. `port`: of the last TCP address.
 std::unique_ptr<grpc::Server> BuildServer(const std::vector<std::string>& addresses,
-                                          const std::vector<grpc::Service*>& services, int* port) {
+                                          const std::vector<grpc::Service*>& services, int max_threads, int* port) {
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   LimitWhatIsReceived(builder);
+  LimitThreads(builder, max_threads);
   for (const std::string& address : addresses) {
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
   }
@@ -166,7 +178,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   int port = 0;
-  cluster_server_ = BuildServer({config_.cluster_address}, {coordinator_->service.get()}, &port);
+  cluster_server_ = BuildServer({config_.cluster_address}, {coordinator_->service.get()}, kMaxClusterThreads, &port);
   if (cluster_server_ != nullptr) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("listen on ", config_.cluster_address, ": the address cannot be bound"));
 }
@@ -201,7 +213,7 @@ absl::Status Daemon::Impl::Serve() {
   std::vector<std::string> addresses{absl::StrCat("unix:", socket_dir_->grpc_path())};
   if (config_.listen.has_value()) addresses.push_back(*config_.listen);
   int port = 0;
-  server_ = BuildServer(addresses, {trainer_service_.get(), admin_service_.get()}, &port);
+  server_ = BuildServer(addresses, {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads, &port);
   if (server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("listen on ", addresses.back(), ": the address cannot be bound"));
   }
