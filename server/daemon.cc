@@ -47,6 +47,10 @@ namespace {
 // What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
 constexpr int kMaxStreamsOfConnection = 1024;
 constexpr int kStreamWindowBytes = 64 << 10;
+// That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call that
+// finds none is RESOURCE_EXHAUSTED.
+constexpr int kMaxGrpcThreads = 8;
+constexpr int kMaxClusterThreads = 1024;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
@@ -96,10 +100,18 @@ void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
 }
 
+void LimitThreads(grpc::ServerBuilder& builder, int threads) {
+  grpc::ResourceQuota quota;
+  quota.SetMaxThreads(threads);
+  builder.SetResourceQuota(quota);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+}
+
 absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets,
-                                          const std::vector<grpc::Service*>& services) {
+                                          const std::vector<grpc::Service*>& services, int max_threads) {
   grpc::ServerBuilder builder;
   LimitWhatIsReceived(builder);
+  LimitThreads(builder, max_threads);
   RunningServer started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets));
   for (grpc::Service* service : services) builder.RegisterService(service);
@@ -197,7 +209,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
-  ASSIGN_OR_RETURN(cluster_server_, StartServer(std::move(sockets), {coordinator_->service.get()}));
+  ASSIGN_OR_RETURN(cluster_server_, StartServer(std::move(sockets), {coordinator_->service.get()}, kMaxClusterThreads));
   return absl::OkStatus();
 }
 
@@ -235,7 +247,8 @@ absl::Status Daemon::Impl::Serve() {
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
-  ASSIGN_OR_RETURN(server_, StartServer(std::move(sockets), {trainer_service_.get(), admin_service_.get()}));
+  ASSIGN_OR_RETURN(server_,
+                   StartServer(std::move(sockets), {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     server_->GetHealthCheckService()->SetServingStatus(service, true);

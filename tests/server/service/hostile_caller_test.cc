@@ -1,5 +1,6 @@
 // A daemon in a process of its own, and callers who want its memory and its threads.
 
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <fstream>
@@ -115,6 +116,41 @@ TEST_F(HostileCallerTest, AMessageHasABoundForEverybody) {
   EXPECT_THAT(CallRaw(caller_->channel(), kCreateModel, std::string(16 * kMiB, 'x'), caller_->Context().get()),
               StatusIs(absl::StatusCode::kResourceExhausted, testing::HasSubstr("larger than max")));
   EXPECT_LT(PeakBytes() - before, 32 * kMiB);
+  ExpectAlive();
+}
+
+// Reflection needs no token; its streams hold threads of gRPC's, which have a bound.
+TEST_F(HostileCallerTest, StreamsOfReflectionHoldFewThreads) {
+  ExpectAlive();
+  const int64_t threads = DaemonThreads();
+  grpc::GenericStub stub(caller_->channel());
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+  for (int i = 0; i < 200; ++i) {
+    contexts.push_back(DaemonClient::ContextWith(std::nullopt));
+    streams.push_back(stub.PrepareCall(contexts.back().get(),
+                                       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
+    streams.back()->StartCall(nullptr);
+  }
+  // Who is refused is told at once; the others wait for a request until they are cancelled.
+  for (size_t i = 0; i < streams.size(); ++i) {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+  }
+  ExpectAlive();
+  EXPECT_LT(DaemonThreads(), threads + 30);
+  std::vector<grpc::Status> ends(streams.size());
+  for (size_t i = 0; i < streams.size(); ++i) streams[i]->Finish(&ends[i], &ends[i]);
+  for (size_t i = 0; i < streams.size(); ++i) {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    if (i > 0) continue;
+    EXPECT_EQ(static_cast<grpc::Status*>(tag)->error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    for (const auto& context : contexts) context->TryCancel();
+  }
   ExpectAlive();
 }
 
