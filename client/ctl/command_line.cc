@@ -175,7 +175,7 @@ CLI::Option* Reader::AddEncodingOptions(CLI::App& command) {
   return command
       .add_option_function<std::string>(
           "--format", [this](const std::string& text) { format_ = Parsed(ParseFormat, "--format", text); },
-          "FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D or NVFP4_2D")
+          FormatNames())
       ->type_name("FORMAT");
 }
 
