@@ -48,16 +48,13 @@ NpyArray NewArray(int64_t element_bytes, std::vector<int64_t> shape, int64_t byt
   return {dtype, std::move(shape), std::vector<uint8_t>(bytes)};
 }
 
-// Returns the bytes of one number of a data file's array: two elements of NVFP4_2D are one number.
-int64_t DataElementBytes(Format format) {
-  if (format == Format::kFP32) return sizeof(float);
-  return format == Format::kBF16 || format == Format::kFP16 ? sizeof(uint16_t) : 1;
-}
+// Returns the bytes of one number of a data file's array. Two elements of NVFP4_2D are one number.
+int64_t DataElementBytes(Format format) { return std::max(1, TraitsOf(format).element_bits / 8); }
 
 NpyArray NewScales(const Encoding& encoding, Plane plane, MatrixShape matrix) {
   const int64_t bytes = ScaleBytes(encoding, plane, matrix.rows, matrix.cols);
   if (bytes == 0) return {};
-  const bool of_tensor = NeedsAmax(encoding.format) && encoding.format != Format::kNVFP4_2D;
+  const bool of_tensor = TraitsOf(encoding.format).row_wise_block.rows == kUnbounded;
   if (of_tensor) return NewArray(bytes, {1}, bytes);
   const MatrixShape shape = ScaleShape(encoding, plane, matrix.rows, matrix.cols);
   return NewArray(bytes / (shape.rows * shape.cols), {shape.rows, shape.cols}, bytes);
@@ -142,7 +139,7 @@ absl::StatusOr<NpyArray> ReadLike(const std::string& path, const NpyArray& expec
 // says so, one fewer.
 absl::StatusOr<int64_t> DecodedColumns(Format format, int64_t stored, std::optional<int64_t> columns,
                                        const std::string& path) {
-  const bool is_packed = format == Format::kNVFP4_2D;
+  const bool is_packed = TraitsOf(format).element_bits < 8;
   const int64_t most = is_packed ? 2 * stored : stored;
   if (!columns.has_value() || *columns == most || (is_packed && *columns == most - 1)) return columns.value_or(most);
   return absl::InvalidArgumentError(absl::StrCat(path, ": rows of ", *columns, " columns expected, got of ", most));

@@ -19,7 +19,7 @@ CLI::Option* EncodingOptions::AddFormat(CLI::App& app) {
                   "E4M3, E5M2 or E2M1 (default: E4M3, NVFP4_2D E2M1)");
   return AddParsedOption(
       app, "--format", "FORMAT", ParseFormat, format_,
-      "FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D or NVFP4_2D");
+      FormatNames());
 }
 
 void EncodingOptions::AddPowerOfTwoScales(CLI::App& app) {

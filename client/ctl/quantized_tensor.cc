@@ -36,15 +36,23 @@ Dtype DataDtype(const Encoding& encoding) {
     case Format::kFP8Block128x128:
     case Format::kMXFP8:
     case Format::kMXFP8_2D:
-      return encoding.element == ElementType::kE4M3 ? Dtype::kF8E4M3 : Dtype::kF8E5M2;
+      break;
   }
-  return Dtype::kU8;  // for values that are no format
+  return encoding.element == ElementType::kE4M3 ? Dtype::kF8E4M3 : Dtype::kF8E5M2;
 }
 
 // E8M0 scales are U8, the type that readers of safetensors have had all along.
 Dtype ScaleDtype(Format format) {
-  if (format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128) return Dtype::kF32;
-  return format == Format::kNVFP4_2D ? Dtype::kF8E4M3 : Dtype::kU8;
+  switch (TraitsOf(format).scale_type) {
+    case ScaleType::kFloat32:
+      return Dtype::kF32;
+    case ScaleType::kE4M3:
+      return Dtype::kF8E4M3;
+    case ScaleType::kNone:
+    case ScaleType::kE8M0:
+      break;
+  }
+  return Dtype::kU8;
 }
 
 std::string NameOf(const QuantizedTensor& tensor, Part part) {

@@ -9,8 +9,7 @@ namespace paramshard::internal {
 namespace {
 
 // The enumerations of the kernels and of the proto have equal numbers.
-static_assert(static_cast<int>(Format::kNVFP4_2D) == v1::FORMAT_NVFP4_2D);
-static_assert(static_cast<int>(Format::kMXFP8) == v1::FORMAT_MXFP8);
+static_assert(std::size(kFormats) == v1::Format_MAX);
 static_assert(static_cast<int>(ElementType::kE2M1) == v1::ELEMENT_E2M1);
 static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
 static_assert(static_cast<int>(MomentType::kFP8) == v1::MOMENT_TYPE_FP8);
@@ -40,6 +39,12 @@ void SetInitialValue(const InitialValue& value, v1::InitialValue* proto) {
     case Initializer::kUniform:
       proto->mutable_uniform()->set_low(value.a);
       proto->mutable_uniform()->set_high(value.b);
+      return;
+    case Initializer::kTruncatedNormal:
+      proto->mutable_truncated_normal()->set_mean(value.a);
+      proto->mutable_truncated_normal()->set_standard_deviation(value.b);
+      proto->mutable_truncated_normal()->set_low(value.low);
+      proto->mutable_truncated_normal()->set_high(value.high);
       return;
   }
 }
@@ -96,6 +101,10 @@ InitialValue ToInitialValue(const v1::InitialValue& proto) {
       return {Initializer::kNormal, proto.normal().mean(), proto.normal().standard_deviation()};
     case v1::InitialValue::kUniform:
       return {Initializer::kUniform, proto.uniform().low(), proto.uniform().high()};
+    case v1::InitialValue::kTruncatedNormal: {
+      const v1::InitialValue::TruncatedNormal& normal = proto.truncated_normal();
+      return {Initializer::kTruncatedNormal, normal.mean(), normal.standard_deviation(), normal.low(), normal.high()};
+    }
     case v1::InitialValue::KIND_NOT_SET:
       break;
   }

@@ -31,9 +31,14 @@ MatrixShape TileShape(Format format) {
       return {kNvfp4BlockSize, kNvfp4TileCols};
     case Format::kFP8Block128x128:
       return {kFp8BlockSize, kFp8BlockTileCols};
-    default:
+    case Format::kFP32:
+    case Format::kBF16:
+    case Format::kFP16:
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
       return {1, kFlatTileCols};
   }
+  return {};
 }
 
 MatrixShape WalkedShape(Format format, int64_t rows, int64_t cols) {
@@ -42,10 +47,7 @@ MatrixShape WalkedShape(Format format, int64_t rows, int64_t cols) {
 
 void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walked, const Tile& tile,
                 MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling) {
-  if (encoding.format == Format::kMXFP8) {
-    return EncodeMxfp8Tile(encoding, matrix, walked, tile, row_wise, column_wise);
-  }
-  if (row_wise.data == nullptr) return;
+  if (row_wise.data == nullptr && !HasColumnPlane(encoding.format)) return;
   const int64_t first = tile.row * walked.cols + tile.col;
   switch (encoding.format) {
     case Format::kFP32:
@@ -54,20 +56,23 @@ void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walke
       return EncodeBFloat16s(matrix + first, tile.cols, row_wise.data + first * sizeof(uint16_t));
     case Format::kFP16:
       return EncodeFloat16s(matrix + first, tile.cols, row_wise.data + first * sizeof(uint16_t));
+    case Format::kMXFP8:
+      return EncodeMxfp8Tile(encoding, matrix, walked, tile, row_wise, column_wise);
     case Format::kMXFP8_2D:
       return EncodeMxfp8_2dTile(encoding, matrix, walked, tile, row_wise);
     case Format::kNVFP4_2D:
       return EncodeNvfp4Tile(matrix, walked, tile, scaling.amax, row_wise);
     case Format::kFP8Block128x128:
       return EncodeFp8BlockTile(encoding, matrix, walked, tile, row_wise);
-    default:
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
       return EncodeFp8Tensor(encoding.element, matrix + first, tile.cols, Fp8TensorScale(encoding, scaling),
                              row_wise.data + first);
   }
 }
 
 void StoreTensorScaling(const Encoding& encoding, const TensorScaling& scaling, MutablePlane row_wise) {
-  if (encoding.format == Format::kNVFP4_2D) {
+  if (AmaxBytes(encoding.format) > 0) {
     if (row_wise.amax != nullptr) memcpy(row_wise.amax, &scaling.amax, sizeof(scaling.amax));
   } else if (NeedsAmax(encoding.format) && row_wise.scales != nullptr) {
     const float scale_inv = 1.0f / Fp8TensorScale(encoding, scaling);
@@ -105,7 +110,8 @@ void DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int6
       return DecodeNvfp4(encoded, {rows, cols}, out);
     case Format::kFP8Block128x128:
       return DecodeFp8Block(encoding, encoded, {rows, cols}, out);
-    default:
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
       return DecodeFp8Tensor(encoding.element, encoded, rows * cols, out);
   }
 }

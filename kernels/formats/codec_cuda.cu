@@ -286,7 +286,21 @@ __device__ typename Out::Stored DecodeOne(const SourcePlane& source, int64_t row
   return Out::Store(source.scales.Apply(values[0], source.scales.At(row, col), source.scales.OfTensor()));
 }
 
-// Which groups a thread decodes.
+// Where stores of 16 bytes lie in a row: `head` elements come before the first of them, `tail` after the last.
+struct RowEdges {
+  template <typename Stored>
+  __device__ RowEdges(const Stored* row, int64_t cols, bool is_aligned) {
+    constexpr int kGroup = 16 / sizeof(Stored);
+    const auto phase = is_aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Stored));
+    head = static_cast<int>(min(int64_t{(kGroup - phase) % kGroup}, cols));
+    tail = static_cast<int>((cols - head) % kGroup);
+  }
+
+  int head;
+  int tail;
+};
+
+// Which groups a thread decodes. A block has a rectangle of them, or a part of one long row.
 template <typename SourcePlane>
 struct Walk {
   static constexpr bool kIsFlat = SourcePlane::Scales::kColumns == 0;
@@ -295,11 +309,15 @@ struct Walk {
   __device__ Walk(uint32_t blocks_across, int across_log2) {
     const int64_t block_row = blockIdx.x / blocks_across;
     const int64_t block_col = blockIdx.x % blocks_across;
+    begins_rows = block_col == 0;
     if (kIsFlat) {
-      first_row = block_row;
+      rows_of_block = 1;
+      first_row_of_block = first_row = block_row;
       first_group = block_col * (kThreads * kGroups) + threadIdx.x;
     } else {
-      first_row = (block_row * (kThreads >> across_log2) + (threadIdx.x >> across_log2)) * kGroups;
+      rows_of_block = (kThreads >> across_log2) * kGroups;
+      first_row_of_block = block_row * rows_of_block;
+      first_row = first_row_of_block + static_cast<int64_t>(threadIdx.x >> across_log2) * kGroups;
       first_group = (block_col << across_log2) + (threadIdx.x & ((1 << across_log2) - 1));
     }
   }
@@ -307,12 +325,33 @@ struct Walk {
   __device__ int64_t Row(int i) const { return kIsFlat ? first_row : first_row + i; }
   __device__ int64_t Group(int i) const { return kIsFlat ? first_group + i * kThreads : first_group; }
 
+  bool begins_rows;
+  int rows_of_block;
+  int64_t first_row_of_block;
   int64_t first_row;
   int64_t first_group;
 };
 
+// Decodes what the stores of 16 bytes leave of a block's rows, an element a thread.
+template <typename Out, bool kAligned, typename SourcePlane>
+__device__ void DecodeEdges(const SourcePlane& source, const Walk<SourcePlane>& walk, int64_t rows, int64_t cols,
+                            typename Out::Stored* out) {
+  constexpr int kGroup = kGroupOf<Out>;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < walk.rows_of_block * 2 * kGroup; i += kThreads) {
+    const int64_t row = walk.first_row_of_block + i / (2 * kGroup);
+    if (row >= rows) return;
+    typename Out::Stored* const target = out + row * cols;
+    const RowEdges edges(target, cols, kAligned);
+    const int place = i % (2 * kGroup);
+    const bool is_tail = place >= kGroup;
+    if (place - (is_tail ? kGroup : 0) >= (is_tail ? edges.tail : edges.head)) continue;
+    const int64_t col = is_tail ? cols - edges.tail + place - kGroup : place;
+    target[col] = DecodeOne<Out>(source, row, col);
+  }
+}
+
 // A group's stores are aligned to 16 bytes. kAligned: so is every row, and groups of codes are aligned to their size.
-// Else a row's first group may begin before it, and its last one end behind it.
 template <typename Out, bool kAligned, typename SourcePlane>
 __global__ __launch_bounds__(kThreads) void DecodeKernel(const SourcePlane source, int64_t rows, int64_t cols,
                                                          uint32_t blocks_across, int across_log2,
@@ -324,17 +363,16 @@ __global__ __launch_bounds__(kThreads) void DecodeKernel(const SourcePlane sourc
   constexpr bool kScalesStay = kAligned && Scales::kRowsShare;
   const Walk<SourcePlane> walk(blocks_across, across_log2);
   const auto column = [&](int i) -> int64_t {
-    if (kAligned) return walk.Group(i) * kGroup;
-    const auto row_start = reinterpret_cast<uintptr_t>(out + walk.Row(i) * cols);
-    return walk.Group(i) * kGroup - static_cast<int64_t>(row_start % 16 / sizeof(*out));
+    const int64_t first = walk.Group(i) * kGroup;
+    return kAligned ? first : first + RowEdges(out + walk.Row(i) * cols, cols, false).head;
   };
-  const auto is_whole = [&](int i, int64_t col) { return walk.Row(i) < rows && col >= 0 && col + kGroup <= cols; };
+  const auto exists = [&](int i, int64_t col) { return walk.Row(i) < rows && col + kGroup <= cols; };
 
   uint32_t words[kGroups][kWords];
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const int64_t col = column(i);
-    if (!is_whole(i, col)) continue;
+    if (!exists(i, col)) continue;
     const int64_t first = walk.Row(i) * source.pitch + col;
     if constexpr (kAligned) {
       ReadAligned<Codes::kBits, kGroup>(source.data, first, words[i]);
@@ -344,14 +382,12 @@ __global__ __launch_bounds__(kThreads) void DecodeKernel(const SourcePlane sourc
   }
   const float of_tensor = source.scales.OfTensor();
   float scales[kGroup];
-  if (kScalesStay && is_whole(0, column(0))) ReadScales<kAligned>(source.scales, walk.Row(0), column(0), scales);
-  bool all_whole = true;
+  if (kScalesStay && exists(0, column(0))) ReadScales<kAligned>(source.scales, walk.Row(0), column(0), scales);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const int64_t row = walk.Row(i);
     const int64_t col = column(i);
-    all_whole = all_whole && is_whole(i, col);
-    if (!is_whole(i, col)) continue;
+    if (!exists(i, col)) continue;
     if (!kScalesStay) ReadScales<kAligned>(source.scales, row, col, scales);
     float values[kGroup];
     Codes::Unpack(words[i], values);
@@ -359,17 +395,7 @@ __global__ __launch_bounds__(kThreads) void DecodeKernel(const SourcePlane sourc
     for (int j = 0; j < kGroup; ++j) values[j] = Scales::Apply(values[j], scales[j], of_tensor);
     *reinterpret_cast<uint4*>(out + row * cols + col) = Out::Pack(values);
   }
-  if (all_whole) return;
-#pragma unroll 1
-  for (int i = 0; i < kGroups; ++i) {
-    const int64_t row = walk.Row(i);
-    const int64_t col = column(i);
-    if (row >= rows || is_whole(i, col)) continue;
-#pragma unroll 1
-    for (int64_t c = max(col, int64_t{0}); c < min(col + kGroup, cols); ++c) {
-      out[row * cols + c] = DecodeOne<Out>(source, row, c);
-    }
-  }
+  if (walk.begins_rows && !(kAligned && cols % kGroup == 0)) DecodeEdges<Out, kAligned>(source, walk, rows, cols, out);
 }
 
 int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
@@ -384,8 +410,8 @@ int AcrossLog2(int64_t groups) {
 template <typename Out, bool kAligned, typename SourcePlane>
 void LaunchDecode(const SourcePlane& source, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
   constexpr int kGroup = kGroupOf<Out>;
-  // One more than a row has where a row's first group may begin before it.
-  const int64_t groups = CeilDivide(kAligned ? cols : cols + kGroup - 1, kGroup);
+  // A row without any has edges all the same.
+  const int64_t groups = std::max<int64_t>(1, cols / kGroup);
   const int across_log2 = AcrossLog2(groups);
   const bool is_flat = Walk<SourcePlane>::kIsFlat;
   const int64_t across = CeilDivide(groups, is_flat ? kThreads * kGroups : 1 << across_log2);

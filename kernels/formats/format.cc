@@ -1,5 +1,7 @@
 #include "kernels/formats/format.h"
 
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 
@@ -18,67 +20,60 @@ constexpr ElementInfo kElements[] = {
     {ElementType::kE2M1, "E2M1"},
 };
 
-// The elements that one scale serves; {0, 0} without scales. Clipped to the matrix at its edges.
-using BlockShape = MatrixShape;
-
-// Stands for the whole tensor, however large.
-constexpr int64_t kUnbounded = INT64_MAX;
-
-struct FormatInfo {
-  Format format;
-  absl::string_view name;
-  int64_t granule_rows;
-  int64_t element_bits;
-  int64_t scale_bytes;
-  BlockShape row_wise_block;
-  BlockShape column_wise_block;
-};
-
-constexpr FormatInfo kFormats[] = {
-    {Format::kFP32, "FP32", 1, 32, 0, {}, {}},
-    {Format::kBF16, "BF16", 1, 16, 0, {}, {}},
-    {Format::kFP16, "FP16", 1, 16, 0, {}, {}},
-    {Format::kFP8TensorCurrent, "FP8_TENSOR_CURRENT", 1, 8, 4, {kUnbounded, kUnbounded}, {}},
-    {Format::kFP8TensorDelayed, "FP8_TENSOR_DELAYED", 1, 8, 4, {kUnbounded, kUnbounded}, {}},
-    {Format::kFP8Block128x128, "FP8_BLOCK_128X128", 128, 8, 4, {128, 128}, {}},
-    {Format::kMXFP8, "MXFP8", 32, 8, 1, {1, 32}, {32, 1}},
-    {Format::kMXFP8_2D, "MXFP8_2D", 32, 8, 1, {32, 32}, {}},
-    {Format::kNVFP4_2D, "NVFP4_2D", 16, 4, 1, {16, 16}, {}},
-};
-
-const FormatInfo* FindFormat(Format format) {
-  for (const FormatInfo& info : kFormats) {
-    if (info.format == format) return &info;
+const FormatTraits* FindFormat(Format format) {
+  for (const FormatTraits& traits : kFormats) {
+    if (traits.format == format) return &traits;
   }
   return nullptr;
 }
 
-const FormatInfo& GetFormat(Format format) {
-  const FormatInfo* info = FindFormat(format);
-  PARAMSHARD_CHECK(info != nullptr);
-  return *info;
+bool ElementFits(ElementTypes types, ElementType element) {
+  switch (types) {
+    case ElementTypes::kAny:
+      return true;
+    case ElementTypes::kFloat8:
+      return element == ElementType::kE4M3 || element == ElementType::kE5M2;
+    case ElementTypes::kFloat4:
+      return element == ElementType::kE2M1;
+  }
+  return false;
 }
 
-bool ElementFits(Format format, ElementType element) {
-  switch (format) {
-    case Format::kFP32:
-    case Format::kBF16:
-    case Format::kFP16:
-      return true;
-    case Format::kNVFP4_2D:
-      return element == ElementType::kE2M1;
-    default:
-      return element == ElementType::kE4M3 || element == ElementType::kE5M2;
+int64_t BytesOf(ScaleType type) {
+  switch (type) {
+    case ScaleType::kNone:
+      return 0;
+    case ScaleType::kFloat32:
+      return 4;
+    case ScaleType::kE8M0:
+    case ScaleType::kE4M3:
+      return 1;
   }
+  return 0;
 }
 
 int64_t CeilDivide(int64_t size, int64_t block) { return size / block + (size % block != 0 ? 1 : 0); }
 
 }  // namespace
 
+const FormatTraits& TraitsOf(Format format) {
+  const FormatTraits* traits = FindFormat(format);
+  PARAMSHARD_CHECK(traits != nullptr);
+  return *traits;
+}
+
 absl::string_view FormatName(Format format) {
-  const FormatInfo* info = FindFormat(format);
-  return info == nullptr ? "UNKNOWN" : info->name;
+  const FormatTraits* traits = FindFormat(format);
+  return traits == nullptr ? "UNKNOWN" : traits->name;
+}
+
+std::string FormatNames() {
+  std::string names;
+  for (const FormatTraits& traits : kFormats) {
+    const bool is_last = &traits == std::end(kFormats) - 1;
+    absl::StrAppend(&names, names.empty() ? "" : is_last ? " or " : ", ", traits.name);
+  }
+  return names;
 }
 
 absl::string_view ElementTypeName(ElementType element) {
@@ -89,8 +84,8 @@ absl::string_view ElementTypeName(ElementType element) {
 }
 
 absl::StatusOr<Format> ParseFormat(absl::string_view name) {
-  for (const FormatInfo& info : kFormats) {
-    if (info.name == name) return info.format;
+  for (const FormatTraits& traits : kFormats) {
+    if (traits.name == name) return traits.format;
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown format \"", name, "\""));
 }
@@ -103,42 +98,42 @@ absl::StatusOr<ElementType> ParseElementType(absl::string_view name) {
 }
 
 absl::Status CheckEncodable(const Encoding& encoding) {
-  const FormatInfo* info = FindFormat(encoding.format);
-  if (info == nullptr) {
+  const FormatTraits* traits = FindFormat(encoding.format);
+  if (traits == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("unknown format ", static_cast<int>(encoding.format)));
   }
-  if (!ElementFits(encoding.format, encoding.element)) {
+  if (!ElementFits(traits->elements, encoding.element)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("format ", info->name, " has no element type ", ElementTypeName(encoding.element)));
+        absl::StrCat("format ", traits->name, " has no element type ", ElementTypeName(encoding.element)));
   }
   return absl::OkStatus();
 }
 
 ElementType DefaultElement(Format format) {
-  return format == Format::kNVFP4_2D ? ElementType::kE2M1 : ElementType::kE4M3;
+  return TraitsOf(format).elements == ElementTypes::kFloat4 ? ElementType::kE2M1 : ElementType::kE4M3;
 }
 
-bool ReadsPowerOfTwoScales(Format format) {
-  return format == Format::kFP8TensorCurrent || format == Format::kFP8Block128x128;
+bool ReadsPowerOfTwoScales(Format format) { return TraitsOf(format).power_of_two_scales != PowerOfTwoScales::kNever; }
+
+bool DefaultPowerOfTwoScales(Format format) {
+  return TraitsOf(format).power_of_two_scales != PowerOfTwoScales::kOnRequest;
 }
 
-bool DefaultPowerOfTwoScales(Format format) { return format != Format::kFP8TensorCurrent; }
+int64_t GranuleRows(Format format) { return TraitsOf(format).granule_rows; }
 
-int64_t GranuleRows(Format format) { return GetFormat(format).granule_rows; }
+bool NeedsAmax(Format format) { return TraitsOf(format).amax_use != AmaxUse::kNone; }
 
-bool NeedsAmax(Format format) { return EncodesAfterAmax(format) || format == Format::kFP8TensorDelayed; }
+bool EncodesAfterAmax(Format format) { return TraitsOf(format).amax_use == AmaxUse::kBeforeEncoding; }
 
-bool EncodesAfterAmax(Format format) { return format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D; }
-
-bool HasColumnPlane(Format format) { return GetFormat(format).column_wise_block.rows != 0; }
+bool HasColumnPlane(Format format) { return TraitsOf(format).column_wise_block.rows != 0; }
 
 int64_t DataBytes(const Encoding& encoding, int64_t rows, int64_t cols) {
-  return rows * CeilDivide(cols * GetFormat(encoding.format).element_bits, 8);
+  return rows * CeilDivide(cols * TraitsOf(encoding.format).element_bits, 8);
 }
 
 MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols) {
-  const FormatInfo& info = GetFormat(encoding.format);
-  const BlockShape block = plane == Plane::kRowWise ? info.row_wise_block : info.column_wise_block;
+  const FormatTraits& traits = TraitsOf(encoding.format);
+  const MatrixShape block = plane == Plane::kRowWise ? traits.row_wise_block : traits.column_wise_block;
   if (block.rows == 0) return {0, 0};
   // A scale of the whole tensor belongs to every extent, an empty one too.
   if (block.rows == kUnbounded) return {1, 1};
@@ -147,9 +142,9 @@ MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int6
 
 int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols) {
   const MatrixShape shape = ScaleShape(encoding, plane, rows, cols);
-  return shape.rows * shape.cols * GetFormat(encoding.format).scale_bytes;
+  return shape.rows * shape.cols * BytesOf(TraitsOf(encoding.format).scale_type);
 }
 
-int64_t AmaxBytes(Format format) { return format == Format::kNVFP4_2D ? 4 : 0; }
+int64_t AmaxBytes(Format format) { return TraitsOf(format).amax_bytes; }
 
 }  // namespace paramshard

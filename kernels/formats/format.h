@@ -1,4 +1,5 @@
-// The formats that a parameter's planes are encoded in, and the sizes that follow from them.
+// The formats that a parameter's planes are encoded in: kFormats says of each what its sizes, its layout and the course
+// of a commit follow from.
 //
 // A parameter is seen as a matrix of `rows` x `cols`. A plane is its data plus, for block formats, compact scales: one
 // entry per block, edge blocks included, no padding.
@@ -17,6 +18,7 @@
 #define PARAMSHARD_KERNELS_FORMATS_FORMAT_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -56,9 +58,175 @@ struct Encoding {
   friend bool operator!=(const Encoding& a, const Encoding& b) { return !(a == b); }
 };
 
+struct MatrixShape {
+  int64_t rows = 0;
+  int64_t cols = 0;
+
+  friend bool operator==(const MatrixShape& a, const MatrixShape& b) { return a.rows == b.rows && a.cols == b.cols; }
+  friend bool operator!=(const MatrixShape& a, const MatrixShape& b) { return !(a == b); }
+};
+
+// Which element types a format's codes may have.
+enum class ElementTypes : uint8_t { kAny, kFloat8, kFloat4 };
+
+// What one scale is stored as.
+enum class ScaleType : uint8_t { kNone, kFloat32, kE8M0, kE4M3 };
+
+// What the amax of the whole tensor, over all ranks, is for.
+enum class AmaxUse : uint8_t {
+  kNone,
+  kLaterSteps,      // it makes the scales of later steps
+  kBeforeEncoding,  // without it the planes cannot be encoded
+};
+
+// Whether scales may be rounded down to powers of two, and whether they are where nobody says.
+enum class PowerOfTwoScales : uint8_t { kNever, kOnRequest, kByDefault };
+
+// Stands for the whole tensor, however large, in the shape of a block.
+inline constexpr int64_t kUnbounded = INT64_MAX;
+
+// One format. A constant, from which the functions below follow.
+struct FormatTraits {
+  Format format;
+  const char* name;
+  int element_bits;
+  ElementTypes elements;
+  ScaleType scale_type;
+  // The elements that one scale serves, clipped to the matrix at its edges; {0, 0} without scales, or without the
+  // column-wise plane.
+  MatrixShape row_wise_block;
+  MatrixShape column_wise_block;
+  // Rows that must stay together because they share a scale. Extents are cut at multiples of it.
+  int granule_rows;
+  AmaxUse amax_use;
+  // Of the amax that is stored with the row-wise plane.
+  int amax_bytes;
+  PowerOfTwoScales power_of_two_scales;
+};
+
+// All of them, by number. What is to be done for each format goes through this list; what differs from format to format
+// is a field, or a `switch` without `default`, in which the compiler names a format that was forgotten.
+inline constexpr FormatTraits kFormats[] = {
+    {Format::kFP32,
+     "FP32",
+     32,
+     ElementTypes::kAny,
+     ScaleType::kNone,
+     {},
+     {},
+     1,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kBF16,
+     "BF16",
+     16,
+     ElementTypes::kAny,
+     ScaleType::kNone,
+     {},
+     {},
+     1,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kFP16,
+     "FP16",
+     16,
+     ElementTypes::kAny,
+     ScaleType::kNone,
+     {},
+     {},
+     1,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kFP8TensorCurrent,
+     "FP8_TENSOR_CURRENT",
+     8,
+     ElementTypes::kFloat8,
+     ScaleType::kFloat32,
+     {kUnbounded, kUnbounded},
+     {},
+     1,
+     AmaxUse::kBeforeEncoding,
+     0,
+     PowerOfTwoScales::kOnRequest},
+    {Format::kFP8TensorDelayed,
+     "FP8_TENSOR_DELAYED",
+     8,
+     ElementTypes::kFloat8,
+     ScaleType::kFloat32,
+     {kUnbounded, kUnbounded},
+     {},
+     1,
+     AmaxUse::kLaterSteps,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kFP8Block128x128,
+     "FP8_BLOCK_128X128",
+     8,
+     ElementTypes::kFloat8,
+     ScaleType::kFloat32,
+     {128, 128},
+     {},
+     128,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kByDefault},
+    {Format::kMXFP8,
+     "MXFP8",
+     8,
+     ElementTypes::kFloat8,
+     ScaleType::kE8M0,
+     {1, 32},
+     {32, 1},
+     32,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kMXFP8_2D,
+     "MXFP8_2D",
+     8,
+     ElementTypes::kFloat8,
+     ScaleType::kE8M0,
+     {32, 32},
+     {},
+     32,
+     AmaxUse::kNone,
+     0,
+     PowerOfTwoScales::kNever},
+    {Format::kNVFP4_2D,
+     "NVFP4_2D",
+     4,
+     ElementTypes::kFloat4,
+     ScaleType::kE4M3,
+     {16, 16},
+     {},
+     16,
+     AmaxUse::kBeforeEncoding,
+     4,
+     PowerOfTwoScales::kNever},
+};
+
+// The number of a format is its place in the list, from 1.
+constexpr bool FormatsAreInOrder() {
+  int number = 0;
+  for (const FormatTraits& traits : kFormats) {
+    if (static_cast<int>(traits.format) != ++number) return false;
+  }
+  return true;
+}
+static_assert(FormatsAreInOrder());
+
+// Requires a format of the list.
+const FormatTraits& TraitsOf(Format format);
+
 // "FP32", "FP8_BLOCK_128X128", ...; "E4M3", ... and "NONE". "UNKNOWN" for a number outside the enumeration.
 absl::string_view FormatName(Format format);
 absl::string_view ElementTypeName(ElementType element);
+
+// The names of all formats: "FP32, BF16, ... or NVFP4_2D".
+std::string FormatNames();
 
 // The inverse of the names above, which are matched exactly. InvalidArgument for any other text.
 absl::StatusOr<Format> ParseFormat(absl::string_view name);
@@ -68,39 +236,26 @@ absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 // of E2M1). Call it before any function that takes an Encoding: those CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
 
-// What an encoding's element is where nobody says: E2M1 for NVFP4_2D, else E4M3.
+// What an encoding's element is where nobody says: the first one that fits, E4M3 or E2M1.
 ElementType DefaultElement(Format format);
 
-// True where power_of_two_scales decides bytes: FP8_TENSOR_CURRENT and FP8_BLOCK_128X128.
+// True where power_of_two_scales decides bytes.
 bool ReadsPowerOfTwoScales(Format format);
 
 // What power_of_two_scales is where nobody says, as in TransformerEngine: any scale for a whole tensor, powers of two
 // for blocks. True for formats that do not read it.
 bool DefaultPowerOfTwoScales(Format format);
 
-// Rows that must stay together because they share a scale: 128 for FP8_BLOCK_128X128, 32 for MXFP8 and MXFP8_2D, 16 for
-// NVFP4_2D, else 1. Extents are cut at multiples of it.
+// FormatTraits::granule_rows.
 int64_t GranuleRows(Format format);
 
-// True for FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED and NVFP4_2D: a number that is made from the amax of the whole
-// tensor, over all ranks, decides their bytes.
+// Whether the amax of the whole tensor, over all ranks, decides bytes; and whether encoding has to wait for it.
 bool NeedsAmax(Format format);
-
-// True for FP8_TENSOR_CURRENT and NVFP4_2D, which can only be encoded once that amax is known. FP8_TENSOR_DELAYED is
-// encoded with a scale that earlier amaxes gave.
 bool EncodesAfterAmax(Format format);
 
 // True for MXFP8, whose column-wise plane is encoded from the master by itself. Elsewhere columns are read from the
 // row-wise plane.
 bool HasColumnPlane(Format format);
-
-struct MatrixShape {
-  int64_t rows = 0;
-  int64_t cols = 0;
-
-  friend bool operator==(const MatrixShape& a, const MatrixShape& b) { return a.rows == b.rows && a.cols == b.cols; }
-  friend bool operator!=(const MatrixShape& a, const MatrixShape& b) { return !(a == b); }
-};
 
 // Size in bytes of the data of one plane. `rows` and `cols` are not negative, and rows * cols * 4 fits 63 bits.
 int64_t DataBytes(const Encoding& encoding, int64_t rows, int64_t cols);
@@ -111,7 +266,7 @@ MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int6
 // Size in bytes of those scales; 0 when there are none.
 int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols);
 
-// Size in bytes of the amax that goes with the row-wise plane: 4 for NVFP4_2D, else 0.
+// Size in bytes of the amax that goes with the row-wise plane; 0 when there is none.
 int64_t AmaxBytes(Format format);
 
 }  // namespace paramshard

@@ -11,7 +11,15 @@ namespace paramshard {
 namespace {
 
 bool HasByteBlocks(Format format) {
-  return format == Format::kMXFP8 || format == Format::kMXFP8_2D || format == Format::kNVFP4_2D;
+  switch (TraitsOf(format).scale_type) {
+    case ScaleType::kE8M0:
+    case ScaleType::kE4M3:
+      return true;
+    case ScaleType::kNone:
+    case ScaleType::kFloat32:
+      return false;
+  }
+  return false;
 }
 
 absl::string_view PlaneName(Plane plane) { return plane == Plane::kRowWise ? "row-wise" : "column-wise"; }

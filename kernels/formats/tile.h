@@ -26,7 +26,7 @@ struct Tile {
 // The largest tile of a format.
 MatrixShape TileShape(Format format);
 
-// The matrix as it is walked: one long row where no scale ties elements together.
+// The shape in which a matrix is walked: one long row where its format has no blocks, else that of the matrix.
 MatrixShape WalkedShape(Format format, int64_t rows, int64_t cols);
 
 // Calls visit(tile) for the tiles of a matrix of WalkedShape(), left to right, then down.

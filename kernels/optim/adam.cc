@@ -27,14 +27,14 @@ struct BFloat16Moment {
   PARAMSHARD_ALWAYS_INLINE static Stored Store(float value) { return EncodeBFloat16(value); }
 };
 
-template <AdamMode kMode, typename ExpAvg, typename ExpAvgSq>
+template <WeightDecay kDecay, typename ExpAvg, typename ExpAvgSq>
 PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, const float* __restrict gradient,
                                              float* __restrict master, typename ExpAvg::Stored* __restrict exp_avg,
                                              typename ExpAvgSq::Stored* __restrict exp_avg_sq, int64_t count) {
   const AdamStep constants = step;
   for (int64_t i = 0; i < count; ++i) {
     const AdamElement old = {master[i], ExpAvg::Load(exp_avg[i]), ExpAvgSq::Load(exp_avg_sq[i])};
-    const AdamElement fresh = UpdateAdamElement<kMode>(constants, gradient[i], old);
+    const AdamElement fresh = UpdateAdamElement<kDecay>(constants, gradient[i], old);
     master[i] = CanonicalNan(fresh.master);
     exp_avg[i] = ExpAvg::Store(fresh.exp_avg);
     exp_avg_sq[i] = ExpAvgSq::Store(fresh.exp_avg_sq);
@@ -52,41 +52,42 @@ struct Piece {
   int64_t cols;
 };
 
-template <AdamMode kMode, typename ExpAvg, typename ExpAvgSq>
+template <WeightDecay kDecay, typename ExpAvg, typename ExpAvgSq>
 PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piece) {
   auto* exp_avg = static_cast<typename ExpAvg::Stored*>(piece.exp_avg.data);
   auto* exp_avg_sq = static_cast<typename ExpAvgSq::Stored*>(piece.exp_avg_sq.data);
   for (int64_t row = 0; row < piece.rows; ++row) {
     const int64_t first = row * piece.stride;
-    UpdateElements<kMode, ExpAvg, ExpAvgSq>(step, piece.gradient + first, piece.master + first, exp_avg + first,
-                                            exp_avg_sq + first, piece.cols);
+    UpdateElements<kDecay, ExpAvg, ExpAvgSq>(step, piece.gradient + first, piece.master + first, exp_avg + first,
+                                             exp_avg_sq + first, piece.cols);
   }
 }
 
-template <AdamMode kMode, typename ExpAvg>
+template <WeightDecay kDecay, typename ExpAvg>
 PARAMSHARD_ALWAYS_INLINE void UpdateWithExpAvg(const AdamStep& step, const Piece& piece) {
   if (piece.exp_avg_sq.type == MomentType::kFP32) {
-    UpdateRows<kMode, ExpAvg, FloatMoment>(step, piece);
+    UpdateRows<kDecay, ExpAvg, FloatMoment>(step, piece);
   } else {
-    UpdateRows<kMode, ExpAvg, BFloat16Moment>(step, piece);
+    UpdateRows<kDecay, ExpAvg, BFloat16Moment>(step, piece);
   }
 }
 
-template <AdamMode kMode>
-PARAMSHARD_ALWAYS_INLINE void UpdateInMode(const AdamStep& step, const Piece& piece) {
+template <WeightDecay kDecay>
+PARAMSHARD_ALWAYS_INLINE void UpdateWithDecay(const AdamStep& step, const Piece& piece) {
   if (piece.exp_avg.type == MomentType::kFP32) {
-    UpdateWithExpAvg<kMode, FloatMoment>(step, piece);
+    UpdateWithExpAvg<kDecay, FloatMoment>(step, piece);
   } else {
-    UpdateWithExpAvg<kMode, BFloat16Moment>(step, piece);
+    UpdateWithExpAvg<kDecay, BFloat16Moment>(step, piece);
   }
 }
 
 PARAMSHARD_SIMD_CLONES
 void UpdatePiece(const AdamStep& step, const Piece& piece) {
-  if (step.mode == AdamMode::kAdamW) {
-    UpdateInMode<AdamMode::kAdamW>(step, piece);
-  } else {
-    UpdateInMode<AdamMode::kL2>(step, piece);
+  switch (DecayOf(step.mode)) {
+    case WeightDecay::kOfParameter:
+      return UpdateWithDecay<WeightDecay::kOfParameter>(step, piece);
+    case WeightDecay::kOfGradient:
+      return UpdateWithDecay<WeightDecay::kOfGradient>(step, piece);
   }
 }
 
@@ -203,6 +204,7 @@ float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& st
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
+  PARAMSHARD_CHECK(IsAdamMode(step.mode));
   const bool is_split = state.remainder != nullptr;
   PARAMSHARD_CHECK(!is_split || (encoding.format == Format::kBF16 && (row_wise.data != nullptr || rows * cols == 0)));
   const bool encodes = !is_split && !EncodesAfterAmax(encoding.format);

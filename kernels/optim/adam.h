@@ -23,7 +23,8 @@ struct AdamState {
   // The lower half of a master whose upper half is the data of a BF16 row-wise plane (master_remainder.h); else null.
   int16_t* remainder = nullptr;
   MutableMoment exp_avg;
-  MutableMoment exp_avg_sq;  // as its root where the type is of blocks
+  // Holds square roots where its type has scales (moment.h).
+  MutableMoment exp_avg_sq;
 };
 
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
@@ -40,7 +41,7 @@ float BiasCorrection(float beta, int64_t step);
 // FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded. Returns the amax
 // of the new master where NeedsAmax(), else 0.
 //
-// Requires: CheckEncodable(encoding).ok(); BF16 with row_wise.data where the master is stored with a remainder.
+// Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); BF16 with row_wise.data where the master is stored with a remainder.
 float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling = {});

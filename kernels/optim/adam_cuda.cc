@@ -36,12 +36,14 @@ bool IsInPhase(const void* address, int64_t size, int phase) {
   return address == nullptr || PhaseOf(address, size, kQuad) == phase % kQuad;
 }
 
-bool IsBlock(Format format) { return GpuTileShape(format).rows != 0; }
+// Whether the step walks an extent of the format as one long row: nothing ties its rows together, or what does waits for
+// the amax (NVFP4_2D).
+bool IsFlat(Format format) { return GpuFormatOf(format).step_tiles == StepTiles::kFlat; }
 
-// Formats whose rows nothing ties together are walked as one long row, if blocks of moments do not end inside of it.
+// Whether a flat extent is walked row by row all the same, because blocks of moments end inside of it.
 bool WalksRows(const AdamExtent& extent) {
   const bool has_scales = HasMomentScales(extent.state.exp_avg.type) || HasMomentScales(extent.state.exp_avg_sq.type);
-  return !IsBlock(extent.encoding.format) && has_scales && extent.rows > 1 && extent.columns % kMomentBlockSize != 0;
+  return IsFlat(extent.encoding.format) && has_scales && extent.rows > 1 && extent.columns % kMomentBlockSize != 0;
 }
 
 DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
@@ -56,6 +58,7 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   device_extent.rows = extent.rows;
   device_extent.columns = extent.columns;
   device_extent.encoding = extent.encoding;
+  device_extent.amax_use = TraitsOf(extent.encoding.format).amax_use;
   device_extent.by_rows = WalksRows(extent);
   device_extent.phase = PhaseOf(extent.state.master, sizeof(float), kShiftAlignment);
   return device_extent;
@@ -85,7 +88,7 @@ bool IsInPhase(const DeviceExtent& extent) {
 // Whether no group of four elements is cut, by a row that begins among them or by a plane that lies otherwise.
 bool HasWholeQuads(const DeviceExtent& extent) {
   const int64_t plane_quad = DataBytes(extent.encoding, 1, kQuad);
-  const bool is_flat = !IsBlock(extent.encoding.format) && !extent.by_rows;
+  const bool is_flat = IsFlat(extent.encoding.format) && !extent.by_rows;
   const int64_t row = is_flat ? extent.rows * extent.columns : extent.columns;
   return extent.phase % kQuad == 0 && row % kQuad == 0 && IsAligned(extent.row_wise.data, plane_quad) &&
          IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
@@ -97,18 +100,18 @@ AdamMoments MomentsOf(const DeviceExtent& extent) {
 }
 
 // The access, and the moments that a kernel of it takes.
-AdamKind KindOf(const DeviceExtent& extent, bool large) {
+AdamKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
   const AdamMoments moments = MomentsOf(extent);
-  if (!IsInPhase(extent)) return {AdamMoments::kAny, AdamAccess::kStrided, large};
+  if (!IsInPhase(extent)) return {AdamMoments::kAny, AdamAccess::kStrided, tiles};
   const bool can_shift = (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) &&
                          extent.remainder == nullptr && extent.columns < std::numeric_limits<int32_t>::max();
   // Rows that begin inside of a sector cost more than their own bytes. With BF16 moments, which leave less time for an
   // element, shifting costs more than that.
-  const bool whole_sectors = !IsBlock(extent.encoding.format) || extent.rows <= 1 ||
+  const bool whole_sectors = IsFlat(extent.encoding.format) || extent.rows <= 1 ||
                              extent.columns % kShiftAlignment == 0 || moments == AdamMoments::kBF16;
-  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, AdamAccess::kQuads, large};
-  if (can_shift) return {moments, AdamAccess::kShifted, large};
-  return {AdamMoments::kAny, AdamAccess::kStrided, large};
+  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, AdamAccess::kQuads, tiles};
+  if (can_shift) return {moments, AdamAccess::kShifted, tiles};
+  return {AdamMoments::kAny, AdamAccess::kStrided, tiles};
 }
 
 MatrixShape CutInto(const MatrixShape& shape, const MatrixShape& tile) {
@@ -120,25 +123,29 @@ MatrixShape TilesOf(const DeviceExtent& extent, AdamPass pass) {
   const Format format = extent.encoding.format;
   const MatrixShape shape = {extent.rows, extent.columns};
   if (shape.rows * shape.cols == 0) return {0, 0};
-  if (IsBlock(format)) return CutInto(shape, GpuTileShape(format));
-  if (format == Format::kNVFP4_2D && pass == AdamPass::kEncode) return CutInto(shape, kNvfp4TileShape);
+  const GpuFormat gpu = GpuFormatOf(format);
+  if (pass == AdamPass::kEncode && gpu.late_tile_shape.rows != 0) return CutInto(shape, gpu.late_tile_shape);
+  if (gpu.step_tiles != StepTiles::kFlat) return CutInto(shape, gpu.step_tile_shape);
   if (extent.by_rows) return CutInto(shape, kRowsTileShape);
   return CutInto({1, shape.rows * shape.cols}, {1, kFlatTileColumns});
 }
 
-// Whether flat extents are in better company with 128 x 128 blocks than with MXFP8.
-bool IsMostlyLarge(absl::Span<const AdamExtent> extents) {
-  const auto count = [&](auto... formats) {
-    return std::count_if(extents.begin(), extents.end(),
-                         [&](const AdamExtent& extent) { return ((extent.encoding.format == formats) || ...); });
+// The tiles that most extents in blocks have. Flat extents join them, so that they need no launch of their own.
+StepTiles CommonTiles(absl::Span<const AdamExtent> extents) {
+  const auto count = [&](StepTiles tiles) {
+    return std::count_if(extents.begin(), extents.end(), [&](const AdamExtent& extent) {
+      return GpuFormatOf(extent.encoding.format).step_tiles == tiles;
+    });
   };
-  return count(Format::kFP8Block128x128) > count(Format::kMXFP8, Format::kMXFP8_2D);
+  return count(StepTiles::kFp8Block) > count(StepTiles::kMxfp8) ? StepTiles::kFp8Block : StepTiles::kMxfp8;
 }
 
-DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& scaling, bool is_stored) {
-  if (encoding.format == Format::kNVFP4_2D) return {ComputeNvfp4TensorScale(scaling.amax), scaling.amax, is_stored};
+DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& scaling) {
+  if (AmaxBytes(encoding.format) > 0) {
+    return {ComputeNvfp4TensorScale(scaling.amax), scaling.amax, StoredScaling::kAmax};
+  }
   const float multiplier = Fp8TensorScale(encoding, scaling);
-  return {multiplier, 1.0f / multiplier, is_stored};
+  return {multiplier, 1.0f / multiplier, StoredScaling::kScaleInv};
 }
 
 // Bit by bit: -0 is another weight decay than 0.
@@ -246,7 +253,7 @@ void AddToKind(const AdamKind& kind, uint32_t extent, std::vector<KindTiles>& ki
 }
 
 // A kind of its own in the table of encodings.
-constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamAccess::kNvfp4, false};
+constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamAccess::kNvfp4, StepTiles::kFlat};
 
 }  // namespace
 
@@ -292,18 +299,19 @@ class FusedAdamPlan::Impl {
 };
 
 absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents) {
-  const bool mostly_large = IsMostlyLarge(extents);
+  const StepTiles common_tiles = CommonTiles(extents);
   for (const AdamExtent& extent : extents) {
     RETURN_IF_ERROR(CheckExtent(extent));
     const Format format = extent.encoding.format;
-    const bool large = format == Format::kFP8Block128x128 || (!IsBlock(format) && mostly_large);
+    const GpuFormat gpu = GpuFormatOf(format);
+    const StepTiles tiles = IsFlat(format) ? common_tiles : gpu.step_tiles;
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
     const auto index = static_cast<uint32_t>(extents_.size() - 1);
-    AddToKind(KindOf(added, large), index, step_kinds_);
+    AddToKind(KindOf(added, tiles), index, step_kinds_);
     // Encoding reads no moments.
-    AdamKind encode_kind = KindOf(added, large);
+    AdamKind encode_kind = KindOf(added, tiles);
     encode_kind.moments = AdamMoments::kAny;
-    AddToKind(format == Format::kNVFP4_2D ? kNvfp4Kind : encode_kind, index, encode_kinds_);
+    AddToKind(gpu.late_tile_shape.rows != 0 ? kNvfp4Kind : encode_kind, index, encode_kinds_);
     needs_amax_ = needs_amax_ || NeedsAmax(format);
   }
   return AllocateTables();
@@ -356,7 +364,7 @@ absl::Status FusedAdamPlan::Impl::StoreScalings(const std::vector<bool>& active,
   }
   for (size_t i = 0; i < scalings.size(); ++i) {
     const bool is_stored = active[i] && NeedsAmax(FormatOf(i));
-    scalings_[i] = is_stored ? ToDeviceScaling(extents_[i].encoding, scalings[i], true) : DeviceScaling{};
+    scalings_[i] = is_stored ? ToDeviceScaling(extents_[i].encoding, scalings[i]) : DeviceScaling{};
   }
   const auto count = static_cast<uint32_t>(scalings.size());
   RETURN_IF_ERROR(scalings_.Upload(count, stream));
@@ -393,6 +401,7 @@ absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const 
 absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
                                        absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
+  for (const std::optional<AdamStep>& step : steps) PARAMSHARD_CHECK(!step.has_value() || IsAdamMode(step->mode));
   const DeviceScope scope(device_);
   std::vector<bool> active(steps.size());
   std::vector<bool> encoded(steps.size());

@@ -19,11 +19,11 @@ struct AdamKernel {
 AdamKernel QuadStepKernel(const AdamKind& kind);
 AdamKernel ShiftedStepKernel(const AdamKind& kind);
 AdamKernel StridedStepKernel(const AdamKind& kind);
-AdamKernel QuadEncodeKernel(bool large);
-AdamKernel ShiftedEncodeKernel(bool large);
-AdamKernel StridedEncodeKernel(bool large);
+AdamKernel QuadEncodeKernel(StepTiles tiles);
+AdamKernel ShiftedEncodeKernel(StepTiles tiles);
+AdamKernel StridedEncodeKernel(StepTiles tiles);
 
-// Takes tiles of kNvfp4TileShape.
+// Takes the late tiles of NVFP4_2D.
 AdamKernel Nvfp4EncodeKernel();
 
 }  // namespace paramshard::gpu

@@ -20,25 +20,30 @@ AdamKernel StepKernelOf(const AdamKind& kind) {
       return QuadStepKernel(kind);
     case AdamAccess::kShifted:
       return ShiftedStepKernel(kind);
-    default:
+    case AdamAccess::kStrided:
       return StridedStepKernel(kind);
+    case AdamAccess::kNvfp4:
+      break;  // encodes only
   }
+  return {};
 }
 
 AdamKernel EncodeKernelOf(const AdamKind& kind) {
   switch (kind.access) {
     case AdamAccess::kQuads:
-      return QuadEncodeKernel(kind.large);
+      return QuadEncodeKernel(kind.tiles);
     case AdamAccess::kShifted:
-      return ShiftedEncodeKernel(kind.large);
+      return ShiftedEncodeKernel(kind.tiles);
     case AdamAccess::kNvfp4:
       return Nvfp4EncodeKernel();
-    default:
-      return StridedEncodeKernel(kind.large);
+    case AdamAccess::kStrided:
+      return StridedEncodeKernel(kind.tiles);
   }
+  return {};
 }
 
 cudaError_t Launch(const AdamKernel& kernel, const AdamLaunch& launch, cudaStream_t stream) {
+  if (kernel.function == nullptr) return cudaErrorInvalidDeviceFunction;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
   if (error != cudaSuccess) return error;
@@ -49,9 +54,19 @@ cudaError_t Launch(const AdamKernel& kernel, const AdamLaunch& launch, cudaStrea
 __global__ __launch_bounds__(kThreads) void StoreScalingsKernel(const DeviceExtent* extents,
                                                                 const DeviceScaling* scalings, uint32_t count) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= count || scalings[i].is_stored == 0) return;
+  if (i >= count) return;
   const DeviceExtent& extent = extents[i];
-  uint8_t* const target = extent.encoding.format == Format::kNVFP4_2D ? extent.row_wise.amax : extent.row_wise.scales;
+  uint8_t* target = nullptr;
+  switch (scalings[i].stored_as) {
+    case StoredScaling::kNone:
+      break;
+    case StoredScaling::kScaleInv:
+      target = extent.row_wise.scales;
+      break;
+    case StoredScaling::kAmax:
+      target = extent.row_wise.amax;
+      break;
+  }
   if (target != nullptr) StoreBytes(scalings[i].stored, target);
 }
 

@@ -27,6 +27,7 @@ struct DeviceExtent {
   int64_t rows;
   int64_t columns;
   Encoding encoding;
+  AmaxUse amax_use;
   // Without blocks that tie rows or columns together: is not walked as one long row, because blocks of moments end with
   // rows.
   bool by_rows;
@@ -35,17 +36,19 @@ struct DeviceExtent {
   int phase;
 };
 
-// What FP8_TENSOR_* and NVFP4_2D are encoded with.
+// What a number that goes with a plane is stored as.
+enum class StoredScaling : uint32_t { kNone, kScaleInv, kAmax };
+
+// What formats that need an amax are encoded with.
 struct DeviceScaling {
   // Of elements; for NVFP4_2D the tensor's scale S (scale_math.h).
   float multiplier;
-  // What goes with the plane: scale_inv, or the amax of NVFP4_2D.
+  // What goes with the plane, and where it is written in this pass.
   float stored;
-  // 1: write `stored` in this pass.
-  uint32_t is_stored;
+  StoredScaling stored_as;
 };
 
-// The piece of an extent that one block works on: tile `row`, `column` of those that GpuTileShape() cuts it into.
+// The piece of an extent that one block works on: tile `row`, `column` of those that the extent is cut into.
 struct alignas(16) AdamTile {
   uint32_t extent;
   uint32_t row;
@@ -55,25 +58,64 @@ struct alignas(16) AdamTile {
 // What is walked as one long row is cut into pieces of this many elements.
 constexpr int64_t kFlatTileColumns = 8192;
 
-// The tiles of the formats in blocks that are encoded with the step: as many elements for MXFP8 as for flat tiles,
-// twice as many for 128 x 128 blocks. {0, 0} for the others.
-constexpr MatrixShape GpuTileShape(Format format) {
+// What a kernel does with the blocks of a format while it steps.
+enum class StepTiles : uint8_t {
+  kFlat,      // nothing: elements are encoded one by one, or in a pass of their own after the step
+  kMxfp8,     // 1 x 32, 32 x 1 and 32 x 32 elements share a scale
+  kFp8Block,  // 128 x 128 elements do
+};
+
+// How a format's extents are cut into tiles, one for each block of threads. {0, 0}: into pieces of one long row.
+struct GpuFormat {
+  StepTiles step_tiles;
+  MatrixShape step_tile_shape;
+  // Of the pass that encodes when the amax is known, where that takes other tiles.
+  MatrixShape late_tile_shape;
+};
+
+// As many elements for MXFP8 as for flat tiles, twice as many for 128 x 128 blocks.
+constexpr GpuFormat GpuFormatOf(Format format) {
   switch (format) {
+    case Format::kFP32:
+    case Format::kBF16:
+    case Format::kFP16:
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
+      return {StepTiles::kFlat, {}, {}};
+    case Format::kFP8Block128x128:
+      return {StepTiles::kFp8Block, {128, 128}, {}};
     case Format::kMXFP8:
     case Format::kMXFP8_2D:
-      return {32, 256};
-    case Format::kFP8Block128x128:
-      return {128, 128};
-    default:
-      return {0, 0};
+      return {StepTiles::kMxfp8, {32, 256}, {}};
+    case Format::kNVFP4_2D:
+      return {StepTiles::kFlat, {}, {16, 1024}};
   }
+  return {};
 }
+
+// Whether no block of a format is cut by the tiles that it is encoded in: whoever has part of a block does not know its
+// scale, and stores past the end of a plane.
+constexpr bool TilesHoldBlocks(const FormatTraits& traits) {
+  const GpuFormat gpu = GpuFormatOf(traits.format);
+  const bool is_late = traits.amax_use == AmaxUse::kBeforeEncoding;
+  const MatrixShape tile = is_late ? gpu.late_tile_shape : gpu.step_tile_shape;
+  for (const MatrixShape& block : {traits.row_wise_block, traits.column_wise_block}) {
+    if (block.rows == 0 || block.rows == kUnbounded) continue;
+    if (tile.rows == 0 || tile.rows % block.rows != 0 || tile.cols % block.cols != 0) return false;
+  }
+  return (gpu.step_tiles == StepTiles::kFlat) == (gpu.step_tile_shape.rows == 0);
+}
+
+constexpr bool AllTilesHoldBlocks() {
+  for (const FormatTraits& traits : kFormats) {
+    if (!TilesHoldBlocks(traits)) return false;
+  }
+  return true;
+}
+static_assert(AllTilesHoldBlocks(), "a format without tiles for its blocks");
 
 // The tiles of an extent that is flat, but by_rows.
 constexpr MatrixShape kRowsTileShape = {8, 1024};
-
-// The tiles in which NVFP4_2D is encoded.
-constexpr MatrixShape kNvfp4TileShape = {16, 1024};
 
 // What a launch does with an extent.
 enum class AdamPass : uint8_t {
@@ -82,7 +124,7 @@ enum class AdamPass : uint8_t {
   kMeasure,  // finds the amax of the master
 };
 
-// How both moments are stored: the same way, or (kAny) as each extent says.
+// How both moments are stored: the same way, by the numbers of MomentType, or (kAny) as each extent says.
 enum class AdamMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
 
 // How the elements of an extent can be accessed.
@@ -97,11 +139,11 @@ enum class AdamAccess : uint8_t {
 struct AdamKind {
   AdamMoments moments;
   AdamAccess access;
-  // FP8_BLOCK_128X128, whose tiles are large, or else MXFP8 and MXFP8_2D. Flat extents are in either.
-  bool large;
+  // Of the formats in blocks: not kFlat. Flat extents join either.
+  StepTiles tiles;
 
   friend bool operator==(const AdamKind& a, const AdamKind& b) {
-    return a.moments == b.moments && a.access == b.access && a.large == b.large;
+    return a.moments == b.moments && a.access == b.access && a.tiles == b.tiles;
   }
 };
 

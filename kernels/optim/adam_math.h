@@ -17,6 +17,29 @@ namespace paramshard {
 // decay to the gradient.
 enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
 
+// Where a mode applies the weight decay: what the modes differ in, for every loop and kernel.
+enum class WeightDecay : uint8_t { kOfParameter, kOfGradient };
+
+// Requires a mode of the enumeration: IsAdamMode().
+constexpr WeightDecay DecayOf(AdamMode mode) {
+  switch (mode) {
+    case AdamMode::kAdamW:
+      return WeightDecay::kOfParameter;
+    case AdamMode::kL2:
+      return WeightDecay::kOfGradient;
+  }
+  return {};
+}
+
+constexpr bool IsAdamMode(AdamMode mode) {
+  switch (mode) {
+    case AdamMode::kAdamW:
+    case AdamMode::kL2:
+      return true;
+  }
+  return false;
+}
+
 // The hyper-parameters of one step. They are the same for every element of a parameter group.
 struct AdamStep {
   float learning_rate = 1e-3f;
@@ -39,17 +62,17 @@ struct AdamElement {
   float exp_avg_sq;
 };
 
-// The element after the step. `kMode` must be step.mode.
-template <AdamMode kMode>
+// The element after the step. `kDecay` is DecayOf(step.mode).
+template <WeightDecay kDecay>
 PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
   float g = gradient * step.gradient_scale;
-  if (kMode == AdamMode::kL2) g = g + step.weight_decay * old.master;
+  if (kDecay == WeightDecay::kOfGradient) g = g + step.weight_decay * old.master;
   AdamElement fresh;
   fresh.exp_avg = step.beta1 * old.exp_avg + (1.0f - step.beta1) * g;
   fresh.exp_avg_sq = step.beta2 * old.exp_avg_sq + ((1.0f - step.beta2) * g) * g;
   const float denominator = sqrtf(fresh.exp_avg_sq / step.bias_correction2) + step.epsilon;
   float change = (fresh.exp_avg / step.bias_correction1) / denominator;
-  if (kMode == AdamMode::kAdamW) change = change + step.weight_decay * old.master;
+  if (kDecay == WeightDecay::kOfParameter) change = change + step.weight_decay * old.master;
   fresh.master = old.master - step.learning_rate * change;
   return fresh;
 }

@@ -191,8 +191,9 @@ __device__ __forceinline__ bool AreSmall(const AdamElement (&elements)[kCount]) 
 
 // The third way.
 __device__ __forceinline__ AdamElement UpdateByFormula(const AdamStep& step, float gradient, AdamElement old) {
-  const AdamElement fresh = step.mode == AdamMode::kL2 ? UpdateAdamElement<AdamMode::kL2>(step, gradient, old)
-                                                       : UpdateAdamElement<AdamMode::kAdamW>(step, gradient, old);
+  const AdamElement fresh = DecayOf(step.mode) == WeightDecay::kOfGradient
+                                ? UpdateAdamElement<WeightDecay::kOfGradient>(step, gradient, old)
+                                : UpdateAdamElement<WeightDecay::kOfParameter>(step, gradient, old);
   return {CanonicalNan(fresh.master), CanonicalNan(fresh.exp_avg), CanonicalNan(fresh.exp_avg_sq)};
 }
 
@@ -201,12 +202,12 @@ template <int kCount>
 __device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constants, const float (&gradients)[kCount],
                                                    AdamElement (&elements)[kCount]) {
   const AdamStep& step = constants.step;
-  const bool l2 = step.mode == AdamMode::kL2;
+  const bool decays_gradient = DecayOf(step.mode) == WeightDecay::kOfGradient;
   AdamElement fresh[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     float g = gradients[i] * step.gradient_scale;
-    if (l2) g = g + step.weight_decay * elements[i].master;
+    if (decays_gradient) g = g + step.weight_decay * elements[i].master;
     fresh[i].exp_avg = step.beta1 * elements[i].exp_avg + constants.one_minus_beta1 * g;
     fresh[i].exp_avg_sq = step.beta2 * elements[i].exp_avg_sq + (constants.one_minus_beta2 * g) * g;
   }
@@ -224,7 +225,7 @@ __device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constant
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float change = l2 ? quotients[i] : quotients[i] + step.weight_decay * elements[i].master;
+    const float change = decays_gradient ? quotients[i] : quotients[i] + step.weight_decay * elements[i].master;
     fresh[i].master = CanonicalNan(elements[i].master - step.learning_rate * change);
     elements[i] = fresh[i];
   }

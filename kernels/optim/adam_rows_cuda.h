@@ -184,7 +184,7 @@ struct TilesOf<ShiftedAccess> {
 };
 
 // Runs a tile of an extent with `rows`.
-template <typename Access, bool kLarge, typename Rows>
+template <typename Access, StepTiles kTiles, typename Rows>
 class TileRun {
  public:
   __device__ TileRun(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows& rows)
@@ -192,9 +192,9 @@ class TileRun {
 
   __device__ void Run() {
     const bool e4m3 = extent_.encoding.element == ElementType::kE4M3;
-    if (GpuTileShape(extent_.encoding.format).rows == 0) {
+    if (GpuFormatOf(extent_.encoding.format).step_tiles == StepTiles::kFlat) {
       RunFlat();
-    } else if constexpr (kLarge) {
+    } else if constexpr (kTiles == StepTiles::kFp8Block) {
       if (e4m3) return RunAs<typename Tiles::template Fp8Block<E4M3>>();
       RunAs<typename Tiles::template Fp8Block<E5M2>>();
     } else {
@@ -225,47 +225,63 @@ class TileRun {
   Rows& rows_;
 };
 
-template <typename Access, bool kLarge, typename Rows>
+template <typename Access, StepTiles kTiles, typename Rows>
 __device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows rows) {
-  TileRun<Access, kLarge, Rows>(extent, tile, launch, rows).Run();
+  TileRun<Access, kTiles, Rows>(extent, tile, launch, rows).Run();
 }
 
 // How many blocks share a multiprocessor, and what of its shared memory each has, less a little for static arrays.
-template <typename Access, bool kLarge, AdamMoments kMoments>
+template <typename Access, StepTiles kTiles, AdamMoments kMoments>
 constexpr int kResidentBlocks =
-    kLarge || std::is_same_v<Access, StridedAccess> || kMoments == AdamMoments::kAny ? 2 : 3;
-template <typename Access, bool kLarge, AdamMoments kMoments>
-constexpr int kSharedBytes = (kResidentBlocks<Access, kLarge, kMoments> == 2 ? 112 : 74) * 1024;
+    kTiles == StepTiles::kFp8Block || std::is_same_v<Access, StridedAccess> || kMoments == AdamMoments::kAny ? 2 : 3;
+template <typename Access, StepTiles kTiles, AdamMoments kMoments>
+constexpr int kSharedBytes = (kResidentBlocks<Access, kTiles, kMoments> == 2 ? 112 : 74) * 1024;
 
-template <typename Access, bool kLarge, AdamMoments kMoments>
+template <typename Access, StepTiles kTiles, AdamMoments kMoments>
 __global__ __launch_bounds__(kThreads,
-                             kResidentBlocks<Access, kLarge, kMoments>) void AdamStepKernel(AdamLaunch launch) {
+                             kResidentBlocks<Access, kTiles, kMoments>) void AdamStepKernel(AdamLaunch launch) {
   // Copies, which need not be read again after every store.
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
   const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
-  using Rows = StepRows<Access, kMoments, kSharedBytes<Access, kLarge, kMoments>>;
-  RunTile<Access, kLarge>(extent, tile, launch, Rows(extent, constants));
+  using Rows = StepRows<Access, kMoments, kSharedBytes<Access, kTiles, kMoments>>;
+  RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants));
 }
 
-template <typename Access, bool kLarge>
-__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kLarge, AdamMoments::kFP32>) void AdamEncodeKernel(
+template <typename Access, StepTiles kTiles>
+__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, AdamMoments::kFP32>) void AdamEncodeKernel(
     AdamLaunch launch) {
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
-  RunTile<Access, kLarge>(extent, tile, launch, EncodeRows<Access>(extent));
+  RunTile<Access, kTiles>(extent, tile, launch, EncodeRows<Access>(extent));
 }
 
 template <typename Access, AdamMoments kMoments>
-AdamKernel StepKernelOf(bool large) {
-  if (large) return {AdamStepKernel<Access, true, kMoments>, kSharedBytes<Access, true, kMoments>};
-  return {AdamStepKernel<Access, false, kMoments>, kSharedBytes<Access, false, kMoments>};
+AdamKernel StepKernelOf(StepTiles tiles) {
+  switch (tiles) {
+    case StepTiles::kMxfp8:
+      return {AdamStepKernel<Access, StepTiles::kMxfp8, kMoments>, kSharedBytes<Access, StepTiles::kMxfp8, kMoments>};
+    case StepTiles::kFp8Block:
+      return {AdamStepKernel<Access, StepTiles::kFp8Block, kMoments>,
+              kSharedBytes<Access, StepTiles::kFp8Block, kMoments>};
+    case StepTiles::kFlat:
+      break;  // joins one of the others
+  }
+  return {};
 }
 
 template <typename Access>
-AdamKernel EncodeKernelOf(bool large) {
-  if (large) return {AdamEncodeKernel<Access, true>, kSharedBytes<Access, true, AdamMoments::kFP32>};
-  return {AdamEncodeKernel<Access, false>, kSharedBytes<Access, false, AdamMoments::kFP32>};
+AdamKernel EncodeKernelOf(StepTiles tiles) {
+  switch (tiles) {
+    case StepTiles::kMxfp8:
+      return {AdamEncodeKernel<Access, StepTiles::kMxfp8>, kSharedBytes<Access, StepTiles::kMxfp8, AdamMoments::kFP32>};
+    case StepTiles::kFp8Block:
+      return {AdamEncodeKernel<Access, StepTiles::kFp8Block>,
+              kSharedBytes<Access, StepTiles::kFp8Block, AdamMoments::kFP32>};
+    case StepTiles::kFlat:
+      break;  // joins one of the others
+  }
+  return {};
 }
 
 }  // namespace paramshard::gpu

@@ -3,10 +3,19 @@
 namespace paramshard::gpu {
 
 AdamKernel ShiftedStepKernel(const AdamKind& kind) {
-  if (kind.moments == AdamMoments::kFP32) return StepKernelOf<ShiftedAccess, AdamMoments::kFP32>(kind.large);
-  return StepKernelOf<ShiftedAccess, AdamMoments::kBF16>(kind.large);
+  switch (kind.moments) {
+    case AdamMoments::kFP32:
+      return StepKernelOf<ShiftedAccess, AdamMoments::kFP32>(kind.tiles);
+    case AdamMoments::kBF16:
+      return StepKernelOf<ShiftedAccess, AdamMoments::kBF16>(kind.tiles);
+    case AdamMoments::kFP16:
+    case AdamMoments::kFP8:
+    case AdamMoments::kAny:
+      break;  // not shifted
+  }
+  return {};
 }
 
-AdamKernel ShiftedEncodeKernel(bool large) { return EncodeKernelOf<ShiftedAccess>(large); }
+AdamKernel ShiftedEncodeKernel(StepTiles tiles) { return EncodeKernelOf<ShiftedAccess>(tiles); }
 
 }  // namespace paramshard::gpu

@@ -3,9 +3,9 @@
 namespace paramshard::gpu {
 
 AdamKernel StridedStepKernel(const AdamKind& kind) {
-  return StepKernelOf<StridedAccess, AdamMoments::kAny>(kind.large);
+  return StepKernelOf<StridedAccess, AdamMoments::kAny>(kind.tiles);
 }
 
-AdamKernel StridedEncodeKernel(bool large) { return EncodeKernelOf<StridedAccess>(large); }
+AdamKernel StridedEncodeKernel(StepTiles tiles) { return EncodeKernelOf<StridedAccess>(tiles); }
 
 }  // namespace paramshard::gpu

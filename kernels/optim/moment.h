@@ -2,9 +2,9 @@
 //
 // FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements
 // of a row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or
-// infinite; the code is cast(x / scale_inv), saturating. exp_avg_sq is then stored as its square root, and decoded as
-// the square of code * scale_inv. A proposal of this project, after 8-bit optimizers (Dettmers et al., "8-bit
-// Optimizers via Block-wise Quantization").
+// infinite; the code is cast(x / scale_inv), saturating. Of exp_avg_sq these types hold the square roots: the square of
+// code * scale_inv is the moment. This project proposes them, after 8-bit optimizers (Dettmers et al., "8-bit Optimizers
+// via Block-wise Quantization").
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
@@ -16,6 +16,10 @@
 namespace paramshard {
 
 enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4 };
+
+// All of them, by number.
+inline constexpr MomentType kMomentTypes[] = {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16,
+                                              MomentType::kFP8};
 
 // "FP32", "BF16", "FP16" or "FP8".
 absl::string_view MomentTypeName(MomentType type);
@@ -31,7 +35,8 @@ int64_t MomentBytes(MomentType type);
 // Number of scales of rows x cols elements, [rows, ceil(cols / 128)] of them; 0 for types without.
 int64_t MomentScaleCount(MomentType type, int64_t rows, int64_t cols);
 
-// Whether a tensor is stored as it is or as its square root; matters to types with scales only.
+// Which of the two moments a tensor is. Types with scales hold the square roots of exp_avg_sq; the others hold either
+// moment as it is.
 enum class MomentKind : uint8_t { kExpAvg = 1, kExpAvgSq = 2 };
 
 // One stored moment. Views: the caller owns the memory.

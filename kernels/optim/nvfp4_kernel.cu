@@ -12,6 +12,7 @@
 namespace paramshard::gpu {
 namespace {
 
+constexpr MatrixShape kTileShape = GpuFormatOf(Format::kNVFP4_2D).late_tile_shape;
 constexpr int kBlockSize = 16;
 constexpr int kBlockLanes = kBlockSize / kQuad;
 
@@ -68,8 +69,8 @@ __global__ __launch_bounds__(kThreads, 2) void EncodeKernel(AdamLaunch launch) {
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent& extent = launch.extents[tile.extent];
   if (extent.row_wise.data == nullptr) return;
-  const int64_t row = tile.row * kNvfp4TileShape.rows;
-  const int64_t column = tile.column * kNvfp4TileShape.cols + static_cast<int>(threadIdx.x) * kQuad;
+  const int64_t row = tile.row * kTileShape.rows;
+  const int64_t column = tile.column * kTileShape.cols + static_cast<int>(threadIdx.x) * kQuad;
   const int rows = RowsUpTo(kBlockSize, extent.rows - row, 1);
   const int columns = RowsUpTo(kQuad, extent.columns - column, 1);
   const bool aligned =

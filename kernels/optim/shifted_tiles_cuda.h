@@ -151,7 +151,7 @@ template <typename Element>
 class ShiftedMxfp8Tile : public ShiftedTile {
  public:
   static constexpr bool kSplitMaster = false;
-  static constexpr MatrixShape kShape = GpuTileShape(Format::kMXFP8);
+  static constexpr MatrixShape kShape = GpuFormatOf(Format::kMXFP8).step_tile_shape;
   static constexpr int kRows = ShiftedRowCount(kShape);
   // Multipliers of columns, and scales of blocks in rows.
   static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4 + static_cast<int>(kShape.rows) * kWarps;
@@ -248,7 +248,7 @@ template <typename Element>
 class ShiftedFp8BlockTile : public ShiftedTile {
  public:
   static constexpr bool kSplitMaster = false;
-  static constexpr MatrixShape kShape = GpuTileShape(Format::kFP8Block128x128);
+  static constexpr MatrixShape kShape = GpuFormatOf(Format::kFP8Block128x128).step_tile_shape;
   static constexpr int kRows = ShiftedRowCount(kShape);
   static constexpr int kExtraBytes = 0;
 

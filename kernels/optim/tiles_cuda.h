@@ -28,11 +28,10 @@ class FlatEncoder {
  public:
   __device__ FlatEncoder(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
       : extent_(extent), amax_of_extent_(launch.amaxes + tile.extent), multiplier_(1.0f) {
-    const Format format = extent.encoding.format;
-    const bool late = format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D;
+    const bool late = extent.amax_use == AmaxUse::kBeforeEncoding;
     const bool encodes = launch.pass == AdamPass::kEncode || (launch.pass == AdamPass::kStep && !late);
     encodes_ = encodes && extent.row_wise.data != nullptr;
-    is_tensor_ = late || format == Format::kFP8TensorDelayed;
+    is_tensor_ = extent.amax_use != AmaxUse::kNone;
     records_ = is_tensor_ && launch.pass != AdamPass::kEncode;
     if (encodes_ && is_tensor_) multiplier_ = launch.scalings[tile.extent].multiplier;
   }
@@ -66,8 +65,16 @@ class FlatEncoder {
         return Access::StoreAnywhere(Quad<float>{{master[0], master[1], master[2], master[3]}}, index, valid, data);
       case Format::kFP16:
         return Access::StoreAnywhere(EncodeFloat16Quad(master), index, valid, data);
-      default:
+      case Format::kBF16:
         return Access::StoreAnywhere(EncodeBFloat16Quad(master), index, valid, data);
+      case Format::kFP8TensorCurrent:
+      case Format::kFP8TensorDelayed:
+        return;  // encoded above
+      case Format::kFP8Block128x128:
+      case Format::kMXFP8:
+      case Format::kMXFP8_2D:
+      case Format::kNVFP4_2D:
+        return;  // these have tiles of their own
     }
   }
 

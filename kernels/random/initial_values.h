@@ -9,6 +9,8 @@
 //   uniform  a + (b - a) * u, the next float below b should that round to b or above
 //   normal   a + b * sqrt(-2 ln(1 - u)) * cos(2 pi v)      (Box and Muller; ln and cos by the polynomials in
 //                                                          initial_values_math.h, the same bits on host and device)
+//   truncated normal   the inverse distribution function of a normal, of a probability between those of both ends:
+//                      TruncatedNormal in initial_values_math.h
 
 #ifndef PARAMSHARD_KERNELS_RANDOM_INITIAL_VALUES_H_
 #define PARAMSHARD_KERNELS_RANDOM_INITIAL_VALUES_H_
@@ -19,20 +21,38 @@
 
 namespace paramshard {
 
-enum class Initializer : uint8_t { kZeros = 1, kOnes = 2, kConstant = 3, kNormal = 4, kUniform = 5 };
+enum class Initializer : uint8_t {
+  kZeros = 1,
+  kOnes = 2,
+  kConstant = 3,
+  kNormal = 4,
+  kUniform = 5,
+  kTruncatedNormal = 6,
+};
 
 // The distribution of a parameter's initial values.
 struct InitialValue {
   Initializer kind = Initializer::kZeros;
-  // The constant; the mean of a normal; the lower end of a uniform distribution. Unused by zeros and ones.
+  // The constant; the mean of a normal, truncated or not; the lower end of a uniform distribution. Unused by zeros and
+  // ones.
   float a = 0.0f;
-  // The standard deviation of a normal; the upper, excluded end of a uniform distribution.
+  // The standard deviation of a normal, truncated or not; the upper, excluded end of a uniform distribution.
   float b = 0.0f;
+  // The ends of a truncated normal: values lie in [low, high], as of PyTorch's trunc_normal_.
+  float low = -2.0f;
+  float high = 2.0f;
 };
 
-// InvalidArgument unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal) or a < b
-// (uniform).
+// InvalidArgument unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal), a < b
+// (uniform), or b > 0 and low < high (truncated normal).
 absl::Status CheckInitialValue(const InitialValue& value);
+
+struct TruncatedNormal;
+
+// What FillInitialValues() works out once of a truncated normal (initial_values_math.h).
+//
+// Requires: CheckInitialValue(value).ok().
+TruncatedNormal MakeTruncatedNormal(const InitialValue& value);
 
 // Writes elements [first_element, first_element + count) of parameter `parameter_index` into `out`.
 //

@@ -40,6 +40,16 @@ struct NormalValues {
   }
 };
 
+struct TruncatedNormalValues {
+  uint64_t seed;
+  uint64_t parameter_index;
+  TruncatedNormal normal;
+
+  __device__ float operator()(uint64_t element) const {
+    return TruncatedNormalValue(ElementWords(seed, parameter_index, element), normal);
+  }
+};
+
 template <typename Values>
 __global__ __launch_bounds__(kThreads) void FillKernel(Values values, uint64_t first_element, int64_t count,
                                                        float* out) {
@@ -75,6 +85,8 @@ absl::Status FillInitialValues(const InitialValue& value, uint64_t seed, int64_t
       return Fill(NormalValues{seed, index, value.a, value.b}, first_element, count, out, stream);
     case Initializer::kUniform:
       return Fill(UniformValues{seed, index, value.a, value.b}, first_element, count, out, stream);
+    case Initializer::kTruncatedNormal:
+      return Fill(TruncatedNormalValues{seed, index, MakeTruncatedNormal(value)}, first_element, count, out, stream);
   }
   return absl::OkStatus();
 }

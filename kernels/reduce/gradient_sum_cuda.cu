@@ -25,8 +25,9 @@ struct TaskList {
   GradientSumTask tasks[kTasksPerLaunch];
   int64_t first_block[kTasksPerLaunch + 1];
   int count;
-  // Where squares are summed: the sum of each block's chunk, and the place of each task's result.
+  // Where squares are summed: what each block has found in its chunk, and the place of each task's result.
   double* chunk_sums;
+  int32_t* chunk_counts;
   SquareSum* results[kTasksPerLaunch];
 };
 
@@ -54,9 +55,13 @@ __device__ float4 CanonicalNans(float4 a) {
 
 // What a block leaves in its accumulator, for the squares.
 struct ChunkValues {
+  static constexpr int kSourcesInFlight = 2;  // more take registers that blocks need
+
   float4 quads[kChunk / 4];
 };
-struct NoValues {};
+struct NoValues {
+  static constexpr int kSourcesInFlight = 3;
+};
 
 __device__ void Keep(float4 quad, int index, ChunkValues& values) { values.quads[index] = quad; }
 __device__ void Keep(float value, int index, ChunkValues& values) {
@@ -83,7 +88,7 @@ __device__ void SumQuads(const GradientSumTask& task, int64_t first, Values& val
   for (int q = 0; q < kQuadsPerThread; ++q) {
     sums[q] = Gradient::LoadQuad(static_cast<const Stored*>(task.sources[0]) + first_of_thread + q * kThreads * 4);
   }
-#pragma unroll 3
+#pragma unroll Values::kSourcesInFlight
   for (int s = 1; s < task.source_count; ++s) {
     const Stored* const source = static_cast<const Stored*>(task.sources[s]) + first_of_thread;
 #pragma unroll
@@ -176,7 +181,7 @@ __device__ double CombineLanes(double lane) {
 }
 
 // The same sums, and the sum of squares of each chunk.
-__global__ __launch_bounds__(kThreads) void SumSquaresKernel(const __grid_constant__ TaskList list) {
+__global__ __launch_bounds__(kThreads, 5) void SumSquaresKernel(const __grid_constant__ TaskList list) {
   __shared__ ChunkValues values;
   const int task = TaskOf(list);
   SumChunk(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, values);
@@ -191,20 +196,33 @@ __global__ __launch_bounds__(kThreads) void SumSquaresKernel(const __grid_consta
     lane = fma(wide, wide, lane);
     non_finite += (FloatBits(value) & kFloatMagnitudeMask) >= kFloatInfinityBits ? 1 : 0;
   }
-  const double sum = CombineLanes(lane);
-  if (threadIdx.x == 0) list.chunk_sums[blockIdx.x] = sum;
-  if (non_finite > 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&list.results[task]->non_finite),
-              static_cast<unsigned long long>(non_finite));
+  // Rarely is there one to be counted.
+  int count = 0;
+  if (__syncthreads_or(non_finite) != 0) {
+    __shared__ int counted;
+    if (threadIdx.x == 0) counted = 0;
+    __syncthreads();
+    if (non_finite > 0) atomicAdd(&counted, non_finite);
+    __syncthreads();
+    count = counted;
   }
+  const double sum = CombineLanes(lane);
+  if (threadIdx.x != 0) return;
+  list.chunk_sums[blockIdx.x] = sum;
+  list.chunk_counts[blockIdx.x] = count;
 }
 
 // A block makes one task's chunk sums into one, level by level: the chunk sums of a level take the place of the values
-// that they were made of.
+// that they were made of. The counts are added in any order.
 __global__ __launch_bounds__(kThreads) void CombineChunksKernel(const __grid_constant__ TaskList list) {
   const int task = blockIdx.x;
   double* const sums = list.chunk_sums + list.first_block[task];
+  const int32_t* const counts = list.chunk_counts + list.first_block[task];
   int64_t count = list.first_block[task + 1] - list.first_block[task];
+  unsigned long long non_finite = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) non_finite += static_cast<unsigned long long>(counts[i]);
+  SquareSum* const result = list.results[task];
+  if (non_finite > 0) atomicAdd(reinterpret_cast<unsigned long long*>(&result->non_finite), non_finite);
   while (count > 1) {
     const int64_t chunks = (count + kChunk - 1) / kChunk;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -220,7 +238,7 @@ __global__ __launch_bounds__(kThreads) void CombineChunksKernel(const __grid_con
     }
     count = chunks;
   }
-  if (threadIdx.x == 0) list.results[task]->sum = sums[0];
+  if (threadIdx.x == 0) result->sum = sums[0];
 }
 
 int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
@@ -269,13 +287,15 @@ absl::StatusOr<SquareSummer> SquareSummer::Create(int device, int64_t tasks, int
   summer.most_chunks_ = elements / kChunk + tasks;
   ASSIGN_OR_RETURN(summer.chunk_sums_, DeviceMemory::Create(device, summer.most_chunks_ * sizeof(double), accessors,
                                                             /*shareable=*/false));
+  ASSIGN_OR_RETURN(summer.chunk_counts_, DeviceMemory::Create(device, summer.most_chunks_ * sizeof(int32_t), accessors,
+                                                              /*shareable=*/false));
   ASSIGN_OR_RETURN(summer.results_,
                    DeviceMemory::Create(device, tasks * sizeof(SquareSum), accessors, /*shareable=*/false));
   ASSIGN_OR_RETURN(summer.host_results_, PinnedArray<SquareSum>::Create(tasks));
   return summer;
 }
 
-absl::StatusOr<std::vector<SquareSum>> SquareSummer::Run(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
+absl::Status SquareSummer::Enqueue(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
   const auto count = static_cast<int64_t>(tasks.size());
   int64_t chunks = 0;
   for (const GradientSumTask& task : tasks) {
@@ -286,25 +306,36 @@ absl::StatusOr<std::vector<SquareSum>> SquareSummer::Run(absl::Span<const Gradie
     return absl::InvalidArgumentError(absl::StrCat("sum squares: at most ", most_tasks_, " tasks of ", most_chunks_,
                                                    " chunks expected, got ", count, " of ", chunks));
   }
-  std::vector<SquareSum> sums(count);
-  if (chunks == 0) return sums;
+  enqueued_ = count;
+  std::fill_n(host_results_.data(), count, SquareSum{});
+  if (chunks == 0) return absl::OkStatus();
   const DeviceScope scope(device_);
   auto* const results = reinterpret_cast<SquareSum*>(results_.data());
   auto* next_sums = reinterpret_cast<double*>(chunk_sums_.data());
+  auto* next_counts = reinterpret_cast<int32_t*>(chunk_counts_.data());
   RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(results, 0, count * sizeof(SquareSum), stream), "clear sums of squares"));
   RETURN_IF_ERROR(ForEachList(tasks, results, [&](TaskList& list, int64_t blocks) {
     list.chunk_sums = next_sums;
+    list.chunk_counts = next_counts;
     next_sums += blocks;
+    next_counts += blocks;
     SumSquaresKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
     CombineChunksKernel<<<list.count, kThreads, 0, stream>>>(list);
     return LaunchStatus("sum squares");
   }));
-  RETURN_IF_ERROR(ToStatus(
+  return ToStatus(
       cudaMemcpyAsync(host_results_.data(), results, count * sizeof(SquareSum), cudaMemcpyDeviceToHost, stream),
-      "download sums of squares"));
+      "download sums of squares");
+}
+
+absl::StatusOr<std::vector<SquareSum>> SquareSummer::Await(cudaStream_t stream) const {
   RETURN_IF_ERROR(AwaitStream(device_, stream));
-  std::copy_n(host_results_.data(), count, sums.begin());
-  return sums;
+  return std::vector<SquareSum>(host_results_.data(), host_results_.data() + enqueued_);
+}
+
+absl::StatusOr<std::vector<SquareSum>> SquareSummer::Run(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
+  RETURN_IF_ERROR(Enqueue(tasks, stream));
+  return Await(stream);
 }
 
 }  // namespace paramshard::gpu

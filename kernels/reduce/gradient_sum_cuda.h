@@ -42,9 +42,15 @@ class SquareSummer {
   // For at most `tasks` tasks at a time, of `elements` elements in all. RESOURCE_EXHAUSTED.
   static absl::StatusOr<SquareSummer> Create(int device, int64_t tasks, int64_t elements);
 
-  // Makes the sums as SumGradients() does, except that a task without sources leaves its accumulator as it is. Returns
-  // SumOfSquares() of each task's accumulator, in the tasks' order, when the stream is done. INVALID_ARGUMENT for more
-  // than kMaxGradientSources sources, and for more tasks or elements than there is room for.
+  // Enqueues the sums as SumGradients() does, except that a task without sources leaves its accumulator as it is, and
+  // then SumOfSquares() of each task's accumulator. INVALID_ARGUMENT for more than kMaxGradientSources sources, and for
+  // more tasks or elements than there is room for.
+  absl::Status Enqueue(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
+
+  // The sums of squares of the latest Enqueue(), in the tasks' order. Waits for the stream (see AwaitStream).
+  absl::StatusOr<std::vector<SquareSum>> Await(cudaStream_t stream) const;
+
+  // Both.
   absl::StatusOr<std::vector<SquareSum>> Run(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
 
  private:
@@ -55,8 +61,11 @@ class SquareSummer {
   int64_t most_tasks_ = 0;
   int64_t most_chunks_ = 0;
   DeviceMemory chunk_sums_;
+  DeviceMemory chunk_counts_;
   DeviceMemory results_;
   PinnedArray<SquareSum> host_results_;
+
+  int64_t enqueued_ = 0;  // tasks
 };
 
 }  // namespace paramshard::gpu

@@ -43,7 +43,7 @@ absl::StatusOr<Enum> ParseEnum(int number, Enum unspecified, Enum last, absl::st
   if (number < 0 || number > static_cast<int>(last)) return Unexpected(expected, number);
   return static_cast<Enum>(number);
 }
-static_assert(static_cast<int>(Format::kNVFP4_2D) == v1::FORMAT_NVFP4_2D);
+static_assert(std::size(kFormats) == v1::Format_MAX);
 static_assert(static_cast<int>(ElementType::kE2M1) == v1::ELEMENT_E2M1);
 static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
 static_assert(static_cast<int>(MomentType::kFP8) == v1::MOMENT_TYPE_FP8);
@@ -74,16 +74,15 @@ absl::Status ParseShape(const v1::ParameterSpec& proto, ParameterSpec& spec) {
   return absl::OkStatus();
 }
 
-bool IsUnscaled(Format format) { return format == Format::kFP32 || format == Format::kBF16 || format == Format::kFP16; }
-
 // From a ParameterSpec or a FormatRule: their fields are the same.
 template <typename Proto>
 absl::Status ParseEncoding(const Proto& proto, Encoding& encoding) {
   if (proto.format() == v1::FORMAT_UNSPECIFIED) return Unexpected("a format", "none");
-  ASSIGN_OR_RETURN(encoding.format, ParseEnum(proto.format(), Format::kFP32, Format::kNVFP4_2D, "a format"));
+  ASSIGN_OR_RETURN(encoding.format,
+                   ParseEnum(proto.format(), Format::kFP32, std::rbegin(kFormats)->format, "a format"));
   const ElementType element = DefaultElement(encoding.format);
   ASSIGN_OR_RETURN(encoding.element, ParseEnum(proto.element(), element, ElementType::kE2M1, "an element type"));
-  if (IsUnscaled(encoding.format)) encoding.element = element;
+  if (TraitsOf(encoding.format).elements == ElementTypes::kAny) encoding.element = element;
   encoding.power_of_two_scales = proto.has_power_of_two_scales() && ReadsPowerOfTwoScales(encoding.format)
                                      ? proto.power_of_two_scales()
                                      : DefaultPowerOfTwoScales(encoding.format);
@@ -138,6 +137,14 @@ InitialValue ToInitialValue(const v1::InitialValue& proto) {
       return {.kind = Initializer::kNormal, .a = proto.normal().mean(), .b = proto.normal().standard_deviation()};
     case v1::InitialValue::kUniform:
       return {.kind = Initializer::kUniform, .a = proto.uniform().low(), .b = proto.uniform().high()};
+    case v1::InitialValue::kTruncatedNormal: {
+      const v1::InitialValue::TruncatedNormal& normal = proto.truncated_normal();
+      return {.kind = Initializer::kTruncatedNormal,
+              .a = normal.mean(),
+              .b = normal.standard_deviation(),
+              .low = normal.low(),
+              .high = normal.high()};
+    }
     case v1::InitialValue::KIND_NOT_SET:
       break;
   }
@@ -151,9 +158,15 @@ absl::Status CheckInitial(const InitialValue& value) {
       return Unexpected("a finite mean and a finite standard deviation >= 0", absl::StrCat(value.a, " and ", value.b));
     case Initializer::kUniform:
       return Unexpected("finite low < high", absl::StrCat("low ", value.a, ", high ", value.b));
-    default:
-      return Unexpected("a finite constant", value.a);
+    case Initializer::kTruncatedNormal:
+      return Unexpected("a finite mean, a finite standard deviation > 0 and finite low < high",
+                        absl::StrCat(value.a, ", ", value.b, ", low ", value.low, ", high ", value.high));
+    case Initializer::kZeros:
+    case Initializer::kOnes:
+    case Initializer::kConstant:
+      break;
   }
+  return Unexpected("a finite constant", value.a);
 }
 
 absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto, int group_count) {

@@ -35,6 +35,9 @@ std::string ToText(const InitialValue& value) {
       return absl::StrCat("normal with mean ", Exact(value.a), " and standard deviation ", Exact(value.b));
     case Initializer::kUniform:
       return absl::StrCat("uniform in [", Exact(value.a), ", ", Exact(value.b), ")");
+    case Initializer::kTruncatedNormal:
+      return absl::StrCat("normal with mean ", Exact(value.a), " and standard deviation ", Exact(value.b), " in [",
+                          Exact(value.low), ", ", Exact(value.high), "]");
   }
   return "unknown";
 }

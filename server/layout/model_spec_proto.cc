@@ -31,6 +31,12 @@ v1::InitialValue ToProto(const InitialValue& value) {
       proto.mutable_uniform()->set_low(value.a);
       proto.mutable_uniform()->set_high(value.b);
       break;
+    case Initializer::kTruncatedNormal:
+      proto.mutable_truncated_normal()->set_mean(value.a);
+      proto.mutable_truncated_normal()->set_standard_deviation(value.b);
+      proto.mutable_truncated_normal()->set_low(value.low);
+      proto.mutable_truncated_normal()->set_high(value.high);
+      break;
   }
   return proto;
 }

@@ -14,13 +14,8 @@ namespace {
 
 void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response) {
   response.set_version(kVersion);
-  for (int format = v1::FORMAT_FP32; format <= v1::FORMAT_NVFP4_2D; ++format) {
-    response.add_formats(static_cast<v1::Format>(format));
-  }
-  response.add_moment_types(v1::MOMENT_TYPE_FP32);
-  response.add_moment_types(v1::MOMENT_TYPE_BF16);
-  response.add_moment_types(v1::MOMENT_TYPE_FP16);
-  response.add_moment_types(v1::MOMENT_TYPE_FP8);
+  for (const FormatTraits& traits : kFormats) response.add_formats(static_cast<v1::Format>(traits.format));
+  for (const MomentType type : kMomentTypes) response.add_moment_types(static_cast<v1::MomentType>(type));
   response.set_world_size(world.world_size);
   response.set_first_rank(world.first_rank);
   for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());

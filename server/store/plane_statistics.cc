@@ -16,13 +16,19 @@ double Square(double value) { return value * value; }
 std::vector<float> DecodeScales(Format format, const uint8_t* scales, int64_t size_bytes) {
   std::vector<float> values;
   if (size_bytes == 0) return values;
-  if (format == Format::kMXFP8 || format == Format::kMXFP8_2D) {
-    std::transform(scales, scales + size_bytes, std::back_inserter(values), DecodeE8M0);
-  } else if (format == Format::kNVFP4_2D) {
-    std::transform(scales, scales + size_bytes, std::back_inserter(values), E4M3::Decode);
-  } else {
-    values.resize(size_bytes / sizeof(float));
-    std::memcpy(values.data(), scales, size_bytes);
+  switch (TraitsOf(format).scale_type) {
+    case ScaleType::kNone:
+      break;
+    case ScaleType::kFloat32:
+      values.resize(size_bytes / sizeof(float));
+      std::memcpy(values.data(), scales, size_bytes);
+      break;
+    case ScaleType::kE8M0:
+      std::transform(scales, scales + size_bytes, std::back_inserter(values), DecodeE8M0);
+      break;
+    case ScaleType::kE4M3:
+      std::transform(scales, scales + size_bytes, std::back_inserter(values), E4M3::Decode);
+      break;
   }
   return values;
 }
@@ -52,10 +58,15 @@ LargestElement LargestOf(const Encoding& encoding) {
       return {0x7bff, 65520.0 / 65504};
     case Format::kNVFP4_2D:
       return {0x7, 7.0 / 6};
-    default:
-      return encoding.element == ElementType::kE5M2 ? LargestElement{0x7b, 61440.0 / 57344}
-                                                    : LargestElement{0x7e, 464.0 / 448};
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
+    case Format::kFP8Block128x128:
+    case Format::kMXFP8:
+    case Format::kMXFP8_2D:
+      break;
   }
+  return encoding.element == ElementType::kE5M2 ? LargestElement{0x7b, 61440.0 / 57344}
+                                                : LargestElement{0x7e, 464.0 / 448};
 }
 
 // The codes of a plane without their signs. Rows begin with bytes of their own.

@@ -152,23 +152,15 @@ int Main(int ranks) {
   for (int i = 0; i < ranks; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
   const test::DaemonProcess daemon =
       OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags), "start a daemon");
-  constexpr Format kFormats[] = {Format::kFP32,
-                                 Format::kBF16,
-                                 Format::kFP16,
-                                 Format::kFP8TensorCurrent,
-                                 Format::kFP8TensorDelayed,
-                                 Format::kFP8Block128x128,
-                                 Format::kMXFP8,
-                                 Format::kMXFP8_2D,
-                                 Format::kNVFP4_2D};
   std::cout << "| format | forward | backward | both at once |\n| --- | --- | --- | --- |" << std::endl;
-  for (const Format format : kFormats) {
-    PrintGathered(format, MeasureGathered(directory.path(), ranks, format));
+  for (const FormatTraits& traits : kFormats) {
+    PrintGathered(traits.format, MeasureGathered(directory.path(), ranks, traits.format));
   }
   std::cout << "\n| format | master | moments | planes | master | exp_avg | exp_avg_sq | together | gradients |\n"
             << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |" << std::endl;
-  for (const Format format : kFormats) {
-    for (const MomentType moments : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16, MomentType::kFP8}) {
+  for (const FormatTraits& traits : kFormats) {
+    const Format format = traits.format;
+    for (const MomentType moments : kMomentTypes) {
       // Moments take the same bytes beside every format.
       const bool shown = moments == MomentType::kFP32 || moments == MomentType::kBF16 || format == Format::kMXFP8 ||
                          format == Format::kNVFP4_2D;

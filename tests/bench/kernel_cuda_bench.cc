@@ -450,9 +450,8 @@ void MeasureDecode(Bench& bench, Arenas& arenas, const Encoding& encoding, Plane
 }
 
 void MeasureDecodes(Bench& bench, Arenas& arenas) {
-  for (Format format :
-       {Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent, Format::kFP8TensorDelayed,
-        Format::kFP8Block128x128, Format::kMXFP8, Format::kMXFP8_2D, Format::kNVFP4_2D}) {
+  for (const FormatTraits& traits : kFormats) {
+    const Format format = traits.format;
     const Encoding encoding = {format, DefaultElement(format)};
     MeasureDecode(bench, arenas, encoding, Plane::kRowWise, 65536, 4096);
     if (HasColumnPlane(format)) MeasureDecode(bench, arenas, encoding, Plane::kColumnWise, 65536, 4096);
@@ -511,29 +510,41 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
   GradientSumTask accumulated;
   accumulated.count = kCount;
   accumulated.accumulator = a;
-  measure("SumOfSquares", kCount * 4, [&] { Check(squares->Run({accumulated}, bench.stream()).status()); });
+  measure("SumOfSquares", kCount * 4, [&] { Check(squares->Enqueue({accumulated}, bench.stream())); });
 
+  constexpr int kMostSources = 4;
   for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
     const std::string type_name = type == GradientType::kFP32 ? "fp32" : "bf16";
+    // Numbers of the type: what is not finite is counted, which takes longer.
+    const void* sources[kMostSources];
+    for (int s = 0; s < kMostSources; ++s) {
+      float* const values = s == 0 ? a : floats();
+      Check(FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 1, s, 0, kCount, values, bench.stream()));
+      sources[s] = values;
+      if (type == GradientType::kFP32) continue;
+      void* const halves = arenas.state.Take(kCount * 2, 64);
+      Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {reinterpret_cast<const uint8_t*>(values)}, kRows, kColumns,
+                        DecodedType::kBF16, halves, bench.stream()));
+      sources[s] = halves;
+    }
     for (int source_count : {1, 2, 4}) {
       GradientSumTask task;
       task.type = type;
       task.count = kCount;
       task.accumulator = c;
-      for (int s = 0; s < source_count; ++s) task.sources[s] = s % 2 == 0 ? a : b;
+      std::copy_n(sources, source_count, task.sources);
       task.source_count = source_count;
       task.overwrite = true;
       const std::string name = absl::StrCat(type_name, ", ", source_count, " sources, overwrite");
       const int64_t bytes = kCount * (4 + source_count * GradientBytes(type));
       measure("SumGradients " + name, bytes, [&] { Check(SumGradients({task}, bench.stream())); });
-      measure("SumGradients and squares " + name, bytes, [&] { Check(squares->Run({task}, bench.stream()).status()); });
+      measure("SumGradients and squares " + name, bytes, [&] { Check(squares->Enqueue({task}, bench.stream())); });
     }
     GradientSumTask task;
     task.type = type;
     task.count = kCount;
     task.accumulator = c;
-    task.sources[0] = a;
-    task.sources[1] = b;
+    std::copy_n(sources, 2, task.sources);
     task.source_count = 2;
     measure("SumGradients " + type_name + ", 2 sources", kCount * (8 + 2 * GradientBytes(type)),
             [&] { Check(SumGradients({task}, bench.stream())); });

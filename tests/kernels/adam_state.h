@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -89,9 +90,10 @@ class Moments {
         return DecodeBFloat16(At<uint16_t>(i));
       case MomentType::kFP16:
         return DecodeFloat16(At<uint16_t>(i));
-      default:
+      case MomentType::kFP8:
         return E4M3::Decode(At<uint8_t>(i));
     }
+    std::abort();
   }
 
   void Encode(int64_t i, float value) {
@@ -102,7 +104,7 @@ class Moments {
         return Put(i, EncodeBFloat16(value));
       case MomentType::kFP16:
         return Put(i, EncodeFloat16Saturating(value));
-      default:
+      case MomentType::kFP8:
         return Put(i, E4M3::Encode(value));
     }
   }
@@ -158,8 +160,6 @@ inline OwnedState RandomState(RandomFloats& random, int64_t rows, int64_t cols, 
           Moments(MomentKind::kExpAvgSq, exp_avg_sq, rows, cols, squares)};
 }
 
-inline constexpr MomentType kMomentTypes[] = {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16,
-                                              MomentType::kFP8};
 inline constexpr AdamMode kModes[] = {AdamMode::kAdamW, AdamMode::kL2};
 
 // Values whose quotients and roots are subnormal, overflow, or are not numbers.

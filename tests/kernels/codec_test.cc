@@ -145,7 +145,9 @@ OwnedPlanes SlowEncode(const Encoding& encoding, const std::vector<float>& matri
     case Format::kFP8TensorDelayed:
       planes.row_wise = encoder.Encode(Plane::kRowWise, rows, cols);
       break;
-    default:
+    case Format::kFP32:
+    case Format::kBF16:
+    case Format::kFP16:
       planes.row_wise = SlowUnscaled(encoding, matrix, rows, cols);
   }
   return planes;

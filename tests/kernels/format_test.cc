@@ -10,9 +10,10 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(FormatTest, NamesParseBack) {
-  for (int number = 1; number <= 9; ++number) {
-    const Format format = static_cast<Format>(number);
-    EXPECT_EQ(ParseFormat(FormatName(format)).value(), format);
+  for (const FormatTraits& traits : kFormats) {
+    EXPECT_EQ(FormatName(traits.format), traits.name);
+    EXPECT_EQ(ParseFormat(traits.name).value(), traits.format);
+    EXPECT_THAT(FormatNames(), HasSubstr(traits.name));
   }
   EXPECT_EQ(FormatName(Format::kFP8Block128x128), "FP8_BLOCK_128X128");
   EXPECT_EQ(FormatName(static_cast<Format>(99)), "UNKNOWN");
@@ -33,8 +34,8 @@ TEST(FormatTest, UnknownNameIsRefused) {
 }
 
 TEST(FormatTest, EncodableFormatsAreOk) {
-  for (int number = 1; number <= 8; ++number) {
-    EXPECT_TRUE(CheckEncodable({static_cast<Format>(number), ElementType::kE4M3}).ok()) << number;
+  for (const FormatTraits& traits : kFormats) {
+    EXPECT_TRUE(CheckEncodable({traits.format, DefaultElement(traits.format)}).ok()) << traits.name;
   }
   EXPECT_TRUE(CheckEncodable({Format::kNVFP4_2D, ElementType::kE2M1}).ok());
   EXPECT_TRUE(CheckEncodable({Format::kBF16, ElementType::kNone}).ok());
@@ -86,19 +87,18 @@ TEST(FormatTest, ScaleOfTheTensorBelongsToEmptyExtentsToo) {
 }
 
 TEST(FormatTest, FormatsOfTheWholeTensorNeedItsAmax) {
-  for (int number = 1; number <= 9; ++number) {
-    const Format format = static_cast<Format>(number);
+  for (const FormatTraits& traits : kFormats) {
+    const Format format = traits.format;
     const bool after = format == Format::kFP8TensorCurrent || format == Format::kNVFP4_2D;
-    EXPECT_EQ(EncodesAfterAmax(format), after) << number;
-    EXPECT_EQ(NeedsAmax(format), after || format == Format::kFP8TensorDelayed) << number;
+    EXPECT_EQ(EncodesAfterAmax(format), after) << traits.name;
+    EXPECT_EQ(NeedsAmax(format), after || format == Format::kFP8TensorDelayed) << traits.name;
   }
 }
 
 TEST(FormatTest, DefaultsAreThoseOfTheFormat) {
-  for (int number = 1; number <= 9; ++number) {
-    const Format format = static_cast<Format>(number);
-    EXPECT_EQ(ReadsPowerOfTwoScales(format), number == 4 || number == 6) << number;
-    EXPECT_TRUE(CheckEncodable({format, DefaultElement(format)}).ok());
+  for (const FormatTraits& traits : kFormats) {
+    const bool reads = traits.format == Format::kFP8TensorCurrent || traits.format == Format::kFP8Block128x128;
+    EXPECT_EQ(ReadsPowerOfTwoScales(traits.format), reads) << traits.name;
   }
   EXPECT_TRUE(DefaultPowerOfTwoScales(Format::kFP8Block128x128));
   EXPECT_FALSE(DefaultPowerOfTwoScales(Format::kFP8TensorCurrent));
@@ -107,6 +107,22 @@ TEST(FormatTest, DefaultsAreThoseOfTheFormat) {
 TEST(FormatTest, SizesAre64Bit) {
   EXPECT_EQ(DataBytes({Format::kFP32}, 1 << 20, 1 << 20), int64_t{1} << 42);
   EXPECT_EQ(ScaleBytes({Format::kMXFP8}, Plane::kRowWise, 1 << 20, 1 << 20), int64_t{1} << 35);
+}
+
+// What every table row has to say, whatever the format.
+TEST(FormatTest, TraitsOfAFormatGoTogether) {
+  for (const FormatTraits& traits : kFormats) {
+    SCOPED_TRACE(traits.name);
+    EXPECT_EQ(traits.scale_type == ScaleType::kNone, traits.row_wise_block.rows == 0);
+    EXPECT_TRUE(traits.row_wise_block.rows != 0 || traits.column_wise_block.rows == 0);
+    for (const MatrixShape& block : {traits.row_wise_block, traits.column_wise_block}) {
+      // Extents are cut between rows of blocks.
+      if (block.rows != 0 && block.rows != kUnbounded) {
+        EXPECT_EQ(traits.granule_rows % block.rows, 0);
+      }
+    }
+    EXPECT_TRUE(traits.amax_bytes == 0 || traits.amax_use == AmaxUse::kBeforeEncoding);
+  }
 }
 
 TEST(FormatTest, GranulesFollowTheBlocks) {

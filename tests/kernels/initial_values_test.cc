@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/random/initial_values_math.h"
 #include "kernels/random/philox.h"
@@ -53,6 +54,17 @@ TEST(InitialValuesMathTest, CosineIsAccurate) {
   EXPECT_EQ(CosineOfTurns(0.5), -1.0);
 }
 
+double NormalDistribution(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
+
+TEST(InitialValuesMathTest, InverseOfTheNormalDistributionIsAccurate) {
+  for (double x = -37.0; x <= 0.0; x += 0.001) {
+    const double tail = NormalDistribution(x);
+    ASSERT_NEAR(InverseNormal(tail - 0.5, tail), x, 1e-13 * std::max(1.0, -x)) << x;
+    ASSERT_NEAR(InverseNormal(0.5 - tail, tail), -x, 1e-13 * std::max(1.0, -x)) << x;
+  }
+  EXPECT_EQ(InverseNormal(0.0, 0.5), 0.0);
+}
+
 TEST(InitialValuesMathTest, NextBelowIsTheNeighbour) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (float x : {1.0f, -1.0f, 0.0f, -0.0f, 0x1p-149f, -0x1p-149f, 0x1p-126f}) {
@@ -67,10 +79,11 @@ std::vector<float> Fill(const InitialValue& value, uint64_t seed, int64_t parame
 }
 
 constexpr InitialValue kStandardNormal = {Initializer::kNormal, 0.0f, 1.0f};
+constexpr InitialValue kTruncated = {Initializer::kTruncatedNormal, 0.0f, 1.0f, -2.0f, 2.0f};
 constexpr InitialValue kUnit = {Initializer::kUniform, 0.0f, 1.0f};
 
 TEST(InitialValuesTest, SliceEqualsTheWhole) {
-  for (const InitialValue& value : {kStandardNormal, kUnit}) {
+  for (const InitialValue& value : {kStandardNormal, kUnit, kTruncated}) {
     const std::vector<float> whole = Fill(value, 5, 3, 0, 1000);
     for (int64_t first : {0, 1, 17, 999}) {
       const std::vector<float> slice = Fill(value, 5, 3, first, 1000 - first);
@@ -92,6 +105,7 @@ TEST(InitialValuesTest, VectorLoopEqualsTheFormula) {
 TEST(InitialValuesTest, FirstValuesArePinned) {
   EXPECT_EQ(Fill(kUnit, 0, 0, 0, 1).front(), 0x1.989fa4p-2f);
   EXPECT_EQ(Fill(kStandardNormal, 0, 0, 0, 1).front(), -0x1.7293dep-4f);
+  EXPECT_EQ(Fill(kTruncated, 0, 0, 0, 1).front(), -0x1.f39522p-3f);
 }
 
 TEST(InitialValuesTest, HighHalvesGoIntoTheCounter) {
@@ -153,6 +167,46 @@ TEST(InitialValuesTest, NormalIsNormal) {
             kLargestDistance);
 }
 
+struct Truncation {
+  float mean;
+  float standard_deviation;
+  float low;
+  float high;
+};
+
+// Around the mean, beside it, far out on both sides, hardly truncated, and all but one value.
+constexpr Truncation kTruncations[] = {
+    {0, 1, -2, 2},  {0, 0.02f, -0.04f, 0.04f}, {1, 2, 1, 1.5f},     {0, 1, 3, 100},
+    {0, 1, -9, -8}, {5, 1, -100, 100},         {-1, 0.5f, -10, -1}, {0, 1, 1, 1.0000001f}};
+
+constexpr int64_t kFewSamples = 100000;
+
+TEST(InitialValuesTest, TruncatedNormalsAreNormalBetweenTheirEnds) {
+  for (const Truncation& t : kTruncations) {
+    SCOPED_TRACE(absl::StrCat(t.mean, " ", t.standard_deviation, " in ", t.low, ", ", t.high));
+    const std::vector<float> values =
+        Fill({Initializer::kTruncatedNormal, t.mean, t.standard_deviation, t.low, t.high}, 1, 0, 0, kFewSamples);
+    EXPECT_GE(*std::min_element(values.begin(), values.end()), t.low);
+    EXPECT_LE(*std::max_element(values.begin(), values.end()), t.high);
+    if (t.high - t.low < 1e-6) continue;  // floats are too far apart for a distribution
+    // The tail that is the smaller one: its differences are exact.
+    const double sign = t.low + t.high > 2 * t.mean ? -1 : 1;
+    const auto below = [&](double x) { return NormalDistribution(sign * (x - t.mean) / t.standard_deviation); };
+    EXPECT_LT(KolmogorovDistance(values,
+                                 [&](double x) { return (below(x) - below(t.low)) / (below(t.high) - below(t.low)); }),
+              kLargestDistance * std::sqrt(static_cast<double>(kSamples) / kFewSamples));
+  }
+}
+
+// Where doubles hold nothing of the distribution, the end that is nearer to the mean is left.
+TEST(InitialValuesTest, IntervalsBeyondTheDistributionGiveTheirNearerEnd) {
+  for (float value : Fill({Initializer::kTruncatedNormal, 0.0f, 1.0f, 50.0f, 60.0f}, 1, 0, 0, 100))
+    EXPECT_EQ(value, 50);
+  for (float value : Fill({Initializer::kTruncatedNormal, 0.0f, 1.0f, -60.0f, -50.0f}, 1, 0, 0, 100)) {
+    EXPECT_EQ(value, -50);
+  }
+}
+
 TEST(InitialValuesTest, UniformIsUniform) {
   const std::vector<float> values = Fill({Initializer::kUniform, -2.0f, 6.0f}, 1, 0, 0, kSamples);
   EXPECT_NEAR(MomentsOf(values).mean, 2.0, 0.01);
@@ -176,6 +230,8 @@ TEST(InitialValuesTest, SenselessDistributionsAreRefused) {
   for (const InitialValue& value :
        {InitialValue{Initializer::kNormal, 0.0f, -1.0f}, InitialValue{Initializer::kUniform, 1.0f, 1.0f},
         InitialValue{Initializer::kConstant, nan}, InitialValue{Initializer::kNormal, nan, 1.0f},
+        InitialValue{Initializer::kTruncatedNormal, 0.0f, 0.0f}, InitialValue{Initializer::kTruncatedNormal, nan, 1.0f},
+        InitialValue{Initializer::kTruncatedNormal, 0.0f, 1.0f, 2.0f, 2.0f},
         InitialValue{static_cast<Initializer>(0)}}) {
     EXPECT_EQ(CheckInitialValue(value).code(), absl::StatusCode::kInvalidArgument);
   }

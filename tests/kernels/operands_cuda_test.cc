@@ -26,8 +26,7 @@ class ArrangeScalesTest : public GpuTest {
  protected:
   void ExpectHostBytes(Format format, Plane plane, Plane operand, int64_t rows, int64_t cols, int64_t offset) {
     RandomFloats random(61);
-    const ElementType element = format == Format::kNVFP4_2D ? ElementType::kE2M1 : ElementType::kE4M3;
-    const Encoding encoding = {format, element};
+    const Encoding encoding = {format, DefaultElement(format)};
     const std::vector<uint8_t> compact = AnyBytes(random, ScaleBytes(encoding, plane, rows, cols));
     const DeviceArray<uint8_t> source(compact, offset);
     for (ScaleLayout layout : {ScaleLayout::kCompact, ScaleLayout::kPadded128x4, ScaleLayout::kSwizzled128x4}) {

@@ -68,10 +68,10 @@ inline std::vector<float> Decode(const Encoding& encoding, Plane plane, const Ow
 // The encodings that EncodePlanes takes, those once that differ in what their format ignores.
 inline std::vector<Encoding> AllEncodings() {
   std::vector<Encoding> encodings;
-  for (int format = 1; format <= 9; ++format) {
+  for (const FormatTraits& traits : kFormats) {
     for (ElementType element : {ElementType::kNone, ElementType::kE4M3, ElementType::kE5M2, ElementType::kE2M1}) {
-      const Encoding encoding = {static_cast<Format>(format), element};
-      const bool ignores_element = encoding.format <= Format::kFP16;
+      const Encoding encoding = {traits.format, element};
+      const bool ignores_element = traits.elements == ElementTypes::kAny;
       if (!CheckEncodable(encoding).ok() || (ignores_element && element != ElementType::kNone)) continue;
       encodings.push_back(encoding);
       if (ReadsPowerOfTwoScales(encoding.format)) encodings.push_back({encoding.format, element, false});

@@ -30,9 +30,7 @@ struct Case {
   int64_t cols;
 };
 
-Encoding EncodingOf(Format format) {
-  return {format, format == Format::kNVFP4_2D ? ElementType::kE2M1 : ElementType::kE4M3};
-}
+Encoding EncodingOf(Format format) { return {format, DefaultElement(format)}; }
 
 Bytes Compact(const Case& c) { return Ramp(ScaleBytes(EncodingOf(c.format), c.plane, c.rows, c.cols)); }
 

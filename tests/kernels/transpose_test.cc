@@ -60,13 +60,14 @@ TEST(TransposeNibblesTest, ElementsChangeRowAndColumn) {
 }
 
 TEST(TransposableWidthTest, FormatsOf8And4BitsAreTransposed) {
-  for (Format format : {Format::kFP8TensorCurrent, Format::kFP8TensorDelayed, Format::kFP8Block128x128, Format::kMXFP8,
-                        Format::kMXFP8_2D}) {
-    EXPECT_THAT(TransposableWidth(format), IsOkAndHolds(8));
-  }
-  EXPECT_THAT(TransposableWidth(Format::kNVFP4_2D), IsOkAndHolds(4));
-  for (Format format : {Format::kFP32, Format::kBF16, Format::kFP16}) {
-    EXPECT_THAT(TransposableWidth(format), StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("8 or 4 bits")));
+  for (const FormatTraits& traits : kFormats) {
+    SCOPED_TRACE(traits.name);
+    if (traits.element_bits == 8 || traits.element_bits == 4) {
+      EXPECT_THAT(TransposableWidth(traits.format), IsOkAndHolds(traits.element_bits));
+    } else {
+      EXPECT_THAT(TransposableWidth(traits.format),
+                  StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("8 or 4 bits")));
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "tests/every_format.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
@@ -258,13 +259,11 @@ TEST_P(FormatsAndRanksTest, StepsAreThoseOfTheKernels) {
   ExpectStepsOfTheKernels(ranks, TwoUnits(format));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, FormatsAndRanksTest,
-    testing::Combine(testing::Values(Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent,
-                                     Format::kFP8TensorDelayed, Format::kFP8Block128x128, Format::kMXFP8,
-                                     Format::kMXFP8_2D, Format::kNVFP4_2D),
-                     testing::Values(1, 2, 3)),
-    [](const auto& info) { return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
+                         testing::Combine(testing::ValuesIn(EveryFormat()), testing::Values(1, 2, 3)),
+                         [](const auto& info) {
+                           return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
+                         });
 
 class MomentsTest : public StepsTest, public testing::WithParamInterface<MomentType> {};
 

@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "server/layout/layout.h"
 #include "server/layout/model_spec.h"
+#include "tests/every_format.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::internal {
@@ -220,10 +221,7 @@ TEST_P(LayoutViewTest, NamesAreFoundInTheirUnit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(FormatsAndRanks, LayoutViewTest,
-                         Combine(Values(Format::kFP32, Format::kBF16, Format::kFP16, Format::kFP8TensorCurrent,
-                                        Format::kFP8TensorDelayed, Format::kFP8Block128x128, Format::kMXFP8,
-                                        Format::kMXFP8_2D, Format::kNVFP4_2D),
-                                 Values(1, 2, 3, 4, 5, 6, 7, 8)),
+                         Combine(testing::ValuesIn(EveryFormat()), Values(1, 2, 3, 4, 5, 6, 7, 8)),
                          [](const auto& info) {
                            const absl::string_view format = FormatName(std::get<0>(info.param));
                            return absl::StrCat(format, "On", std::get<1>(info.param));

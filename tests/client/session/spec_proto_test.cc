@@ -86,8 +86,9 @@ TEST(SpecProtoTest, DelayedScalingIsSentAndComesBack) {
 
 // A resolved spec means the same as the one that it came from.
 TEST(SpecProtoTest, AResolvedSpecIsTheSameModel) {
-  ModelSpec spec = OneUnit({Named("w"), Named("v")});
+  ModelSpec spec = OneUnit({Named("w"), Named("v"), Named("t")});
   spec.units[0].parameters[0].initial_value = {Initializer::kNormal, 0.5f, 0.25f};
+  spec.units[0].parameters[2].initial_value = {Initializer::kTruncatedNormal, 0.5f, 0.02f, 0.4f, 0.75f};
   spec.units[0].parameters[1].initial_value = {Initializer::kUniform, -1.0f, 1.0f};
   spec.units[0].parameters[1].group = 1;
   spec.units[0].reshard_after_forward = false;

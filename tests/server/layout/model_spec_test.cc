@@ -104,6 +104,16 @@ std::function<void(v1::ModelSpec&)> Uniform(float low, float high) {
   };
 }
 
+std::function<void(v1::ModelSpec&)> TruncatedNormal(float mean, float standard_deviation, float low, float high) {
+  return [=](v1::ModelSpec& spec) {
+    auto& normal = *First(spec).mutable_initial_value()->mutable_truncated_normal();
+    normal.set_mean(mean);
+    normal.set_standard_deviation(standard_deviation);
+    normal.set_low(low);
+    normal.set_high(high);
+  };
+}
+
 std::function<void(v1::ModelSpec&)> Timeout(int64_t seconds, int32_t nanos) {
   return [=](v1::ModelSpec& spec) {
     spec.mutable_step_timeout()->set_seconds(seconds);
@@ -235,6 +245,10 @@ const Refusal kRefusals[] = {
     {"DeviationNotFinite", Normal(0, kInfinity), "create model m: parameter u0.w: ", "a finite standard deviation"},
     {"UniformEmpty", Uniform(1, 1),
      "create model m: parameter u0.w: ", "expected finite low < high, got low 1, high 1"},
+    {"TruncatedNormalEmpty", TruncatedNormal(0, 1, 2, 2), "create model m: parameter u0.w: ",
+     "expected a finite mean, a finite standard deviation > 0 and finite low < high, got 0, 1, low 2, high 2"},
+    {"TruncatedNormalWithoutDeviation", TruncatedNormal(0, 0, -2, 2),
+     "create model m: parameter u0.w: ", "standard deviation > 0"},
     {"UniformReversed", Uniform(2, 1), "create model m: parameter u0.w: ", "expected finite low < high"},
     {"UniformNotFinite", Uniform(-kInfinity, 1), "create model m: parameter u0.w: ", "expected finite low < high"},
     {"GroupNameLong", SET(spec.add_groups()->set_name(std::string(513, 'x'))),
@@ -343,13 +357,14 @@ TEST(ParseModelSpecTest, ShapesAreSeenAsMatrices) {
 }
 
 TEST(ParseModelSpecTest, EveryFormatIsAcceptedWithItsElementTypes) {
-  for (int format = v1::FORMAT_FP32; format <= v1::FORMAT_NVFP4_2D; ++format) {
+  for (int format = v1::FORMAT_FP32; format <= v1::Format_MAX; ++format) {
     for (const v1::Element element : {v1::ELEMENT_UNSPECIFIED, v1::ELEMENT_E4M3, v1::ELEMENT_E5M2, v1::ELEMENT_E2M1}) {
       SCOPED_TRACE(absl::StrCat(v1::Format_Name(format), " of ", v1::Element_Name(element)));
       v1::ModelSpec proto = ValidSpec();
       Format(static_cast<v1::Format>(format), element)(proto);
-      const bool unscaled = format <= v1::FORMAT_FP16;
-      const bool narrow = format == v1::FORMAT_NVFP4_2D;
+      const ElementTypes elements = TraitsOf(static_cast<paramshard::Format>(format)).elements;
+      const bool unscaled = elements == ElementTypes::kAny;
+      const bool narrow = elements == ElementTypes::kFloat4;
       const bool fits = element == v1::ELEMENT_UNSPECIFIED || unscaled || (element == v1::ELEMENT_E2M1) == narrow;
       const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
       ASSERT_EQ(spec.status().code(), fits ? absl::StatusCode::kOk : absl::StatusCode::kInvalidArgument);
