@@ -24,6 +24,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "server/base/grpc_deadline.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
@@ -83,7 +84,7 @@ struct RunningServer {
   bool running() const { return server != nullptr; }
   void Stop() {
     acceptor.reset();
-    if (running()) server->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+    if (running()) server->Shutdown(GrpcDeadline(kShutdownGrace));
   }
 };
 

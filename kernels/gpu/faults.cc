@@ -5,11 +5,12 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -17,10 +18,9 @@ namespace {
 struct Faults {
   // Whether there is any: almost never, and asked for on every wait.
   std::atomic<bool> any{false};
-  std::mutex mu;
-  // Guarded by mu.
-  std::map<int, absl::Status> by_device;
-  std::set<const FaultWatch*> watches;
+  absl::Mutex mu;
+  std::map<int, absl::Status> by_device ABSL_GUARDED_BY(mu);
+  std::set<const FaultWatch*> watches ABSL_GUARDED_BY(mu);
 };
 
 Faults& AllFaults() {
@@ -56,14 +56,14 @@ bool IsFault(cudaError_t error) {
 absl::Status FaultOf(int device) {
   Faults& faults = AllFaults();
   if (!faults.any.load(std::memory_order_acquire)) return absl::OkStatus();
-  std::lock_guard<std::mutex> lock(faults.mu);
+  absl::MutexLock lock(&faults.mu);
   const auto found = faults.by_device.find(device);
   return found == faults.by_device.end() ? absl::OkStatus() : found->second;
 }
 
 absl::Status ReportFault(int device, absl::string_view what) {
   Faults& faults = AllFaults();
-  std::lock_guard<std::mutex> lock(faults.mu);
+  absl::MutexLock lock(&faults.mu);
   const auto [fault, is_new] = faults.by_device.try_emplace(
       device, absl::InternalError(absl::StrCat("cuda:", device, " is broken: ", what, "; restart ",
                                                program_invocation_short_name, " (process ", getpid(), ")")));
@@ -78,14 +78,14 @@ absl::Status ReportFault(int device, absl::string_view what) {
 FaultWatch::FaultWatch(int device, std::function<void(const absl::Status&)> on_fault)
     : device_(device), on_fault_(std::move(on_fault)) {
   Faults& faults = AllFaults();
-  std::lock_guard<std::mutex> lock(faults.mu);
+  absl::MutexLock lock(&faults.mu);
   faults.watches.insert(this);
   if (const auto found = faults.by_device.find(device); found != faults.by_device.end()) on_fault_(found->second);
 }
 
 FaultWatch::~FaultWatch() {
   Faults& faults = AllFaults();
-  std::lock_guard<std::mutex> lock(faults.mu);
+  absl::MutexLock lock(&faults.mu);
   faults.watches.erase(this);
 }
 

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/stream.h"
@@ -92,10 +92,10 @@ void SetNcclEnvironment() {
 }
 
 absl::StatusOr<const Nccl*> Nccl::Load(const std::string& path) {
-  static std::mutex& mu = *new std::mutex;
+  static absl::Mutex& mu = *new absl::Mutex;
   static std::map<std::string, Nccl>& loaded = *new std::map<std::string, Nccl>;
   const std::string name = path.empty() ? std::string(kDefaultLibrary) : path;
-  std::lock_guard<std::mutex> lock(mu);
+  absl::MutexLock lock(&mu);
   if (const auto found = loaded.find(name); found != loaded.end()) return &found->second;
   SetNcclEnvironment();
   ASSIGN_OR_RETURN(const Nccl nccl, LoadLibrary(name));

@@ -1,11 +1,12 @@
 #include "kernels/gpu/stream.h"
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/driver.h"
 #include "kernels/gpu/faults.h"
@@ -111,11 +112,12 @@ absl::StatusOr<bool> Event::IsDone() const {
 
 // Naps, since the runtime's own wait has no end. They grow with the time that has passed.
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
-  const absl::Time start = absl::Now();
+  // Of a clock that nobody sets.
+  const auto start = std::chrono::steady_clock::now();
   while (true) {
     ASSIGN_OR_RETURN(const bool done, IsIdle(device, stream));
     if (done) return absl::OkStatus();
-    const absl::Duration waited = absl::Now() - start;
+    const absl::Duration waited = absl::FromChrono(std::chrono::steady_clock::now() - start);
     if (waited >= timeout) {
       return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
     }

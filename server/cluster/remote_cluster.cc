@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "proto/durations.h"
+#include "server/base/grpc_deadline.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
 #include "server/cluster/cluster_messages.h"
@@ -49,11 +50,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-gpr_timespec GrpcDeadline(absl::Duration timeout) {
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                      gpr_time_from_nanos(absl::ToInt64Nanoseconds(timeout), GPR_TIMESPAN));
 }
 
 // Node 0 will not change its mind.

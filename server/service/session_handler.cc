@@ -1,6 +1,5 @@
 #include "server/service/session_handler.h"
 
-#include <grpc/support/time.h>
 #include <grpcpp/alarm.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/durations.h"
 #include "proto/wire/ring.h"
+#include "server/base/grpc_deadline.h"
 #include "server/service/grpc_status.h"
 #include "server/service/messages.h"
 
@@ -34,11 +34,6 @@ constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // A command, which the ring would take too, and what wraps it.
 constexpr size_t kMaxSessionRequestBytes = wire::kMaxRecordBytes + 64;
-
-// Of the clock that nobody sets.
-gpr_timespec SteadyDeadlineOf(absl::Duration wait) {
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos(absl::ToInt64Nanoseconds(wait), GPR_TIMESPAN));
-}
 
 absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) {
   if (!attach.has_attach_timeout()) return kDefaultAttachTimeout;
@@ -350,7 +345,7 @@ void SessionCall::EndCall(const absl::Status& status) {
 void SessionCall::SetTimer(absl::Duration wait, std::function<void()> then) {
   const int64_t generation = ++timer_generation_;
   timer_ = grpc::Alarm();
-  timer_.Set(SteadyDeadlineOf(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
+  timer_.Set(GrpcDeadline(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
     const std::shared_ptr<SessionCall> self = weak.lock();
     if (self == nullptr) return;
     absl::MutexLock lock(&self->mu_);

@@ -39,6 +39,7 @@ const std::vector<Rule> kRules = {
     {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
     {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
     {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/"}},
+    {"server/base/", {"server/base/", "absl/", "grpc/support/time.h"}},
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},

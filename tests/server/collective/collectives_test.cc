@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "server/collective/scratch_memory.h"
 #include "server/collective/tcp_mesh.h"
 #include "tests/server/collective/engine_world.h"
@@ -81,12 +82,12 @@ TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryUseAndNothingElse) {
 
 TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
   for (const int unit : {kMixed, 1}) {
-    std::mutex mu;
+    absl::Mutex mu;
     std::map<std::tuple<int, int, int>, int> delivered;  // group, rank, source
     const GatherCall call{unit + 1, unit, Use::kForward, SlotOf(world_, unit)};
     ASSERT_THAT(world_.OnAllRanks([&](int rank) {
       return world_.Gather(rank, call, [&](int target, int source) {
-        std::lock_guard<std::mutex> lock(mu);
+        absl::MutexLock lock(&mu);
         ++delivered[{world_.group_start(rank), target, source}];
       });
     }),

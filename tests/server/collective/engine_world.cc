@@ -69,19 +69,20 @@ void FillRandom(std::vector<uint8_t>& bytes, uint32_t seed) {
 }  // namespace
 
 absl::Status SharedRendezvous::Put(absl::string_view key, absl::string_view value) {
-  std::lock_guard<std::mutex> lock(mu_);
+  absl::MutexLock lock(&mu_);
   values_[std::string(key)] = std::string(value);
-  changed_.notify_all();
+  changed_.SignalAll();
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> SharedRendezvous::Get(absl::string_view key, absl::Duration timeout) {
-  std::unique_lock<std::mutex> lock(mu_);
+  const SteadyTime deadline = SteadyDeadline(timeout);
   const std::string name(key);
-  if (changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout), [&] { return values_.count(name) > 0; })) {
-    return values_[name];
+  absl::MutexLock lock(&mu_);
+  while (!values_.contains(name)) {
+    if (changed_.WaitUntil(&mu_, deadline)) return absl::DeadlineExceededError(name);
   }
-  return absl::DeadlineExceededError(name);
+  return values_[name];
 }
 
 int WorldShape::ranks() const { return std::accumulate(device_counts.begin(), device_counts.end(), 0); }

@@ -3,18 +3,19 @@
 #ifndef PARAMSHARD_TESTS_SERVER_COLLECTIVE_ENGINE_WORLD_H_
 #define PARAMSHARD_TESTS_SERVER_COLLECTIVE_ENGINE_WORLD_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/steady_cond_var.h"
 #include "server/collective/engines.h"
 #include "tests/support/environment.h"
 
@@ -27,9 +28,9 @@ class SharedRendezvous final : public Rendezvous {
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override;
 
  private:
-  std::mutex mu_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
+  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
 };
 
 struct WorldShape {
