@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/handoff.h"
 
 namespace paramshard::internal {
 
@@ -25,7 +26,7 @@ bool Connection::IsLost() const {
 }
 
 void Connection::Authenticate(grpc::ClientContext& context) const {
-  context.AddMetadata("paramshard-token", companion_.token());
+  context.AddMetadata(wire::kTokenMetadata, companion_.token());
 }
 
 absl::Status Connection::Explain(absl::string_view call, absl::Status answer) const {

@@ -630,51 +630,5 @@ TEST(ExportTest, AnImportMeanwhileAbortsIt) {
   }));
 }
 
-// Serves imports with next to no patience.
-class ImpatientService final : public v1::TrainerService::Service {
- public:
-  explicit ImpatientService(const ModelStore* store) : store_(store) {}
-
-  grpc::Status Import(grpc::ServerContext* context, grpc::ServerReader<v1::ImportRequest>* reader,
-                      v1::ImportResponse*) override {
-    result_ = ImportTensors(*store_, *context, reader, absl::Milliseconds(1)).status();
-    return grpc::Status(static_cast<grpc::StatusCode>(result_.code()), std::string(result_.message()));
-  }
-  // Once the server has shut down.
-  const absl::Status& result() const { return result_; }
-
- private:
-  const ModelStore* const store_;
-  absl::Status result_;
-};
-
-TEST(ImportTest, ACallerThatStandsStillIsGivenUp) {
-  TestWorld world({.ranks = 2});
-  const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("b", {5})})}));
-  const std::string hash = StateHash(*model);
-  for (const std::vector<v1::ImportRequest>& sent :
-       {std::vector<v1::ImportRequest>{}, {Header()}, {Header(), Tensor("b", {5}), Chunk(0, Ramp(5))}}) {
-    ImpatientService service(&world.store());
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&service);
-    const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-    const auto stub = v1::TrainerService::NewStub(
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
-    grpc::ClientContext context;
-    v1::ImportResponse response;
-    const auto writer = stub->Import(&context, &response);
-    // It may be given up before all is sent.
-    for (const v1::ImportRequest& request : sent) writer->Write(request);
-    EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
-    server->Shutdown();
-    EXPECT_THAT(service.result(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("a message within 1ms")));
-    EXPECT_EQ(StateHash(*model), hash);
-    EXPECT_OK(model->BeginImport()) << "the turn is free again";
-    model->EndImport();
-  }
-}
-
 }  // namespace
 }  // namespace paramshard::server
