@@ -312,7 +312,7 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
 
 TEST_F(DoubtTest, AnImportSettlesIt) {
   const std::shared_ptr<Model> model = LeaveInDoubt();
-  ASSERT_OK(model->Change(7, 7, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model->Change({.commit_number = 7, .version = 7}, [] { return absl::OkStatus(); }));
   EXPECT_OK(model->doubt());
   FakeTrainers trainers = AttachAll(*model);
   for (const auto& trainer : trainers) trainer->Commit(8);

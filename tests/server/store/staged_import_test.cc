@@ -490,10 +490,10 @@ TEST_F(StagedImportTest, AttachAndDeleteAreRefusedDuringAChange) {
 
 TEST_F(StagedImportTest, ADrainWaitsForAChangeUntilItsDeadline) {
   SlowChange change(*model_);
-  model_->Drain(absl::InfinitePast(), absl::UnavailableError("the daemon stops"));
+  model_->Drain(SteadyTime::min(), absl::UnavailableError("the daemon stops"));
   absl::Notification drained;
   std::thread drain([&] {
-    model_->Drain(absl::InfiniteFuture(), absl::UnavailableError("the daemon stops"));
+    model_->Drain(kNever, absl::UnavailableError("the daemon stops"));
     drained.Notify();
   });
   EXPECT_FALSE(drained.HasBeenNotified());
