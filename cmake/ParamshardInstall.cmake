@@ -38,7 +38,8 @@ set(headers
   kernels/optim/adam_math.h
   kernels/optim/moment.h
   kernels/random/initial_values.h
-  kernels/reduce/gradient_sum.h)
+  kernels/reduce/gradient_sum.h
+  kernels/reduce/sum_of_squares.h)
 if(TARGET paramshard_client_cuda)
   list(APPEND headers client/cuda.h kernels/formats/codec_cuda.h)
 endif()

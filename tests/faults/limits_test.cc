@@ -30,8 +30,9 @@ namespace {
 
 class DescriptorsTest : public testing::Test {
  protected:
+  // GPUs would take descriptors of their own.
   void StartDaemon(int64_t descriptors) {
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), DeviceFlags(1), absl::Seconds(60),
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), {"--device=cpu:0"}, absl::Seconds(60),
                                        {.limits = {{RLIMIT_NOFILE, descriptors}}});
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
