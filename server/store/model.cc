@@ -387,6 +387,7 @@ void Model::RunEpoch(Epoch& epoch) {
     last_end_ = why.ToString();
     Settle(epoch);
     epoch_ = nullptr;
+    changed_.SignalAll();
     lost = usable_.ok() ? doubt_ : usable_;
     if (lost.ok()) Report();
   }

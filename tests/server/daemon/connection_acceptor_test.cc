@@ -64,14 +64,15 @@ TEST_F(ConnectionAcceptorTest, BringsConnectionsOfEverySocket) {
 }
 
 TEST_F(ConnectionAcceptorTest, LeavesNothingBehind) {
-  const grpc::ServerBuilder first;  // gRPC keeps descriptors of its own from the first one on
-  const int64_t descriptors = OpenDescriptors();
-  {
+  const auto make_and_drop = [this] {
     std::vector<ListeningSocket> sockets(1);
     ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
     grpc::ServerBuilder builder;
     ConnectionAcceptor never_started(builder, std::move(sockets));
-  }
+  };
+  make_and_drop();  // gRPC keeps descriptors of its own from the first time on
+  const int64_t descriptors = OpenDescriptors();
+  make_and_drop();
   EXPECT_EQ(OpenDescriptors(), descriptors);
 }
 
