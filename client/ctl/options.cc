@@ -17,9 +17,7 @@ absl::StatusOr<Output> ParseOutput(absl::string_view text) {
 CLI::Option* EncodingOptions::AddFormat(CLI::App& app) {
   AddParsedOption(app, "--element", "ELEMENT", ParseElementType, element_,
                   "E4M3, E5M2 or E2M1 (default: E4M3, NVFP4_2D E2M1)");
-  return AddParsedOption(
-      app, "--format", "FORMAT", ParseFormat, format_,
-      FormatNames());
+  return AddParsedOption(app, "--format", "FORMAT", ParseFormat, format_, FormatNames());
 }
 
 void EncodingOptions::AddPowerOfTwoScales(CLI::App& app) {

@@ -261,7 +261,8 @@ TEST_F(SessionTest, ABrokenStreamIsADeparture) {
 TEST_F(SessionTest, ASecondAttachEndsTheEpoch) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->Attach(MakeAttach("m", 0));
-  EXPECT_THAT(first_->Finish(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a command or a detach expected")));
+  EXPECT_THAT(first_->Finish(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a command or a detach expected")));
   EXPECT_THAT(second_->AwaitEnded().message(), HasSubstr("a command or a detach expected"));
 }
 
