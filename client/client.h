@@ -316,8 +316,7 @@ class Model {
  public:
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
-  // Detaches, which ends the epoch for every rank. In memory of a GPU the last handle or Model to go waits until the
-  // GPU's streams are done.
+  // Detaches. In memory of a GPU the last handle or Model to go waits until the GPU's streams are done.
   ~Model();
 
   // Starts gathering a unit. RESOURCE_EXHAUSTED when no slot that fits is free (names the units that hold
@@ -369,7 +368,9 @@ class Model {
   // have come past the wait.
   absl::Status status() const;
 
-  // Detaches and waits until the daemon has let go. Other ranks' next call is ABORTED.
+  // Leaves behind the last command of this rank, and waits until the daemon has let go. What all ranks have sent by
+  // then is carried out and answered to the others; the first command of another rank that this one has not sent is
+  // ABORTED.
   absl::Status Detach();
 
  private:

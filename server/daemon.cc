@@ -151,19 +151,20 @@ class Daemon::Impl {
   std::unique_ptr<Cluster> own_cluster_;          // elsewhere
   Cluster* cluster_ = nullptr;
   RunningServer cluster_server_;
-  std::unique_ptr<ModelStore> store_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;
+  // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
+  std::unique_ptr<ModelStore> store_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServer server_;
   std::string tcp_address_;
   absl::Notification stop_requested_;
-  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
   absl::Mutex mu_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 
 absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop) {

@@ -10,6 +10,8 @@
 namespace paramshard::internal {
 namespace {
 
+// Other ranks may take so long to send what this one has sent; a trainer that goes before ends the epoch for them.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 wire::WordsCounts Counts(const v1::ModelLayout& layout) {
@@ -99,10 +101,9 @@ absl::Status Session::Detach() {
   RETURN_IF_ERROR(page_.CheckProcess());
   watch_.reset();
   if (stream_ == nullptr) return absl::OkStatus();
-  const Deadline deadline = Deadline::After(kDetachTimeout);
   absl::Status closed;
-  if (page_.status().ok()) closed = stream_->Detach(page_.next_number() - 1, deadline);
-  closed.Update(stream_->Close(deadline));
+  if (page_.status().ok()) closed = stream_->Detach(page_.next_number() - 1, Deadline::After(kLeaveTimeout));
+  closed.Update(stream_->Close(Deadline::After(kDetachTimeout)));
   stream_.reset();
   page_.End(absl::CancelledError("the trainer has detached"));
   return closed;

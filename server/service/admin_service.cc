@@ -119,7 +119,7 @@ AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorker
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
   Handle("ListShards", workers->questions.get(), &AdminService::ListShards);
-  Handle("DescribeParameter", workers->questions.get(), &AdminService::DescribeParameter);
+  Handle("DescribeParameter", workers->transfers.get(), &AdminService::DescribeParameter);
   Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
   Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);

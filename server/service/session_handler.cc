@@ -90,6 +90,10 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
  private:
   // From gRPC.
   void OnReadDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mu_);
+      if (model_ == nullptr) StopTimer();  // it has spoken, however long the workers take
+    }
     workers_.Post([self = shared_from_this(), ok] { self->TakeMessage(ok); });
   }
   void OnWriteDone(bool) override {
@@ -156,6 +160,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   std::deque<v1::SessionResponse> outbox_ ABSL_GUARDED_BY(mu_);
   bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // before that nothing is sent
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool told_end_ ABSL_GUARDED_BY(mu_) = false;  // the model's last word is in the outbox
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   bool left_by_itself_ ABSL_GUARDED_BY(mu_) = false;
@@ -173,7 +178,6 @@ void SessionCall::TakeMessage(bool ok) {
     absl::MutexLock lock(&mu_);
     if (finished_) return;
     model = model_;
-    if (model == nullptr) StopTimer();
   }
   if (model == nullptr) {
     if (const absl::Status status = TakeFirst(ok); !status.ok()) {
@@ -230,6 +234,11 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
 }
 
 void SessionCall::GiveUpWaiting(absl::Duration timeout) {
+  {
+    // The epoch may have begun since the timer has fired.
+    absl::MutexLock lock(&mu_);
+    if (started_ || told_end_) return;
+  }
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
   Leave(*waited,
@@ -305,6 +314,7 @@ void SessionCall::Put(v1::SessionResponse response) {
     // For a trainer that does not read.
     SetTimer(kLeaveTimeout, [this] { EndLeave(); });
   } else if (!leaving_) {
+    started_ = true;
     StopTimer();
   }
   outbox_.push_back(std::move(response));

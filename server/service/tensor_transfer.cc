@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/crc32c.h"
+#include "server/device/memory.h"
 #include "server/store/pinned_state.h"
 #include "server/store/staged_import.h"
 
@@ -296,6 +297,7 @@ class Export {
     header.set_first_row(extent.rows.begin);
     header.set_rows(extent.rows.size());
     header.set_type(static_cast<v1::TensorType>(row.type));
+    RETURN_IF_ERROR(CheckMemory(spec.name, extent.rows.size() * row.size_bytes()));
     std::string bytes;
     {
       absl::ReaderMutexLock lock(&shard.mutex());
@@ -305,6 +307,14 @@ class Export {
     }
     RETURN_IF_ERROR(send_(response));
     return SendChunks(bytes);
+  }
+
+  // What is read is held twice for a moment.
+  static absl::Status CheckMemory(absl::string_view parameter, int64_t size_bytes) {
+    const int64_t available = AvailableHostBytes();
+    if (size_bytes <= available / 2) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat("export ", parameter, ": ", 2 * size_bytes,
+                                                     " bytes of memory expected, ", available, " are free"));
   }
 
   // A copy: a slow caller must not hold back commits.

@@ -96,7 +96,8 @@ absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   RETURN_IF_ERROR(Connect());
   RETURN_IF_ERROR(EncodeByAmax());
-  return Greet();
+  // Trainers of an epoch that has ended meanwhile hear of the end alone.
+  return ended() ? absl::OkStatus() : Greet();
 }
 
 absl::Status Epoch::AllocateSeats() {
@@ -390,6 +391,15 @@ void Epoch::MarkGone(int rank) {
 absl::Status Epoch::Detach(int rank, int64_t command_count) {
   absl::MutexLock lock(&mu_);
   if (end_.ended()) return absl::OkStatus();
+  const Seat& seat = *seats_[rank];
+  if (!seat.started) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("detach rank ", options_.first_rank + rank, ": expected after `started`, got before it"));
+  }
+  if (seat.last_command.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("detach rank ", options_.first_rank + rank, ": one detach expected, got a second"));
+  }
   if (command_count < sequence_.last_command(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": at least ",
                                                    sequence_.last_command(rank), " commands expected, got ",

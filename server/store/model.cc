@@ -254,7 +254,11 @@ void Model::Leave(int64_t session, const absl::Status& why) {
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session != session) continue;
     epoch->MarkGone(local(trainer.rank));
-    if (epoch->HasLeft(local(trainer.rank))) return;
+    if (epoch->HasLeft(local(trainer.rank))) {
+      absl::MutexLock lock(&mu_);
+      changed_.SignalAll();
+      return;
+    }
     const absl::Status reason(why.code(), absl::StrCat("rank ", trainer.rank, ": ", why.message()));
     // The world first: other daemons then know the reason when this one's engines close their connections.
     options_.world.cluster->EndEpoch(spec().name, epoch->number(), reason);

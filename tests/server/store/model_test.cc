@@ -822,6 +822,13 @@ TEST_F(DetachTest, ACommitThatAllSendIsAnsweredBeforeItsSenderGoes) {
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
 }
 
+TEST_F(DetachTest, ASecondDetachIsRefused) {
+  trainer(0).FillGradients(0, kW, 1.0f);
+  trainer(0).Push(kW, 0);
+  ASSERT_OK(trainer(0).Detach());
+  EXPECT_THAT(trainer(0).Detach(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("one detach expected")));
+}
+
 TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));

@@ -437,7 +437,7 @@ TEST(HistoryIdTest, TextGoesBothWays) {
 class SlowChange {
  public:
   explicit SlowChange(Model& model) : thread_([this, &model] { Run(model); }) { begun_.WaitForNotification(); }
-  ~SlowChange() { Go(); }
+  ~SlowChange() { Go().IgnoreError(); }
   absl::Status Go() {
     if (!go_.HasBeenNotified()) go_.Notify();
     if (thread_.joinable()) thread_.join();
