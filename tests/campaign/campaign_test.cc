@@ -30,7 +30,8 @@ TEST_P(CampaignTest, EverythingHolds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest,
-                         testing::Values("kill-trainer", "stop-trainer", "stop-daemon", "requests", "handoff", "ring"),
+                         testing::Values("kill-trainer", "kill-start", "stop-trainer", "stop-daemon", "requests",
+                                         "handoff", "descriptors", "threads", "ring", "words"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
