@@ -56,7 +56,7 @@ class Trainer {
  private:
   Trainer(const TrainerOptions& options, Client client, std::unique_ptr<Task> task, TrainingReport* report);
 
-  // The cost of the steps since the last report, in this session.
+  // The cost of the steps since the last report, while this trainer is attached.
   struct Cost {
     int64_t steps = 0;
     int64_t gathered_bytes = 0;
