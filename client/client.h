@@ -242,7 +242,8 @@ class GatheredUnit {
   GatheredUnit& operator=(GatheredUnit&&) noexcept;
   ~GatheredUnit();
 
-  // Blocks until all pieces are in the slot. ABORTED and the like when the epoch has ended.
+  // Blocks until all pieces are in the slot. ABORTED and the like when the epoch has ended. On a GPU DEADLINE_EXCEEDED
+  // when the stream that the unit was awaited on is not done within five minutes.
   absl::Status Wait();
   // Whether Wait would return at once.
   bool Ready() const;

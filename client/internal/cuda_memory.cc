@@ -1,20 +1,28 @@
 // gpu_memory.h by CUDA.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "client/internal/deadline.h"
 #include "client/internal/gpu_memory.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/copy/range_copies_cuda.h"
+#include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"
+#include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
@@ -57,6 +65,19 @@ absl::StatusOr<int> FindGpu(absl::string_view uuid) {
   return NotSeen(uuid, SeenGpus(uuids));
 }
 
+// --- Waits
+
+// The wait for what was given to a stream last is short: a nap would take longer.
+constexpr absl::Duration kSpinning = absl::Microseconds(500);
+
+absl::Status AwaitWork(absl::string_view what, int gpu, absl::Duration timeout,
+                       absl::FunctionRef<absl::StatusOr<bool>()> is_done) {
+  ASSIGN_OR_RETURN(const bool done, Poll({.timeout = timeout, .spinning = kSpinning}, is_done));
+  if (done) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat("wait for ", what, " of cuda:", gpu, ": its work done within ",
+                                                  absl::FormatDuration(timeout), " expected, it is not"));
+}
+
 // --- Memory
 
 class CudaTensorMemory : public TensorMemory {
@@ -64,9 +85,9 @@ class CudaTensorMemory : public TensorMemory {
   static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(int device, const TensorMemoryParts& parts);
   ~CudaTensorMemory() override;
 
-  const uint8_t* planes() const override { return planes_.data(); }
-  uint8_t* slots() const override { return slots_.data(); }
-  uint8_t* scratch() const override { return scratch_.data(); }
+  const uint8_t* planes() const override { return mappings_.planes.data(); }
+  uint8_t* slots() const override { return mappings_.slots.data(); }
+  uint8_t* scratch() const override { return mappings_.scratch.data(); }
   int gpu() const override { return stream_.device(); }
   GpuStream own_stream() const override { return stream_.get(); }
   GpuStream return_stream() const override { return return_stream_.get(); }
@@ -80,22 +101,29 @@ class CudaTensorMemory : public TensorMemory {
   absl::Status AwaitMark(int mark, GpuStream stream) override;
 
  private:
-  CudaTensorMemory(gpu::HostRegistration words, gpu::DeviceMemory planes, gpu::DeviceMemory slots,
-                   gpu::DeviceMemory scratch, std::vector<gpu::Event> marks, gpu::Event default_mark,
+  // What the work of streams touches.
+  struct Mappings {
+    std::shared_ptr<const MappedMemory> page;
+    gpu::HostRegistration words;
+    gpu::DeviceMemory planes;
+    gpu::DeviceMemory slots;
+    gpu::DeviceMemory scratch;
+  };
+
+  CudaTensorMemory(Mappings mappings, absl::Duration timeout, std::vector<gpu::Event> marks, gpu::Event default_mark,
                    gpu::Stream stream, gpu::Stream return_stream)
-      : words_(std::move(words)),
-        planes_(std::move(planes)),
-        slots_(std::move(slots)),
-        scratch_(std::move(scratch)),
+      : mappings_(std::move(mappings)),
+        timeout_(timeout),
         marks_(std::move(marks)),
         default_mark_(std::move(default_mark)),
         stream_(std::move(stream)),
         return_stream_(std::move(return_stream)) {}
 
-  const gpu::HostRegistration words_;
-  const gpu::DeviceMemory planes_;
-  const gpu::DeviceMemory slots_;
-  const gpu::DeviceMemory scratch_;
+  absl::Status AwaitAllStreams();
+  static void KeepForEver(Mappings mappings);
+
+  Mappings mappings_;  // moved from at the end alone
+  const absl::Duration timeout_;
   std::vector<gpu::Event> marks_;
   gpu::Event default_mark_;  // of the default stream
   const gpu::Stream stream_;
@@ -134,16 +162,30 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
                    gpu::DeviceMemory::Create(device, parts.scratch_bytes, {device}, /*shareable=*/false));
   ASSIGN_OR_RETURN(gpu::HostRegistration words,
                    gpu::HostRegistration::Register(parts.words->data(), parts.words->size_bytes()));
-  return std::unique_ptr<TensorMemory>(
-      new CudaTensorMemory(std::move(words), std::move(planes), std::move(slots), std::move(scratch), std::move(marks),
-                           std::move(default_mark), std::move(stream), std::move(return_stream)));
+  return std::unique_ptr<TensorMemory>(new CudaTensorMemory(
+      {parts.words, std::move(words), std::move(planes), std::move(slots), std::move(scratch)}, parts.timeout,
+      std::move(marks), std::move(default_mark), std::move(stream), std::move(return_stream)));
 }
 
 // The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but
-// only after the tensors are gone.
+// only after the tensors are gone, and without an end.
 CudaTensorMemory::~CudaTensorMemory() {
   const gpu::DeviceScope scope(gpu());
-  cudaDeviceSynchronize();
+  const bool idle = AwaitAllStreams().ok() || !gpu::FaultOf(gpu()).ok();
+  if (!idle) KeepForEver(std::move(mappings_));
+}
+
+absl::Status CudaTensorMemory::AwaitAllStreams() {
+  ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(gpu()));
+  RETURN_IF_ERROR(end.RecordDevice());
+  return AwaitWork("every stream", gpu(), timeout_, [&] { return end.IsDone(); });
+}
+
+void CudaTensorMemory::KeepForEver(Mappings mappings) {
+  static absl::Mutex mu(absl::kConstInit);
+  static auto* const kept = new std::vector<Mappings>;
+  const absl::MutexLock lock(&mu);
+  kept->push_back(std::move(mappings));
 }
 
 absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream) {
@@ -160,7 +202,7 @@ absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stre
 
 absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
-  return gpu::ToStatus(cudaStreamSynchronize(stream), "wait for a stream");
+  return AwaitWork("a stream", gpu(), timeout_, [&] { return gpu::IsIdle(gpu(), stream); });
 }
 
 // An event of the legacy default stream comes after the work of all streams that wait for that one. So does the rest of
@@ -197,35 +239,81 @@ absl::Status CudaTensorMemory::AwaitMark(int mark, GpuStream stream) {
 
 // --- Views, which know their GPU alone
 
-// One stream a GPU for the life of the process: the default one would wait for the trainer's.
-class ViewStreams {
+// Copies between the host and one GPU, by a stream of their own: the default one would wait for the trainer's. The
+// runtime waits without an end where it copies from or to pageable memory, so bytes go through memory that is not.
+class HostCopies {
  public:
-  static ViewStreams& Get() {
-    static ViewStreams* const streams = new ViewStreams;
-    return *streams;
+  // They live as long as the process.
+  static HostCopies& Of(int gpu) {
+    static absl::Mutex mu(absl::kConstInit);
+    static auto* const copies = new std::map<int, HostCopies>;
+    const absl::MutexLock lock(&mu);
+    return copies->try_emplace(gpu, gpu).first->second;
   }
 
-  absl::StatusOr<cudaStream_t> Of(int gpu) {
-    const absl::MutexLock lock(&mu_);
-    const auto found = streams_.find(gpu);
-    if (found != streams_.end()) return found->second.get();
-    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(gpu));
-    return streams_.emplace(gpu, std::move(stream)).first->second.get();
+  explicit HostCopies(int gpu) : gpu_(gpu) {}
+
+  absl::Status ToHost(absl::Span<const uint8_t> source, uint8_t* target) {
+    return Copy(source, target, cudaMemcpyDeviceToHost);
+  }
+  absl::Status FromHost(absl::Span<const uint8_t> source, uint8_t* target) {
+    return Copy(source, target, cudaMemcpyHostToDevice);
   }
 
  private:
-  absl::Mutex mu_;
-  std::map<int, gpu::Stream> streams_ ABSL_GUARDED_BY(mu_);
-};
+  static constexpr size_t kPartBytes = size_t{4} << 20;
 
-absl::Status CopyAndWait(int gpu, absl::Span<const uint8_t> source, uint8_t* target, cudaMemcpyKind kind) {
-  if (source.empty()) return absl::OkStatus();
-  const gpu::DeviceScope scope(gpu);
-  ASSIGN_OR_RETURN(const cudaStream_t stream, ViewStreams::Get().Of(gpu));
-  RETURN_IF_ERROR(gpu::ToStatus(cudaMemcpyAsync(target, source.data(), source.size(), kind, stream),
-                                absl::StrCat("copy between the host and cuda:", gpu)));
-  return gpu::ToStatus(cudaStreamSynchronize(stream), absl::StrCat("copy between the host and cuda:", gpu));
-}
+  struct Lane {
+    gpu::Stream stream;
+    gpu::PinnedArray<uint8_t> staged;
+  };
+
+  absl::Status Copy(absl::Span<const uint8_t> source, uint8_t* target, cudaMemcpyKind kind) {
+    const gpu::DeviceScope scope(gpu_);
+    const Deadline deadline = Deadline::After(kStreamWorkTimeout);
+    const absl::MutexLock lock(&mu_);
+    for (size_t offset = 0; offset < source.size(); offset += kPartBytes) {
+      RETURN_IF_ERROR(OpenLane());
+      uint8_t* const staged = lane_->staged.data();
+      const size_t bytes = std::min(kPartBytes, source.size() - offset);
+      if (kind == cudaMemcpyHostToDevice) {
+        std::memcpy(staged, source.data() + offset, bytes);
+        RETURN_IF_ERROR(CopyPart(target + offset, staged, bytes, deadline));
+      } else {
+        RETURN_IF_ERROR(CopyPart(staged, source.data() + offset, bytes, deadline));
+        std::memcpy(target + offset, staged, bytes);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenLane() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (lane_ != nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(gpu_));
+    ASSIGN_OR_RETURN(gpu::PinnedArray<uint8_t> staged, gpu::PinnedArray<uint8_t>::Create(kPartBytes));
+    lane_ = std::make_unique<Lane>(Lane{std::move(stream), std::move(staged)});
+    return absl::OkStatus();
+  }
+
+  // A copy that is late may still use its lane, which is then left to it.
+  absl::Status CopyPart(void* target, const void* source, size_t bytes, const Deadline& deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const cudaStream_t stream = lane_->stream.get();
+    absl::Status status = gpu::ToStatus(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
+                                        absl::StrCat("copy between the host and cuda:", gpu_));
+    if (status.ok()) {
+      status = AwaitWork("a copy between the host and memory", gpu_, deadline.Left(),
+                         [&] { return gpu::IsIdle(gpu_, stream); });
+    }
+    if (!status.ok()) late_.push_back(std::move(lane_));
+    return status;
+  }
+
+  const int gpu_;
+  absl::Mutex mu_;
+  std::unique_ptr<Lane> lane_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<Lane>> late_ ABSL_GUARDED_BY(mu_);
+};
 
 }  // namespace
 
@@ -236,11 +324,11 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapGpuTensors(absl::string_view gp
 }
 
 absl::Status CopyFromGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target) {
-  return CopyAndWait(gpu, source, target, cudaMemcpyDeviceToHost);
+  return source.empty() ? absl::OkStatus() : HostCopies::Of(gpu).ToHost(source, target);
 }
 
 absl::Status CopyToGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target) {
-  return CopyAndWait(gpu, source, target, cudaMemcpyHostToDevice);
+  return source.empty() ? absl::OkStatus() : HostCopies::Of(gpu).FromHost(source, target);
 }
 
 }  // namespace paramshard::internal

@@ -40,12 +40,13 @@ absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Lay
   RETURN_IF_ERROR(CheckSize("slots", proto.slots_bytes() + landing_bytes, sizes.slots_bytes));
   RETURN_IF_ERROR(CheckSize("words", words_bytes, sizes.words_bytes));
   Memory mapped;
-  ASSIGN_OR_RETURN(mapped.words,
+  ASSIGN_OR_RETURN(MappedMemory words,
                    MappedMemory::Map("words", parts.memory.words, words_bytes, MappedMemory::Access::kReadWrite));
+  mapped.words = std::make_shared<const MappedMemory>(std::move(words));
   ASSIGN_OR_RETURN(mapped.tensors,
                    parts.map_tensors(parts.started.gpu_uuid(),
                                      {.memory = &parts.memory,
-                                      .words = &mapped.words,
+                                      .words = mapped.words,
                                       .scratch_bytes = scratch_bytes,
                                       .marks = proto.slot_offsets_size() + proto.gradient_slot_offsets_size()}));
   return mapped;
@@ -74,7 +75,7 @@ Session::Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copie
       layout_(std::move(layout)),
       companion_(std::move(parts.companion)),
       memory_(std::move(memory)),
-      page_(wire::Words(memory_.words.data(), Counts(layout_.proto())), companion_.daemon_pidfd(),
+      page_(wire::Words(memory_.words->data(), Counts(layout_.proto())), companion_.daemon_pidfd(),
             companion_.daemon_pid()),
       carrier_(&page_, memory_.tensors.get(), rank_),
       commits_(Attached()),

@@ -75,7 +75,7 @@ class Session {
 
  private:
   struct Memory {
-    MappedMemory words;
+    std::shared_ptr<const MappedMemory> words;
     std::unique_ptr<TensorMemory> tensors;  // ends before the words
   };
 

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/internal/companion.h"
 #include "client/internal/mapped_memory.h"
@@ -36,8 +37,8 @@ struct WordOperation {
 };
 
 // Work on the memory of a GPU is enqueued on a stream and done in the stream's order; on host memory, which has no
-// streams, it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps. Used by
-// one thread at a time.
+// streams, it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps; where they
+// are not done within the timeout, the memory stays mapped for the life of the process. Used by one thread at a time.
 class TensorMemory {
  public:
   virtual ~TensorMemory() = default;
@@ -56,7 +57,7 @@ class TensorMemory {
   // Copies inside this memory that do not overlap, in any order among themselves.
   virtual absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) = 0;
   virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
-  // Waits until the stream has done everything that was enqueued so far.
+  // Waits until the stream has done everything that was enqueued so far. DEADLINE_EXCEEDED after the timeout.
   virtual absl::Status Synchronize(GpuStream stream) = 0;
   // Lets `stream` wait for everything that the GPU's default stream has been given so far, and every other stream that
   // waits for that one (all but those of cudaStreamNonBlocking). Nothing in host memory.
@@ -72,12 +73,16 @@ class TensorMemory {
   virtual absl::Status AwaitMark(int mark, GpuStream stream) = 0;
 };
 
+// A stream of a trainer does the trainer's work too: how long that takes is not known, but no step takes so long.
+inline constexpr absl::Duration kStreamWorkTimeout = absl::Minutes(5);
+
 // These are what mapping takes.
 struct TensorMemoryParts {
-  const SessionMemory* memory = nullptr;  // descriptors of planes and slots, and their sizes
-  const MappedMemory* words = nullptr;    // outlives the tensor memory
+  const SessionMemory* memory = nullptr;           // descriptors of planes and slots, and their sizes
+  std::shared_ptr<const MappedMemory> words = {};  // kept as long as streams may touch them
   int64_t scratch_bytes = 0;
   int marks = 0;
+  absl::Duration timeout = kStreamWorkTimeout;  // of every wait of the host for streams
 };
 
 // Maps what the daemon handed over: host memory where `gpu_uuid` is empty, else memory of that GPU.

@@ -10,7 +10,7 @@ namespace paramshard::gpu {
 namespace {
 
 // The version whose functions `Driver` declares: one with the same signatures in every later one.
-constexpr unsigned int kVersion = 12000;
+constexpr unsigned int kVersion = 12050;
 
 template <typename Function>
 absl::Status LookUp(const char* name, Function& function) {
@@ -19,7 +19,7 @@ absl::Status LookUp(const char* name, Function& function) {
   RETURN_IF_ERROR(ToStatus(cudaGetDriverEntryPointByVersion(name, &address, kVersion, cudaEnableDefault, &found),
                            absl::StrCat("look up ", name)));
   if (found != cudaDriverEntryPointSuccess) {
-    return absl::FailedPreconditionError(absl::StrCat("look up ", name, ": a CUDA driver 12.0 or newer expected"));
+    return absl::FailedPreconditionError(absl::StrCat("look up ", name, ": a CUDA driver 12.5 or newer expected"));
   }
   function = reinterpret_cast<Function>(address);
   return absl::OkStatus();
@@ -28,6 +28,7 @@ absl::Status LookUp(const char* name, Function& function) {
 absl::StatusOr<Driver> Load() {
   Driver driver;
   RETURN_IF_ERROR(LookUp("cuCtxGetCurrent", driver.ctx_get_current));
+  RETURN_IF_ERROR(LookUp("cuCtxRecordEvent", driver.ctx_record_event));
   RETURN_IF_ERROR(LookUp("cuMemCreate", driver.mem_create));
   RETURN_IF_ERROR(LookUp("cuMemRelease", driver.mem_release));
   RETURN_IF_ERROR(LookUp("cuMemAddressReserve", driver.mem_address_reserve));

@@ -15,6 +15,7 @@ struct Driver {
   static absl::StatusOr<const Driver*> Get();
 
   decltype(&cuCtxGetCurrent) ctx_get_current = nullptr;
+  decltype(&cuCtxRecordEvent) ctx_record_event = nullptr;
   decltype(&cuMemCreate) mem_create = nullptr;
   decltype(&cuMemRelease) mem_release = nullptr;
   decltype(&cuMemAddressReserve) mem_address_reserve = nullptr;

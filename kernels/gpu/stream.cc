@@ -1,12 +1,10 @@
 #include "kernels/gpu/stream.h"
 
-#include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/driver.h"
 #include "kernels/gpu/faults.h"
@@ -16,15 +14,11 @@ namespace paramshard::gpu {
 
 namespace {
 
-constexpr absl::Duration kShortestNap = absl::Microseconds(5);
-constexpr absl::Duration kLongestNap = absl::Microseconds(50);
-// A nap is this part of the time that was waited before it.
-constexpr int kNapsOfAWait = 16;
-
-bool HasContext() {
+// This thread's; null where it has none.
+CUcontext CurrentContext() {
   const absl::StatusOr<const Driver*> driver = Driver::Get();
   CUcontext context = nullptr;
-  return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS && context != nullptr;
+  return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
 // What a query of a stream or an event has answered.
@@ -37,11 +31,6 @@ absl::StatusOr<bool> IsDone(int device, cudaError_t answer) {
   return true;
 }
 
-absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
-  RETURN_IF_ERROR(FaultOf(device));
-  return IsDone(device, cudaStreamQuery(stream));
-}
-
 }  // namespace
 
 // Errors show at the next call that has a status.
@@ -49,7 +38,7 @@ DeviceScope::DeviceScope(int device) {
   int before = device;
   cudaGetDevice(&before);
   if (before == device) return;
-  if (HasContext()) before_ = before;
+  if (CurrentContext() != nullptr) before_ = before;
   cudaSetDevice(device);
 }
 
@@ -105,25 +94,27 @@ absl::Status Event::Record(cudaStream_t stream) {
   return ToStatus(cudaEventRecord(event_, stream), "record an event", device_);
 }
 
+absl::Status Event::RecordDevice() {
+  ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
+  const DeviceScope scope(device_);
+  return ToStatus(driver->ctx_record_event(CurrentContext(), event_), "record the end of all streams");
+}
+
 absl::StatusOr<bool> Event::IsDone() const {
   RETURN_IF_ERROR(FaultOf(device_));
   return gpu::IsDone(device_, cudaEventQuery(event_));
 }
 
-// Naps, since the runtime's own wait has no end. They grow with the time that has passed.
+absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
+  RETURN_IF_ERROR(FaultOf(device));
+  return IsDone(device, cudaStreamQuery(stream));
+}
+
+// The runtime's own wait has no end.
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
-  // Of a clock that nobody sets.
-  const auto start = std::chrono::steady_clock::now();
-  while (true) {
-    ASSIGN_OR_RETURN(const bool done, IsIdle(device, stream));
-    if (done) return absl::OkStatus();
-    const absl::Duration waited = absl::FromChrono(std::chrono::steady_clock::now() - start);
-    if (waited >= timeout) {
-      return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
-    }
-    const timespec nap = absl::ToTimespec(std::clamp(waited / kNapsOfAWait, kShortestNap, kLongestNap));
-    nanosleep(&nap, nullptr);
-  }
+  ASSIGN_OR_RETURN(const bool done, Poll({.timeout = timeout}, [&] { return IsIdle(device, stream); }));
+  if (done) return absl::OkStatus();
+  return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
 }
 
 }  // namespace paramshard::gpu

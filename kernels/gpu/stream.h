@@ -29,6 +29,9 @@ class DeviceScope {
 // (ReportFault): nothing that we enqueue takes seconds, or waits for anybody who may never come.
 inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
 
+// Whether everything enqueued on a stream of the device so far is done. Errors of that work; FaultOf(device).
+absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream);
+
 // Waits until everything enqueued on a stream of the device so far is done, looking ever more rarely. Errors of that
 // work; FaultOf(device).
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
@@ -55,7 +58,7 @@ class Stream {
   int device_ = 0;
 };
 
-// A point in streams of a device. Move-only; destroys itself.
+// A point in one or all streams of a device. Move-only; destroys itself.
 class Event {
  public:
   static absl::StatusOr<Event> Create(int device);
@@ -67,6 +70,8 @@ class Event {
   cudaEvent_t get() const { return event_; }
   // The point is now the end of what the stream has been given.
   absl::Status Record(cudaStream_t stream);
+  // The same of all streams of the device in this process, whoever made them.
+  absl::Status RecordDevice();
   // Whether the stream has come past the point; true where none was recorded. Errors of that work; FaultOf(device).
   absl::StatusOr<bool> IsDone() const;
 
