@@ -47,6 +47,15 @@ bool HasTensorScale(Format format) {
   return format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed;
 }
 
+// Parts that lie one after the other are one: nobody needs to put them together.
+void AppendPart(std::vector<ByteRange>& parts, const ByteRange& next) {
+  if (!parts.empty() && parts.back().offset + parts.back().bytes == next.offset) {
+    parts.back().bytes += next.bytes;
+  } else {
+    parts.push_back(next);
+  }
+}
+
 }  // namespace
 
 LayoutView::LayoutView(v1::ModelLayout layout, const ModelSpec* spec, int group_rank)
@@ -226,7 +235,7 @@ PlanePlace LayoutView::InSlot(int unit, int parameter, Plane plane, Phase phase)
   for (int rank = 0; rank < ranks(); ++rank) {
     if (HasTensorScale(format) && rank != number_rank) continue;
     const int64_t bytes = ScaleBytes(EncodingOf(unit, parameter), plane, ExtentRows(layout, rank), layout.columns());
-    if (bytes > 0) result.scales.push_back({small_offset(rank, place.scale_offset()), bytes});
+    if (bytes > 0) AppendPart(result.scales, {small_offset(rank, place.scale_offset()), bytes});
   }
   result.amax = {small_offset(number_rank, place.amax_offset()), AmaxBytes(format)};
   return result;

@@ -227,6 +227,30 @@ INSTANTIATE_TEST_SUITE_P(FormatsAndRanks, LayoutViewTest,
                            return absl::StrCat(format, "On", std::get<1>(info.param));
                          });
 
+TEST(LayoutViewScalesTest, PartsOfRanksThatLieOneAfterTheOtherAreOne) {
+  const auto matrix = [](const char* name, int64_t columns) {
+    return ParameterSpec{.name = name, .shape = {64, columns}, .encoding = {.format = Format::kMXFP8}};
+  };
+  ModelSpec spec;
+  spec.name = "scales";
+  spec.small_parameter_bytes = 0;
+  // A rank's scales take 512 bytes each, but for those of "uneven", whose 544 do not fill the room between ranks.
+  spec.units = {{.name = "alone", .parameters = {matrix("alone.w", 512)}},
+                {.name = "two", .parameters = {matrix("two.v", 512), matrix("two.w", 512)}},
+                {.name = "uneven", .parameters = {matrix("uneven.w", 544)}}};
+  spec = Resolve(spec);
+  ASSERT_OK_AND_ASSIGN(const server::ModelSpec parsed, server::ParseModelSpec(ToProto(spec)));
+  ASSERT_OK_AND_ASSIGN(const LayoutView view, LayoutView::Create(server::Layout(parsed, 2).ToProto(), &spec, 0));
+  const auto parts = [&](int unit, int parameter) {
+    return view.InSlot(unit, parameter, Plane::kRowWise, Phase::kForward).scales;
+  };
+  ASSERT_EQ(parts(0, 0).size(), 1);
+  EXPECT_EQ(parts(0, 0)[0].bytes, 1024);
+  EXPECT_EQ(parts(1, 0).size(), 2);
+  EXPECT_EQ(parts(1, 1).size(), 2);
+  EXPECT_EQ(parts(2, 0).size(), 2);
+}
+
 TEST(LayoutViewCreateTest, ALayoutOfAnotherSpecIsRefused) {
   const ModelSpec spec = Resolve(MakeSpec(Format::kMXFP8));
   ASSERT_OK_AND_ASSIGN(const server::ModelSpec parsed, server::ParseModelSpec(ToProto(spec)));
