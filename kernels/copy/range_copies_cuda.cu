@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/base/status_macros.h"
 #include "kernels/copy/range_copies_cuda.h"
 #include "kernels/gpu/status.h"
@@ -10,9 +8,11 @@ namespace {
 constexpr int kThreads = 256;
 // Of one block: enough loads in flight, and enough blocks for the whole GPU at a few MiB.
 constexpr int64_t kBlockBytes = 32 * 1024;
-// What fits the parameters of a kernel that any driver takes.
-constexpr int kRangesPerLaunch = 120;
 constexpr int kLoads = 8;
+// What fits the parameters of a kernel that any driver takes; and what most gathers need, which are launched sooner
+// with fewer.
+constexpr int kMostRanges = 120;
+constexpr int kFewRanges = 16;
 
 struct Range {
   uint8_t* target;
@@ -21,11 +21,11 @@ struct Range {
   uint32_t end_block;  // of the grid: this range's blocks come before it
 };
 
+template <int kCapacity>
 struct Ranges {
-  int count;
-  Range range[kRangesPerLaunch];
+  Range range[kCapacity];
 };
-static_assert(sizeof(Ranges) <= 4096, "more than a kernel's parameters");
+static_assert(sizeof(Ranges<kMostRanges>) <= 4096, "more than a kernel's parameters");
 
 // Copies `count` of Unit, kLoads at a time in flight.
 template <typename Unit>
@@ -45,7 +45,8 @@ __device__ void CopyUnits(const uint8_t* source, uint8_t* target, int64_t count)
   }
 }
 
-__global__ __launch_bounds__(kThreads) void CopyKernel(const __grid_constant__ Ranges ranges) {
+template <int kCapacity>
+__global__ __launch_bounds__(kThreads) void CopyKernel(const __grid_constant__ Ranges<kCapacity> ranges) {
   int index = 0;
   while (blockIdx.x >= ranges.range[index].end_block) ++index;
   const Range& range = ranges.range[index];
@@ -66,31 +67,38 @@ __global__ __launch_bounds__(kThreads) void CopyKernel(const __grid_constant__ R
   CopyUnits<uint8_t>(source + copied, target + copied, bytes - copied);
 }
 
-}  // namespace
-
-absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream) {
-  Ranges ranges;
-  ranges.count = 0;
+template <int kCapacity>
+absl::Status Launch(absl::Span<const RangeCopy> copies, cudaStream_t stream) {
+  Ranges<kCapacity> ranges;
+  int count = 0;
   uint32_t blocks = 0;
-  const auto launch = [&]() -> absl::Status {
-    if (ranges.count > 0) CopyKernel<<<blocks, kThreads, 0, stream>>>(ranges);
-    ranges.count = 0;
-    blocks = 0;
-    return LaunchStatus("launch copies of ranges");
-  };
   for (const RangeCopy& copy : copies) {
     if (copy.bytes == 0) continue;
     blocks += static_cast<uint32_t>((copy.bytes + kBlockBytes - 1) / kBlockBytes);
-    ranges.range[ranges.count++] = {static_cast<uint8_t*>(copy.target), static_cast<const uint8_t*>(copy.source),
-                                    copy.bytes, blocks};
-    if (ranges.count == kRangesPerLaunch) RETURN_IF_ERROR(launch());
+    ranges.range[count++] = {static_cast<uint8_t*>(copy.target), static_cast<const uint8_t*>(copy.source), copy.bytes,
+                             blocks};
   }
-  return launch();
+  if (blocks > 0) CopyKernel<kCapacity><<<blocks, kThreads, 0, stream>>>(ranges);
+  return LaunchStatus("launch copies of ranges");
+}
+
+}  // namespace
+
+absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream) {
+  if (copies.size() <= kFewRanges) return Launch<kFewRanges>(copies, stream);
+  for (size_t first = 0; first < copies.size(); first += kMostRanges) {
+    RETURN_IF_ERROR(Launch<kMostRanges>(copies.subspan(first, kMostRanges), stream));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadCopyRanges() {
   cudaFuncAttributes attributes;
-  return ToStatus(cudaFuncGetAttributes(&attributes, CopyKernel), "load the kernel that copies ranges");
+  for (const void* kernel : {reinterpret_cast<const void*>(CopyKernel<kFewRanges>),
+                             reinterpret_cast<const void*>(CopyKernel<kMostRanges>)}) {
+    RETURN_IF_ERROR(ToStatus(cudaFuncGetAttributes(&attributes, kernel), "load a kernel that copies ranges"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::gpu

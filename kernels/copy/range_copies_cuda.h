@@ -21,7 +21,7 @@ struct RangeCopy {
 // are fine.
 absl::Status CopyRanges(absl::Span<const RangeCopy> copies, cudaStream_t stream);
 
-// Loads the kernel on the current device. A kernel that is loaded at its first launch waits for streams that wait.
+// Loads the kernels on the current device. A kernel that is loaded at its first launch waits for streams that wait.
 absl::Status LoadCopyRanges();
 
 }  // namespace paramshard::gpu

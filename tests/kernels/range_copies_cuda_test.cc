@@ -44,11 +44,11 @@ class CopyRangesTest : public GpuTest {
   }
 };
 
-// Counts around those of one launch.
+// Counts around those of one launch of either kernel.
 TEST_F(CopyRangesTest, EveryByteArrivesAndNoOther) {
   const uint64_t seed = FirstSeed(83);
   RandomFloats random(seed);
-  for (const int count : {0, 1, 7, 119, 120, 121, 260}) {
+  for (const int count : {0, 1, 7, 15, 16, 17, 119, 120, 121, 260}) {
     SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", count, " ranges"));
     CheckCopies(count, random);
   }
