@@ -208,6 +208,8 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
   response.set_node(world.cluster->node());
   response.set_nodes(world.cluster->nodes());
+  response.set_first_rank(world.first_rank);
+  response.set_world_size(world.world_size);
   *response.mutable_started_at() = ToProto(started_at_);
   response.set_pid(getpid());
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);

@@ -376,11 +376,18 @@ absl::Status Epoch::doubt() const {
   return commit_.doubt();
 }
 
-void Epoch::AwaitCommits(SteadyTime deadline) {
-  absl::MutexLock lock(&mu_);
-  while (!end_.ended() && (sequence_.CommitInFlight() || commit_.answering()) && Now() < deadline) {
-    work_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, Now())));
+void Epoch::EndAfterCommits(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (end_.ended()) return;
+    last_commit_ = {.command = sequence_.LastCommitInFlight(), .why = why};
+    if (!LastCommitAnswered()) return;
   }
+  End(why);
+}
+
+bool Epoch::LastCommitAnswered() const {
+  return last_commit_.has_value() && sequence_.Answered(last_commit_->command) && !commit_.answering();
 }
 
 void Epoch::MarkGone(int rank) {
@@ -611,6 +618,8 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
   switch (work.work) {
     case Sequence::Work::kReduce:
       return RunReduce(rank, *work.command);
+    case Sequence::Work::kDiscard:
+      return RunDiscard(rank);
     case Sequence::Work::kSum:
       return RunSum(rank);
     case Sequence::Work::kVote:
@@ -645,6 +654,16 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
   }
   if (!drained) return;
   for (const auto& seat : seats_) seat->PublishDrained(slot, number);
+}
+
+void Epoch::RunDiscard(int rank) {
+  // Nobody makes the sums that pushes have left.
+  const absl::Status taken = engines_[rank]->TakeSums().status();
+  options_.shards[rank]->DropGradients();
+  absl::MutexLock lock(&mu_);
+  EndOnError(taken);
+  sequence_.FinishDiscard(rank, Now());
+  WakeRunnable();
 }
 
 void Epoch::RunSum(int rank) {
@@ -739,6 +758,7 @@ void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states)
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();
   CheckDepartures();
+  if (LastCommitAnswered()) EndLocked(last_commit_->why);
   work_.SignalAll();
 }
 

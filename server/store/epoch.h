@@ -77,8 +77,8 @@ class Epoch : private TrainerWords {
   absl::Status torn() const;
   // OK unless a vote came to no answer: then why. The commit was not applied here.
   absl::Status doubt() const;
-  // Waits until no commit that all ranks have sent is unanswered.
-  void AwaitCommits(SteadyTime deadline);
+  // The same as soon as the commits are answered that all ranks have sent by now; at once where there is none.
+  void EndAfterCommits(const absl::Status& why);
 
   // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
   // RESOURCE_EXHAUSTED more commands than a rank may be ahead.
@@ -154,6 +154,8 @@ class Epoch : private TrainerWords {
   // Lets trainers go that have detached, and ends the epoch when others need what they will not send.
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Departure(int rank) const;
+  // Whether the epoch is to end after a commit, and that one is answered.
+  bool LastCommitAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What a call of an engine or a vote returned.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -170,6 +172,7 @@ class Epoch : private TrainerWords {
   const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
+  void RunDiscard(int rank);
   void RunSum(int rank);
   void RunVote(const v1::Command& command);
   void RunApply(int rank);
@@ -188,10 +191,16 @@ class Epoch : private TrainerWords {
   ConnectAbort connect_abort_;
 
   mutable absl::Mutex mu_;
-  SteadyCondVar work_;  // push threads wait here; also AwaitCommits and Run
+  SteadyCondVar work_;  // push threads wait here; also Run
   Sequence sequence_ ABSL_GUARDED_BY(mu_);
   CommitUnderWay commit_ ABSL_GUARDED_BY(mu_);
   EpochEnd end_ ABSL_GUARDED_BY(mu_);
+  // What the epoch ends with when this commit is answered, by its command.
+  struct LastCommit {
+    int64_t command = 0;
+    absl::Status why;
+  };
+  std::optional<LastCommit> last_commit_ ABSL_GUARDED_BY(mu_);
 
   // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
   mutable absl::Mutex engines_mu_;

@@ -208,6 +208,11 @@ absl::Status Model::Attach(Trainer trainer) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<Epoch> Model::current_epoch() const {
+  absl::MutexLock lock(&mu_);
+  return epoch_;
+}
+
 Model::Holder Model::HolderOf(int rank) const {
   absl::MutexLock lock(&mu_);
   return HolderLocked(rank);
@@ -233,23 +238,25 @@ Model::Holder Model::HolderLocked(int rank) const {
   return {};
 }
 
-void Model::Leave(int64_t session, const absl::Status& why) {
-  std::shared_ptr<Epoch> epoch;
+bool Model::LeaveIfWaiting(int64_t session, const absl::Status& why) {
   Trainer left;
   {
     absl::MutexLock lock(&mu_);
     const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                     [&](const auto& entry) { return entry.second.session == session; });
-    if (found != waiting_.end()) {
-      left = std::move(found->second);
-      waiting_.erase(found);
-      changed_.SignalAll();
-      Report();
-    } else {
-      epoch = epoch_;
-    }
+    if (found == waiting_.end()) return false;
+    left = std::move(found->second);
+    waiting_.erase(found);
+    changed_.SignalAll();
+    Report();
   }
-  if (left.session != 0) return Tell(left, commit_log_, why);
+  Tell(left, commit_log_, why);
+  return true;
+}
+
+void Model::Leave(int64_t session, const absl::Status& why) {
+  if (LeaveIfWaiting(session, why)) return;
+  const std::shared_ptr<Epoch> epoch = current_epoch();
   if (epoch == nullptr) return;
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session != session) continue;
@@ -267,15 +274,9 @@ void Model::Leave(int64_t session, const absl::Status& why) {
 }
 
 absl::Status Model::Detach(int64_t session, int64_t command_count) {
-  std::shared_ptr<Epoch> epoch;
-  bool waits = false;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [rank, trainer] : waiting_) waits = waits || trainer.session == session;
-    epoch = epoch_;
-  }
-  if (waits) Leave(session, absl::AbortedError("the trainer has left"));
-  if (waits || epoch == nullptr) return absl::OkStatus();
+  if (LeaveIfWaiting(session, absl::AbortedError("the trainer has left"))) return absl::OkStatus();
+  const std::shared_ptr<Epoch> epoch = current_epoch();
+  if (epoch == nullptr) return absl::OkStatus();
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session == session) return epoch->Detach(local(trainer.rank), command_count);
   }
@@ -429,7 +430,7 @@ void Model::OnEpochRefused(const absl::Status& why) {
   for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
 }
 
-void Model::Drain(SteadyTime deadline, const absl::Status& why) {
+void Model::BeginDrain(const absl::Status& why) {
   std::shared_ptr<Epoch> epoch;
   {
     absl::MutexLock lock(&mu_);
@@ -438,15 +439,18 @@ void Model::Drain(SteadyTime deadline, const absl::Status& why) {
     epoch = epoch_;
   }
   OnEpochRefused(why);
-  if (epoch != nullptr) {
-    epoch->AwaitCommits(deadline);
-    OnEpochEnd(epoch->number(), why);
-  }
+  if (epoch != nullptr) epoch->EndAfterCommits(why);
+  absl::MutexLock lock(&mu_);
+  changed_.SignalAll();
+}
+
+void Model::FinishDrain(SteadyTime deadline) {
   const Clock& clock = *options_.clock;
   absl::MutexLock lock(&mu_);
   while ((!Idle() || changing_) && clock.Now() < deadline) {
     changed_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, clock.Now())));
   }
+  if (!Idle()) epoch_->End(drain_reason_);
 }
 
 absl::Status Model::CheckVacant(absl::string_view operation) const {

@@ -71,6 +71,8 @@ class Model {
   // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
   // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
+  // The same for a trainer that still waits for an epoch; false, and nothing happens, when its epoch has begun.
+  bool LeaveIfWaiting(int64_t session, const absl::Status& why);
   // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
   // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
   absl::Status Detach(int64_t session, int64_t command_count);
@@ -93,8 +95,14 @@ class Model {
   // Those who wait for an epoch are told that none starts.
   void OnEpochRefused(const absl::Status& why);
 
-  // Refuses new trainers, lets commits in flight and a change finish until the deadline, and ends the epoch.
-  void Drain(SteadyTime deadline, const absl::Status& why);
+  // Refuses new trainers from now on, and ends the epoch as soon as the commits are answered that all ranks have sent.
+  void BeginDrain(const absl::Status& why);
+  // Waits until that has come, and until a change is through, but not longer than the deadline: then the epoch ends.
+  void FinishDrain(SteadyTime deadline);
+  void Drain(SteadyTime deadline, const absl::Status& why) {
+    BeginDrain(why);
+    FinishDrain(deadline);
+  }
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
@@ -193,6 +201,8 @@ class Model {
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null while none runs.
+  std::shared_ptr<Epoch> current_epoch() const;
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }

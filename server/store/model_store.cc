@@ -110,7 +110,9 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     draining_ = true;
   }
-  for (const auto& model : List()) model->Drain(deadline, why);
+  const std::vector<std::shared_ptr<Model>> models = List();
+  for (const auto& model : models) model->BeginDrain(why);
+  for (const auto& model : models) model->FinishDrain(deadline);
 }
 
 void ModelStore::OnEpochStart(const std::string& name, int64_t epoch) {

@@ -48,7 +48,7 @@ class ModelStore : public EpochListener {
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
-  // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs.
+  // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
   void Drain(SteadyTime deadline, const absl::Status& why);
 
   const World& world() const { return options_.world; }

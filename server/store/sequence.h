@@ -9,6 +9,7 @@
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
 //   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every
 //   trainer has filled its slot, a commit's sum on a rank when that rank's trainer has released every gathered unit;
+// * a discard runs on a rank when that rank's pushes before it are done;
 // * a commit has stages: every rank sums, one votes, every rank applies; where formats need amaxes of whole tensors one
 //   shares them and every rank encodes; then it is answered;
 // * what trainers can make the daemon hold is bounded: commits that are not answered, and commands that are not finished;
@@ -67,7 +68,7 @@ class Sequence {
     absl::Duration step_timeout = absl::Seconds(60);
   };
 
-  enum class Work : uint8_t { kReduce, kSum, kVote, kApply, kShareAmaxes, kEncode };
+  enum class Work : uint8_t { kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
   struct PushWork {
     Work work;
     const v1::Command* command;  // valid until the command is finished
@@ -93,6 +94,7 @@ class Sequence {
   std::optional<PushWork> BeginPush(int rank);
   // True when all ranks have read the slot: it is drained.
   bool FinishReduce(int rank, SteadyTime now);
+  void FinishDiscard(int rank, SteadyTime now) { Pop(pushes_[rank], now); }
   void FinishSum(int rank);
   // kGivenUp: the epoch ends, and nothing more happens to the commit. kEncodes: amaxes are shared after all ranks have
   // applied it, and every rank encodes.
@@ -117,6 +119,10 @@ class Sequence {
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
   // Whether a commit that all ranks have sent is unanswered.
   bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
+  // The last such commit, by its command's number; 0 when there is none.
+  int64_t LastCommitInFlight() const;
+  // Whether that commit, and every one before it, is answered.
+  bool Answered(int64_t number) const { return !BehindCommit(number + 1); }
   // Whether the fate of a commit is open: it is voted on, or decided and not applied by all.
   bool CommitOpen() const { return vote_ == VoteState::kVoting || vote_ == VoteState::kApplies; }
   // Stopped, nothing under way, and no decided commit unfinished.

@@ -103,7 +103,7 @@ class Shard {
   // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.
   absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
-  // Forgets the gradients since the last commit.
+  // Forgets the gradients since the last commit: the next push of a parameter overwrites them.
   void DropGradients();
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of
   // what stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows

@@ -345,6 +345,26 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   EXPECT_THAT(store().List(), SizeIs(3)) << "they may still be looked at";
 }
 
+TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created busy, Create(Spec("a")));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created idle, Create(Spec("b")));
+  FakeTrainers committing = AttachAll(*busy.model);
+  FakeTrainers others = AttachAll(*idle.model);
+  absl::Notification voting, go_on;
+  world_.cluster().BeforeVote([&] {
+    voting.Notify();
+    go_on.WaitForNotification();
+    return absl::OkStatus();
+  });
+  for (const auto& trainer : committing) trainer->Commit(1);
+  voting.WaitForNotification();
+  std::thread drain([this] { store().Drain(kNever, absl::UnavailableError("the daemon stops")); });
+  for (const auto& trainer : others) EXPECT_NE(trainer->AwaitEnded(), nullptr) << "while the other one votes";
+  go_on.Notify();
+  drain.join();
+  EXPECT_TRUE(committing[0]->AwaitCommitted(1).has_value());
+}
+
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
   store().OnEpochStart("nobody", 1);
   store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));

@@ -1211,6 +1211,22 @@ TEST_F(ModelTest, AnIdleModelDrainsAtOnce) {
   model_->Drain(kNever, absl::UnavailableError("again"));
 }
 
+TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
+  FakeTrainer waiting(model_.get(), 0);
+  ASSERT_OK(waiting.Attach());
+  EXPECT_TRUE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
+  const v1::EpochEnded* ended = waiting.AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->message(), "rank 1 did not come");
+  EXPECT_FALSE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
+}
+
+TEST_F(ModelTest, WhoseEpochHasBegunIsNotGivenUp) {
+  Attach();
+  EXPECT_FALSE(model_->LeaveIfWaiting(trainer(0).session(), absl::DeadlineExceededError("rank 1 did not come")));
+  EXPECT_TRUE(model_->status().running);
+}
+
 // --- Changing the state ---
 
 TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {

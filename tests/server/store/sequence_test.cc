@@ -250,7 +250,7 @@ TEST_F(SequenceTest, ClientStateIsEachRanksOwn) {
 TEST_F(SequenceTest, ACommandOfNoKindIsRefused) {
   v1::Command command;
   command.set_number(1);
-  ExpectInvalid(command, "a gather, push or commit expected");
+  ExpectInvalid(command, "a gather, push, commit or discard expected");
 }
 
 TEST_F(SequenceTest, AGatherOfNoUnitSlotOrPhaseIsRefused) {
@@ -571,6 +571,31 @@ TEST_F(SequenceTest, ACommitWaitsForEarlierPushes) {
   FillAll(0, 1);
   RunReduces();
   RunCommit();
+}
+
+TEST_F(SequenceTest, ADiscardComesBehindThePushesBeforeItAndHoldsBackNoGather) {
+  SubmitAll(PushCommand(1, kA, 0));
+  SubmitAll(DiscardCommand(2));
+  SubmitAll(GatherCommand(3, kA, 0));
+  SubmitAll(PushCommand(4, kA, 1));
+  FillAll(1, 4);
+  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty()) << "the first push is not filled";
+  RunGathers();
+  FillAll(0, 1);
+  RunReduces();
+  EXPECT_EQ(BeginPush(0), Work::kDiscard);
+  sequence_->FinishDiscard(0, now_);
+  EXPECT_EQ(BeginPush(0), Work::kReduce) << "while the other rank has not discarded";
+  EXPECT_EQ(BeginPush(1), Work::kDiscard);
+  sequence_->FinishDiscard(1, now_);
+  EXPECT_EQ(BeginPush(1), Work::kReduce);
+}
+
+TEST_F(SequenceTest, ADiscardThatAnotherRankDoesNotSendNamesBoth) {
+  EXPECT_OK(Submit(0, DiscardCommand(1)));
+  EXPECT_THAT(Submit(1, CommitCommand(1, 1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 4 sent discard"), HasSubstr("rank 5 sent commit 1"))));
 }
 
 TEST_F(SequenceTest, LaterCommandsWaitForTheCommit) {
