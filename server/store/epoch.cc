@@ -94,8 +94,13 @@ absl::Status Epoch::Run() {
 
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
-  RETURN_IF_ERROR(Connect());
-  RETURN_IF_ERROR(EncodeByAmax());
+  absl::Status connected = Connect();
+  if (connected.ok()) connected = EncodeByAmax();
+  {
+    // A connection that breaks here may only show that the epoch has ended elsewhere.
+    absl::MutexLock lock(&mu_);
+    EndOnError(connected);
+  }
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : Greet();
 }
@@ -221,24 +226,47 @@ absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
 
 void Epoch::ServeDepartures() {
   while (true) {
-    int leaving = -1;
+    DepartureNews news;
     {
       absl::MutexLock lock(&mu_);
-      while (!end_.ended() && leaving < 0) {
-        leaving = TakeDeparture();
-        if (leaving < 0) work_.Wait(&mu_);
-      }
-      if (leaving < 0) return;
+      while (!end_.ended() && (news = TakeDepartureNews()).empty()) work_.Wait(&mu_);
+      if (news.empty()) return;
     }
-    SendEnded(leaving, Explained(Departure(leaving)));
+    Tell(news);
   }
 }
 
-int Epoch::TakeDeparture() {
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) return rank;
+Epoch::DepartureNews Epoch::TakeDepartureNews() {
+  DepartureNews news;
+  for (int rank = 0; rank < ranks_ && !news.leaving.has_value(); ++rank) {
+    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) news.leaving = rank;
   }
-  return -1;
+  if (const std::optional<Progress> now = ProgressNow(); now != told_progress_) told_progress_ = news.progress = now;
+  return news;
+}
+
+std::optional<Epoch::Progress> Epoch::ProgressNow() const {
+  const bool done = last_command_.has_value() && sequence_.CarriedOut(*last_command_) && !commit_.answering();
+  if (!done) return std::nullopt;
+  Progress progress{.command = *last_command_};
+  for (int rank = 0; rank < ranks_; ++rank) {
+    progress.more = progress.more || sequence_.last_command(rank) > progress.command;
+  }
+  return progress;
+}
+
+void Epoch::Tell(const DepartureNews& news) {
+  Cluster& cluster = *options_.cluster;
+  const std::string& model = options_.spec->name;
+  if (news.leaving.has_value()) {
+    const int rank = *news.leaving;
+    cluster.ReportDetached(model, options_.number, options_.first_rank + rank, *seats_[rank]->last_command,
+                           Departure(rank));
+    SendEnded(rank, Explained(Departure(rank)));
+  }
+  if (news.progress.has_value()) {
+    cluster.ReportCarriedOut(model, options_.number, news.progress->command, news.progress->more);
+  }
 }
 
 // The coordinator names the departed rank or the lost node; its word follows a broken connection closely.
@@ -428,21 +456,20 @@ absl::Status Epoch::Departure(int rank) const {
 }
 
 void Epoch::CheckDepartures() {
-  int left = 0;
-  for (int rank = 0; rank < ranks_ && !end_.ended(); ++rank) {
-    Seat& seat = *seats_[rank];
-    if (!seat.last_command.has_value()) continue;
-    if (!seat.left && !commit_.answering() && sequence_.Served(rank, *seat.last_command)) {
-      seat.left = true;
-      work_.SignalAll();
-    }
-    left += seat.left ? 1 : 0;
-    for (int other = 0; other < ranks_; ++other) {
-      if (sequence_.last_command(other) > *seat.last_command) EndLocked(Departure(rank));
-    }
-    // Other daemons know of no departure but the end.
-    if (seat.left && (left == ranks_ || options_.cluster->nodes() > 1)) EndLocked(Departure(rank));
+  const bool news = last_command_.has_value() && ProgressNow() != told_progress_;
+  for (const auto& seat : seats_) {
+    if (!seat->last_command.has_value() || seat->left || end_.ended() || commit_.answering()) continue;
+    seat->left = sequence_.Served(seat->rank() - options_.first_rank, *seat->last_command);
+    // Gathers into its slots wait for it no more.
+    if (seat->left) WakeAll();
   }
+  if (news) work_.SignalAll();
+}
+
+void Epoch::SetLastCommand(int64_t command) {
+  absl::MutexLock lock(&mu_);
+  last_command_ = std::min(command, last_command_.value_or(command));
+  CheckDepartures();
 }
 
 // --- Threads ---

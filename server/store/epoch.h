@@ -86,8 +86,12 @@ class Epoch : private TrainerWords {
   // The trainer's process is gone: its memory may be given up at the end.
   void MarkGone(int rank);
   // The trainer leaves after its `command_count`-th command. What all ranks have sent by then is carried out; the
-  // trainer's on_ended is called when it is not needed any more. INVALID_ARGUMENT it has sent more.
+  // trainer's on_ended is called when it is not needed any more, and the cluster is told. INVALID_ARGUMENT it has sent
+  // more.
   absl::Status Detach(int rank, int64_t command_count);
+  // No rank of the world has more to come than what all send up to this command. The cluster is told as soon as that is
+  // carried out here.
+  void SetLastCommand(int64_t command);
   // Whether the rank's trainer has detached and is not needed any more.
   bool HasLeft(int rank) const;
 
@@ -106,6 +110,13 @@ class Epoch : private TrainerWords {
   struct UnderWay {
     GatherCall call;
     absl::Status begun;
+  };
+
+  // What is carried out here.
+  struct Progress {
+    int64_t command = 0;
+    bool more = false;  // a rank has sent a later one
+    friend bool operator==(const Progress& a, const Progress& b) { return a.command == b.command && a.more == b.more; }
   };
 
   // TrainerWords
@@ -132,10 +143,19 @@ class Epoch : private TrainerWords {
   // `why` with what a trainer needs besides: the epoch, and where to resume from.
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
-  // Says the end to trainers that have detached, as soon as they are not needed any more, until all are to hear it.
+  // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far this
+  // daemon is, until the epoch ends.
   void ServeDepartures();
-  // A rank whose trainer is to hear that it may go, -1 when there is none.
-  int TakeDeparture() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What is to be said.
+  struct DepartureNews {
+    std::optional<int> leaving;  // a rank whose trainer may go
+    std::optional<Progress> progress;
+    bool empty() const { return !leaving.has_value() && !progress.has_value(); }
+  };
+  DepartureNews TakeDepartureNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tell(const DepartureNews& news);
+  // How far this daemon is behind the last command, once that is carried out.
+  std::optional<Progress> ProgressNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Clean();
   void TellEnd(int rank, const absl::Status& why);
   void SendEnded(int rank, const absl::Status& why) const;
@@ -151,7 +171,7 @@ class Epoch : private TrainerWords {
   void Take(int rank, SentCommand command, Agreed& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReportAgreed(int rank, const Agreed& agreed) const;
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Lets trainers go that have detached, and ends the epoch when others need what they will not send.
+  // Lets trainers go that have detached and are not needed any more.
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Departure(int rank) const;
   // Whether the epoch is to end after a commit, and that one is answered.
@@ -201,6 +221,8 @@ class Epoch : private TrainerWords {
     absl::Status why;
   };
   std::optional<LastCommit> last_commit_ ABSL_GUARDED_BY(mu_);
+  std::optional<int64_t> last_command_ ABSL_GUARDED_BY(mu_);  // that all ranks of the world send, once one has detached
+  std::optional<Progress> told_progress_ ABSL_GUARDED_BY(mu_);
 
   // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
   mutable absl::Mutex engines_mu_;

@@ -64,7 +64,7 @@ Model::Model(Options options, Topology topology)
       fingerprint_(ModelSpecFingerprint(options_.spec)),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
-      history_(HistoryOfCreation(fingerprint_)) {}
+      history_({.id = options_.draw_history(), .lineage = LineageOfCreation(fingerprint_)}) {}
 
 Model::~Model() {
   {
@@ -321,23 +321,25 @@ void Model::Report() {
                      .spec_fingerprint = fingerprint_,
                      .commit_number = numbers.commit_number,
                      .version = numbers.version,
-                     .history_id = history_.ToString(),
+                     .lineage = history_.lineage.ToString(),
+                     .history_id = history_.id.ToString(),
+                     .untouched = Untouched(),
                      .shard_size = topology_.shard_size(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
 }
 
-void Model::OnEpochStart(int64_t number) {
+void Model::OnEpochStart(const EpochStart& start) {
   std::thread finished;
   std::vector<Trainer> refused;
   absl::Status started;
   {
     absl::MutexLock lock(&mu_);
-    started = StartEpoch(number, finished, refused);
+    started = StartEpoch(start, finished, refused);
     if (!started.ok()) {
       if (!refused.empty()) last_end_ = started.ToString();
-      options_.world.cluster->EndEpoch(spec().name, number, started);
+      options_.world.cluster->EndEpoch(spec().name, start.epoch, started);
       Report();
     }
   }
@@ -345,12 +347,27 @@ void Model::OnEpochStart(int64_t number) {
   for (const Trainer& trainer : refused) Tell(trainer, commit_log_, started);
 }
 
-absl::Status Model::StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused) {
+bool Model::Untouched() const { return commit_log_.numbers().commit_number == history_begin_; }
+
+absl::Status Model::AdoptHistory(const EpochStart& start) {
+  if (start.history_id == history_.id.ToString()) return absl::OkStatus();
+  const absl::StatusOr<HistoryId> id = HistoryId::Parse(start.history_id);
+  if (!id.ok() || !Untouched() || start.lineage != history_.lineage.ToString()) {
+    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": history ",
+                                           history_.id.ToString(), " expected, got ", start.history_id,
+                                           ": the state was replaced after the daemons had agreed; attach again"));
+  }
+  history_.id = *id;
+  return absl::OkStatus();
+}
+
+absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused) {
   // A trainer may have left since the report.
   if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
     return absl::AbortedError("a trainer left before the epoch began");
   }
-  Epoch::Options options{.number = number,
+  RETURN_IF_ERROR(AdoptHistory(start));
+  Epoch::Options options{.number = start.epoch,
                          .spec = &options_.spec,
                          .layout = layout_.get(),
                          .topology = &topology_,
@@ -368,7 +385,7 @@ absl::Status Model::StartEpoch(int64_t number, std::thread& finished, std::vecto
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
-  last_epoch_ = number;
+  last_epoch_ = start.epoch;
   const auto epoch = std::make_shared<Epoch>(std::move(options));
   absl::StatusOr<std::thread> thread =
       StartThread(absl::StrCat("an epoch of ", spec().name), [this, epoch] { RunEpoch(*epoch); });
@@ -410,6 +427,11 @@ void Model::Settle(const Epoch& epoch) {
                    "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
                    last, ", which can be exported; import a state, or delete the model"));
   Log(LogLevel::kError, "a commit stays in doubt", {{"model", spec().name}, {"why", doubt_.ToString()}});
+}
+
+void Model::OnLastCommand(int64_t number, int64_t command) {
+  const std::shared_ptr<Epoch> epoch = current_epoch();
+  if (epoch != nullptr && epoch->number() == number) epoch->SetLastCommand(command);
 }
 
 void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
@@ -513,19 +535,27 @@ void Model::EndImport() {
   importing_ = false;
 }
 
-absl::StatusOr<HistoryId> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
+absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
   StateChange complete = change;
   ASSIGN_OR_RETURN(const State before, BeginChange(complete));
-  if (!complete.history.has_value()) {
-    complete.history =
-        HistoryOfImport(fingerprint_, complete.content, before.numbers, *complete.commit_number, *complete.version);
-  }
+  const History history = HistoryAfter(complete);
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(before.generation + 1);
   absl::Status status = write();
   if (status.ok()) status = EncodePlanes();
   for (const auto& shard : shards_) shard->SetVersion(*complete.version);
-  return EndChange(complete, status);
+  return EndChange(complete, history, status);
+}
+
+History Model::HistoryAfter(const StateChange& change) const {
+  if (change.history.has_value()) return {.id = *change.history, .lineage = {change.history->value}};
+  absl::MutexLock lock(&mu_);
+  const CommitLog::Numbers numbers = commit_log_.numbers();
+  const StateBefore before{.origin = Untouched() ? history_.lineage.value : history_.id.value,
+                           .commit_number = numbers.commit_number,
+                           .version = numbers.version};
+  return {.id = options_.draw_history(),
+          .lineage = LineageOfImport(fingerprint_, change.content, before, *change.commit_number, *change.version)};
 }
 
 absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
@@ -549,7 +579,8 @@ absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
   return before;
 }
 
-absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl::Status& status) {
+absl::StatusOr<History> Model::EndChange(const StateChange& change, const History& history,
+                                         const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   changing_ = false;
   changed_.SignalAll();
@@ -558,7 +589,8 @@ absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl
     Spoil("an import", status);
     return usable_;
   }
-  history_ = *change.history;
+  history_ = history;
+  history_begin_ = *change.commit_number;
   commit_log_.Reset(*change.commit_number, *change.version);
   doubt_ = absl::OkStatus();
   Report();
@@ -567,13 +599,18 @@ absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl
 
 Model::State Model::StateLocked() const {
   const CommitLog::Numbers numbers = commit_log_.numbers();
-  return {.numbers = {.history = history_, .commit_number = numbers.commit_number, .version = numbers.version},
+  return {.numbers = {.history = history_.id, .commit_number = numbers.commit_number, .version = numbers.version},
           .generation = generation_};
 }
 
 Model::State Model::state() const {
   absl::MutexLock lock(&mu_);
   return StateLocked();
+}
+
+History Model::history() const {
+  absl::MutexLock lock(&mu_);
+  return history_;
 }
 
 absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
@@ -651,7 +688,9 @@ v1::Model Model::ToProto() const {
   proto.set_world_size(topology_.world_size());
   proto.set_version(numbers.version);
   proto.set_commit_number(numbers.commit_number);
-  proto.set_history_id(state().numbers.history.ToString());
+  const History begun = history();
+  proto.set_history_id(begun.id.ToString());
+  proto.set_lineage(begun.lineage.ToString());
   proto.set_epoch(now.epoch);
   proto.set_running(now.running);
   for (const UnitSpec& unit : spec().units) {

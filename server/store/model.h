@@ -55,6 +55,7 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
+    HistoryIdSource draw_history = RandomHistoryId;
   };
 
   // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
@@ -90,7 +91,8 @@ class Model {
   bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
   // From the cluster.
-  void OnEpochStart(int64_t epoch);
+  void OnEpochStart(const EpochStart& start);
+  void OnLastCommand(int64_t epoch, int64_t command);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
   // Those who wait for an epoch are told that none starts.
   void OnEpochRefused(const absl::Status& why);
@@ -113,7 +115,7 @@ class Model {
   struct StateChange {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
-    std::optional<HistoryId> history = {};  // unset: made from `content`
+    std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
     ImportedContent content = {};
   };
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns the
@@ -122,7 +124,7 @@ class Model {
   // model is not usable any more.
   // FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT numbers out of order; UNAVAILABLE another
   // change is under way, or the daemon drains; what broke a device; usable().
-  absl::StatusOr<HistoryId> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
+  absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
   // The turn to import, which one caller at a time has from OK until EndImport. UNAVAILABLE another one has it, or the
   // daemon drains; what broke a device; usable().
@@ -142,6 +144,7 @@ class Model {
     int64_t generation = 0;
   };
   State state() const;
+  History history() const;
   // The same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
   absl::StatusOr<State> Look(absl::string_view operation) const;
 
@@ -218,12 +221,18 @@ class Model {
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Begins a change and says what was before it; ends it with what became of it.
   absl::StatusOr<State> BeginChange(StateChange& change);
-  absl::StatusOr<HistoryId> EndChange(const StateChange& change, const absl::Status& status);
+  absl::StatusOr<History> EndChange(const StateChange& change, const History& history, const absl::Status& status);
+  // The history that such a change begins.
+  History HistoryAfter(const StateChange& change) const;
+  // Whether there was no commit since the history began.
+  bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
+  absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
-  absl::Status StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused)
+  absl::Status StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
 
@@ -249,7 +258,8 @@ class Model {
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
   bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
   bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
-  HistoryId history_ ABSL_GUARDED_BY(mu_);
+  History history_ ABSL_GUARDED_BY(mu_);
+  int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);

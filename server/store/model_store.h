@@ -28,6 +28,7 @@ class ModelStore : public EpochListener {
     const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
+    HistoryIdSource draw_history = RandomHistoryId;
   };
 
   explicit ModelStore(Options options);
@@ -54,7 +55,8 @@ class ModelStore : public EpochListener {
   const World& world() const { return options_.world; }
 
   // EpochListener
-  void OnEpochStart(const std::string& model, int64_t epoch) override;
+  void OnEpochStart(const std::string& model, const EpochStart& start) override;
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override;
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
 

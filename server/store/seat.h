@@ -36,6 +36,8 @@ class Seat {
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
+  int rank() const { return rank_; }
+
   void Take(SeatMemory memory, const wire::WordsCounts& counts);
   bool has_memory() const { return ring_.has_value(); }
   const SeatMemory& memory() const { return memory_; }

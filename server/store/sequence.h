@@ -113,6 +113,8 @@ class Sequence {
   // Whether nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of it, and
   // no push or commit among it is unfinished. Gathers end without it.
   bool Served(int rank, int64_t number) const;
+  // Whether all ranks have sent everything up to the command `number`, and it is done, gathers too.
+  bool CarriedOut(int64_t number) const { return number < first_number_; }
 
   void Stop() { stopped_ = true; }
   // Whether the rank has sent commands that are not finished.

@@ -51,6 +51,13 @@ class HookedCluster final : public Cluster {
                      absl::string_view command) override {
     cluster_->ReportCommand(model, epoch, number, rank, command);
   }
+  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                      const absl::Status& why) override {
+    cluster_->ReportDetached(model, epoch, rank, command_count, why);
+  }
+  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
+    cluster_->ReportCarriedOut(model, epoch, command, more);
+  }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return cluster_->MakeRendezvous(model, epoch);
   }

@@ -366,12 +366,12 @@ TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
 }
 
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
-  store().OnEpochStart("nobody", 1);
+  store().OnEpochStart("nobody", {.epoch = 1});
   store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
   store().OnEpochRefused("nobody", absl::FailedPreconditionError("one state on all nodes expected"));
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
   // An epoch for which nobody waits.
-  store().OnEpochStart("m", 7);
+  store().OnEpochStart("m", {.epoch = 7});
   store().OnEpochEnd("m", 7, absl::AbortedError("over"));
   EXPECT_FALSE(created.model->status().running);
 }
