@@ -37,7 +37,7 @@ TEST_F(ModelTest, AGatherBringsThePlanesOfThePeers) {
     ASSERT_TRUE(trainer->AwaitReady(0, 1));
     ASSERT_TRUE(trainer->AwaitReady(1, 2));
     EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
-    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 1, Use::kBackward));
+    EXPECT_TRUE(trainer->HoldsPlanes(kMx, 1, Phase::kBackward));
     EXPECT_EQ(trainer->words().ready(0, trainer->rank()).value, 0u) << "one's own pieces are one's own business";
   }
 }

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "server/layout/layout.h"
+#include "proto/model/layout.h"
 #include "tests/fuzz/mutator.h"
 #include "tests/random_seed.h"
 #include "tests/server/store/command.h"
