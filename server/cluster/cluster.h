@@ -31,7 +31,7 @@ struct ModelReport {
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
 };
 
-// What all nodes begin an epoch with. A node that was untouched takes over the id.
+// Names what all nodes begin an epoch with. A node that was untouched takes over the id.
 struct EpochStart {
   int64_t epoch = 0;
   std::string lineage = {};

@@ -7,6 +7,8 @@
 // commit under way in CommitUnderWay, why the epoch ends in EpochEnd.
 //
 // Trainers wait for whoever holds the mutex: nothing is serialized, logged, published or called under it.
+//
+// From start to end it stands in epoch.cc, its threads and what they carry out in epoch_commands.cc.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -77,7 +79,7 @@ class Epoch : private TrainerWords {
   absl::Status torn() const;
   // OK unless a vote came to no answer: then why. The commit was not applied here.
   absl::Status doubt() const;
-  // The same as soon as the commits are answered that all ranks have sent by now; at once where there is none.
+  // Ends it as soon as the commits are answered that all ranks have sent by now; at once where there is none.
   void EndAfterCommits(const absl::Status& why);
 
   // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
@@ -112,7 +114,7 @@ class Epoch : private TrainerWords {
     absl::Status begun;
   };
 
-  // What is carried out here.
+  // Says what is carried out here.
   struct Progress {
     int64_t command = 0;
     bool more = false;  // a rank has sent a later one
@@ -128,7 +130,7 @@ class Epoch : private TrainerWords {
   absl::Status Connect();
   // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
   absl::Status EncodeByAmax();
-  // Of the commit `command_number`, or at the start: 0.
+  // Shares those of the commit `command_number`; 0 is the start.
   absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
@@ -146,7 +148,7 @@ class Epoch : private TrainerWords {
   // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far this
   // daemon is, until the epoch ends.
   void ServeDepartures();
-  // What is to be said.
+  // Says what is to be said to a trainer and to the cluster.
   struct DepartureNews {
     std::optional<int> leaving;  // a rank whose trainer may go
     std::optional<Progress> progress;
@@ -177,14 +179,14 @@ class Epoch : private TrainerWords {
   // Whether the epoch is to end after a commit, and that one is answered.
   bool LastCommitAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What a call of an engine or a vote returned.
+  // Ends the epoch when a call of an engine or a vote has failed so.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortEngines(const absl::Status& why) ABSL_LOCKS_EXCLUDED(engines_mu_);
   void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Overdue(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   UnderWay BeginGather(int rank, const v1::Command& command);
-  // Those that are done or failed, in their order; whether there were any.
+  // Finishes those that are done or failed, in their order; returns whether there were any.
   bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
   // The oldest that was begun.
   void FinishGather(int rank, const absl::Status& status);
@@ -215,7 +217,7 @@ class Epoch : private TrainerWords {
   Sequence sequence_ ABSL_GUARDED_BY(mu_);
   CommitUnderWay commit_ ABSL_GUARDED_BY(mu_);
   EpochEnd end_ ABSL_GUARDED_BY(mu_);
-  // What the epoch ends with when this commit is answered, by its command.
+  // The epoch ends with `why` when this commit, named by its command, is answered.
   struct LastCommit {
     int64_t command = 0;
     absl::Status why;

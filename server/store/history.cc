@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kDigits = 32;
 
-// What a lineage was made from: those of different origins never meet.
+// An origin says what a lineage was made from: those of different origins never meet.
 enum class Origin : uint8_t { kCreation = 1, kWholeImport = 2, kPartialImport = 3 };
 
 std::string Digits(absl::uint128 value) {

@@ -53,7 +53,7 @@ struct History {
 using HistoryIdSource = std::function<HistoryId()>;
 HistoryId RandomHistoryId();
 
-// What a model is at a moment between two commits.
+// Names what a model is at a moment between two commits.
 struct StateNumbers {
   HistoryId history;
   int64_t commit_number = 0;

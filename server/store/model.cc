@@ -1,7 +1,6 @@
 #include "server/store/model.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -10,7 +9,6 @@
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/base/thread.h"
-#include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
 
 namespace paramshard::server {
@@ -18,9 +16,6 @@ namespace {
 
 // Above this a model's owner is told that its shards are uneven.
 constexpr double kImbalanceWarning = 1.25;
-
-// Of what a model leaves free on a GPU, the part that sums at the commit may take unasked: the rest is the trainers'.
-constexpr int64_t kKeptGradientsShare = 4;
 
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
   const CommitLog::Numbers numbers = log.numbers();
@@ -50,8 +45,12 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
   model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());
-  model->sums_at_commit_ = model->ChooseSumsAtCommit();
-  RETURN_IF_ERROR(model->CheckBudget());
+  model->budget_.emplace(ModelBudget::Options{.spec = &model->spec(),
+                                              .layout = model->layout_.get(),
+                                              .topology = &model->topology(),
+                                              .devices = model->world().devices,
+                                              .available_bytes = model->options_.available_bytes});
+  RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
   *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
   model->greeting_.set_shard_size(model->layout_->ranks());
@@ -88,68 +87,6 @@ absl::Status Model::CheckDevices() const {
   return absl::OkStatus();
 }
 
-bool Model::ChooseSumsAtCommit() const {
-  if (!topology_.may_sum_at_commit()) return false;
-  if (spec().gradient_sums.has_value()) return spec().gradient_sums == GradientSums::kAtCommit;
-  // Kernels that trainers wait for, and copies between ranks, are what it saves.
-  if (!topology_.on_gpus() || topology_.rank_count() == 1) return false;
-  int64_t limit = options_.available_bytes;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    const Budget wanted = BudgetOf(rank, /*sums_at_commit=*/true);
-    const int64_t otherwise = BudgetOf(rank, /*sums_at_commit=*/false).Total();
-    const int64_t spare = std::min(limit, world().devices[rank]->AvailableBytes()) - otherwise;
-    if (wanted.Total() - otherwise > spare / kKeptGradientsShare) return false;
-    limit -= wanted.Total();
-  }
-  return true;
-}
-
-Model::Budget Model::BudgetOf(int rank, bool sums_at_commit) const {
-  return {.shards = Shard::SizeOf(spec(), *layout_, topology_.GroupRank(rank)),
-          .slots = layout_->slots_bytes() + (sums_at_commit ? layout_->landing_bytes() : 0),
-          .scratch = ScratchBytes(spec(), *layout_, topology_, rank, sums_at_commit)};
-}
-
-int64_t Model::slots_bytes() const { return BudgetOf(0, sums_at_commit_).slots; }
-
-std::vector<int64_t> Model::ScratchBytesByRank() const {
-  std::vector<int64_t> bytes;
-  for (int rank = 0; rank < world().rank_count(); ++rank) bytes.push_back(BudgetOf(rank, sums_at_commit_).scratch);
-  return bytes;
-}
-
-// What all ranks need against the daemon's limit, and what each one needs against its device.
-absl::Status Model::CheckBudget() const {
-  // A legal spec may have slots of almost 2^62 bytes, and as much scratch.
-  const int64_t most = std::numeric_limits<int64_t>::max() / 4 / world().rank_count();
-  std::vector<Budget> ranks;
-  Budget all;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    Budget& needed = ranks.emplace_back(BudgetOf(rank, sums_at_commit_));
-    needed.slots = std::min(needed.slots, most);
-    needed.scratch = std::min(needed.scratch, most);
-    all.shards += needed.shards;
-    all.slots += needed.slots;
-    all.scratch += needed.scratch;
-  }
-  RETURN_IF_ERROR(CheckFits(all, options_.available_bytes, ""));
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    const ComputeDevice& device = *world().devices[rank];
-    RETURN_IF_ERROR(CheckFits(ranks[rank], device.AvailableBytes(), absl::StrCat(" on ", device.Name())));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Model::CheckFits(const Budget& needed, int64_t available, absl::string_view where) const {
-  const ShardBytes& shards = needed.shards;
-  const int64_t total = needed.Total();
-  if (total <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create model ", spec().name, ": ", total, " bytes needed", where, " (master ", shards.master, ", exp_avg ",
-      shards.exp_avg, ", exp_avg_sq ", shards.exp_avg_sq, ", gradients ", shards.gradients, ", planes ", shards.planes,
-      ", slots ", needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
-}
-
 void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : shards_) bytes += shard->bytes();
@@ -164,7 +101,7 @@ void Model::LogBudget() const {
        {"planes_bytes", absl::StrCat(bytes.planes)},
        {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
        {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
-       {"gradient_sums", sums_at_commit_ ? "at commit" : "at push"}});
+       {"gradient_sums", budget_->sums_at_commit() ? "at commit" : "at push"}});
   if (layout_->Imbalance() <= kImbalanceWarning) return;
   Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
@@ -383,7 +320,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
                          .clock = options_.clock,
                          .nccl_library = world().engines.nccl_library,
-                         .sums_at_commit = sums_at_commit_,
+                         .sums_at_commit = budget_->sums_at_commit(),
                          .greeting = &greeting_};
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
@@ -643,33 +580,33 @@ absl::Status Model::doubt() const {
 
 // --- Inspection ---
 
-Model::Status Model::status() const {
+Model::Activity Model::activity() const {
   std::shared_ptr<Epoch> epoch;
-  Status status;
+  Activity activity;
   {
     absl::MutexLock lock(&mu_);
     epoch = epoch_;
-    status.epoch = last_epoch_;
-    status.running = Running();
-    status.last_end = last_end_;
+    activity.epoch = last_epoch_;
+    activity.running = Running();
+    activity.last_end = last_end_;
     for (const auto& [rank, trainer] : waiting_)
-      status.seats.push_back({.trainer = trainer, .waits_for = "other ranks"});
+      activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }
-  if (epoch == nullptr) return status;
+  if (epoch == nullptr) return activity;
   // Held until the epoch's thread is through, also while the epoch ends.
-  status.slots_bytes = epoch->slots_bytes();
-  status.words_bytes = epoch->words_bytes();
-  for (int rank = 0; rank < world().rank_count(); ++rank) status.scratch_bytes.push_back(epoch->scratch_bytes(rank));
-  if (!status.running) return status;
+  activity.slots_bytes = epoch->slots_bytes();
+  activity.words_bytes = epoch->words_bytes();
+  for (int rank = 0; rank < world().rank_count(); ++rank) activity.scratch_bytes.push_back(epoch->scratch_bytes(rank));
+  if (!activity.running) return activity;
   for (const Trainer& trainer : epoch->trainers()) {
     if (epoch->HasLeft(local(trainer.rank))) continue;
-    status.seats.push_back({.trainer = trainer,
-                            .epoch = epoch->number(),
-                            .last_command = epoch->last_command(local(trainer.rank)),
-                            .waits_for = epoch->WaitsFor(local(trainer.rank))});
+    activity.trainers.push_back({.trainer = trainer,
+                                 .epoch = epoch->number(),
+                                 .last_command = epoch->last_command(local(trainer.rank)),
+                                 .waits_for = epoch->WaitsFor(local(trainer.rank))});
   }
-  status.engine = epoch->engine();
-  return status;
+  activity.engine = epoch->engine();
+  return activity;
 }
 
 std::vector<int> Model::MissingRanks() const {
@@ -684,7 +621,7 @@ std::vector<int> Model::MissingRanks() const {
 
 v1::Model Model::ToProto() const {
   v1::Model proto;
-  const Status now = status();
+  const Activity now = activity();
   const CommitLog::Numbers numbers = commit_log_.numbers();
   *proto.mutable_spec() = greeting_.spec();
   proto.set_shard_size(topology_.shard_size());

@@ -27,6 +27,7 @@
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
 #include "server/store/history.h"
+#include "server/store/model_budget.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -72,7 +73,7 @@ class Model {
   // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
   // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
-  // The same for a trainer that still waits for an epoch; false, and nothing happens, when its epoch has begun.
+  // Does the same for a trainer that still waits for an epoch. Returns false, and does nothing, when its epoch has begun.
   bool LeaveIfWaiting(int64_t session, const absl::Status& why);
   // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
   // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
@@ -90,7 +91,7 @@ class Model {
   // Waits until the session does not hold the rank any more; false on timeout.
   bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
-  // From the cluster.
+  // The cluster calls these.
   void OnEpochStart(const EpochStart& start);
   void OnLastCommand(int64_t epoch, int64_t command);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
@@ -111,7 +112,7 @@ class Model {
   // state is changed.
   absl::Status Close(const absl::Status& why);
 
-  // What an import makes of the numbers and of the history.
+  // Says what an import makes of the numbers and of the history.
   struct StateChange {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
@@ -145,7 +146,7 @@ class Model {
   };
   State state() const;
   History history() const;
-  // The same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
+  // Returns the same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
   absl::StatusOr<State> Look(absl::string_view operation) const;
 
   const ModelSpec& spec() const { return options_.spec; }
@@ -153,33 +154,33 @@ class Model {
   const World& world() const { return options_.world; }
   const Topology& topology() const { return topology_; }
   uint64_t fingerprint() const { return fingerprint_; }
-  // By rank of this daemon.
+  // They are in the order of this daemon's ranks.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
-  // Of the histories of amaxes, in host memory whatever the devices are.
+  // Counts the histories of amaxes, which lie in host memory whatever the devices are.
   int64_t history_bytes() const { return scaling_book_.history_bytes(); }
-  // Of each trainer's slots memory, with the landing area where sums wait for the commit.
-  int64_t slots_bytes() const;
-  // That the engine of each rank of this daemon will hold while an epoch runs, beside shards and slots.
-  std::vector<int64_t> ScratchBytesByRank() const;
+  // As ModelBudget says.
+  int64_t slots_bytes() const { return budget_->slots_bytes(); }
+  std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
 
-  struct Seat {
+  struct AttachedTrainer {
     Trainer trainer;
     int64_t epoch = 0;  // 0 while it waits
     int64_t last_command = 0;
     std::string waits_for;
   };
-  struct Status {
+  // What goes on.
+  struct Activity {
     int64_t epoch = 0;  // last started
     bool running = false;
     std::string last_end;
     std::string engine;
-    std::vector<Seat> seats;
+    std::vector<AttachedTrainer> trainers;
     int64_t slots_bytes = 0;  // per rank with memory
     int64_t words_bytes = 0;
     std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs or ends
   };
-  Status status() const;
+  Activity activity() const;
   // World ranks of this daemon without a trainer.
   std::vector<int> MissingRanks() const;
   v1::Model ToProto() const;
@@ -187,19 +188,8 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
-  absl::Status CheckBudget() const;
-  struct Budget {
-    ShardBytes shards;
-    int64_t slots = 0;
-    int64_t scratch = 0;  // of engines
-    int64_t Total() const { return shards.Total() + slots + scratch; }
-  };
-  // What a rank of this daemon needs.
-  Budget BudgetOf(int rank, bool sums_at_commit) const;
-  bool ChooseSumsAtCommit() const;
-  absl::Status CheckFits(const Budget& needed, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
-  // From masters that are new. What other daemons hold is learnt when an epoch starts.
+  // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
   absl::Status EncodePlanes();
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
@@ -209,7 +199,7 @@ class Model {
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
-  // What the epoch leaves behind when one of its commits came to no end.
+  // Settles what the epoch leaves behind when one of its commits came to no end.
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -242,7 +232,7 @@ class Model {
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   ScalingBook scaling_book_;
-  bool sums_at_commit_ = false;  // when gradients are summed
+  std::optional<ModelBudget> budget_;
   std::vector<std::unique_ptr<Shard>> shards_;
   v1::EpochStarted greeting_;
   CommitLog commit_log_;

@@ -100,7 +100,7 @@ class Sequence {
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // What the ranks sent with the commit, once all of them are through with all stages: it is to be answered.
+  // Returned once all ranks are through with all stages, these are what they sent with the commit: it is to be answered.
   using ClientStates = std::vector<std::string>;
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
@@ -132,10 +132,10 @@ class Sequence {
 
   // DEADLINE_EXCEEDED naming rank and command when a rank has kept another waiting for longer than the timeout.
   absl::Status Overdue(SteadyTime now) const;
-  // When Overdue should be asked again; kNever when nobody waits.
+  // Says when Overdue should be asked again; kNever when nobody waits.
   SteadyTime NextDeadline() const;
 
-  // What holds back the rank's next command, for people; empty when nothing does.
+  // Says to people what holds back the rank's next command; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
 
@@ -171,7 +171,7 @@ class Sequence {
     int64_t number = 0;  // of the command that is missing or held back
     SteadyTime since;
   };
-  // Of one rank in a commit. kDone where it has nothing left to do.
+  // A rank goes through these in a commit. It is kDone where it has nothing left to do.
   enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied, kEncoding, kDone };
   enum class VoteState : uint8_t { kNone, kVoting, kApplies, kGivenUp };
   enum class AmaxState : uint8_t { kUnneeded, kNeeded, kSharing, kShared };
@@ -193,7 +193,7 @@ class Sequence {
   void Pop(Queue& queue, SteadyTime now);
   void FinishEntry(int64_t number);
 
-  // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
+  // Says what the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
   // itself).
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
@@ -208,7 +208,7 @@ class Sequence {
   std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   std::optional<Wait> Missing() const;
   std::vector<Wait> Waits() const;
-  // What is missing, for people.
+  // Says to people what is missing.
   std::string Describe(const Wait& wait) const;
   // A commit that is answered already, or will be: its answer stands, there is nothing to do.
   bool Repeats(const v1::Command& command) const;

@@ -39,7 +39,7 @@ class DeparturesTest : public testing::TestWithParam<Case> {
   int last() const { return daemons_.ranks() - 1; }
   bool Runs() {
     for (int node = 0; node < daemons_.nodes(); ++node) {
-      if (!daemons_.model(node).status().running) return false;
+      if (!daemons_.model(node).activity().running) return false;
     }
     return true;
   }

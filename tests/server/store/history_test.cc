@@ -92,7 +92,7 @@ TEST_F(HistoriesTest, AStartThatAnImportOvertookIsRefused) {
     ASSERT_OK(trainers.back()->Attach());
   }
   model.OnEpochStart({.epoch = 1, .lineage = agreed.lineage.ToString(), .history_id = agreed.id.ToString()});
-  EXPECT_FALSE(model.status().running);
+  EXPECT_FALSE(model.activity().running);
   EXPECT_NE(model.history().id, agreed.id);
 }
 

@@ -35,7 +35,7 @@ TEST_F(DetachTest, WhatAllHaveSentIsCarriedOutForTheOthers) {
   ASSERT_TRUE(trainer(0).AwaitReady(0, 1));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   ASSERT_TRUE(trainer(1).AwaitReady(0, 1));
   EXPECT_TRUE(trainer(1).HoldsPlanes(kMx, 0));
   // The slot of rank 0 counts as released.
@@ -70,7 +70,7 @@ TEST_F(DetachTest, ASecondDetachIsRefused) {
 TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   trainer(1).Gather(kMx, 0);
   const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
@@ -150,7 +150,7 @@ TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
 TEST_F(ModelTest, WhoseEpochHasBegunIsNotGivenUp) {
   Attach();
   EXPECT_FALSE(model_->LeaveIfWaiting(trainer(0).session(), absl::DeadlineExceededError("rank 1 did not come")));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
 }
 
 }  // namespace

@@ -374,7 +374,7 @@ TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
   // An epoch for which nobody waits.
   store().OnEpochStart("m", {.epoch = 7});
   store().OnEpochEnd("m", 7, absl::AbortedError("over"));
-  EXPECT_FALSE(created.model->status().running);
+  EXPECT_FALSE(created.model->activity().running);
 }
 
 TEST(EpochNumberTest, GoesOnThroughAllEpochsOfAModel) {

@@ -482,7 +482,7 @@ class SlowChange {
 TEST_F(StagedImportTest, AChangeHoldsUpNobody) {
   SlowChange change(*model_);
   EXPECT_EQ(world_.store().List().size(), 1u);
-  EXPECT_FALSE(model_->status().running);
+  EXPECT_FALSE(model_->activity().running);
   EXPECT_OK(model_->usable());
   EXPECT_EQ(model_->ToProto().commit_number(), 0);
   EXPECT_EQ(model_->HolderOf(0).session, 0);
