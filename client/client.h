@@ -12,7 +12,7 @@
 //   auto commit = model->Commit({.learning_rate = 1e-3f, .max_grad_norm = 1.0f, .client_state = state});
 //   auto result = commit->Wait();                          // only when the result is wanted now
 //
-// Every rank of the world issues the same sequence of Gather, Push and Commit. Calls return at once: the daemon carries
+// Every rank of the world issues the same sequence of Gather, Push, Commit and Discard. Calls return at once: the daemon carries
 // them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another trainer dies,
 // the next call is ABORTED: drop every handle, call OpenModel again, and go on from Model::commit_number() and
 // Model::client_state(). A Model and its handles may be used from one thread at a time; different models are
@@ -254,6 +254,13 @@ class Model {
   // that is not the next or the last; INVALID_ARGUMENT for hyper-parameters that are out of range (says which), a number
   // of groups that is not the model's, or a client state that is too large; the epoch's end status.
   absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
+
+  // Drops all gradients pushed since the last commit, as if they had never been pushed: a step that went wrong begins
+  // anew. Takes its place in the sequence like a commit: every rank calls it at the same point, or the epoch ends with
+  // FAILED_PRECONDITION that names both commands. Returns at once, and changes neither masters nor commit numbers.
+  // Gathered units may be held, and unpushed gradient slots too: what they hold is pushed later, after it. A commit
+  // without a push after it leaves every parameter as it is. The epoch's end status.
+  absl::Status Discard();
 
   // State at the start of this epoch: the last answered commit, what this rank sent with it, and
   // its result.

@@ -322,6 +322,8 @@ absl::StatusOr<PendingCommit> Model::Commit(const CommitOptions& options) {
   return PendingCommit(session_, commit_number);
 }
 
+absl::Status Model::Discard() { return session_->Discard(); }
+
 int64_t Model::commit_number() const { return session_->started().commit_number(); }
 int64_t Model::version() const { return session_->started().version(); }
 const std::string& Model::client_state() const { return session_->started().client_state(); }

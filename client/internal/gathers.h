@@ -75,6 +75,8 @@ class Gathers {
   absl::Status CheckNoneHeld() const;
   // A commit was sent: what was gathered since the last one is the plan.
   void EndStep() { plan_.EndStep(); }
+  // A discard was sent: the step begins anew.
+  void RestartStep() { plan_.RestartStep(); }
 
   // Bytes that all gathers so far bring.
   int64_t gathered_bytes() const { return gathered_bytes_; }

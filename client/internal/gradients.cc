@@ -12,7 +12,8 @@ Gradients::Gradients(const Attachment& attached, const Commits* commits)
       commits_(*commits),
       slots_(attached.layout.gradient_slot_bytes()),
       given_back_by_(attached.layout.gradient_slot_bytes().size()),
-      pushed_(attached.layout.units().size(), false) {}
+      pushed_(attached.layout.units().size(), false),
+      landings_(attached.layout.units().size()) {}
 
 uint8_t* Gradients::SlotMemory(int slot) const {
   return attached_.memory.slots() + attached_.layout.gradient_slot_offsets()[slot];
@@ -66,14 +67,24 @@ GradientView Gradients::View(const GradientTicket& ticket, int parameter) const 
   return view;
 }
 
+absl::Status Gradients::AwaitLandingArea(int unit) {
+  // The last commit reads what landed before it.
+  if (const int64_t commit = commits_.last_in_epoch(); commit > 0) {
+    RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(commit));
+  }
+  // Rows whose push was discarded may still be landing, on another stream: not when their slot has drained.
+  const Landing& last = landings_[unit];
+  if (last.number == 0) return absl::OkStatus();
+  return attached_.carrier.Await(attached_.page.words().drained(last.slot), last.number);
+}
+
 absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed,
                              Worker worker) {
   Carrier& carrier = attached_.carrier;
   RETURN_IF_ERROR(carrier.BeginReturn("push", worker));
   RETURN_IF_ERROR(carrier.FollowTrainer());
   if (landed) {
-    // The last commit reads what landed before it.
-    if (const int64_t commit = commits_.last_in_epoch(); commit > 0) RETURN_IF_ERROR(carrier.AwaitAnswer(commit));
+    RETURN_IF_ERROR(AwaitLandingArea(ticket.unit));
     copies_.clear();
     uint8_t* const slots = attached_.memory.slots();
     for (const PieceCopy& piece :
@@ -103,7 +114,13 @@ absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int>
   }
   slots_.Push(ticket.slot, *number);
   pushed_[ticket.unit] = true;
+  if (lands) landings_[ticket.unit] = {.slot = ticket.slot, .number = *number};
   return absl::OkStatus();
+}
+
+void Gradients::EndStep() {
+  RestartStep();
+  landings_.assign(landings_.size(), {});
 }
 
 void Gradients::GiveBack(const GradientTicket& ticket, Worker worker) {

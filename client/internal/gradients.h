@@ -40,12 +40,16 @@ class Gradients {
   // FAILED_PRECONDITION naming the units whose slots are neither pushed nor given back.
   absl::Status CheckNoneHeld() const;
   // A commit was sent: the next push of a unit is its first again.
-  void EndStep() { pushed_.assign(pushed_.size(), false); }
+  void EndStep();
+  // The same after a discard.
+  void RestartStep() { pushed_.assign(pushed_.size(), false); }
 
  private:
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
   // Orders the worker after the stream that may still write a slot which was given back.
   absl::Status AwaitGivenBack(const GradientTicket& ticket);
+  // Orders the worker after all that still uses the unit's landing area.
+  absl::Status AwaitLandingArea(int unit);
   // Hands the slot over, by the word `filled`, and keeps this rank's own rows where the daemon looks for them at the
   // commit, if they are to be `landed`.
   absl::Status Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed, Worker worker);
@@ -57,7 +61,13 @@ class Gradients {
   GradientSlots slots_;
   std::vector<Worker> given_back_by_;  // by slot: the stream that may still write it, though it was not pushed
   std::vector<bool> pushed_;           // by unit: since the last commit
-  std::vector<ByteCopy> copies_;       // of the call under way
+  // By unit: the push since the last commit that kept its rows in the landing area; its number is 0 when there was none.
+  struct Landing {
+    int slot = 0;
+    int64_t number = 0;
+  };
+  std::vector<Landing> landings_;
+  std::vector<ByteCopy> copies_;  // of the call under way
 };
 
 }  // namespace paramshard::internal

@@ -20,6 +20,10 @@ std::optional<PlannedGather> PrefetchPlan::Expected(size_t ahead) const {
 
 void PrefetchPlan::EndStep() {
   plan_ = recording_;
+  RestartStep();
+}
+
+void PrefetchPlan::RestartStep() {
   recording_.clear();
   position_ = 0;
   following_ = !plan_.empty();

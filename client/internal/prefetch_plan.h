@@ -32,6 +32,8 @@ class PrefetchPlan {
   std::optional<PlannedGather> Expected(size_t ahead) const;
 
   void EndStep();
+  // The step begins anew: what was recorded of it counts no more.
+  void RestartStep();
 
  private:
   std::vector<PlannedGather> plan_;

@@ -94,6 +94,17 @@ absl::StatusOr<int64_t> Session::Commit(const CommitOptions& options) {
   return number;
 }
 
+absl::Status Session::Discard() {
+  RETURN_IF_ERROR(page_.status());
+  gathers_.DropAhead();
+  v1::Command command;
+  command.mutable_discard();
+  RETURN_IF_ERROR(page_.Send(std::move(command)).status());
+  gradients_.RestartStep();
+  gathers_.RestartStep();
+  return absl::OkStatus();
+}
+
 absl::Status Session::Detach() {
   RETURN_IF_ERROR(page_.CheckProcess());
   watch_.reset();

@@ -60,6 +60,9 @@ class Session {
   // Ends the step: sends the commit when nothing is held. Its number.
   absl::StatusOr<int64_t> Commit(const CommitOptions& options);
 
+  // Begins the step anew: sends the discard.
+  absl::Status Discard();
+
   // OK while the epoch runs, else why it ended; whether the caller is the process that attached.
   absl::Status status() const { return page_.status(); }
   absl::Status CheckProcess() const { return page_.CheckProcess(); }

@@ -24,9 +24,18 @@ struct ModelReport {
   uint64_t spec_fingerprint = 0;
   int64_t commit_number = 0;
   int64_t version = 0;
-  std::string history_id;           // which state the numbers count from; equal on nodes that began alike
+  std::string lineage;              // how the state began that the numbers count from; equal on nodes that began alike
+  std::string history_id;           // which beginning it was
+  bool untouched = false;           // there was no commit since
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
+};
+
+// Names what all nodes begin an epoch with. A node that was untouched takes over the id.
+struct EpochStart {
+  int64_t epoch = 0;
+  std::string lineage = {};
+  std::string history_id = {};
 };
 
 struct RankSum {
@@ -62,7 +71,10 @@ class EpochListener {
  public:
   virtual ~EpochListener() = default;
   // Every rank of the world is attached.
-  virtual void OnEpochStart(const std::string& model, int64_t epoch) = 0;
+  virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
+  // Some rank of the world sends no command behind this one. Said again when it is an earlier one. The node answers with
+  // ReportCarriedOut.
+  virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // Every rank is attached, and no epoch can start: nodes hold different specs or states.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
@@ -84,8 +96,9 @@ class Cluster {
   virtual void SetListener(EpochListener* listener) = 0;
 
   // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
-  // world are attached, with equal specs, histories and commit numbers, an epoch starts. When an epoch starts, ends or is refused
-  // the attached ranks of all reports are forgotten: report them again for the next one.
+  // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
+  // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
+  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;
@@ -96,6 +109,15 @@ class Cluster {
   // daemon.
   virtual void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                              absl::string_view command) = 0;
+
+  // A rank of this node has sent its `command_count`-th command and sends no other, and nothing needs its trainer any
+  // more. All listeners hear of the last command that all ranks send. The epoch ends with `why` when another rank has
+  // sent a later one and everything up to the last one is carried out on every node, or when all ranks have detached.
+  virtual void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                              const absl::Status& why) = 0;
+  // Everything up to this command is carried out and answered on this node; `more`: a rank of it has sent a later one.
+  // Said again when that changes.
+  virtual void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) = 0;
 
   // Votes with the sums of all ranks of this node, and waits for the decision over all nodes' votes. A commit with a
   // non-finite element anywhere is skipped by all. A decision outlives its epoch: a repeated vote is answered with it.

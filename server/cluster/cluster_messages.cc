@@ -22,6 +22,8 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_version(report.version);
   message.set_shard_size(report.shard_size);
   message.set_history_id(report.history_id);
+  message.set_lineage(report.lineage);
+  message.set_untouched(report.untouched);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   return request;
 }
@@ -54,6 +56,29 @@ v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t n
   return request;
 }
 
+v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                                const absl::Status& why) {
+  v1::JoinRequest request;
+  v1::RankDetached& detached = *request.mutable_detached();
+  detached.set_model(std::string(model));
+  detached.set_epoch(epoch);
+  detached.set_rank(rank);
+  detached.set_command_count(command_count);
+  detached.set_code(static_cast<int>(why.code()));
+  detached.set_message(std::string(why.message()));
+  return request;
+}
+
+v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_t command, bool more) {
+  v1::JoinRequest request;
+  v1::CommandsCarriedOut& done = *request.mutable_carried_out();
+  done.set_model(std::string(model));
+  done.set_epoch(epoch);
+  done.set_command(command);
+  done.set_more(more);
+  return request;
+}
+
 v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts) {
   v1::JoinResponse response;
   v1::Welcome& welcome = *response.mutable_welcome();
@@ -62,10 +87,22 @@ v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts) {
   return response;
 }
 
-v1::JoinResponse EpochStartMessage(const std::string& model, int64_t epoch) {
+v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& start) {
   v1::JoinResponse response;
-  response.mutable_start()->set_model(model);
-  response.mutable_start()->set_epoch(epoch);
+  v1::EpochStart& message = *response.mutable_start();
+  message.set_model(model);
+  message.set_epoch(start.epoch);
+  message.set_lineage(start.lineage);
+  message.set_history_id(start.history_id);
+  return response;
+}
+
+v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command) {
+  v1::JoinResponse response;
+  v1::LastCommand& last = *response.mutable_last_command();
+  last.set_model(model);
+  last.set_epoch(epoch);
+  last.set_command(command);
   return response;
 }
 
@@ -112,6 +149,10 @@ v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
   return message;
 }
 
+EpochStart EpochStartOf(const v1::EpochStart& message) {
+  return {.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
+}
+
 ModelReport ReportOf(const v1::ModelReport& message) {
   ModelReport report;
   report.model = message.model();
@@ -120,6 +161,8 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.version = message.version();
   report.shard_size = message.shard_size();
   report.history_id = message.history_id();
+  report.lineage = message.lineage();
+  report.untouched = message.untouched();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   return report;
 }

@@ -16,7 +16,7 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 2;
+inline constexpr int kClusterProtocolVersion = 3;
 
 v1::JoinRequest HelloMessage(int node, int device_count);
 v1::JoinRequest ReportMessage(const ModelReport& report);
@@ -25,8 +25,12 @@ v1::JoinRequest DeletionMessage(absl::string_view model);
 v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
                                absl::string_view command);
 
+v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                                const absl::Status& why);
+v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_t command, bool more);
 v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts);
-v1::JoinResponse EpochStartMessage(const std::string& model, int64_t epoch);
+v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& start);
+v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command);
 v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why);
 v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why);
 
@@ -34,6 +38,7 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
 
 v1::CommitDecision DecisionMessage(const CommitDecision& decision);
 
+EpochStart EpochStartOf(const v1::EpochStart& message);
 ModelReport ReportOf(const v1::ModelReport& message);
 CommitVote VoteOf(const v1::VoteRequest& message);
 CommitDecision DecisionOf(const v1::CommitDecision& message);

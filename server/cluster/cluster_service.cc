@@ -31,8 +31,11 @@ class NodeStream final : public NodeSink {
       : context_(context), writer_(std::move(writer)) {}
 
   void OnWorld(const std::vector<int>& device_counts) override { writer_->Write(WelcomeMessage(device_counts)); }
-  void OnEpochStart(const std::string& model, int64_t epoch) override {
-    writer_->Write(EpochStartMessage(model, epoch));
+  void OnEpochStart(const std::string& model, const EpochStart& start) override {
+    writer_->Write(EpochStartMessage(model, start));
+  }
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
+    writer_->Write(LastCommandMessage(model, epoch, command));
   }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     writer_->Write(EpochEndMessage(model, epoch, why));
@@ -96,6 +99,17 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       const v1::CommandReport& command = request.command();
       coordinator_->ReportCommand(node, command.model(), command.epoch(), command.number(), command.rank(),
                                   command.command());
+      break;
+    }
+    case v1::JoinRequest::kDetached: {
+      const v1::RankDetached& detached = request.detached();
+      coordinator_->ReportDetached(node, detached.model(), detached.epoch(), detached.rank(), detached.command_count(),
+                                   ReasonOf(detached.code(), detached.message()));
+      break;
+    }
+    case v1::JoinRequest::kCarriedOut: {
+      const v1::CommandsCarriedOut& done = request.carried_out();
+      coordinator_->ReportCarriedOut(node, done.model(), done.epoch(), done.command(), done.more());
       break;
     }
     case v1::JoinRequest::kHello:

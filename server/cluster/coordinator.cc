@@ -58,6 +58,11 @@ absl::Status HistoriesDifferError(const std::string& model, const std::string& n
                    ": they were imported into differently; import the same into every daemon"));
 }
 
+// Nothing tells their states apart, and nothing refers to their ids yet.
+bool BeganAlike(const ModelReport& a, const ModelReport& b) {
+  return a.lineage == b.lineage && a.untouched && b.untouched;
+}
+
 bool Attaches(const ModelReport& report, RankRange ranks) {
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
     if (std::find(report.attached_ranks.begin(), report.attached_ranks.end(), rank) == report.attached_ranks.end()) {
@@ -162,6 +167,30 @@ void Coordinator::ReportCommand(int node, absl::string_view name, int64_t epoch,
   }
 }
 
+void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch, int rank, int64_t command_count,
+                                 const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  Model* const model = FindRunning(name, epoch);
+  if (model == nullptr || !members_.ranks(node).Contains(rank)) return;
+  if (model->departures.Add(rank, command_count, why)) {
+    const int64_t last = *model->departures.last_command();
+    TellAll([&](NodeSink& sink) { sink.OnLastCommand(std::string(name), epoch, last); });
+  }
+  EndIfAllIsDone(std::string(name), *model);
+}
+
+void Coordinator::ReportCarriedOut(int node, absl::string_view name, int64_t epoch, int64_t command, bool more) {
+  absl::MutexLock lock(&mu_);
+  Model* const model = FindRunning(name, epoch);
+  if (model == nullptr) return;
+  model->departures.AddProgress(node, command, more);
+  EndIfAllIsDone(std::string(name), *model);
+}
+
+void Coordinator::EndIfAllIsDone(const std::string& name, Model& model) {
+  if (absl::Status why = model.departures.End(members_.world_size()); !why.ok()) End(name, model, why);
+}
+
 Coordinator::Model* Coordinator::Find(absl::string_view name) {
   const auto it = models_.find(name);
   return it == models_.end() ? nullptr : &it->second;
@@ -190,7 +219,7 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
     if (report.commit_number != first.commit_number || report.version != first.version) {
       return StatesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
     }
-    if (report.history_id != first.history_id) {
+    if (report.history_id != first.history_id && !BeganAlike(first, report)) {
       return HistoriesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
     }
   }
@@ -211,8 +240,11 @@ void Coordinator::Start(const std::string& name, Model& model) {
   model.running = true;
   model.book.StartEpoch(model.reports[0]->commit_number, model.reports[0]->shard_size);
   model.commands = CommandLedger(members_.nodes());
+  model.departures = Departures(members_.nodes());
   ForgetAttached(model.reports);
-  TellAll([&](NodeSink& sink) { sink.OnEpochStart(name, model.last_epoch); });
+  const EpochStart start{
+      .epoch = model.last_epoch, .lineage = model.reports[0]->lineage, .history_id = model.reports[0]->history_id};
+  TellAll([&](NodeSink& sink) { sink.OnEpochStart(name, start); });
 }
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {

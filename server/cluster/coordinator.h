@@ -18,6 +18,7 @@
 #include "server/cluster/cluster.h"
 #include "server/cluster/command_ledger.h"
 #include "server/cluster/commit_book.h"
+#include "server/cluster/departures.h"
 #include "server/cluster/membership.h"
 
 namespace paramshard::server {
@@ -29,7 +30,8 @@ class NodeSink {
   virtual ~NodeSink() = default;
   // A node has joined or left: devices of every node, 0 where they are not known.
   virtual void OnWorld(const std::vector<int>& device_counts) = 0;
-  virtual void OnEpochStart(const std::string& model, int64_t epoch) = 0;
+  virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
+  virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // No epoch starts, though all ranks are attached.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
@@ -65,6 +67,10 @@ class Coordinator {
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
   void ReportCommand(int node, absl::string_view model, int64_t epoch, int64_t number, int rank,
                      absl::string_view command);
+  // A rank that the node does not serve is ignored.
+  void ReportDetached(int node, absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                      const absl::Status& why);
+  void ReportCarriedOut(int node, absl::string_view model, int64_t epoch, int64_t command, bool more);
 
   // Waits for the decision for at most `wait`. Errors, besides ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and
   // DATA_LOSS as in Cluster: DEADLINE_EXCEEDED nothing is decided yet: the vote counts, repeat it for the answer.
@@ -87,7 +93,7 @@ class Coordinator {
   };
 
   struct Model {
-    explicit Model(int nodes) : reports(nodes), commands(nodes) {}
+    explicit Model(int nodes) : reports(nodes), commands(nodes), departures(nodes) {}
 
     std::vector<std::optional<ModelReport>> reports;  // by node
     int64_t epoch_floor = 0;  // epochs up to this one belonged to a model of that name that was erased
@@ -96,6 +102,7 @@ class Coordinator {
     EndedEpoch last_end;
     CommitBook book;
     CommandLedger commands;
+    Departures departures;
     std::map<std::string, std::string, std::less<>> values;
   };
 
@@ -111,6 +118,7 @@ class Coordinator {
   void Start(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -58,6 +58,13 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
                      absl::string_view command) override {
     coordinator_.ReportCommand(0, model, epoch, number, rank, command);
   }
+  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                      const absl::Status& why) override {
+    coordinator_.ReportDetached(0, model, epoch, rank, command_count, why);
+  }
+  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
+    coordinator_.ReportCarriedOut(0, model, epoch, command, more);
+  }
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     return coordinator_.Vote(0, vote, absl::InfiniteDuration());
   }
@@ -72,7 +79,12 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   }
 
   void OnWorld(const std::vector<int>&) override {}
-  void OnEpochStart(const std::string& model, int64_t epoch) override { dispatcher_.EpochStart(model, epoch); }
+  void OnEpochStart(const std::string& model, const EpochStart& start) override {
+    dispatcher_.EpochStart(model, start);
+  }
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
+    dispatcher_.LastCommand(model, epoch, command);
+  }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     dispatcher_.EpochEnd(model, epoch, why);
   }

@@ -28,8 +28,12 @@ void EpochDispatcher::SetListener(EpochListener* listener) {
   while (calling_) changed_.Wait(&mu_);
 }
 
-void EpochDispatcher::EpochStart(const std::string& model, int64_t epoch) {
-  Add([=](EpochListener& listener) { listener.OnEpochStart(model, epoch); });
+void EpochDispatcher::EpochStart(const std::string& model, const server::EpochStart& start) {
+  Add([=](EpochListener& listener) { listener.OnEpochStart(model, start); });
+}
+
+void EpochDispatcher::LastCommand(const std::string& model, int64_t epoch, int64_t command) {
+  Add([=](EpochListener& listener) { listener.OnLastCommand(model, epoch, command); });
 }
 
 void EpochDispatcher::EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) {

@@ -29,7 +29,8 @@ class EpochDispatcher {
   void SetListener(EpochListener* listener);
 
   // These return at once; the listener's calls come in their order.
-  void EpochStart(const std::string& model, int64_t epoch);
+  void EpochStart(const std::string& model, const server::EpochStart& start);
+  void LastCommand(const std::string& model, int64_t epoch, int64_t command);
   void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
   void EpochRefused(const std::string& model, const absl::Status& why);
 

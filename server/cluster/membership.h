@@ -14,6 +14,8 @@ namespace paramshard::server {
 struct RankRange {
   int begin = 0;
   int end = 0;
+
+  bool Contains(int rank) const { return begin <= rank && rank < end; }
 };
 
 // Not thread-safe. Once every node has been here the device counts are fixed: a node that comes back must have as many.
@@ -37,6 +39,7 @@ class Membership {
 
   // Requires sized().
   RankRange ranks(int node) const;
+  int world_size() const { return ranks(nodes() - 1).end; }
 
  private:
   std::vector<int> device_counts_;

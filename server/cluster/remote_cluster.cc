@@ -86,6 +86,9 @@ class RemoteCluster final : public Cluster {
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override;
   void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                      absl::string_view command) override;
+  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                      const absl::Status& why) override;
+  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override;
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
   void Stop() override;
@@ -292,7 +295,10 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     const v1::EpochStart& start = response.start();
     running_[start.model()] = start.epoch();
     ForgetAttached(start.model());
-    dispatcher_.EpochStart(start.model(), start.epoch());
+    dispatcher_.EpochStart(start.model(), EpochStartOf(start));
+  } else if (response.has_last_command()) {
+    const v1::LastCommand& last = response.last_command();
+    dispatcher_.LastCommand(last.model(), last.epoch(), last.command());
   } else if (response.has_end()) {
     const v1::EpochEnd& end = response.end();
     running_.erase(end.model());
@@ -390,6 +396,17 @@ void RemoteCluster::ReportCommand(absl::string_view model, int64_t epoch, int64_
                                   absl::string_view command) {
   absl::MutexLock lock(&mu_);
   Send(CommandMessage(model, epoch, number, rank, command));
+}
+
+void RemoteCluster::ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                                   const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  Send(DetachedMessage(model, epoch, rank, command_count, why));
+}
+
+void RemoteCluster::ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) {
+  absl::MutexLock lock(&mu_);
+  Send(CarriedOutMessage(model, epoch, command, more));
 }
 
 absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {

@@ -89,7 +89,8 @@ class Collectives {
   // does not compare: callers pass none. Values of a failed call are unspecified.
   virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
   // The sums that Reduce has left: one for each slice at most, the last of its accumulator, to be made on this rank's
-  // device before anybody reads it and before the next Reduce. From the push thread.
+  // device before anybody reads it and before the next Reduce, or not at all where the gradients are dropped. From the
+  // push thread.
   virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more than once.

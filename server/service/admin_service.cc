@@ -79,19 +79,19 @@ absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, 
   return ToProto(stats);
 }
 
-v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
+v1::SessionSummary Summarize(const Model& model, const Model::AttachedTrainer& attached) {
   v1::SessionSummary summary;
   const World& world = model.world();
-  summary.set_session(seat.trainer.session);
+  summary.set_session(attached.trainer.session);
   summary.set_model(model.spec().name);
-  summary.set_rank(seat.trainer.rank);
-  summary.set_device(world.devices[seat.trainer.rank - world.first_rank]->Name());
-  summary.set_pid(seat.trainer.pid);
-  summary.set_uid(seat.trainer.uid);
-  summary.set_epoch(seat.epoch);
-  summary.set_last_command(seat.last_command);
-  summary.set_waits_for(seat.waits_for);
-  *summary.mutable_attached_at() = ToProto(seat.trainer.attached_at);
+  summary.set_rank(attached.trainer.rank);
+  summary.set_device(world.devices[attached.trainer.rank - world.first_rank]->Name());
+  summary.set_pid(attached.trainer.pid);
+  summary.set_uid(attached.trainer.uid);
+  summary.set_epoch(attached.epoch);
+  summary.set_last_command(attached.last_command);
+  summary.set_waits_for(attached.waits_for);
+  *summary.mutable_attached_at() = ToProto(attached.trainer.attached_at);
   return summary;
 }
 
@@ -157,7 +157,8 @@ absl::StatusOr<v1::GetParameterStatsResponse> AdminService::GetParameterStats(
 absl::StatusOr<v1::ListSessionsResponse> AdminService::ListSessions(const Call&, const v1::ListSessionsRequest&) {
   std::vector<v1::SessionSummary> sessions;
   for (const auto& model : store_->List()) {
-    for (const Model::Seat& seat : model->status().seats) sessions.push_back(Summarize(*model, seat));
+    for (const Model::AttachedTrainer& attached : model->activity().trainers)
+      sessions.push_back(Summarize(*model, attached));
   }
   std::sort(sessions.begin(), sessions.end(), [](const auto& a, const auto& b) { return a.session() < b.session(); });
   v1::ListSessionsResponse response;
@@ -208,6 +209,8 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
   response.set_node(world.cluster->node());
   response.set_nodes(world.cluster->nodes());
+  response.set_first_rank(world.first_rank);
+  response.set_world_size(world.world_size);
   *response.mutable_started_at() = ToProto(started_at_);
   response.set_pid(getpid());
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);

@@ -56,7 +56,7 @@ class FileImport {
   // Reads the rows of this daemon. All of them, unless the request names the history that begins: else daemons that own
   // different rows of a tensor would make different histories of one file.
   absl::Status Read(const Call& context, StagedImport& staged) const;
-  v1::ImportFileResponse Response(const StagedImport& staged, const HistoryId& history) const;
+  v1::ImportFileResponse Response(const StagedImport& staged, const History& history) const;
 
  private:
   // A parameter and the tensor that it takes.
@@ -198,12 +198,13 @@ absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Cal
   return absl::OkStatus();
 }
 
-v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const HistoryId& history) const {
+v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const History& history) const {
   v1::ImportFileResponse response;
   response.set_parameter_count(static_cast<int64_t>(sources_.size()));
   response.set_size_bytes(staged.kept_bytes());
   response.mutable_missing_parameters()->Assign(missing_.begin(), missing_.end());
-  response.set_history_id(history.ToString());
+  response.set_history_id(history.id.ToString());
+  response.set_lineage(history.lineage.ToString());
   return response;
 }
 
@@ -217,7 +218,7 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
   RETURN_IF_ERROR(import.Plan());
   ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
   RETURN_IF_ERROR(import.Read(context, staged));
-  ASSIGN_OR_RETURN(const HistoryId history, staged.Apply(numbers));
+  ASSIGN_OR_RETURN(const History history, staged.Apply(numbers));
   return import.Response(staged, history);
 }
 

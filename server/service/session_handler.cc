@@ -234,18 +234,13 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
 }
 
 void SessionCall::GiveUpWaiting(absl::Duration timeout) {
-  {
-    // The epoch may have begun since the timer has fired.
-    absl::MutexLock lock(&mu_);
-    if (started_ || told_end_) return;
-  }
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
-  Leave(*waited,
-        absl::DeadlineExceededError(absl::StrCat("attach ", waited->spec().name, ": ranks ",
-                                                 absl::StrJoin(waited->MissingRanks(), ", "), " did not come within ",
-                                                 absl::FormatDuration(timeout))),
-        /*by_itself=*/false);
+  // The epoch may have begun since the timer has fired: then the trainer stays.
+  waited->LeaveIfWaiting(
+      session_, absl::DeadlineExceededError(absl::StrCat("attach ", waited->spec().name, ": ranks ",
+                                                         absl::StrJoin(waited->MissingRanks(), ", "),
+                                                         " did not come within ", absl::FormatDuration(timeout))));
 }
 
 absl::Status SessionCall::TakeCommand(Model& model) {

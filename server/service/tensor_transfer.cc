@@ -179,11 +179,12 @@ absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const 
     ASSIGN_OR_RETURN(ended, stream.Take(request));
   }
   if (context.IsCancelled()) return BrokenOff(context);
-  ASSIGN_OR_RETURN(const HistoryId history, staged.Apply(numbers));
+  ASSIGN_OR_RETURN(const History history, staged.Apply(numbers));
   v1::ImportResponse response;
   response.set_tensor_count(staged.tensor_count());
   response.set_byte_count(staged.size_bytes());
-  response.set_history_id(history.ToString());
+  response.set_history_id(history.id.ToString());
+  response.set_lineage(history.lineage.ToString());
   return response;
 }
 

@@ -13,14 +13,14 @@ namespace {
 
 using std::chrono::microseconds;
 
-// For so long after an event the thread spins: longer than a trainer takes from one gather to the next when it computes
+// The thread spins for so long after an event: longer than a trainer takes from one gather to the next when it computes
 // nothing, and little beside the milliseconds of a layer.
 constexpr microseconds kSpinning(100);
 // The end of copies is when the next command is likely to come. Longer ones leave time to wake up for it.
 constexpr microseconds kSpinningForCopies(2000);
 // What a GPU has written meanwhile is seen so soon.
 constexpr microseconds kGlance(4);
-// For so long a command is expected to follow an event.
+// A command is expected to follow an event for so long.
 constexpr microseconds kAttention(1000);
 // A nap is a part of the time in which nothing has happened, so that waits of milliseconds cost little.
 constexpr int kNapsOfAWait = 8;

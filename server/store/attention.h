@@ -21,7 +21,7 @@ namespace paramshard::server {
 // delays its own commands alone: the daemon's bell and deadlines do not depend on it. Used by one thread.
 class Attention {
  public:
-  // What is expected besides the two bells.
+  // Says what may come besides the two bells.
   enum class For : uint8_t {
     kNothing,
     kWord,   // that a trainer's GPU writes some time

@@ -1,4 +1,4 @@
-// By which the daemon calls one of its own threads.
+// A bell calls one of the daemon's own threads.
 #ifndef PARAMSHARD_SERVER_STORE_BELL_H_
 #define PARAMSHARD_SERVER_STORE_BELL_H_
 

@@ -68,6 +68,8 @@ std::string CommandName(const ModelSpec& spec, const v1::Command& command) {
     }
     case v1::Command::kCommit:
       return absl::StrCat("commit ", command.commit().commit_number());
+    case v1::Command::kDiscard:
+      return "discard";
     case v1::Command::KIND_NOT_SET:
       break;
   }

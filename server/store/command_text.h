@@ -9,7 +9,7 @@
 
 namespace paramshard::server {
 
-// What a rank is waited for: "gather layer1 forward into slot 0", "commit 5". Any command can be named.
+// Names what a rank is waited for: "gather layer1 forward into slot 0", "commit 5". Any command can be named.
 std::string CommandName(const ModelSpec& spec, const v1::Command& command);
 
 // All that ranks must agree on: the name, and for a commit its hyper-parameters too. Two commands of one number have the

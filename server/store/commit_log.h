@@ -1,4 +1,4 @@
-// What a model remembers of its commits: the last answer and what trainers sent with it.
+// The log of a model's commits: it remembers the last answer and what trainers sent with it.
 #ifndef PARAMSHARD_SERVER_STORE_COMMIT_LOG_H_
 #define PARAMSHARD_SERVER_STORE_COMMIT_LOG_H_
 

@@ -14,7 +14,7 @@
 
 namespace paramshard::server {
 
-// What a commit does to this daemon's shards.
+// Says what a commit does to this daemon's shards.
 struct Decided {
   bool apply = false;
   int64_t non_finite_count = 0;
@@ -25,14 +25,14 @@ struct Decided {
 // Norm, clip and unscaling, in the order of docs/numerics.md. `mean`: over the ranks of the world.
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size);
 
-// What was summed, decided and done, of one commit after the other. Not thread-safe.
+// Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
 class CommitUnderWay {
  public:
   explicit CommitUnderWay(int ranks) : sums_(ranks) {}
 
-  // Of a rank of this daemon, counted from 0.
+  // Sets the sum of a rank of this daemon, counted from 0.
   void SetSum(int rank, const SquareSum& sum) { sums_[rank] = sum; }
-  // What this daemon votes with; `first_rank` is its first rank's in the world.
+  // Returns what this daemon votes with; `first_rank` is its first rank's in the world.
   std::vector<RankSum> Sums(int first_rank) const;
 
   // The vote waits for other daemons until the deadline; a later end of the epoch leaves the decision to the
@@ -52,7 +52,7 @@ class CommitUnderWay {
   void SetDoubt(const absl::Status& why) { doubt_ = why; }
   const absl::Status& doubt() const { return doubt_; }
 
-  // From the last rank's last stage until the answer is published.
+  // A commit is being answered from the last rank's last stage until the answer is published.
   void BeginAnswer() { answering_ = true; }
   void EndAnswer() { answering_ = false; }
   bool answering() const { return answering_; }

@@ -6,13 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/proto_enums.h"
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
-#include "server/store/attention.h"
-#include "server/store/command_text.h"
-#include "server/store/spinning_mutex_lock.h"
 
 namespace paramshard::server {
 namespace {
@@ -20,8 +16,6 @@ namespace {
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
 // A step and its answer take no longer, unless something is broken; trainers then wait no more for a commit's fate.
 constexpr absl::Duration kFateTimeout = absl::Seconds(5);
-// Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
-constexpr int kMostCommandsAtOnce = 64;
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
   return {.spec = options.spec,
@@ -95,8 +89,13 @@ absl::Status Epoch::Run() {
 
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
-  RETURN_IF_ERROR(Connect());
-  RETURN_IF_ERROR(EncodeByAmax());
+  absl::Status connected = Connect();
+  if (connected.ok()) connected = EncodeByAmax();
+  {
+    // A connection that breaks here may only show that the epoch has ended elsewhere.
+    absl::MutexLock lock(&mu_);
+    EndOnError(connected);
+  }
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : Greet();
 }
@@ -222,24 +221,47 @@ absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
 
 void Epoch::ServeDepartures() {
   while (true) {
-    int leaving = -1;
+    DepartureNews news;
     {
       absl::MutexLock lock(&mu_);
-      while (!end_.ended() && leaving < 0) {
-        leaving = TakeDeparture();
-        if (leaving < 0) work_.Wait(&mu_);
-      }
-      if (leaving < 0) return;
+      while (!end_.ended() && (news = TakeDepartureNews()).empty()) work_.Wait(&mu_);
+      if (news.empty()) return;
     }
-    SendEnded(leaving, Explained(Departure(leaving)));
+    Tell(news);
   }
 }
 
-int Epoch::TakeDeparture() {
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) return rank;
+Epoch::DepartureNews Epoch::TakeDepartureNews() {
+  DepartureNews news;
+  for (int rank = 0; rank < ranks_ && !news.leaving.has_value(); ++rank) {
+    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) news.leaving = rank;
   }
-  return -1;
+  if (const std::optional<Progress> now = ProgressNow(); now != told_progress_) told_progress_ = news.progress = now;
+  return news;
+}
+
+std::optional<Epoch::Progress> Epoch::ProgressNow() const {
+  const bool done = last_command_.has_value() && sequence_.CarriedOut(*last_command_) && !commit_.answering();
+  if (!done) return std::nullopt;
+  Progress progress{.command = *last_command_};
+  for (int rank = 0; rank < ranks_; ++rank) {
+    progress.more = progress.more || sequence_.last_command(rank) > progress.command;
+  }
+  return progress;
+}
+
+void Epoch::Tell(const DepartureNews& news) {
+  Cluster& cluster = *options_.cluster;
+  const std::string& model = options_.spec->name;
+  if (news.leaving.has_value()) {
+    const int rank = *news.leaving;
+    cluster.ReportDetached(model, options_.number, options_.first_rank + rank, *seats_[rank]->last_command,
+                           Departure(rank));
+    SendEnded(rank, Explained(Departure(rank)));
+  }
+  if (news.progress.has_value()) {
+    cluster.ReportCarriedOut(model, options_.number, news.progress->command, news.progress->more);
+  }
 }
 
 // The coordinator names the departed rank or the lost node; its word follows a broken connection closely.
@@ -285,7 +307,7 @@ void Epoch::EndPages(const absl::Status& why) {
   for (const auto& seat : seats_) seat->EndPage(why);
 }
 
-// When no thread of the epoch is left.
+// It is called when no thread of the epoch is left.
 void Epoch::Clean() {
   std::vector<std::unique_ptr<Collectives>> engines;
   {
@@ -377,11 +399,18 @@ absl::Status Epoch::doubt() const {
   return commit_.doubt();
 }
 
-void Epoch::AwaitCommits(SteadyTime deadline) {
-  absl::MutexLock lock(&mu_);
-  while (!end_.ended() && (sequence_.CommitInFlight() || commit_.answering()) && Now() < deadline) {
-    work_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, Now())));
+void Epoch::EndAfterCommits(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (end_.ended()) return;
+    last_commit_ = {.command = sequence_.LastCommitInFlight(), .why = why};
+    if (!LastCommitAnswered()) return;
   }
+  End(why);
+}
+
+bool Epoch::LastCommitAnswered() const {
+  return last_commit_.has_value() && sequence_.Answered(last_commit_->command) && !commit_.answering();
 }
 
 void Epoch::MarkGone(int rank) {
@@ -422,326 +451,20 @@ absl::Status Epoch::Departure(int rank) const {
 }
 
 void Epoch::CheckDepartures() {
-  int left = 0;
-  for (int rank = 0; rank < ranks_ && !end_.ended(); ++rank) {
-    Seat& seat = *seats_[rank];
-    if (!seat.last_command.has_value()) continue;
-    if (!seat.left && !commit_.answering() && sequence_.Served(rank, *seat.last_command)) {
-      seat.left = true;
-      work_.SignalAll();
-    }
-    left += seat.left ? 1 : 0;
-    for (int other = 0; other < ranks_; ++other) {
-      if (sequence_.last_command(other) > *seat.last_command) EndLocked(Departure(rank));
-    }
-    // Other daemons know of no departure but the end.
-    if (seat.left && (left == ranks_ || options_.cluster->nodes() > 1)) EndLocked(Departure(rank));
+  const bool news = last_command_.has_value() && ProgressNow() != told_progress_;
+  for (const auto& seat : seats_) {
+    if (!seat->last_command.has_value() || seat->left || end_.ended() || commit_.answering()) continue;
+    seat->left = sequence_.Served(seat->rank() - options_.first_rank, *seat->last_command);
+    // Gathers into its slots wait for it no more.
+    if (seat->left) WakeAll();
   }
+  if (news) work_.SignalAll();
 }
 
-// --- Threads ---
-
-void Epoch::GatherLoop(int rank) {
-  Seat& seat = *seats_[rank];
-  Attention attention({.words = seat.words(),
-                       .bell = &seat.bell(),
-                       .clock = options_.clock,
-                       .on_gpu = !options_.shards[rank]->device().gpu_uuid().empty()});
-  std::deque<UnderWay> under_way;
-  int64_t known = 0;  // the last command
-  int room = kMostCommandsAtOnce;
-  while (true) {
-    attention.Look();
-    if (FinishGathers(rank, under_way)) attention.Renew();
-    absl::StatusOr<std::vector<SentCommand>> commands = seat.ReadCommands(room);
-    const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
-    const v1::Command* command = nullptr;
-    SteadyTime deadline;
-    auto expected = Attention::For::kNothing;
-    Agreed agreed;
-    {
-      SpinningMutexLock lock(&mu_);
-      if (end_.ended() && under_way.empty()) return;
-      TakeAll(rank, std::move(commands), agreed);
-      command = sequence_.BeginGather(rank, Now());
-      WakeRunnable();
-      if (command == nullptr) deadline = CheckDeadlines();
-      if (sequence_.Pending(rank)) expected = Attention::For::kWord;
-      if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
-      room = std::min(kMostCommandsAtOnce, sequence_.Room(rank));
-      seat.held_back = room == 0;
-    }
-    ReportAgreed(rank, agreed);
-    if (command != nullptr) {
-      under_way.push_back(BeginGather(rank, *command));
-      attention.Renew();
-    } else if (!more || room == 0) {
-      attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
-    }
-  }
-}
-
-SteadyTime Epoch::CheckDeadlines() {
-  const SteadyTime now = Now();
-  const SteadyTime deadline = std::min(sequence_.NextDeadline(), commit_.vote_deadline());
-  if (now < deadline) return deadline;
-  if (const absl::Status overdue = Overdue(now); !overdue.ok()) EndLocked(overdue);
-  return deadline;
-}
-
-absl::Status Epoch::Overdue(SteadyTime now) const {
-  if (now < commit_.vote_deadline()) return sequence_.Overdue(now);
-  return absl::DeadlineExceededError(absl::StrCat(
-      "commit ", options_.commit_log->numbers().commit_number + 1, ": the trainers of another daemon than node ",
-      options_.cluster->node(), " did not reach it within ", absl::FormatDuration(options_.step_timeout)));
-}
-
-void Epoch::PushLoop(int rank) {
-  while (true) {
-    std::optional<Sequence::PushWork> work;
-    {
-      absl::MutexLock lock(&mu_);
-      while (!(work = sequence_.BeginPush(rank)).has_value()) {
-        if (end_.ended() && sequence_.Quiet()) return;
-        work_.Wait(&mu_);
-      }
-    }
-    RunPush(rank, *work);
-    // The wait that may begin now has a deadline, which the gather thread watches.
-    seats_[rank]->Call();
-  }
-}
-
-void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, Agreed& agreed) {
-  if (end_.ended()) return;
-  if (!commands.ok()) return EndLocked(commands.status());
-  for (SentCommand& command : *commands) {
-    Take(rank, std::move(command), agreed);
-    if (end_.ended()) return;
-  }
-}
-
-void Epoch::Take(int rank, SentCommand command, Agreed& agreed) {
-  std::optional<v1::Command> shared;
-  if (options_.cluster->nodes() > 1) shared = command.command;
-  const absl::StatusOr<bool> by_all = sequence_.Submit(rank, std::move(command), Now());
-  if (!by_all.ok()) return EndLocked(by_all.status());
-  if (*by_all && shared.has_value()) agreed.push_back(*std::move(shared));
-}
-
-void Epoch::ReportAgreed(int rank, const Agreed& agreed) const {
-  for (const v1::Command& command : agreed) {
-    options_.cluster->ReportCommand(options_.spec->name, options_.number, command.number(), options_.first_rank + rank,
-                                    CommandText(*options_.spec, command));
-  }
-}
-
-absl::Status Epoch::Submit(int rank, v1::Command command) {
-  SentCommand sent(std::move(command));
-  Agreed agreed;
-  {
-    absl::MutexLock lock(&mu_);
-    const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
-    if (end_.ended()) return absl::OkStatus();
-    if (!seats_[rank]->started) {
-      return absl::FailedPreconditionError(what + ": one after `started` expected, got it before");
-    }
-    if (sequence_.Room(rank) == 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(what, ": at most ", Sequence::kMostCommands,
-                                                       " unfinished commands expected, of ", Sequence::kMostBytes,
-                                                       " bytes together; wait for the other ranks"));
-    }
-    Take(rank, std::move(sent), agreed);
-    WakeRunnable();
-    // A wait that begins here has a deadline, which the gather thread watches.
-    seats_[rank]->Call();
-  }
-  ReportAgreed(rank, agreed);
-  return absl::OkStatus();
-}
-
-void Epoch::WakeRunnable() {
+void Epoch::SetLastCommand(int64_t command) {
+  absl::MutexLock lock(&mu_);
+  last_command_ = std::min(command, last_command_.value_or(command));
   CheckDepartures();
-  for (int rank : sequence_.RunnableGathers()) seats_[rank]->Call();
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (seats_[rank]->held_back && sequence_.Room(rank) > 0) seats_[rank]->Call();
-  }
-  if (end_.ended() || !sequence_.RunnablePushes().empty()) work_.SignalAll();
-}
-
-// --- Work ---
-
-Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
-  const v1::Gather& gather = command.gather();
-  const GatherCall call{.number = command.number(),
-                        .unit = gather.unit(),
-                        .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
-                        .slot = gather.slot()};
-  return {.call = call, .begun = engines_[rank]->Gather(call, [&](int target, int source) {
-            SeatOf(target).PublishReady(call.slot, source, call.number);
-          })};
-}
-
-bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
-  bool finished = false;
-  while (!under_way.empty()) {
-    const GatherCall& call = under_way.front().call;
-    absl::StatusOr<bool> done = true;
-    if (const absl::Status& begun = under_way.front().begun; !begun.ok()) {
-      done = begun;
-    } else {
-      done = engines_[rank]->GatherDone(
-          call, [&](int target, int source) { SeatOf(target).PublishReady(call.slot, source, call.number); });
-    }
-    if (done.ok() && !*done) break;
-    FinishGather(rank, done.status());
-    under_way.pop_front();
-    finished = true;
-  }
-  return finished;
-}
-
-void Epoch::FinishGather(int rank, const absl::Status& status) {
-  SpinningMutexLock lock(&mu_);
-  sequence_.FinishGather(rank, Now());
-  EndOnError(status);
-  WakeRunnable();
-}
-
-void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
-  switch (work.work) {
-    case Sequence::Work::kReduce:
-      return RunReduce(rank, *work.command);
-    case Sequence::Work::kSum:
-      return RunSum(rank);
-    case Sequence::Work::kVote:
-      return RunVote(*work.command);
-    case Sequence::Work::kApply:
-      return RunApply(rank);
-    case Sequence::Work::kShareAmaxes:
-      return RunShareAmaxes(*work.command);
-    case Sequence::Work::kEncode:
-      return RunEncode(rank);
-  }
-}
-
-void Epoch::RunReduce(int rank, const v1::Command& command) {
-  const v1::Push& push = command.push();
-  const int slot = push.slot();
-  const int64_t number = command.number();
-  const Shard::PushTarget target = options_.shards[rank]->BeginPush(push.unit(), push.absent_parameters());
-  const absl::Status status =
-      engines_[rank]->Reduce({.number = command.number(),
-                              .unit = push.unit(),
-                              .slot = slot,
-                              .own_slices_landed = push.own_slices_landed(),
-                              .accumulators = target.accumulators,
-                              .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
-  bool drained;
-  {
-    absl::MutexLock lock(&mu_);
-    drained = sequence_.FinishReduce(rank, Now());
-    EndOnError(status);
-    WakeRunnable();
-  }
-  if (!drained) return;
-  for (const auto& seat : seats_) seat->PublishDrained(slot, number);
-}
-
-void Epoch::RunSum(int rank) {
-  const absl::StatusOr<std::vector<SumTask>> left = engines_[rank]->TakeSums();
-  const absl::StatusOr<SquareSum> sum = left.ok() ? options_.shards[rank]->SumSquares(*left) : left.status();
-  absl::MutexLock lock(&mu_);
-  if (sum.ok()) commit_.SetSum(rank, *sum);
-  EndOnError(sum.status());
-  sequence_.FinishSum(rank);
-  WakeRunnable();
-}
-
-void Epoch::RunVote(const v1::Command& command) {
-  CommitVote vote{.model = options_.spec->name,
-                  .epoch = options_.number,
-                  .commit_number = command.commit().commit_number(),
-                  .sums = {}};
-  {
-    absl::MutexLock lock(&mu_);
-    vote.sums = commit_.Sums(options_.first_rank);
-    commit_.BeginVote(After(Now(), options_.step_timeout));
-    // A gather thread watches the deadline.
-    seats_[0]->Call();
-  }
-  const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
-  auto verdict = Sequence::Verdict::kGivenUp;
-  Decided decided;
-  if (decision.ok()) {
-    const bool encodes = decision->apply && !options_.scaling_book->empty();
-    verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
-    decided = Decide(command.commit(), *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
-                     options_.topology->world_size());
-  }
-  absl::MutexLock lock(&mu_);
-  commit_.EndVote();
-  commit_.SetDecided(std::move(decided));
-  if (absl::IsDataLoss(decision.status())) commit_.SetDoubt(decision.status());
-  EndOnError(decision.status());
-  sequence_.FinishVote(verdict);
-  WakeRunnable();
-}
-
-void Epoch::RunApply(int rank) {
-  Decided decided;
-  {
-    absl::MutexLock lock(&mu_);
-    decided = commit_.decided();
-  }
-  Shard& shard = *options_.shards[rank];
-  if (!decided.apply) shard.DropGradients();
-  const absl::Status applied = decided.apply ? shard.Step(decided.step, *options_.scaling_book) : absl::OkStatus();
-  FinishStage(rank, applied, &Sequence::FinishApply);
-}
-
-// Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
-void Epoch::RunShareAmaxes(const v1::Command& command) {
-  const absl::Status shared = ShareAmaxes(command.number());
-  absl::MutexLock lock(&mu_);
-  EndOnError(shared);
-  sequence_.FinishShareAmaxes();
-  WakeRunnable();
-}
-
-void Epoch::RunEncode(int rank) {
-  const absl::Status encoded = options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book);
-  FinishStage(rank, encoded, &Sequence::FinishEncode);
-}
-
-void Epoch::FinishStage(int rank, const absl::Status& status,
-                        std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now)) {
-  std::optional<Sequence::ClientStates> client_states;
-  Decided decided;
-  {
-    absl::MutexLock lock(&mu_);
-    EndOnError(status);
-    commit_.Fail(status);
-    client_states = (sequence_.*finish)(rank, Now());
-    if (!commit_.failure().ok()) client_states.reset();
-    if (client_states.has_value()) {
-      commit_.BeginAnswer();
-      decided = commit_.decided();
-    }
-    WakeRunnable();
-  }
-  if (client_states.has_value()) Answer(decided, *std::move(client_states));
-}
-
-// The next commit waits for this thread's part of it: answers follow each other in order.
-void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
-  const v1::CommitResult result = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
-                                                              decided.non_finite_count, std::move(client_states));
-  for (const auto& seat : seats_) seat->PublishAnswer(result);
-  absl::MutexLock lock(&mu_);
-  commit_.EndAnswer();
-  CheckDepartures();
-  work_.SignalAll();
 }
 
 // --- Inspection ---

@@ -7,6 +7,8 @@
 // commit under way in CommitUnderWay, why the epoch ends in EpochEnd.
 //
 // Trainers wait for whoever holds the mutex: nothing is serialized, logged, published or called under it.
+//
+// From start to end it stands in epoch.cc, its threads and what they carry out in epoch_commands.cc.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -77,8 +79,8 @@ class Epoch : private TrainerWords {
   absl::Status torn() const;
   // OK unless a vote came to no answer: then why. The commit was not applied here.
   absl::Status doubt() const;
-  // Waits until no commit that all ranks have sent is unanswered.
-  void AwaitCommits(SteadyTime deadline);
+  // Ends it as soon as the commits are answered that all ranks have sent by now; at once where there is none.
+  void EndAfterCommits(const absl::Status& why);
 
   // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
   // RESOURCE_EXHAUSTED more commands than a rank may be ahead.
@@ -86,8 +88,12 @@ class Epoch : private TrainerWords {
   // The trainer's process is gone: its memory may be given up at the end.
   void MarkGone(int rank);
   // The trainer leaves after its `command_count`-th command. What all ranks have sent by then is carried out; the
-  // trainer's on_ended is called when it is not needed any more. INVALID_ARGUMENT it has sent more.
+  // trainer's on_ended is called when it is not needed any more, and the cluster is told. INVALID_ARGUMENT it has sent
+  // more.
   absl::Status Detach(int rank, int64_t command_count);
+  // No rank of the world has more to come than what all send up to this command. The cluster is told as soon as that is
+  // carried out here.
+  void SetLastCommand(int64_t command);
   // Whether the rank's trainer has detached and is not needed any more.
   bool HasLeft(int rank) const;
 
@@ -108,6 +114,13 @@ class Epoch : private TrainerWords {
     absl::Status begun;
   };
 
+  // Says what is carried out here.
+  struct Progress {
+    int64_t command = 0;
+    bool more = false;  // a rank has sent a later one
+    friend bool operator==(const Progress& a, const Progress& b) { return a.command == b.command && a.more == b.more; }
+  };
+
   // TrainerWords
   uint32_t Released(int rank, int slot) const override;
   uint32_t Filled(int rank, int slot) const override;
@@ -117,7 +130,7 @@ class Epoch : private TrainerWords {
   absl::Status Connect();
   // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
   absl::Status EncodeByAmax();
-  // Of the commit `command_number`, or at the start: 0.
+  // Shares those of the commit `command_number`; 0 is the start.
   absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
@@ -132,10 +145,19 @@ class Epoch : private TrainerWords {
   // `why` with what a trainer needs besides: the epoch, and where to resume from.
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
-  // Says the end to trainers that have detached, as soon as they are not needed any more, until all are to hear it.
+  // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far this
+  // daemon is, until the epoch ends.
   void ServeDepartures();
-  // A rank whose trainer is to hear that it may go, -1 when there is none.
-  int TakeDeparture() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Says what is to be said to a trainer and to the cluster.
+  struct DepartureNews {
+    std::optional<int> leaving;  // a rank whose trainer may go
+    std::optional<Progress> progress;
+    bool empty() const { return !leaving.has_value() && !progress.has_value(); }
+  };
+  DepartureNews TakeDepartureNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tell(const DepartureNews& news);
+  // How far this daemon is behind the last command, once that is carried out.
+  std::optional<Progress> ProgressNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Clean();
   void TellEnd(int rank, const absl::Status& why);
   void SendEnded(int rank, const absl::Status& why) const;
@@ -151,18 +173,20 @@ class Epoch : private TrainerWords {
   void Take(int rank, SentCommand command, Agreed& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReportAgreed(int rank, const Agreed& agreed) const;
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Lets trainers go that have detached, and ends the epoch when others need what they will not send.
+  // Lets trainers go that have detached and are not needed any more.
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Departure(int rank) const;
+  // Whether the epoch is to end after a commit, and that one is answered.
+  bool LastCommitAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What a call of an engine or a vote returned.
+  // Ends the epoch when a call of an engine or a vote has failed so.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortEngines(const absl::Status& why) ABSL_LOCKS_EXCLUDED(engines_mu_);
   void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Overdue(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   UnderWay BeginGather(int rank, const v1::Command& command);
-  // Those that are done or failed, in their order; whether there were any.
+  // Finishes those that are done or failed, in their order; returns whether there were any.
   bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
   // The oldest that was begun.
   void FinishGather(int rank, const absl::Status& status);
@@ -170,6 +194,7 @@ class Epoch : private TrainerWords {
   const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
+  void RunDiscard(int rank);
   void RunSum(int rank);
   void RunVote(const v1::Command& command);
   void RunApply(int rank);
@@ -188,10 +213,18 @@ class Epoch : private TrainerWords {
   ConnectAbort connect_abort_;
 
   mutable absl::Mutex mu_;
-  SteadyCondVar work_;  // push threads wait here; also AwaitCommits and Run
+  SteadyCondVar work_;  // push threads wait here; also Run
   Sequence sequence_ ABSL_GUARDED_BY(mu_);
   CommitUnderWay commit_ ABSL_GUARDED_BY(mu_);
   EpochEnd end_ ABSL_GUARDED_BY(mu_);
+  // The epoch ends with `why` when this commit, named by its command, is answered.
+  struct LastCommit {
+    int64_t command = 0;
+    absl::Status why;
+  };
+  std::optional<LastCommit> last_commit_ ABSL_GUARDED_BY(mu_);
+  std::optional<int64_t> last_command_ ABSL_GUARDED_BY(mu_);  // that all ranks of the world send, once one has detached
+  std::optional<Progress> told_progress_ ABSL_GUARDED_BY(mu_);
 
   // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
   mutable absl::Mutex engines_mu_;

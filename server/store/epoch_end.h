@@ -19,7 +19,7 @@ class EpochEnd {
   // Whether the epoch ends by this call.
   bool End(const absl::Status& why) { return Set(why, /*open=*/false); }
   bool EndUntilKnown(const absl::Status& why) { return !ended_ && Set(why, /*open=*/true); }
-  // What is not known by now will not be.
+  // Closes the reason: what is not known by now will not be.
   void Close() { open_ = false; }
 
  private:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -16,15 +17,24 @@ namespace {
 
 constexpr size_t kDigits = 32;
 
-// What an id was made from: ids of different origins never meet.
+// An origin says what a lineage was made from: those of different origins never meet.
 enum class Origin : uint8_t { kCreation = 1, kWholeImport = 2, kPartialImport = 3 };
+
+std::string Digits(absl::uint128 value) {
+  return absl::StrFormat("%016x%016x", absl::Uint128High64(value), absl::Uint128Low64(value));
+}
 
 absl::uint128 FromHash(const XXH128_hash_t& hash) { return absl::MakeUint128(hash.high64, hash.low64); }
 
 }  // namespace
 
-std::string HistoryId::ToString() const {
-  return absl::StrFormat("%016x%016x", absl::Uint128High64(value), absl::Uint128Low64(value));
+std::string HistoryId::ToString() const { return Digits(value); }
+
+std::string Lineage::ToString() const { return Digits(value); }
+
+HistoryId RandomHistoryId() {
+  absl::BitGen random;
+  return {absl::MakeUint128(random(), random())};
 }
 
 absl::StatusOr<HistoryId> HistoryId::Parse(absl::string_view text) {
@@ -40,16 +50,16 @@ absl::StatusOr<HistoryId> HistoryId::Parse(absl::string_view text) {
   return HistoryId{absl::MakeUint128(high, low)};
 }
 
-HistoryId HistoryOfCreation(uint64_t spec_fingerprint) {
+Lineage LineageOfCreation(uint64_t spec_fingerprint) {
   return {Digest().Add(static_cast<uint64_t>(Origin::kCreation)).Add(spec_fingerprint).value()};
 }
 
-HistoryId HistoryOfImport(uint64_t spec_fingerprint, const ImportedContent& content, const StateNumbers& before,
-                          int64_t commit_number, int64_t version) {
+Lineage LineageOfImport(uint64_t spec_fingerprint, const ImportedContent& content, const StateBefore& before,
+                        int64_t commit_number, int64_t version) {
   Digest digest;
   digest.Add(static_cast<uint64_t>(content.whole ? Origin::kWholeImport : Origin::kPartialImport));
   digest.Add(spec_fingerprint).Add(content.digest).Add(commit_number).Add(version);
-  if (!content.whole) digest.Add(before.history.value).Add(before.commit_number).Add(before.version);
+  if (!content.whole) digest.Add(before.origin).Add(before.commit_number).Add(before.version);
   return {digest.value()};
 }
 

@@ -144,18 +144,18 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
 }  // namespace
 
 ModelSummary Summarize(const Model& model) {
-  const Model::Status status = model.status();
+  const Model::Activity activity = model.activity();
   const absl::Status usable = model.usable();
   ModelSummary summary{.name = model.spec().name,
                        .shard_size = model.layout().ranks(),
                        .world_size = model.world().world_size,
                        .numbers = model.state().numbers,
                        .skipped_commits = model.commit_log().numbers().skipped,
-                       .epoch = status.epoch,
-                       .running = status.running,
-                       .attached_ranks = static_cast<int>(status.seats.size()),
-                       .last_end = status.last_end,
-                       .engine = status.engine,
+                       .epoch = activity.epoch,
+                       .running = activity.running,
+                       .attached_ranks = static_cast<int>(activity.trainers.size()),
+                       .last_end = activity.last_end,
+                       .engine = activity.engine,
                        .imbalance = model.layout().Imbalance(),
                        .unusable = std::string(usable.ok() ? model.doubt().message() : usable.message())};
   for (const UnitSpec& unit : model.spec().units) {
@@ -198,7 +198,7 @@ absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl:
 
 absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit,
                                                absl::FunctionRef<bool()> is_cancelled) {
-  // By unit and parameter: the order of the model.
+  // They are in the order of the model, by unit and parameter.
   std::map<std::pair<int, int>, PlaneStatistics> statistics;
   const auto measure = [&](size_t, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     if (is_cancelled()) return absl::CancelledError("the caller has gone");
@@ -258,7 +258,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
   const auto add_use = [&](const std::string& device, const std::string& memory_class, int64_t size_bytes) {
     if (size_bytes > 0) uses.push_back({device, memory_class, size_bytes});
   };
-  const Model::Status status = model.status();
+  const Model::Activity activity = model.activity();
   for (size_t rank = 0; rank < model.shards().size(); ++rank) {
     const std::string device = model.world().devices[rank]->Name();
     const ShardBytes bytes = model.shards()[rank]->bytes();
@@ -267,9 +267,9 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "exp_avg_sq", bytes.exp_avg_sq);
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "planes", bytes.planes);
-    add_use(device, "slots", status.slots_bytes);
-    add_use(device, "words", status.words_bytes);
-    add_use(device, "scratch", status.scratch_bytes.empty() ? 0 : status.scratch_bytes[rank]);
+    add_use(device, "slots", activity.slots_bytes);
+    add_use(device, "words", activity.words_bytes);
+    add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }
   add_use(/*device=*/"", "histories", model.history_bytes());
   return uses;

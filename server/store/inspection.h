@@ -70,7 +70,7 @@ struct ParameterDescription {
   const UnitSpec* unit = nullptr;
   int64_t version = 0;
   int64_t step = 0;
-  // What the planes were encoded with besides their own rows, where the format has such a thing.
+  // Holds what the planes were encoded with besides their own rows, where the format has such a thing.
   std::optional<double> amax;
   std::optional<double> scale;
   std::vector<ExtentDescription> extents;

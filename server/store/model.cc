@@ -1,7 +1,6 @@
 #include "server/store/model.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -10,7 +9,6 @@
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/base/thread.h"
-#include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
 
 namespace paramshard::server {
@@ -18,9 +16,6 @@ namespace {
 
 // Above this a model's owner is told that its shards are uneven.
 constexpr double kImbalanceWarning = 1.25;
-
-// Of what a model leaves free on a GPU, the part that sums at the commit may take unasked: the rest is the trainers'.
-constexpr int64_t kKeptGradientsShare = 4;
 
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
   const CommitLog::Numbers numbers = log.numbers();
@@ -50,8 +45,12 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
   model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());
-  model->sums_at_commit_ = model->ChooseSumsAtCommit();
-  RETURN_IF_ERROR(model->CheckBudget());
+  model->budget_.emplace(ModelBudget::Options{.spec = &model->spec(),
+                                              .layout = model->layout_.get(),
+                                              .topology = &model->topology(),
+                                              .devices = model->world().devices,
+                                              .available_bytes = model->options_.available_bytes});
+  RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
   *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
   model->greeting_.set_shard_size(model->layout_->ranks());
@@ -67,7 +66,7 @@ Model::Model(Options options, Topology topology)
       fingerprint_(ModelSpecFingerprint(options_.spec)),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
-      history_(HistoryOfCreation(fingerprint_)) {}
+      history_({.id = options_.draw_history(), .lineage = LineageOfCreation(fingerprint_)}) {}
 
 Model::~Model() {
   {
@@ -88,68 +87,6 @@ absl::Status Model::CheckDevices() const {
   return absl::OkStatus();
 }
 
-bool Model::ChooseSumsAtCommit() const {
-  if (!topology_.may_sum_at_commit()) return false;
-  if (spec().gradient_sums.has_value()) return spec().gradient_sums == GradientSums::kAtCommit;
-  // Kernels that trainers wait for, and copies between ranks, are what it saves.
-  if (!topology_.on_gpus() || topology_.rank_count() == 1) return false;
-  int64_t limit = options_.available_bytes;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    const Budget wanted = BudgetOf(rank, /*sums_at_commit=*/true);
-    const int64_t otherwise = BudgetOf(rank, /*sums_at_commit=*/false).Total();
-    const int64_t spare = std::min(limit, world().devices[rank]->AvailableBytes()) - otherwise;
-    if (wanted.Total() - otherwise > spare / kKeptGradientsShare) return false;
-    limit -= wanted.Total();
-  }
-  return true;
-}
-
-Model::Budget Model::BudgetOf(int rank, bool sums_at_commit) const {
-  return {.shards = Shard::SizeOf(spec(), *layout_, topology_.GroupRank(rank)),
-          .slots = layout_->slots_bytes() + (sums_at_commit ? layout_->landing_bytes() : 0),
-          .scratch = ScratchBytes(spec(), *layout_, topology_, rank, sums_at_commit)};
-}
-
-int64_t Model::slots_bytes() const { return BudgetOf(0, sums_at_commit_).slots; }
-
-std::vector<int64_t> Model::ScratchBytesByRank() const {
-  std::vector<int64_t> bytes;
-  for (int rank = 0; rank < world().rank_count(); ++rank) bytes.push_back(BudgetOf(rank, sums_at_commit_).scratch);
-  return bytes;
-}
-
-// What all ranks need against the daemon's limit, and what each one needs against its device.
-absl::Status Model::CheckBudget() const {
-  // A legal spec may have slots of almost 2^62 bytes, and as much scratch.
-  const int64_t most = std::numeric_limits<int64_t>::max() / 4 / world().rank_count();
-  std::vector<Budget> ranks;
-  Budget all;
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    Budget& needed = ranks.emplace_back(BudgetOf(rank, sums_at_commit_));
-    needed.slots = std::min(needed.slots, most);
-    needed.scratch = std::min(needed.scratch, most);
-    all.shards += needed.shards;
-    all.slots += needed.slots;
-    all.scratch += needed.scratch;
-  }
-  RETURN_IF_ERROR(CheckFits(all, options_.available_bytes, ""));
-  for (int rank = 0; rank < world().rank_count(); ++rank) {
-    const ComputeDevice& device = *world().devices[rank];
-    RETURN_IF_ERROR(CheckFits(ranks[rank], device.AvailableBytes(), absl::StrCat(" on ", device.Name())));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Model::CheckFits(const Budget& needed, int64_t available, absl::string_view where) const {
-  const ShardBytes& shards = needed.shards;
-  const int64_t total = needed.Total();
-  if (total <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create model ", spec().name, ": ", total, " bytes needed", where, " (master ", shards.master, ", exp_avg ",
-      shards.exp_avg, ", exp_avg_sq ", shards.exp_avg_sq, ", gradients ", shards.gradients, ", planes ", shards.planes,
-      ", slots ", needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
-}
-
 void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : shards_) bytes += shard->bytes();
@@ -164,7 +101,7 @@ void Model::LogBudget() const {
        {"planes_bytes", absl::StrCat(bytes.planes)},
        {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
        {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
-       {"gradient_sums", sums_at_commit_ ? "at commit" : "at push"}});
+       {"gradient_sums", budget_->sums_at_commit() ? "at commit" : "at push"}});
   if (layout_->Imbalance() <= kImbalanceWarning) return;
   Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
@@ -211,6 +148,11 @@ absl::Status Model::Attach(Trainer trainer) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<Epoch> Model::current_epoch() const {
+  absl::MutexLock lock(&mu_);
+  return epoch_;
+}
+
 Model::Holder Model::HolderOf(int rank) const {
   absl::MutexLock lock(&mu_);
   return HolderLocked(rank);
@@ -236,23 +178,25 @@ Model::Holder Model::HolderLocked(int rank) const {
   return {};
 }
 
-void Model::Leave(int64_t session, const absl::Status& why) {
-  std::shared_ptr<Epoch> epoch;
+bool Model::LeaveIfWaiting(int64_t session, const absl::Status& why) {
   Trainer left;
   {
     absl::MutexLock lock(&mu_);
     const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                     [&](const auto& entry) { return entry.second.session == session; });
-    if (found != waiting_.end()) {
-      left = std::move(found->second);
-      waiting_.erase(found);
-      changed_.SignalAll();
-      Report();
-    } else {
-      epoch = epoch_;
-    }
+    if (found == waiting_.end()) return false;
+    left = std::move(found->second);
+    waiting_.erase(found);
+    changed_.SignalAll();
+    Report();
   }
-  if (left.session != 0) return Tell(left, commit_log_, why);
+  Tell(left, commit_log_, why);
+  return true;
+}
+
+void Model::Leave(int64_t session, const absl::Status& why) {
+  if (LeaveIfWaiting(session, why)) return;
+  const std::shared_ptr<Epoch> epoch = current_epoch();
   if (epoch == nullptr) return;
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session != session) continue;
@@ -270,15 +214,9 @@ void Model::Leave(int64_t session, const absl::Status& why) {
 }
 
 absl::Status Model::Detach(int64_t session, int64_t command_count) {
-  std::shared_ptr<Epoch> epoch;
-  bool waits = false;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [rank, trainer] : waiting_) waits = waits || trainer.session == session;
-    epoch = epoch_;
-  }
-  if (waits) Leave(session, absl::AbortedError("the trainer has left"));
-  if (waits || epoch == nullptr) return absl::OkStatus();
+  if (LeaveIfWaiting(session, absl::AbortedError("the trainer has left"))) return absl::OkStatus();
+  const std::shared_ptr<Epoch> epoch = current_epoch();
+  if (epoch == nullptr) return absl::OkStatus();
   for (const Trainer& trainer : epoch->trainers()) {
     if (trainer.session == session) return epoch->Detach(local(trainer.rank), command_count);
   }
@@ -323,23 +261,25 @@ void Model::Report() {
                      .spec_fingerprint = fingerprint_,
                      .commit_number = numbers.commit_number,
                      .version = numbers.version,
-                     .history_id = history_.ToString(),
+                     .lineage = history_.lineage.ToString(),
+                     .history_id = history_.id.ToString(),
+                     .untouched = Untouched(),
                      .shard_size = topology_.shard_size(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
 }
 
-void Model::OnEpochStart(int64_t number) {
+void Model::OnEpochStart(const EpochStart& start) {
   std::thread finished;
   std::vector<Trainer> refused;
   absl::Status started;
   {
     absl::MutexLock lock(&mu_);
-    started = StartEpoch(number, finished, refused);
+    started = StartEpoch(start, finished, refused);
     if (!started.ok()) {
       if (!refused.empty()) last_end_ = started.ToString();
-      options_.world.cluster->EndEpoch(spec().name, number, started);
+      options_.world.cluster->EndEpoch(spec().name, start.epoch, started);
       Report();
     }
   }
@@ -347,12 +287,27 @@ void Model::OnEpochStart(int64_t number) {
   for (const Trainer& trainer : refused) Tell(trainer, commit_log_, started);
 }
 
-absl::Status Model::StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused) {
+bool Model::Untouched() const { return commit_log_.numbers().commit_number == history_begin_; }
+
+absl::Status Model::AdoptHistory(const EpochStart& start) {
+  if (start.history_id == history_.id.ToString()) return absl::OkStatus();
+  const absl::StatusOr<HistoryId> id = HistoryId::Parse(start.history_id);
+  if (!id.ok() || !Untouched() || start.lineage != history_.lineage.ToString()) {
+    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": history ",
+                                           history_.id.ToString(), " expected, got ", start.history_id,
+                                           ": the state was replaced after the daemons had agreed; attach again"));
+  }
+  history_.id = *id;
+  return absl::OkStatus();
+}
+
+absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused) {
   // A trainer may have left since the report.
   if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
     return absl::AbortedError("a trainer left before the epoch began");
   }
-  Epoch::Options options{.number = number,
+  RETURN_IF_ERROR(AdoptHistory(start));
+  Epoch::Options options{.number = start.epoch,
                          .spec = &options_.spec,
                          .layout = layout_.get(),
                          .topology = &topology_,
@@ -365,12 +320,12 @@ absl::Status Model::StartEpoch(int64_t number, std::thread& finished, std::vecto
                          .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
                          .clock = options_.clock,
                          .nccl_library = world().engines.nccl_library,
-                         .sums_at_commit = sums_at_commit_,
+                         .sums_at_commit = budget_->sums_at_commit(),
                          .greeting = &greeting_};
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
-  last_epoch_ = number;
+  last_epoch_ = start.epoch;
   const auto epoch = std::make_shared<Epoch>(std::move(options));
   absl::StatusOr<std::thread> thread =
       StartThread(absl::StrCat("an epoch of ", spec().name), [this, epoch] { RunEpoch(*epoch); });
@@ -414,6 +369,11 @@ void Model::Settle(const Epoch& epoch) {
   Log(LogLevel::kError, "a commit stays in doubt", {{"model", spec().name}, {"why", doubt_.ToString()}});
 }
 
+void Model::OnLastCommand(int64_t number, int64_t command) {
+  const std::shared_ptr<Epoch> epoch = current_epoch();
+  if (epoch != nullptr && epoch->number() == number) epoch->SetLastCommand(command);
+}
+
 void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (epoch_ != nullptr && epoch_->number() == number) epoch_->End(why);
@@ -432,7 +392,7 @@ void Model::OnEpochRefused(const absl::Status& why) {
   for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
 }
 
-void Model::Drain(SteadyTime deadline, const absl::Status& why) {
+void Model::BeginDrain(const absl::Status& why) {
   std::shared_ptr<Epoch> epoch;
   {
     absl::MutexLock lock(&mu_);
@@ -441,15 +401,18 @@ void Model::Drain(SteadyTime deadline, const absl::Status& why) {
     epoch = epoch_;
   }
   OnEpochRefused(why);
-  if (epoch != nullptr) {
-    epoch->AwaitCommits(deadline);
-    OnEpochEnd(epoch->number(), why);
-  }
+  if (epoch != nullptr) epoch->EndAfterCommits(why);
+  absl::MutexLock lock(&mu_);
+  changed_.SignalAll();
+}
+
+void Model::FinishDrain(SteadyTime deadline) {
   const Clock& clock = *options_.clock;
   absl::MutexLock lock(&mu_);
   while ((!Idle() || changing_) && clock.Now() < deadline) {
     changed_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, clock.Now())));
   }
+  if (!Idle()) epoch_->End(drain_reason_);
 }
 
 absl::Status Model::CheckVacant(absl::string_view operation) const {
@@ -512,19 +475,27 @@ void Model::EndImport() {
   importing_ = false;
 }
 
-absl::StatusOr<HistoryId> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
+absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
   StateChange complete = change;
   ASSIGN_OR_RETURN(const State before, BeginChange(complete));
-  if (!complete.history.has_value()) {
-    complete.history =
-        HistoryOfImport(fingerprint_, complete.content, before.numbers, *complete.commit_number, *complete.version);
-  }
+  const History history = HistoryAfter(complete);
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(before.generation + 1);
   absl::Status status = write();
   if (status.ok()) status = EncodePlanes();
   for (const auto& shard : shards_) shard->SetVersion(*complete.version);
-  return EndChange(complete, status);
+  return EndChange(complete, history, status);
+}
+
+History Model::HistoryAfter(const StateChange& change) const {
+  if (change.history.has_value()) return {.id = *change.history, .lineage = {change.history->value}};
+  absl::MutexLock lock(&mu_);
+  const CommitLog::Numbers numbers = commit_log_.numbers();
+  const StateBefore before{.origin = Untouched() ? history_.lineage.value : history_.id.value,
+                           .commit_number = numbers.commit_number,
+                           .version = numbers.version};
+  return {.id = options_.draw_history(),
+          .lineage = LineageOfImport(fingerprint_, change.content, before, *change.commit_number, *change.version)};
 }
 
 absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
@@ -548,7 +519,8 @@ absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
   return before;
 }
 
-absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl::Status& status) {
+absl::StatusOr<History> Model::EndChange(const StateChange& change, const History& history,
+                                         const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   changing_ = false;
   changed_.SignalAll();
@@ -557,7 +529,8 @@ absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl
     Spoil("an import", status);
     return usable_;
   }
-  history_ = *change.history;
+  history_ = history;
+  history_begin_ = *change.commit_number;
   commit_log_.Reset(*change.commit_number, *change.version);
   doubt_ = absl::OkStatus();
   Report();
@@ -566,13 +539,18 @@ absl::StatusOr<HistoryId> Model::EndChange(const StateChange& change, const absl
 
 Model::State Model::StateLocked() const {
   const CommitLog::Numbers numbers = commit_log_.numbers();
-  return {.numbers = {.history = history_, .commit_number = numbers.commit_number, .version = numbers.version},
+  return {.numbers = {.history = history_.id, .commit_number = numbers.commit_number, .version = numbers.version},
           .generation = generation_};
 }
 
 Model::State Model::state() const {
   absl::MutexLock lock(&mu_);
   return StateLocked();
+}
+
+History Model::history() const {
+  absl::MutexLock lock(&mu_);
+  return history_;
 }
 
 absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
@@ -602,33 +580,33 @@ absl::Status Model::doubt() const {
 
 // --- Inspection ---
 
-Model::Status Model::status() const {
+Model::Activity Model::activity() const {
   std::shared_ptr<Epoch> epoch;
-  Status status;
+  Activity activity;
   {
     absl::MutexLock lock(&mu_);
     epoch = epoch_;
-    status.epoch = last_epoch_;
-    status.running = Running();
-    status.last_end = last_end_;
+    activity.epoch = last_epoch_;
+    activity.running = Running();
+    activity.last_end = last_end_;
     for (const auto& [rank, trainer] : waiting_)
-      status.seats.push_back({.trainer = trainer, .waits_for = "other ranks"});
+      activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }
-  if (epoch == nullptr) return status;
+  if (epoch == nullptr) return activity;
   // Held until the epoch's thread is through, also while the epoch ends.
-  status.slots_bytes = epoch->slots_bytes();
-  status.words_bytes = epoch->words_bytes();
-  for (int rank = 0; rank < world().rank_count(); ++rank) status.scratch_bytes.push_back(epoch->scratch_bytes(rank));
-  if (!status.running) return status;
+  activity.slots_bytes = epoch->slots_bytes();
+  activity.words_bytes = epoch->words_bytes();
+  for (int rank = 0; rank < world().rank_count(); ++rank) activity.scratch_bytes.push_back(epoch->scratch_bytes(rank));
+  if (!activity.running) return activity;
   for (const Trainer& trainer : epoch->trainers()) {
     if (epoch->HasLeft(local(trainer.rank))) continue;
-    status.seats.push_back({.trainer = trainer,
-                            .epoch = epoch->number(),
-                            .last_command = epoch->last_command(local(trainer.rank)),
-                            .waits_for = epoch->WaitsFor(local(trainer.rank))});
+    activity.trainers.push_back({.trainer = trainer,
+                                 .epoch = epoch->number(),
+                                 .last_command = epoch->last_command(local(trainer.rank)),
+                                 .waits_for = epoch->WaitsFor(local(trainer.rank))});
   }
-  status.engine = epoch->engine();
-  return status;
+  activity.engine = epoch->engine();
+  return activity;
 }
 
 std::vector<int> Model::MissingRanks() const {
@@ -643,14 +621,16 @@ std::vector<int> Model::MissingRanks() const {
 
 v1::Model Model::ToProto() const {
   v1::Model proto;
-  const Status now = status();
+  const Activity now = activity();
   const CommitLog::Numbers numbers = commit_log_.numbers();
   *proto.mutable_spec() = greeting_.spec();
   proto.set_shard_size(topology_.shard_size());
   proto.set_world_size(topology_.world_size());
   proto.set_version(numbers.version);
   proto.set_commit_number(numbers.commit_number);
-  proto.set_history_id(state().numbers.history.ToString());
+  const History begun = history();
+  proto.set_history_id(begun.id.ToString());
+  proto.set_lineage(begun.lineage.ToString());
   proto.set_epoch(now.epoch);
   proto.set_running(now.running);
   for (const UnitSpec& unit : spec().units) {

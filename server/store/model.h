@@ -27,6 +27,7 @@
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
 #include "server/store/history.h"
+#include "server/store/model_budget.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -55,6 +56,7 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
+    HistoryIdSource draw_history = RandomHistoryId;
   };
 
   // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
@@ -71,6 +73,8 @@ class Model {
   // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
   // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
+  // Does the same for a trainer that still waits for an epoch. Returns false, and does nothing, when its epoch has begun.
+  bool LeaveIfWaiting(int64_t session, const absl::Status& why);
   // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
   // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
   absl::Status Detach(int64_t session, int64_t command_count);
@@ -87,25 +91,32 @@ class Model {
   // Waits until the session does not hold the rank any more; false on timeout.
   bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
-  // From the cluster.
-  void OnEpochStart(int64_t epoch);
+  // The cluster calls these.
+  void OnEpochStart(const EpochStart& start);
+  void OnLastCommand(int64_t epoch, int64_t command);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
   // Those who wait for an epoch are told that none starts.
   void OnEpochRefused(const absl::Status& why);
 
-  // Refuses new trainers, lets commits in flight and a change finish until the deadline, and ends the epoch.
-  void Drain(SteadyTime deadline, const absl::Status& why);
+  // Refuses new trainers from now on, and ends the epoch as soon as the commits are answered that all ranks have sent.
+  void BeginDrain(const absl::Status& why);
+  // Waits until that has come, and until a change is through, but not longer than the deadline: then the epoch ends.
+  void FinishDrain(SteadyTime deadline);
+  void Drain(SteadyTime deadline, const absl::Status& why) {
+    BeginDrain(why);
+    FinishDrain(deadline);
+  }
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
   // state is changed.
   absl::Status Close(const absl::Status& why);
 
-  // What an import makes of the numbers and of the history.
+  // Says what an import makes of the numbers and of the history.
   struct StateChange {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
-    std::optional<HistoryId> history = {};  // unset: made from `content`
+    std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
     ImportedContent content = {};
   };
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns the
@@ -114,7 +125,7 @@ class Model {
   // model is not usable any more.
   // FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT numbers out of order; UNAVAILABLE another
   // change is under way, or the daemon drains; what broke a device; usable().
-  absl::StatusOr<HistoryId> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
+  absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
   // The turn to import, which one caller at a time has from OK until EndImport. UNAVAILABLE another one has it, or the
   // daemon drains; what broke a device; usable().
@@ -134,7 +145,8 @@ class Model {
     int64_t generation = 0;
   };
   State state() const;
-  // The same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
+  History history() const;
+  // Returns the same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
   absl::StatusOr<State> Look(absl::string_view operation) const;
 
   const ModelSpec& spec() const { return options_.spec; }
@@ -142,33 +154,33 @@ class Model {
   const World& world() const { return options_.world; }
   const Topology& topology() const { return topology_; }
   uint64_t fingerprint() const { return fingerprint_; }
-  // By rank of this daemon.
+  // They are in the order of this daemon's ranks.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
-  // Of the histories of amaxes, in host memory whatever the devices are.
+  // Counts the histories of amaxes, which lie in host memory whatever the devices are.
   int64_t history_bytes() const { return scaling_book_.history_bytes(); }
-  // Of each trainer's slots memory, with the landing area where sums wait for the commit.
-  int64_t slots_bytes() const;
-  // That the engine of each rank of this daemon will hold while an epoch runs, beside shards and slots.
-  std::vector<int64_t> ScratchBytesByRank() const;
+  // As ModelBudget says.
+  int64_t slots_bytes() const { return budget_->slots_bytes(); }
+  std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
 
-  struct Seat {
+  struct AttachedTrainer {
     Trainer trainer;
     int64_t epoch = 0;  // 0 while it waits
     int64_t last_command = 0;
     std::string waits_for;
   };
-  struct Status {
+  // What goes on.
+  struct Activity {
     int64_t epoch = 0;  // last started
     bool running = false;
     std::string last_end;
     std::string engine;
-    std::vector<Seat> seats;
+    std::vector<AttachedTrainer> trainers;
     int64_t slots_bytes = 0;  // per rank with memory
     int64_t words_bytes = 0;
     std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs or ends
   };
-  Status status() const;
+  Activity activity() const;
   // World ranks of this daemon without a trainer.
   std::vector<int> MissingRanks() const;
   v1::Model ToProto() const;
@@ -176,27 +188,18 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
-  absl::Status CheckBudget() const;
-  struct Budget {
-    ShardBytes shards;
-    int64_t slots = 0;
-    int64_t scratch = 0;  // of engines
-    int64_t Total() const { return shards.Total() + slots + scratch; }
-  };
-  // What a rank of this daemon needs.
-  Budget BudgetOf(int rank, bool sums_at_commit) const;
-  bool ChooseSumsAtCommit() const;
-  absl::Status CheckFits(const Budget& needed, int64_t available, absl::string_view where) const;
   absl::Status AllocateShards();
-  // From masters that are new. What other daemons hold is learnt when an epoch starts.
+  // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
   absl::Status EncodePlanes();
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null while none runs.
+  std::shared_ptr<Epoch> current_epoch() const;
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
-  // What the epoch leaves behind when one of its commits came to no end.
+  // Settles what the epoch leaves behind when one of its commits came to no end.
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.
   void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -208,12 +211,18 @@ class Model {
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Begins a change and says what was before it; ends it with what became of it.
   absl::StatusOr<State> BeginChange(StateChange& change);
-  absl::StatusOr<HistoryId> EndChange(const StateChange& change, const absl::Status& status);
+  absl::StatusOr<History> EndChange(const StateChange& change, const History& history, const absl::Status& status);
+  // The history that such a change begins.
+  History HistoryAfter(const StateChange& change) const;
+  // Whether there was no commit since the history began.
+  bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
+  absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
-  absl::Status StartEpoch(int64_t number, std::thread& finished, std::vector<Trainer>& refused)
+  absl::Status StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
 
@@ -223,7 +232,7 @@ class Model {
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   ScalingBook scaling_book_;
-  bool sums_at_commit_ = false;  // when gradients are summed
+  std::optional<ModelBudget> budget_;
   std::vector<std::unique_ptr<Shard>> shards_;
   v1::EpochStarted greeting_;
   CommitLog commit_log_;
@@ -239,7 +248,8 @@ class Model {
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
   bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
   bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
-  HistoryId history_ ABSL_GUARDED_BY(mu_);
+  History history_ ABSL_GUARDED_BY(mu_);
+  int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);

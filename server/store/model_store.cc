@@ -45,7 +45,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
                                                                 .world = options_.world,
                                                                 .step_timeout = options_.step_timeout,
                                                                 .clock = options_.clock,
-                                                                .available_bytes = AvailableBytes()}));
+                                                                .available_bytes = AvailableBytes(),
+                                                                .draw_history = options_.draw_history}));
   absl::MutexLock lock(&mu_);
   models_[model->spec().name] = model;
   return Created{.model = std::move(model), .created = true};
@@ -112,11 +113,17 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     draining_ = true;
   }
-  for (const auto& model : List()) model->Drain(deadline, why);
+  const std::vector<std::shared_ptr<Model>> models = List();
+  for (const auto& model : models) model->BeginDrain(why);
+  for (const auto& model : models) model->FinishDrain(deadline);
 }
 
-void ModelStore::OnEpochStart(const std::string& name, int64_t epoch) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnEpochStart(epoch);
+void ModelStore::OnEpochStart(const std::string& name, const EpochStart& start) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnEpochStart(start);
+}
+
+void ModelStore::OnLastCommand(const std::string& name, int64_t epoch, int64_t command) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnLastCommand(epoch, command);
 }
 
 void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {

@@ -28,6 +28,7 @@ class ModelStore : public EpochListener {
     const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
+    HistoryIdSource draw_history = RandomHistoryId;
   };
 
   explicit ModelStore(Options options);
@@ -48,13 +49,14 @@ class ModelStore : public EpochListener {
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
-  // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs.
+  // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
   void Drain(SteadyTime deadline, const absl::Status& why);
 
   const World& world() const { return options_.world; }
 
   // EpochListener
-  void OnEpochStart(const std::string& model, int64_t epoch) override;
+  void OnEpochStart(const std::string& model, const EpochStart& start) override;
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override;
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
 

@@ -41,10 +41,10 @@ class ScalingBook {
   // Host memory of the histories.
   int64_t history_bytes() const;
 
-  // What the planes of the master that was settled last are encoded with. Other parameters get the default, which no
+  // Returns what the planes of the master that was settled last are encoded with. Other parameters get the default, which no
   // format of theirs reads.
   TensorScaling Present(int unit, int parameter) const;
-  // What the coming step encodes FP8_TENSOR_DELAYED with.
+  // Returns what the coming step encodes FP8_TENSOR_DELAYED with.
   TensorScaling Next(int unit, int parameter) const;
 
   // The amax of one rank's extent, of the master that a step has made, or of the master as it is.

@@ -19,7 +19,7 @@
 
 namespace paramshard::server {
 
-// What a trainer maps besides its planes. Fresh in every epoch.
+// Holds what a trainer maps besides its planes. It is fresh in every epoch.
 struct SeatMemory {
   static absl::StatusOr<SeatMemory> Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
                                              int64_t slots_bytes);
@@ -36,6 +36,8 @@ class Seat {
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
+  int rank() const { return rank_; }
+
   void Take(SeatMemory memory, const wire::WordsCounts& counts);
   bool has_memory() const { return ring_.has_value(); }
   const SeatMemory& memory() const { return memory_; }
@@ -45,7 +47,7 @@ class Seat {
   void Call();
   Bell& bell() { return bell_; }
 
-  // What the trainer has sent since the last call, at most `most` commands. INVALID_ARGUMENT a ring that cannot be
+  // Returns what the trainer has sent since the last call, at most `most` commands. INVALID_ARGUMENT a ring that cannot be
   // read. For the gather thread alone.
   absl::StatusOr<std::vector<SentCommand>> ReadCommands(int most);
 

@@ -114,10 +114,12 @@ absl::Status Sequence::CheckCommand(const v1::Command& command) const {
       return CheckPush(command.push());
     case v1::Command::kCommit:
       return CheckCommit(command.commit());
+    case v1::Command::kDiscard:
+      return absl::OkStatus();
     case v1::Command::KIND_NOT_SET:
       break;
   }
-  return Invalid(absl::StrCat("command ", command.number()), "a gather, push or commit", "none");
+  return Invalid(absl::StrCat("command ", command.number()), "a gather, push, commit or discard", "none");
 }
 
 absl::Status Sequence::CheckGather(const v1::Gather& gather) const {
@@ -281,6 +283,7 @@ Sequence::Wait Sequence::PushWait(int rank) const {
   const Entry& entry = At(number);
   if (!Agreed(entry) || BehindCommit(number)) return {};
   if (entry.command.has_commit()) return CommitWait(rank, number, queue);
+  if (entry.command.has_discard()) return {};
   const int slot = entry.command.push().slot();
   for (int peer = 0; peer < options_.ranks; ++peer) {
     if (Reached(words_->Filled(peer, slot), static_cast<uint32_t>(number))) continue;
@@ -315,7 +318,7 @@ std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
   if (!Agreed(entry) || BehindCommit(number)) return std::nullopt;
   if (entry.command.has_commit()) return CommitWork(rank);
   if (stopped_ || PushWait(rank).rank >= 0) return std::nullopt;
-  return Work::kReduce;
+  return entry.command.has_discard() ? Work::kDiscard : Work::kReduce;
 }
 
 std::optional<Sequence::Work> Sequence::CommitWork(int rank) const {
@@ -404,6 +407,12 @@ std::vector<int> Sequence::RunnablePushes() const {
     if (RunnableWork(rank).has_value()) ranks.push_back(rank);
   }
   return ranks;
+}
+
+int64_t Sequence::LastCommitInFlight() const {
+  const auto last =
+      std::find_if(commits_.rbegin(), commits_.rend(), [&](int64_t number) { return Agreed(At(number)); });
+  return last == commits_.rend() ? 0 : *last;
 }
 
 bool Sequence::Served(int rank, int64_t number) const {

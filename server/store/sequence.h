@@ -9,6 +9,7 @@
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
 //   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every
 //   trainer has filled its slot, a commit's sum on a rank when that rank's trainer has released every gathered unit;
+// * a discard runs on a rank when that rank's pushes before it are done;
 // * a commit has stages: every rank sums, one votes, every rank applies; where formats need amaxes of whole tensors one
 //   shares them and every rank encodes; then it is answered;
 // * what trainers can make the daemon hold is bounded: commits that are not answered, and commands that are not finished;
@@ -67,7 +68,7 @@ class Sequence {
     absl::Duration step_timeout = absl::Seconds(60);
   };
 
-  enum class Work : uint8_t { kReduce, kSum, kVote, kApply, kShareAmaxes, kEncode };
+  enum class Work : uint8_t { kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
   struct PushWork {
     Work work;
     const v1::Command* command;  // valid until the command is finished
@@ -93,12 +94,13 @@ class Sequence {
   std::optional<PushWork> BeginPush(int rank);
   // True when all ranks have read the slot: it is drained.
   bool FinishReduce(int rank, SteadyTime now);
+  void FinishDiscard(int rank, SteadyTime now) { Pop(pushes_[rank], now); }
   void FinishSum(int rank);
   // kGivenUp: the epoch ends, and nothing more happens to the commit. kEncodes: amaxes are shared after all ranks have
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // What the ranks sent with the commit, once all of them are through with all stages: it is to be answered.
+  // Returned once all ranks are through with all stages, these are what they sent with the commit: it is to be answered.
   using ClientStates = std::vector<std::string>;
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
@@ -111,12 +113,18 @@ class Sequence {
   // Whether nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of it, and
   // no push or commit among it is unfinished. Gathers end without it.
   bool Served(int rank, int64_t number) const;
+  // Whether all ranks have sent everything up to the command `number`, and it is done, gathers too.
+  bool CarriedOut(int64_t number) const { return number < first_number_; }
 
   void Stop() { stopped_ = true; }
   // Whether the rank has sent commands that are not finished.
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
   // Whether a commit that all ranks have sent is unanswered.
   bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
+  // The last such commit, by its command's number; 0 when there is none.
+  int64_t LastCommitInFlight() const;
+  // Whether that commit, and every one before it, is answered.
+  bool Answered(int64_t number) const { return !BehindCommit(number + 1); }
   // Whether the fate of a commit is open: it is voted on, or decided and not applied by all.
   bool CommitOpen() const { return vote_ == VoteState::kVoting || vote_ == VoteState::kApplies; }
   // Stopped, nothing under way, and no decided commit unfinished.
@@ -124,10 +132,10 @@ class Sequence {
 
   // DEADLINE_EXCEEDED naming rank and command when a rank has kept another waiting for longer than the timeout.
   absl::Status Overdue(SteadyTime now) const;
-  // When Overdue should be asked again; kNever when nobody waits.
+  // Says when Overdue should be asked again; kNever when nobody waits.
   SteadyTime NextDeadline() const;
 
-  // What holds back the rank's next command, for people; empty when nothing does.
+  // Says to people what holds back the rank's next command; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
 
@@ -163,7 +171,7 @@ class Sequence {
     int64_t number = 0;  // of the command that is missing or held back
     SteadyTime since;
   };
-  // Of one rank in a commit. kDone where it has nothing left to do.
+  // A rank goes through these in a commit. It is kDone where it has nothing left to do.
   enum class Stage : uint8_t { kPending, kSumming, kSummed, kApplying, kApplied, kEncoding, kDone };
   enum class VoteState : uint8_t { kNone, kVoting, kApplies, kGivenUp };
   enum class AmaxState : uint8_t { kUnneeded, kNeeded, kSharing, kShared };
@@ -185,7 +193,7 @@ class Sequence {
   void Pop(Queue& queue, SteadyTime now);
   void FinishEntry(int64_t number);
 
-  // What the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
+  // Says what the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
   // itself).
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
@@ -200,7 +208,7 @@ class Sequence {
   std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   std::optional<Wait> Missing() const;
   std::vector<Wait> Waits() const;
-  // What is missing, for people.
+  // Says to people what is missing.
   std::string Describe(const Wait& wait) const;
   // A commit that is answered already, or will be: its answer stands, there is nothing to do.
   bool Repeats(const v1::Command& command) const;

@@ -23,7 +23,7 @@ struct Placement {
   ShardBytes bytes;
 };
 
-// Where the scales of a moment begin, after its elements.
+// Says where the scales of a moment begin, after its elements.
 int64_t MomentScaleOffset(MomentType type, int64_t elements) {
   return AlignUp(elements * MomentBytes(type), kExtentAlignment);
 }

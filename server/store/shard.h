@@ -36,7 +36,7 @@ struct GroupStep {
   float weight_decay = 0;
 };
 
-// What a shard needs to apply one commit.
+// Holds what a shard needs to apply one commit.
 struct StepParameters {
   std::vector<GroupStep> groups;
   float gradient_scale = 1;  // k of docs/numerics.md: unscaling, mean and clip in one factor
@@ -48,7 +48,7 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
-  // In bytes, each in its memory. Scales of a moment follow its elements.
+  // Offsets are in bytes, each in its memory. Scales of a moment follow its elements.
   int64_t master_offset = 0;
   int64_t exp_avg_offset = 0;
   int64_t exp_avg_sq_offset = 0;
@@ -76,7 +76,7 @@ struct PlaneViews {
 // an epoch runs, DropGradients. Versions and generations are the model's business.
 class Shard {
  public:
-  // What a shard will take, before anything is allocated.
+  // Counts what a shard will take, before anything is allocated.
   static ShardBytes SizeOf(const ModelSpec& spec, const Layout& layout, int rank);
 
   // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. `spec`, `layout` and
@@ -92,7 +92,7 @@ class Shard {
   const Memory& planes() const { return planes_; }
   ShardBytes bytes() const { return SizeOf(spec_, layout_, rank_); }
 
-  // Where a push of a unit adds: one entry for each parameter, null where the shard owns nothing or the push is absent.
+  // Says where a push of a unit adds: one entry for each parameter, null where the shard owns nothing or the push is absent.
   // Marks the present ones; `overwrite` is true at the first push of a parameter since the last commit.
   struct PushTarget {
     std::vector<float*> accumulators;
@@ -103,7 +103,7 @@ class Shard {
   // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.
   absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
-  // Forgets the gradients since the last commit.
+  // Forgets the gradients since the last commit: the next push of a parameter overwrites them.
   void DropGradients();
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of
   // what stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows
@@ -123,7 +123,7 @@ class Shard {
   int64_t generation() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return generation_; }
   // Optimizer steps that an extent has taken.
   int64_t step(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return StateOf(extent).step; }
-  // What its planes were encoded with.
+  // Returns what its planes were encoded with.
   const TensorScaling& scaling(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return StateOf(extent).scaling;
   }
@@ -143,7 +143,7 @@ class Shard {
   // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of a
   // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
-  // The same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
+  // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                absl::Span<const uint8_t> bytes);
   // All rows.
@@ -165,7 +165,7 @@ class Shard {
   absl::Status FillInitialValues();
   ExtentTensors Tensors(const ShardExtent& extent) const;
   AdamStep StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const;
-  // What changes of an extent.
+  // Holds what changes of an extent.
   struct ExtentState {
     int64_t step = 0;          // optimizer steps taken
     bool awaits_amax = false;  // has stepped, and EncodesAfterAmax()
@@ -183,7 +183,7 @@ class Shard {
   AdamState State(const ShardExtent& extent) const;
   MutableMoment Moment(const ShardExtent& extent, StateTensor tensor) const;
   float* Gradient(const ShardExtent& extent) const;
-  // Where a stored array of an extent begins.
+  // Says where a stored array of an extent begins.
   uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
   absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                           absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

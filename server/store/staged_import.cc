@@ -273,7 +273,7 @@ ImportedContent StagedImport::Content(const Numbers& numbers) const {
   return {.digest = digest.value(), .whole = IsWhole(numbers)};
 }
 
-absl::StatusOr<HistoryId> StagedImport::Apply(const Numbers& numbers) {
+absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers) {
   RETURN_IF_ERROR(CheckComplete());
   RETURN_IF_ERROR(CheckStoredArraysMatch());
   return turn_.model().Change({.commit_number = numbers.commit_number,

@@ -26,7 +26,7 @@ namespace paramshard::server {
 //   ASSIGN_OR_RETURN(StagedImport import, StagedImport::Begin(model));
 //   RETURN_IF_ERROR(import.BeginSlice({.unit = 0, .parameter = 1, .rows = {0, 96}}));
 //   RETURN_IF_ERROR(import.Add(bytes));  // as often as it takes
-//   ASSIGN_OR_RETURN(const HistoryId history, import.Apply({.version = 7}));
+//   ASSIGN_OR_RETURN(const History history, import.Apply({.version = 7}));
 //
 // Errors are INVALID_ARGUMENT where nothing else is said. One thread at a time.
 class StagedImport {
@@ -54,10 +54,10 @@ class StagedImport {
   struct Numbers {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
-    std::optional<HistoryId> history = {};  // unset: made from what was given
+    std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
   };
   // Changes the model. Once. Returns the history that begins. Errors of Model::Change too.
-  absl::StatusOr<HistoryId> Apply(const Numbers& numbers);
+  absl::StatusOr<History> Apply(const Numbers& numbers);
 
   // How much was given.
   int64_t tensor_count() const { return static_cast<int64_t>(tensors_.size()); }

@@ -100,8 +100,13 @@ class FaultTest : public testing::Test {
 
   // Trains the model to its end without a fault.
   std::string UninterruptedHash() {
-    ChildProcess first = Start(TrainingOf("uninterrupted", 0));
-    ChildProcess second = Start(TrainingOf("uninterrupted", 1));
+    const auto start = [this](int rank) {
+      Training training = TrainingOf("uninterrupted", rank);
+      training.mistakes = false;
+      return Start(training);
+    };
+    ChildProcess first = start(0);
+    ChildProcess second = start(1);
     EXPECT_OK(first.Await());
     // The last rank may find that the other has left after the last commit.
     EXPECT_OK(second.Await());
@@ -147,8 +152,9 @@ TEST_P(VanishingTrainerTest, LeavesNoTraceInTheEnd) {
 
 INSTANTIATE_TEST_SUITE_P(AtEveryPoint, VanishingTrainerTest,
                          testing::Combine(testing::Values(Point::kStart, Point::kGathering, Point::kHolding,
-                                                          Point::kReleased, Point::kFilling, Point::kPushed,
-                                                          Point::kAllPushed, Point::kCommitting, Point::kCommitted),
+                                                          Point::kReleased, Point::kMistaken, Point::kDiscarded,
+                                                          Point::kFilling, Point::kPushed, Point::kAllPushed,
+                                                          Point::kCommitting, Point::kCommitted),
                                           testing::Bool()));
 
 TEST_F(FaultTest, ADeadTrainersPeersAreToldWhoLeftAndWhereToResume) {
@@ -215,8 +221,8 @@ TEST_P(StoppedTrainerTest, IsNamedAndLeavesNoTraceWhenItGoesOn) {
 
 INSTANTIATE_TEST_SUITE_P(AtEveryPoint, StoppedTrainerTest,
                          testing::Values(Point::kStart, Point::kGathering, Point::kHolding, Point::kReleased,
-                                         Point::kFilling, Point::kPushed, Point::kAllPushed, Point::kCommitting,
-                                         Point::kCommitted));
+                                         Point::kMistaken, Point::kDiscarded, Point::kFilling, Point::kPushed,
+                                         Point::kAllPushed, Point::kCommitting, Point::kCommitted));
 
 TEST_F(FaultTest, AStoppedDaemonKeepsItsTrainersWaitingAndLosesNothing) {
   StartDaemon();

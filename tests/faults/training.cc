@@ -34,7 +34,7 @@ absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, 
   for (const ParameterSpec& parameter : unit.parameters) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
     RETURN_IF_ERROR(view.Write(GradientOf(view.rows * view.columns, commit, training.rank, salt++)));
-    training.at(Point::kFilling, commit);
+    if (commit > 0) training.at(Point::kFilling, commit);
   }
   return gradients.Push();
 }
@@ -50,6 +50,12 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
     }
   }
   training.at(Point::kReleased, commit);
+  if (training.mistakes) {
+    RETURN_IF_ERROR(Push(model, training, model.spec().units.front(), -commit));
+    training.at(Point::kMistaken, commit);
+    RETURN_IF_ERROR(model.Discard());
+    training.at(Point::kDiscarded, commit);
+  }
   for (const UnitSpec& unit : model.spec().units) {
     RETURN_IF_ERROR(Push(model, training, unit, commit));
     training.at(&unit == &model.spec().units.back() ? Point::kAllPushed : Point::kPushed, commit);

@@ -19,13 +19,15 @@ enum class Point : int {
   kGathering,   // a gather issued, not waited for
   kHolding,     // a unit gathered and held
   kReleased,    // every unit released
+  kMistaken,    // gradients pushed that are to be discarded
+  kDiscarded,   // discard issued
   kFilling,     // a gradient slot held and half written
   kPushed,      // one unit's gradients pushed, the other's not
   kAllPushed,   // all pushed, no commit yet
   kCommitting,  // commit issued, not answered
   kCommitted,   // commit answered
 };
-inline constexpr int kPointCount = 9;
+inline constexpr int kPointCount = 11;
 
 ModelSpec SmallModel(const std::string& name);
 
@@ -35,6 +37,8 @@ struct Training {
   int rank = 0;
   std::optional<int> shard_size = std::nullopt;
   int64_t commits = 6;  // train until this commit number
+  // Push other gradients first, in every step, and discard them: the bytes stay the same.
+  bool mistakes = true;
   // Called at every point of every step with the number of the commit that the step makes.
   std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
   // Attach again when the epoch ends under this trainer because another one has left, or was late.

@@ -8,12 +8,20 @@
 namespace paramshard::ctl {
 namespace {
 
+// "0..3 of 8"; nothing of a daemon that does not say it.
+std::string RanksCell(const v1::GetVersionResponse& response) {
+  if (response.world_size() == 0) return "-";
+  const int last = response.first_rank() + response.devices_size() - 1;
+  return absl::StrCat(response.first_rank(), "..", last, " of ", response.world_size());
+}
+
 std::string VersionText(const v1::GetVersionResponse& response) {
   Properties properties;
   properties.Add("daemon", response.version());
   properties.Add("build", response.build_type());
   properties.Add("devices", TextCell(absl::StrJoin(response.devices(), ", ")));
   properties.Add("node", absl::StrCat(response.node(), " of ", response.nodes()));
+  properties.Add("ranks", RanksCell(response));
   properties.Add("pid", absl::StrCat(response.pid()));
   properties.Add("started", TimeCell(response.started_at()));
   return absl::StrCat(properties.Text(), BrokenDevicesText(response));

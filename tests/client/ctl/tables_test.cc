@@ -66,6 +66,17 @@ TEST(TablesTest, AModelThatIsUnusableSaysSo) {
   EXPECT_THAT(ModelsText(response), testing::EndsWith("an import broke off\n"));
 }
 
+TEST(TablesTest, VersionNamesTheRanks) {
+  v1::GetVersionResponse response;
+  response.add_devices("cuda:0");
+  response.add_devices("cuda:1");
+  response.set_nodes(4);
+  response.set_node(1);
+  response.set_first_rank(2);
+  response.set_world_size(8);
+  EXPECT_THAT(VersionText(response), testing::ContainsRegex("ranks +2..3 of 8\n"));
+}
+
 TEST(TablesTest, BrokenDevicesComeLast) {
   const auto check = [](auto response, std::string (*text)(const decltype(response)&)) {
     const std::string without = text(response);

@@ -374,6 +374,23 @@ TEST_F(SessionOnStreamsTest, OwnGradientsLandAfterTheCommitThatReadsThoseBefore)
   EXPECT_EQ(epoch_->words().filled(second.slot).value, LastCommand().number());
 }
 
+TEST_F(SessionOnStreamsTest, OwnGradientsLandAfterThoseThatWereDiscarded) {
+  Attach({.client_lands_own_gradients = true});
+  ASSERT_OK_AND_ASSIGN(const GradientTicket first, session_->gradients().Take("b", stream_));
+  ASSERT_OK(session_->gradients().Push(first, {}, stream_));
+  const v1::Command dropped = LastCommand();
+  ASSERT_OK(session_->Discard());
+  ASSERT_OK_AND_ASSIGN(const GradientTicket second, session_->gradients().Take("b", stream_));
+  gpu_.TakeLog();
+  ASSERT_OK(session_->gradients().Push(second, {}, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy 1", "write"));
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(second.slot).value, 0);
+  epoch_->PublishDrained(dropped);
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(second.slot).value, LastCommand().number());
+}
+
 TEST_F(SessionOnStreamsTest, ASlotIsZeroedWhenItHasDrained) {
   Attach();
   for (int i = 0; i < 2; ++i) {

@@ -40,6 +40,8 @@ class SessionTest : public testing::Test {
         absl::StrAppend(&text, UnitName(command->gather().unit()), ">", command->gather().slot());
       } else if (command->has_push()) {
         absl::StrAppend(&text, "push ", UnitName(command->push().unit()), "<", command->push().slot());
+      } else if (command->has_discard()) {
+        absl::StrAppend(&text, "discard");
       } else {
         absl::StrAppend(&text, "commit ", command->commit().commit_number());
       }
@@ -352,6 +354,25 @@ TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
   push("a", 0x44);
   EXPECT_FALSE(last_.push().own_slices_landed());
   EXPECT_THAT(landed, Each(0x33));
+}
+
+TEST_F(SessionTest, ADiscardBeginsTheStepAnew) {
+  Attach({.group_rank = 1, .client_lands_own_gradients = true});
+  Step("ab");
+  ASSERT_OK_AND_ASSIGN(const GatherTicket held, session_->gathers().Gather("a", Phase::kForward));
+  ASSERT_OK_AND_ASSIGN(const GradientTicket pushed, session_->gradients().Take("a"));
+  ASSERT_OK(session_->gradients().Push(pushed, {}));
+  EXPECT_THAT(Commands(), ElementsAre("4:a>0", "5:b>1", "6:push a<0")) << "b is gathered ahead";
+  epoch_->PublishDrained(last_);
+  ASSERT_OK(session_->Discard());
+  EXPECT_THAT(Commands(), ElementsAre("7:discard"));
+  session_->gathers().Release(held);
+  ASSERT_OK(session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_THAT(Commands(), ElementsAre("8:a>0", "9:b>1")) << "as from the beginning of a step";
+  ASSERT_OK_AND_ASSIGN(const GradientTicket again, session_->gradients().Take("a"));
+  ASSERT_OK(session_->gradients().Push(again, {}));
+  EXPECT_THAT(Commands(), ElementsAre("10:push a<1"));
+  EXPECT_TRUE(last_.push().own_slices_landed()) << "it is the first of the step";
 }
 
 TEST_F(SessionTest, HeldGradientSlotsAreNamed) {

@@ -71,9 +71,9 @@ class Oracle {
 class NodeEar final : public NodeSink {
  public:
   void OnWorld(const std::vector<int>&) override {}
-  void OnEpochStart(const std::string&, int64_t epoch) override {
-    if (oracle != nullptr) oracle->Started(epoch);
-    news.push_back({.start = true, .model = "m", .epoch = epoch});
+  void OnEpochStart(const std::string&, const EpochStart& start) override {
+    if (oracle != nullptr) oracle->Started(start.epoch);
+    news.push_back({.start = true, .model = "m", .epoch = start.epoch});
   }
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status& why) override {
     if (oracle != nullptr) oracle->Ended();
@@ -83,6 +83,7 @@ class NodeEar final : public NodeSink {
     if (oracle != nullptr) oracle->Ended();
     news.push_back({.refused = true, .model = "m", .why = why});
   }
+  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
   void OnStop() override {}
 
   Oracle* oracle = nullptr;

@@ -124,6 +124,37 @@ TEST_F(CoordinatorTest, HistoriesThatDifferAreNamedWithTheWayOut) {
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
+// Ids are drawn by every node for itself.
+TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
+  const auto report = [](std::vector<int> ranks, const std::string& lineage, const std::string& id, bool untouched) {
+    ModelReport made = MakeReport(std::move(ranks));
+    made.lineage = lineage;
+    made.history_id = id;
+    made.untouched = untouched;
+    return made;
+  };
+  coordinator_.Report(0, report({0, 1}, "spec", "aa", true));
+  coordinator_.Report(1, report({2}, "spec", "bb", true));
+  for (RecordingListener& sink : sinks_) {
+    const EpochNews news = sink.Next();
+    EXPECT_TRUE(news.start);
+    EXPECT_EQ(news.history_id, "aa");
+  }
+  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  ExpectEnd(1, absl::StatusCode::kAborted, "over");
+  // One was imported into, or has made commits since.
+  coordinator_.Report(0, report({0, 1}, "import", "cc", true));
+  coordinator_.Report(1, report({2}, "spec", "aa", true));
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "one history on all nodes expected, got cc on node 0");
+  coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
+  coordinator_.Report(1, report({2}, "spec", "bb", true));
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "one history on all nodes expected, got aa on node 0");
+  // An import that names the id.
+  coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
+  coordinator_.Report(1, report({2}, "aa", "aa", true));
+  EXPECT_TRUE(sinks_[1].Next().start);
+}
+
 TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
   coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
   coordinator_.Report(1, MakeReport({2}, 6, 5));
@@ -292,6 +323,33 @@ TEST_F(CoordinatorTest, CommandsThatDifferBetweenNodesEndTheEpochNamingBoth) {
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 2: rank 2 sent gather c, rank 0 sent gather b");
 }
 
+TEST_F(CoordinatorTest, ADepartureTellsAllNodesTheLastCommand) {
+  const int64_t epoch = StartEpoch();
+  coordinator_.ReportDetached(0, "m", epoch, 2, 4, absl::AbortedError("rank 2 left"));
+  EXPECT_TRUE(sinks_[0].empty()) << "it is a rank of node 1";
+  coordinator_.ReportDetached(1, "m", epoch, 2, 4, absl::AbortedError("rank 2 left"));
+  for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().last_command, 4);
+  coordinator_.ReportDetached(0, "m", epoch, 0, 6, absl::AbortedError("rank 0 left"));
+  EXPECT_TRUE(sinks_[0].empty()) << "it is an earlier one that counts";
+  coordinator_.ReportCarriedOut(1, "m", epoch, 4, false);
+  coordinator_.ReportCarriedOut(0, "m", epoch + 1, 4, true);
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.ReportCarriedOut(0, "m", epoch, 4, true);
+  ExpectEnd(epoch, absl::StatusCode::kAborted, "rank 2 left");
+  StartEpoch();
+  coordinator_.ReportCarriedOut(1, "m", epoch + 1, 4, true);
+  EXPECT_TRUE(sinks_[1].empty()) << "departures end with their epoch";
+}
+
+TEST_F(CoordinatorTest, TheLastRankThatDetachesEndsTheEpoch) {
+  const int64_t epoch = StartEpoch();
+  for (const int rank : {2, 0, 1}) {
+    coordinator_.ReportDetached(rank == 2 ? 1 : 0, "m", epoch, rank, 4, absl::AbortedError("a rank left"));
+  }
+  for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().last_command, 4);
+  ExpectEnd(epoch, absl::StatusCode::kAborted, "a rank left");
+}
+
 TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
   EXPECT_THAT(coordinator_.Put("m", 1, "k", "v"), StatusIs(absl::StatusCode::kAborted));
   const int64_t epoch = StartEpoch();
@@ -355,9 +413,10 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
 class AnsweringListener final : public EpochListener {
  public:
   explicit AnsweringListener(Cluster* cluster) : cluster_(cluster) {}
-  void OnEpochStart(const std::string& model, int64_t epoch) override {
-    cluster_->EndEpoch(model, epoch, absl::AbortedError("not now"));
+  void OnEpochStart(const std::string& model, const EpochStart& start) override {
+    cluster_->EndEpoch(model, start.epoch, absl::AbortedError("not now"));
   }
+  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
   void OnEpochRefused(const std::string&, const absl::Status&) override {}
   int64_t Ended() { return ended_.get_future().get(); }

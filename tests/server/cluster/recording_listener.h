@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,12 +23,17 @@ struct EpochNews {
   std::string model = {};
   int64_t epoch = 0;
   absl::Status why = {};
+  std::string history_id = {};               // of a start
+  std::optional<int64_t> last_command = {};  // then neither of them
 };
 
 class RecordingListener final : public EpochListener, public NodeSink {
  public:
-  void OnEpochStart(const std::string& model, int64_t epoch) override {
-    Add({.start = true, .model = model, .epoch = epoch});
+  void OnEpochStart(const std::string& model, const EpochStart& start) override {
+    Add({.start = true, .model = model, .epoch = start.epoch, .history_id = start.history_id});
+  }
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
+    Add({.model = model, .epoch = epoch, .last_command = command});
   }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     Add({.model = model, .epoch = epoch, .why = why});

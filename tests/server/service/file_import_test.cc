@@ -134,7 +134,7 @@ TEST_F(ImportFileTest, MastersBecomeTheFilesTensors) {
 }
 
 // A daemon that owns other rows of the same tensors has to make the same one: it goes by the whole file.
-TEST_F(ImportFileTest, AFileMakesAHistoryOfItsContent) {
+TEST_F(ImportFileTest, AFileMakesALineageOfItsContent) {
   const std::string path = Write();
   ASSERT_OK_AND_ASSIGN(const v1::ImportFileResponse first, Import(Request(path)));
   const auto again = [&](int devices, const v1::ImportFileRequest& request) {
@@ -145,15 +145,17 @@ TEST_F(ImportFileTest, AFileMakesAHistoryOfItsContent) {
     EXPECT_OK(client_->CreateModel(spec));
     absl::StatusOr<v1::ImportFileResponse> response = Import(request);
     EXPECT_OK(response);
-    return response.ok() ? response->history_id() : "";
+    return response.ok() ? *response : v1::ImportFileResponse();
   };
-  EXPECT_EQ(again(1, Request(path)), first.history_id());
+  const v1::ImportFileResponse second = again(1, Request(path));
+  EXPECT_EQ(second.lineage(), first.lineage());
+  EXPECT_NE(second.history_id(), first.history_id()) << "it is another model";
   std::vector<float> other = Ramp(kBigRows * kBigColumns);
   other.back() = 0;
-  EXPECT_NE(again(1, Request(Write({FloatTensor("big", {kBigRows, kBigColumns}, other)}))), first.history_id());
+  EXPECT_NE(again(1, Request(Write({FloatTensor("big", {kBigRows, kBigColumns}, other)}))).lineage(), first.lineage());
   v1::ImportFileRequest named = Request(Write());
   named.set_history_id("00000000000000000000000000000007");
-  EXPECT_EQ(again(2, named), named.history_id());
+  EXPECT_EQ(again(2, named).history_id(), named.history_id());
   EXPECT_TRUE(Masters("big") == Ramp(kBigRows * kBigColumns)) << "its own rows are all that it reads";
 }
 

@@ -85,7 +85,7 @@ TEST_P(AllocationFaultsTest, WhatAnEngineWillHoldIsKnownBeforehand) {
   FailAllocation(0);
   const std::shared_ptr<Model> model = world_->Create(Spec());
   const FakeTrainers trainers = AttachAll(*model);
-  EXPECT_EQ(model->status().scratch_bytes, model->ScratchBytesByRank());
+  EXPECT_EQ(model->activity().scratch_bytes, model->ScratchBytesByRank());
 }
 
 }  // namespace

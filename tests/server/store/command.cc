@@ -22,6 +22,13 @@ v1::Command PushCommand(int64_t number, int unit, int slot, std::vector<int> abs
   return command;
 }
 
+v1::Command DiscardCommand(int64_t number) {
+  v1::Command command;
+  command.set_number(number);
+  command.mutable_discard();
+  return command;
+}
+
 v1::Command CommitCommand(int64_t number, int64_t commit_number, std::string client_state, int groups) {
   v1::Command command;
   command.set_number(number);

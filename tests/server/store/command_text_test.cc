@@ -30,6 +30,7 @@ TEST_F(CommandTextTest, NamesUnitsAndParameters) {
   EXPECT_EQ(Name(PushCommand(1, 0, 1)), "push a from gradient slot 1");
   EXPECT_EQ(Name(PushCommand(1, 0, 1, {0, 1})), "push a from gradient slot 1 without a.w, a.b");
   EXPECT_EQ(Name(CommitCommand(1, 9)), "commit 9");
+  EXPECT_EQ(Name(DiscardCommand(1)), "discard");
 }
 
 TEST_F(CommandTextTest, NamesWhatThereIsNotByItsNumber) {
@@ -51,6 +52,7 @@ TEST_F(CommandTextTest, TellsApartCommandsThatDifferInOneField) {
                                        PushCommand(1, 0, 0, {1}),
                                        landed,
                                        v1::Command(),
+                                       DiscardCommand(1),
                                        CommitCommand(1, 1),
                                        CommitCommand(1, 2),
                                        CommitCommand(1, 1, "", 2)};

@@ -94,6 +94,10 @@ void Daemons::Push(int unit, const std::function<std::vector<float>(int rank)>& 
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDrained(slot, number));
 }
 
+void Daemons::Discard() {
+  for (const auto& trainer : trainers_) trainer->Discard();
+}
+
 wire::CommitRecord Daemons::Commit() {
   const int64_t number = models_[0]->commit_log().numbers().commit_number + 1;
   for (const auto& trainer : trainers_) trainer->Commit(number);

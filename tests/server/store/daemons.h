@@ -28,6 +28,8 @@ class Daemons {
   void Create(const v1::ModelSpec& spec);
   ModelStore& store(int node) { return *stores_[node]; }
   Model& model(int node) { return *models_[node]; }
+  // Of the present epoch.
+  FakeTrainer& trainer(int rank) { return *trainers_[rank]; }
   int ranks() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(stores_.size()); }
 
@@ -38,6 +40,7 @@ class Daemons {
 
   // Every trainer pushes the unit, whose only parameter has the gradient `gradients(rank)`; none where it is empty.
   void Push(int unit, const std::function<std::vector<float>(int rank)>& gradients);
+  void Discard();
   // The answer that all ranks get.
   wire::CommitRecord Commit();
 

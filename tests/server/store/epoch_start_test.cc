@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/store/command.h"
@@ -60,6 +61,28 @@ TEST_F(EpochStartTest, ADeathBeforeThereIsMemoryEndsTheEpoch) {
     EXPECT_THAT(trainer->AwaitEnded()->message(), HasSubstr("rank 0: process 7 has gone"));
   }
   ExpectEpochWorks(*model);
+}
+
+// The rendezvous of an epoch that has ended says no more than that.
+TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
+  ASSERT_NO_FATAL_FAILURE(Open({.mesh_inside = true}));
+  const std::shared_ptr<Model> model = world_->Create(Spec());
+  absl::Notification failed;
+  world_->cluster().FailRendezvous([&, told = false]() mutable {
+    if (!std::exchange(told, true)) failed.Notify();
+    return absl::AbortedError("epoch 1 of m: over");
+  });
+  FakeTrainers trainers;
+  for (int rank = 0; rank < model->world().rank_count(); ++rank) {
+    trainers.push_back(std::make_unique<FakeTrainer>(model.get(), rank));
+    ASSERT_OK(trainers.back()->Attach());
+  }
+  failed.WaitForNotification();
+  model->OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
+  for (const auto& trainer : trainers) {
+    ASSERT_NE(trainer->AwaitEnded(), nullptr);
+    EXPECT_THAT(trainer->AwaitEnded()->message(), HasSubstr("rank 5: process 7 has gone"));
+  }
 }
 
 }  // namespace

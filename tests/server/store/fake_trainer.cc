@@ -161,6 +161,8 @@ int64_t FakeTrainer::Send(const v1::Command& command) {
 
 void FakeTrainer::SendRecord(const std::string& record) { PARAMSHARD_CHECK(ring_->TryWrite(record)); }
 
+int64_t FakeTrainer::Discard() { return Send(DiscardCommand(next_command())); }
+
 int64_t FakeTrainer::Gather(int unit, int slot, v1::Phase phase) {
   return Send(GatherCommand(next_command(), unit, slot, phase));
 }

@@ -65,6 +65,7 @@ class FakeTrainer {
   int64_t Push(int unit, int slot, std::vector<int> absent = {});
   int64_t SendPush(int unit, int slot);
   int64_t Commit(int64_t commit_number, std::string client_state = "");
+  int64_t Discard();
   int64_t Send(const v1::Command& command);
   int64_t next_command() const { return sent_ + 1; }
   // A record as it is.

@@ -54,6 +54,48 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneKeepsEpochsFromStarting) {
   daemons_.Attach();
 }
 
+// Each daemon has drawn an id of its own; they are one from the first epoch on.
+TEST_F(HistoriesTest, ModelsThatWereCreatedApartHaveOneHistoryWhenTheyTrain) {
+  const HistoryId of_zero = daemons_.model(0).history().id;
+  EXPECT_NE(daemons_.model(1).history().id, of_zero);
+  daemons_.Attach();
+  EXPECT_EQ(daemons_.model(0).history().id, of_zero);
+  EXPECT_EQ(daemons_.model(1).history().id, of_zero);
+  daemons_.Kill(3);
+  Import(0, 5);
+  Import(1, 5);
+  EXPECT_NE(daemons_.model(0).history().id, of_zero);
+  daemons_.Attach();
+  EXPECT_NE(daemons_.model(0).history().id, of_zero) << "an import begins another one";
+  EXPECT_EQ(daemons_.model(0).history().id, daemons_.model(1).history().id);
+}
+
+// What an import changes of a state that is not the same everywhere differs as well.
+TEST_F(HistoriesTest, APartialImportAfterCommitsStaysEqual) {
+  daemons_.Attach();
+  daemons_.Push(0, [](int) { return std::vector<float>(64 * 64, 1.0f); });
+  daemons_.Commit();
+  daemons_.Kill(0);
+  Import(0, 5);
+  Import(1, 5);
+  daemons_.Attach();
+  EXPECT_EQ(daemons_.model(0).history().id, daemons_.model(1).history().id);
+}
+
+TEST_F(HistoriesTest, AStartThatAnImportOvertookIsRefused) {
+  Model& model = daemons_.model(1);
+  const History agreed = model.history();
+  Import(1, 5);
+  std::vector<std::unique_ptr<FakeTrainer>> trainers;
+  for (int rank = 2; rank < 4; ++rank) {
+    trainers.push_back(std::make_unique<FakeTrainer>(&model, rank));
+    ASSERT_OK(trainers.back()->Attach());
+  }
+  model.OnEpochStart({.epoch = 1, .lineage = agreed.lineage.ToString(), .history_id = agreed.id.ToString()});
+  EXPECT_FALSE(model.activity().running);
+  EXPECT_NE(model.history().id, agreed.id);
+}
+
 TEST_F(HistoriesTest, CommitsKeepHistoriesEqual) {
   Import(0, 5);
   Import(1, 5);

@@ -30,6 +30,12 @@ class HookedCluster final : public Cluster {
     after_vote_ = std::move(hook);
   }
 
+  // What every call of the rendezvous that are yet to come answers.
+  void FailRendezvous(std::function<absl::Status()> hook) {
+    absl::MutexLock lock(&mu_);
+    rendezvous_ = std::move(hook);
+  }
+
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     RETURN_IF_ERROR(Hook(before_vote_)());
     absl::StatusOr<CommitDecision> decision = cluster_->Vote(vote);
@@ -51,12 +57,31 @@ class HookedCluster final : public Cluster {
                      absl::string_view command) override {
     cluster_->ReportCommand(model, epoch, number, rank, command);
   }
+  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
+                      const absl::Status& why) override {
+    cluster_->ReportDetached(model, epoch, rank, command_count, why);
+  }
+  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
+    cluster_->ReportCarriedOut(model, epoch, command, more);
+  }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
+    const std::function<absl::Status()> fails = Hook(rendezvous_);
+    if (fails) return std::make_unique<FailingRendezvous>(fails);
     return cluster_->MakeRendezvous(model, epoch);
   }
   void Stop() override { cluster_->Stop(); }
 
  private:
+  class FailingRendezvous final : public Rendezvous {
+   public:
+    explicit FailingRendezvous(std::function<absl::Status()> hook) : hook_(std::move(hook)) {}
+    absl::Status Put(absl::string_view, absl::string_view) override { return hook_(); }
+    absl::StatusOr<std::string> Get(absl::string_view, absl::Duration) override { return hook_(); }
+
+   private:
+    const std::function<absl::Status()> hook_;
+  };
+
   // A hook may wait: it is called without the lock.
   std::function<absl::Status()> Hook(const std::function<absl::Status()>& hook) {
     absl::MutexLock lock(&mu_);
@@ -65,8 +90,9 @@ class HookedCluster final : public Cluster {
 
   const std::unique_ptr<Cluster> cluster_;
   absl::Mutex mu_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these two guarded by mu_
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these three guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
+  std::function<absl::Status()> rendezvous_;
 };
 
 }  // namespace paramshard::server

@@ -35,7 +35,7 @@ TEST_F(DetachTest, WhatAllHaveSentIsCarriedOutForTheOthers) {
   ASSERT_TRUE(trainer(0).AwaitReady(0, 1));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   ASSERT_TRUE(trainer(1).AwaitReady(0, 1));
   EXPECT_TRUE(trainer(1).HoldsPlanes(kMx, 0));
   // The slot of rank 0 counts as released.
@@ -70,7 +70,7 @@ TEST_F(DetachTest, ASecondDetachIsRefused) {
 TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   trainer(1).Gather(kMx, 0);
   const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
@@ -83,7 +83,10 @@ TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
   trainer(1).Gather(kMx, 0);
   ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
   ASSERT_OK(trainer(0).Detach());
-  ExpectEnded(absl::StatusCode::kAborted, HasSubstr("rank 0: process "));
+  ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
+  const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_THAT(ended->message(), HasSubstr("rank 0: process "));
 }
 
 TEST_F(DetachTest, TheLastOneEndsTheEpoch) {
@@ -130,6 +133,24 @@ TEST_F(DetachTest, WhoWaitsForAnEpochGoesAtOnce) {
   ASSERT_OK(waiting.Detach());
   EXPECT_NE(waiting.AwaitEnded(), nullptr);
   ExpectNextEpochWorks();
+}
+
+// --- Trainers that are given up while they wait ---
+
+TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
+  FakeTrainer waiting(model_.get(), 0);
+  ASSERT_OK(waiting.Attach());
+  EXPECT_TRUE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
+  const v1::EpochEnded* ended = waiting.AwaitEnded();
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->message(), "rank 1 did not come");
+  EXPECT_FALSE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
+}
+
+TEST_F(ModelTest, WhoseEpochHasBegunIsNotGivenUp) {
+  Attach();
+  EXPECT_FALSE(model_->LeaveIfWaiting(trainer(0).session(), absl::DeadlineExceededError("rank 1 did not come")));
+  EXPECT_TRUE(model_->activity().running);
 }
 
 }  // namespace

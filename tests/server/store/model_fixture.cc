@@ -76,8 +76,8 @@ void ModelTest::Step(float gradient) {
 
 bool ModelTest::AwaitWait(const std::string& what) const {
   for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; std::this_thread::yield()) {
-    for (const auto& seat : model_->status().seats) {
-      if (absl::StrContains(seat.waits_for, what)) return true;
+    for (const auto& attached : model_->activity().trainers) {
+      if (absl::StrContains(attached.waits_for, what)) return true;
     }
   }
   return false;

@@ -105,7 +105,7 @@ TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
     ASSERT_TRUE(trainer->AwaitDaemonAsleep());
   }
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(1, 2));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
 }
 
 // An hour passes at once, as for a machine that was suspended: a wait counts from its own begin.

@@ -84,7 +84,7 @@ TEST_F(HostileTest, AnErrorOfItsNeighbourEndsTheEpoch) {
 
 TEST_F(HostileTest, ADrainEndsTheEpoch) {
   model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
-  EXPECT_FALSE(model_->status().running);
+  EXPECT_FALSE(model_->activity().running);
   ExpectToldAndOver();
 }
 

@@ -68,7 +68,7 @@ TEST_F(ModelTest, ManyCommandsMayWaitInARing) {
     for (int64_t i = 0; i < kMany; ++i) trainer(rank).Gather(i % 2 == 0 ? kMx : kW, 0);
     trainer(rank).Release(0, kMany);
   };
-  const auto taken = [this] { return model_->status().seats[0].last_command; };
+  const auto taken = [this] { return model_->activity().trainers[0].last_command; };
   send(0);
   for (const absl::Time end = absl::Now() + absl::Seconds(30);
        taken() < Sequence::kMostCommands && absl::Now() < end;) {

@@ -346,15 +346,35 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   EXPECT_THAT(store().List(), SizeIs(3)) << "they may still be looked at";
 }
 
+TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created busy, Create(Spec("a")));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created idle, Create(Spec("b")));
+  FakeTrainers committing = AttachAll(*busy.model);
+  FakeTrainers others = AttachAll(*idle.model);
+  absl::Notification voting, go_on;
+  world_.cluster().BeforeVote([&] {
+    voting.Notify();
+    go_on.WaitForNotification();
+    return absl::OkStatus();
+  });
+  for (const auto& trainer : committing) trainer->Commit(1);
+  voting.WaitForNotification();
+  std::thread drain([this] { store().Drain(kNever, absl::UnavailableError("the daemon stops")); });
+  for (const auto& trainer : others) EXPECT_NE(trainer->AwaitEnded(), nullptr) << "while the other one votes";
+  go_on.Notify();
+  drain.join();
+  EXPECT_TRUE(committing[0]->AwaitCommitted(1).has_value());
+}
+
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
-  store().OnEpochStart("nobody", 1);
+  store().OnEpochStart("nobody", {.epoch = 1});
   store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
   store().OnEpochRefused("nobody", absl::FailedPreconditionError("one state on all nodes expected"));
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
   // An epoch for which nobody waits.
-  store().OnEpochStart("m", 7);
+  store().OnEpochStart("m", {.epoch = 7});
   store().OnEpochEnd("m", 7, absl::AbortedError("over"));
-  EXPECT_FALSE(created.model->status().running);
+  EXPECT_FALSE(created.model->activity().running);
 }
 
 TEST(EpochNumberTest, GoesOnThroughAllEpochsOfAModel) {

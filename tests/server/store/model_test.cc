@@ -32,16 +32,16 @@ using ::testing::SizeIs;
 TEST_F(ModelTest, AnEpochStartsWhenEveryRankIsAttached) {
   FakeTrainer first(model_.get(), 1);
   ASSERT_OK(first.Attach());
-  EXPECT_FALSE(model_->status().running);
+  EXPECT_FALSE(model_->activity().running);
   EXPECT_THAT(model_->MissingRanks(), ElementsAre(0));
-  EXPECT_THAT(model_->status().seats, SizeIs(1));
-  EXPECT_EQ(model_->status().seats[0].waits_for, "other ranks");
+  EXPECT_THAT(model_->activity().trainers, SizeIs(1));
+  EXPECT_EQ(model_->activity().trainers[0].waits_for, "other ranks");
 
   FakeTrainer second(model_.get(), 0);
   ASSERT_OK(second.Attach());
   ASSERT_TRUE(first.AwaitStarted());
   ASSERT_TRUE(second.AwaitStarted());
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   EXPECT_THAT(model_->MissingRanks(), IsEmpty());
   EXPECT_EQ(first.started().epoch(), 1);
   EXPECT_EQ(first.started().commit_number(), 0);
@@ -221,19 +221,19 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
 TEST_F(ModelTest, StatusSaysWhatARankWaitsFor) {
   Attach();
   trainer(1).Gather(kMx, 0);
-  const auto waits = [this] { return model_->status().seats[1].waits_for; };
+  const auto waits = [this] { return model_->activity().trainers[1].waits_for; };
   for (const absl::Time end = absl::Now() + absl::Seconds(30); waits().empty() && absl::Now() < end;) {
     std::this_thread::yield();
   }
-  const Model::Status status = model_->status();
-  EXPECT_THAT(status.seats[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("gather mx")));
-  EXPECT_EQ(status.seats[1].last_command, 1);
-  EXPECT_EQ(status.seats[0].last_command, 0);
-  EXPECT_EQ(status.seats[0].epoch, 1);
-  EXPECT_EQ(status.epoch, 1);
-  EXPECT_EQ(status.engine, "memcpy");
-  EXPECT_EQ(status.slots_bytes, model_->layout().slots_bytes());
-  EXPECT_GT(status.words_bytes, 0);
+  const Model::Activity activity = model_->activity();
+  EXPECT_THAT(activity.trainers[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("gather mx")));
+  EXPECT_EQ(activity.trainers[1].last_command, 1);
+  EXPECT_EQ(activity.trainers[0].last_command, 0);
+  EXPECT_EQ(activity.trainers[0].epoch, 1);
+  EXPECT_EQ(activity.epoch, 1);
+  EXPECT_EQ(activity.engine, "memcpy");
+  EXPECT_EQ(activity.slots_bytes, model_->layout().slots_bytes());
+  EXPECT_GT(activity.words_bytes, 0);
   trainers_.clear();
 }
 

@@ -100,12 +100,12 @@ TEST_F(VoteTest, ADrainWaitsForTheCommit) {
     refused = late.Attach();
   }
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops")));
-  EXPECT_TRUE(model_->status().running);
+  EXPECT_TRUE(model_->activity().running);
   go_on_.Notify();
   drain.join();
   ExpectEnded(absl::StatusCode::kUnavailable, AllOf(HasSubstr("the daemon stops"), HasSubstr("resume from commit 1")));
   EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value());
-  EXPECT_FALSE(model_->status().running);
+  EXPECT_FALSE(model_->activity().running);
 }
 
 TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {

@@ -2,12 +2,17 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "proto/model/layout.h"
+#include "tests/fuzz/mutator.h"
 #include "tests/random_seed.h"
+#include "tests/server/store/command.h"
+#include "tests/server/store/sequence_fixture.h"
 #include "tests/server/store/simulated_epoch.h"
 #include "tests/server/store/test_spec.h"
 
@@ -96,6 +101,58 @@ TEST_F(SequenceRandomTest, ATrainerThatHangsIsNamed) {
     Run(epoch);
     epoch.stopped() ? epoch.ExpectQuiet() : epoch.ExpectHungIsNamed();
   });
+}
+
+// Commands as another process may write them into its ring: changed in some bytes, or not.
+class SequenceRecordTest : public SequenceTest {
+ protected:
+  static v1::Command RandomCommand(int64_t number, int64_t commit_number, std::mt19937_64& random) {
+    switch (random() % 4) {
+      case 0:
+        return GatherCommand(number, kA, static_cast<int>(random() % 2));
+      case 1:
+        return PushCommand(number, kB, static_cast<int>(random() % 2));
+      case 2:
+        return CommitCommand(number, commit_number, "state");
+      default:
+        return DiscardCommand(number);
+    }
+  }
+  // Everything that the daemon asks of a sequence after a command.
+  void Ask() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_GE(sequence_->Room(rank), 0);
+      RunGather(rank);
+      sequence_->WaitsFor(rank);
+    }
+    sequence_->RunnablePushes();
+    sequence_->Overdue(now_).IgnoreError();
+    sequence_->NextDeadline();
+    EXPECT_EQ(sequence_->Answered(sequence_->LastCommitInFlight()), sequence_->LastCommitInFlight() == 0);
+  }
+};
+
+TEST_F(SequenceRecordTest, RecordsOfAnyBytesAreTakenOrRefused) {
+  const uint64_t seed = FirstSeed(1);
+  std::mt19937_64 random(seed);
+  // A discard, and a commit's number.
+  Mutator mutator(seed, {std::string("\x2a\x00", 2), "\x22\x02\x08\x01"});
+  int taken = 0;
+  int refused = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    const int rank = static_cast<int>(random() % kRanks);
+    std::string record = RandomCommand(sequence_->last_command(rank) + 1, 1, random).SerializeAsString();
+    if (random() % 3 == 0) record = mutator.Mutate(std::move(record));
+    v1::Command command;
+    if (!command.ParseFromString(record)) continue;
+    const bool ok = Submit(rank, std::move(command)).ok();
+    ++(ok ? taken : refused);
+    Ask();
+    // The epoch ends with a refusal.
+    if (!ok) Restart(0);
+  }
+  EXPECT_GT(taken, 1000);
+  EXPECT_GT(refused, 1000);
 }
 
 }  // namespace

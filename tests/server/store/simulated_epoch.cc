@@ -51,6 +51,8 @@ void SimulatedEpoch::WriteProgram(int commands, int64_t commit_number) {
       const bool repeated = commit_number > 0 && OneIn(6);
       program_.push_back(CommitCommand(number, repeated ? commit_number : ++commit_number));
       if (!repeated) new_commits_.insert(number);
+    } else if (OneIn(12)) {
+      program_.push_back(DiscardCommand(number));
     } else {
       program_.push_back(OneIn(3) ? RandomPush(number) : RandomGather(number));
     }
@@ -135,7 +137,7 @@ void SimulatedEpoch::AddTrainerEvents(int rank, std::vector<Event>& events) {
   // A slot may be filled just before its push is sent.
   for (int64_t number = 1; number <= std::min<int64_t>(trainer.sent + 1, size); ++number) {
     const v1::Command& command = At(number);
-    const int64_t before = command.has_commit() ? 0 : UserBefore(number);
+    const int64_t before = UserBefore(number);
     if (command.has_push() && !trainer.filled.contains(number) && drained_[command.push().slot()] >= before) {
       events.push_back([=, this] { Fill(rank, number); });
     }
@@ -242,6 +244,9 @@ void SimulatedEpoch::BeginPush(int rank) {
     case Work::kReduce:
       CheckReduce(rank, command);
       break;
+    case Work::kDiscard:
+      CheckDiscard(rank, command);
+      break;
     case Work::kSum:
       CheckSum(rank, command);
       break;
@@ -274,15 +279,24 @@ void SimulatedEpoch::CheckReduce(int rank, const v1::Command& command) const {
   }
 }
 
-void SimulatedEpoch::CheckSum(int rank, const v1::Command& command) const {
-  const int64_t number = command.number();
-  EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
-  EXPECT_FALSE(ranks_[rank].summed);
+std::vector<int64_t> SimulatedEpoch::PushesBefore(int64_t number) const {
   std::vector<int64_t> pushes;
-  for (int64_t before = number - 1; before > 0 && !NewCommit(before); --before) {
+  for (int64_t before = number - 1; before > 0 && !NewCommit(before) && !At(before).has_discard(); --before) {
     if (At(before).has_push()) pushes.insert(pushes.begin(), before);
   }
-  EXPECT_EQ(ranks_[rank].accumulated, pushes);
+  return pushes;
+}
+
+void SimulatedEpoch::CheckDiscard(int rank, const v1::Command& command) const {
+  EXPECT_EQ(answered_, CommitBefore(command.number())) << "gradients of another step";
+  EXPECT_FALSE(ranks_[rank].discarded.contains(command.number()));
+  EXPECT_EQ(ranks_[rank].accumulated, PushesBefore(command.number()));
+}
+
+void SimulatedEpoch::CheckSum(int rank, const v1::Command& command) const {
+  EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
+  EXPECT_FALSE(ranks_[rank].summed);
+  EXPECT_EQ(ranks_[rank].accumulated, PushesBefore(command.number()));
 }
 
 void SimulatedEpoch::CheckVote(const v1::Command& command) const {
@@ -330,6 +344,10 @@ void SimulatedEpoch::FinishPush(int rank) {
         std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.reduced.contains(number); });
     EXPECT_EQ(sequence_.FinishReduce(rank, now_), last);
     if (last) drained_[state.work_command.push().slot()] = number;
+  } else if (work == Work::kDiscard) {
+    state.discarded.insert(number);
+    state.accumulated.clear();
+    sequence_.FinishDiscard(rank, now_);
   } else if (work == Work::kSum) {
     state.summed = true;
     sequence_.FinishSum(rank);
@@ -421,6 +439,9 @@ void SimulatedEpoch::ExpectComplete() const {
       if (command.has_push()) {
         EXPECT_TRUE(ranks_[rank].reduced.contains(number));
       }
+      if (command.has_discard()) {
+        EXPECT_TRUE(ranks_[rank].discarded.contains(number));
+      }
     }
     if (command.has_commit()) {
       EXPECT_LE(command.commit().commit_number(), answered_);
@@ -442,7 +463,7 @@ void SimulatedEpoch::ExpectHungIsNamed() const {
     if (!SentByAll(number)) return false;
     if (command.has_commit()) return command.commit().commit_number() <= answered_;
     return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return rank.gathered.contains(number) || rank.reduced.contains(number);
+      return rank.gathered.contains(number) || rank.reduced.contains(number) || rank.discarded.contains(number);
     });
   };
   bool waiting = false;

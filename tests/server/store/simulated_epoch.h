@@ -73,8 +73,8 @@ class SimulatedEpoch : private TrainerWords {
     std::optional<Sequence::Work> work;
     v1::Command work_command;
     std::set<int64_t> begun, gathered;  // gathers
-    std::set<int64_t> reduced;
-    std::vector<int64_t> accumulated;  // pushes since the last commit
+    std::set<int64_t> reduced, discarded;
+    std::vector<int64_t> accumulated;  // pushes since the last commit or discard
     bool summed = false;
     int64_t applied = 0;  // last commit number in the masters
     int64_t encoded = 0;  // and in the planes
@@ -105,6 +105,9 @@ class SimulatedEpoch : private TrainerWords {
   void BeginGather(int rank);
   void FinishGather(int rank);
   void BeginPush(int rank);
+  // Whose gradients a commit or discard finds.
+  std::vector<int64_t> PushesBefore(int64_t number) const;
+  void CheckDiscard(int rank, const v1::Command& command) const;
   void CheckReduce(int rank, const v1::Command& command) const;
   void CheckSum(int rank, const v1::Command& command) const;
   void CheckVote(const v1::Command& command) const;

@@ -122,19 +122,19 @@ class StagedImportTest : public testing::Test {
     }
     return absl::OkStatus();
   }
-  static absl::StatusOr<HistoryId> ImportAll(const std::shared_ptr<Model>& model, float value, int64_t step = 3) {
+  static absl::StatusOr<History> ImportAll(const std::shared_ptr<Model>& model, float value, int64_t step = 3) {
     ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
     RETURN_IF_ERROR(GiveAll(*model, staged, value, step));
     return staged.Apply({.commit_number = 9, .version = 8});
   }
-  static absl::StatusOr<HistoryId> ImportMaster(const std::shared_ptr<Model>& model, int parameter, float value) {
+  static absl::StatusOr<History> ImportMaster(const std::shared_ptr<Model>& model, int parameter, float value) {
     ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
     const ParameterSpec& spec = model->spec().units[0].parameters[parameter];
     RETURN_IF_ERROR(
         Give(staged, All(*model, parameter), BytesOf(std::vector<float>(spec.rows() * spec.columns(), value))));
     return staged.Apply({});
   }
-  static HistoryId HistoryOf(const Model& model) { return model.state().numbers.history; }
+  static Lineage LineageOf(const Model& model) { return model.history().lineage; }
 
   TestWorld world_{{.ranks = 3}};
   const std::shared_ptr<Model> model_ = world_.Create(TestSpec());
@@ -326,23 +326,40 @@ TEST_F(StagedImportTest, OneImportHasTheTurn) {
 
 // --- Histories ---
 
-TEST_F(StagedImportTest, EqualSpecsBeginEqualHistories) {
+TEST_F(StagedImportTest, EqualSpecsBeginHistoriesOfOneLineage) {
   TestWorld other({.ranks = 2});
-  EXPECT_EQ(HistoryOf(*other.Create(TestSpec())), HistoryOf(*model_));
+  const std::shared_ptr<Model> equal = other.Create(TestSpec());
+  EXPECT_EQ(LineageOf(*equal), LineageOf(*model_));
+  EXPECT_NE(equal->history().id, model_->history().id);
   v1::ModelSpec seeded = TestSpec("seeded");
   seeded.set_seed(5);
-  EXPECT_NE(HistoryOf(*other.Create(seeded)), HistoryOf(*other.Create(TestSpec("unseeded"))));
+  EXPECT_NE(LineageOf(*other.Create(seeded)), LineageOf(*other.Create(TestSpec("unseeded"))));
 }
 
-TEST_F(StagedImportTest, TheSameImportMakesTheSameHistory) {
+TEST_F(StagedImportTest, TheSameImportMakesTheSameLineage) {
   TestWorld other_world({.ranks = 2});
   const std::shared_ptr<Model> other = other_world.Create(TestSpec());
-  const HistoryId created = HistoryOf(*model_);
-  ASSERT_OK_AND_ASSIGN(const HistoryId history, ImportMaster(model_, kPlain, 2));
-  EXPECT_NE(history, created);
-  EXPECT_EQ(HistoryOf(*model_), history);
-  EXPECT_EQ(*ImportMaster(other, kPlain, 2), history);
-  EXPECT_NE(*ImportMaster(other, kPlain, 2), history) << "it is another state that it went into";
+  const History created = model_->history();
+  ASSERT_OK_AND_ASSIGN(const History history, ImportMaster(model_, kPlain, 2));
+  EXPECT_NE(history.lineage, created.lineage);
+  EXPECT_NE(history.id, created.id);
+  EXPECT_EQ(LineageOf(*model_), history.lineage);
+  EXPECT_EQ(model_->history().id, history.id);
+  EXPECT_EQ(ImportMaster(other, kPlain, 2)->lineage, history.lineage);
+  EXPECT_NE(other->history().id, history.id);
+  EXPECT_NE(ImportMaster(other, kPlain, 2)->lineage, history.lineage) << "it is another state that it went into";
+}
+
+TEST(HistoryTest, EveryBeginningHasAnIdOfItsOwn) {
+  uint64_t drawn = 0;
+  TestWorld world({.ranks = 1, .draw_history = [&] { return HistoryId{++drawn}; }});
+  const std::shared_ptr<Model> model = world.Create(TestSpec());
+  EXPECT_EQ(model->history().id, HistoryId{1});
+  ASSERT_OK(model->Change({}, [] { return absl::OkStatus(); }));
+  EXPECT_EQ(model->history().id, HistoryId{2}) << "the same import again is another history";
+  ASSERT_OK(world.store().Delete("m", ""));
+  EXPECT_EQ(world.Create(TestSpec())->history().id, HistoryId{3});
+  EXPECT_NE(RandomHistoryId(), RandomHistoryId());
 }
 
 TEST_F(StagedImportTest, CutsOrderAndTypesMakeNoDifference) {
@@ -357,7 +374,7 @@ TEST_F(StagedImportTest, CutsOrderAndTypesMakeNoDifference) {
   StagedImport whole = Begin();
   ASSERT_OK(Give(whole, All(kBf16), BytesOf(values)));
   ASSERT_OK(Give(whole, All(kSmall), BytesOf(std::vector<float>(5, 1.0f))));
-  ASSERT_OK_AND_ASSIGN(const HistoryId history, whole.Apply({}));
+  ASSERT_OK_AND_ASSIGN(const History history, whole.Apply({}));
 
   ASSERT_OK_AND_ASSIGN(StagedImport cut, StagedImport::Begin(other));
   ASSERT_OK(Give(cut, All(kSmall), BytesOf(std::vector<float>(5, 1.0f))));
@@ -369,11 +386,11 @@ TEST_F(StagedImportTest, CutsOrderAndTypesMakeNoDifference) {
   ASSERT_OK(cut.BeginSlice(slice));
   const absl::Span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(bits.data()), 60 * 128);
   for (size_t at = 0; at < bytes.size(); at += 102) ASSERT_OK(cut.Add(bytes.subspan(at, 102)));  // across rows
-  ASSERT_OK_AND_ASSIGN(const HistoryId again, cut.Apply({}));
-  EXPECT_EQ(again, history);
+  ASSERT_OK_AND_ASSIGN(const History again, cut.Apply({}));
+  EXPECT_EQ(again.lineage, history.lineage);
 }
 
-TEST_F(StagedImportTest, AnyOtherByteStepOrNumberMakesAnotherHistory) {
+TEST_F(StagedImportTest, AnyOtherByteStepOrNumberMakesAnotherLineage) {
   const auto history_of = [](const std::function<void(StagedImport&, Slice&, std::vector<float>&)>& change,
                              const StagedImport::Numbers& numbers = {}) {
     TestWorld world({.ranks = 1});
@@ -384,7 +401,7 @@ TEST_F(StagedImportTest, AnyOtherByteStepOrNumberMakesAnotherHistory) {
     Slice slice = All(*model, kPlain);
     change(*staged, slice, values);
     EXPECT_OK(Give(*staged, slice, BytesOf(values).subspan(0, slice.rows.size() * 16)));
-    return staged->Apply(numbers)->ToString();
+    return staged->Apply(numbers)->lineage.ToString();
   };
   const auto nothing = [](StagedImport&, Slice&, std::vector<float>&) {};
   const std::vector<std::string> histories = {
@@ -407,18 +424,18 @@ TEST_F(StagedImportTest, AnImportOfTheWholeStateForgetsWhatWasBefore) {
   TestWorld other_world({.ranks = 2});
   const std::shared_ptr<Model> other = other_world.Create(TestSpec());
   ASSERT_OK(ImportMaster(model_, kPlain, 2));
-  ASSERT_NE(HistoryOf(*other), HistoryOf(*model_));
-  EXPECT_EQ(*ImportAll(model_, 4), *ImportAll(other, 4));
+  ASSERT_NE(LineageOf(*other), LineageOf(*model_));
+  EXPECT_EQ(ImportAll(model_, 4)->lineage, ImportAll(other, 4)->lineage);
   ASSERT_OK(ImportMaster(model_, kPlain, 2));
-  EXPECT_EQ(*ImportMaster(other, kPlain, 2), HistoryOf(*model_)) << "equal again";
+  EXPECT_EQ(ImportMaster(other, kPlain, 2)->lineage, LineageOf(*model_)) << "equal again";
 }
 
 TEST_F(StagedImportTest, TheCallerMayNameTheHistory) {
   const HistoryId named{absl::MakeUint128(1, 2)};
   StagedImport staged = Begin();
   ASSERT_OK(Give(staged, All(kSmall), BytesOf(std::vector<float>(5, 1.0f))));
-  EXPECT_EQ(*staged.Apply({.history = named}), named);
-  EXPECT_EQ(HistoryOf(*model_), named);
+  EXPECT_EQ(staged.Apply({.history = named})->id, named);
+  EXPECT_EQ(model_->history().id, named);
 }
 
 TEST(HistoryIdTest, TextGoesBothWays) {
@@ -465,7 +482,7 @@ class SlowChange {
 TEST_F(StagedImportTest, AChangeHoldsUpNobody) {
   SlowChange change(*model_);
   EXPECT_EQ(world_.store().List().size(), 1u);
-  EXPECT_FALSE(model_->status().running);
+  EXPECT_FALSE(model_->activity().running);
   EXPECT_OK(model_->usable());
   EXPECT_EQ(model_->ToProto().commit_number(), 0);
   EXPECT_EQ(model_->HolderOf(0).session, 0);

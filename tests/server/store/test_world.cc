@@ -36,7 +36,8 @@ TestWorld::TestWorld(const Options& options)
       store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_, options.engines),
                                                               .step_timeout = options.step_timeout,
                                                               .clock = options.clock,
-                                                              .memory_limit_bytes = options.memory_limit_bytes})) {}
+                                                              .memory_limit_bytes = options.memory_limit_bytes,
+                                                              .draw_history = options.draw_history})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
   auto created = store_->CreateOrJoin(Parse(spec));

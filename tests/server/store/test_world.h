@@ -25,6 +25,7 @@ class TestWorld {
     int64_t memory_limit_bytes = 0;
     std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
     EngineSettings engines = {};
+    HistoryIdSource draw_history = RandomHistoryId;
   };
   explicit TestWorld(const Options& options);
 

@@ -1,0 +1,108 @@
+// Commands that break a rule.
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/store/sequence_fixture.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST_F(SequenceTest, ACommandOfNoKindIsRefused) {
+  v1::Command command;
+  command.set_number(1);
+  ExpectInvalid(command, "a gather, push, commit or discard expected");
+}
+
+TEST_F(SequenceTest, AGatherOfNoUnitSlotOrPhaseIsRefused) {
+  ExpectInvalid(GatherCommand(1, -1, 0), "gather: a unit in [0, 5) expected, got -1");
+  ExpectInvalid(GatherCommand(1, 5, 0), "got 5");
+  ExpectInvalid(GatherCommand(1, kA, -1), "a slot in [0, 3) expected, got -1");
+  ExpectInvalid(GatherCommand(1, kA, 3), "got 3");
+  ExpectInvalid(GatherCommand(1, kA, 0, v1::PHASE_UNSPECIFIED), "a phase expected, got 0");
+  ExpectInvalid(GatherCommand(1, kA, 0, static_cast<v1::Phase>(4)), "a phase expected, got 4");
+  ExpectInvalid(GatherCommand(1, kA, 0, static_cast<v1::Phase>(-1)), "a phase expected");
+}
+
+TEST_F(SequenceTest, AGatherThatItsSlotDoesNotHoldIsRefused) {
+  ExpectInvalid(GatherCommand(1, kBig, 0), "gather big: a slot of at least");
+  ExpectInvalid(GatherCommand(1, kBig, kResidentSlot), "gather big: a slot of at least");
+  SubmitAll(GatherCommand(1, kBig, 1));
+  SubmitAll(GatherCommand(2, kKept, kResidentSlot, v1::PHASE_BOTH));
+}
+
+TEST_F(SequenceTest, APushOfNoUnitOrSlotIsRefused) {
+  ExpectInvalid(PushCommand(1, 5, 0), "push: a unit in [0, 5) expected");
+  ExpectInvalid(PushCommand(1, -1, 0), "push: a unit");
+  ExpectInvalid(PushCommand(1, kA, 2), "a gradient slot in [0, 2) expected, got 2");
+  ExpectInvalid(PushCommand(1, kA, -1), "a gradient slot");
+  ExpectInvalid(PushCommand(1, kBig, 0), "push big: a gradient slot of at least");
+}
+
+TEST_F(SequenceTest, AbsentParametersAreAscendingIndicesOfTheUnit) {
+  for (const std::vector<int>& absent : {std::vector<int>{2}, {-1}, {1, 0}, {0, 0}, {0, 1, 2}, {-1, 0}}) {
+    ExpectInvalid(PushCommand(1, kA, 0, absent), "push a: absent parameters ascending in [0, 2) expected");
+  }
+  SubmitAll(PushCommand(1, kA, 0, {0, 1}));
+}
+
+TEST_F(SequenceTest, ACommitNeedsHyperparametersOfEveryGroup) {
+  ExpectInvalid(CommitCommand(1, 1, "", 0), "hyper-parameters of 1 groups expected, got 0");
+  ExpectInvalid(CommitCommand(1, 1, "", 2), "got 2");
+}
+
+TEST_F(SequenceTest, HyperparametersOutOfRangeAreRefusedByName) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  for (float bad : {nan, inf, -inf}) {
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_learning_rate(bad); }, "learning rate");
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_weight_decay(bad); }, "weight decay");
+  }
+  for (float bad : {nan, inf, -inf, -0.1f, 1.0f, 1.5f}) {
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_beta1(bad); }, "beta1");
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_beta2(bad); }, "beta2");
+  }
+  for (float bad : {nan, inf, -1e-8f}) {
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_epsilon(bad); }, "epsilon");
+  }
+  for (float bad : {nan, inf, 0.0f, -1.0f}) {
+    ExpectInvalidCommit([&](auto& commit) { commit.set_max_grad_norm(bad); }, "maximal gradient norm");
+    ExpectInvalidCommit([&](auto& commit) { commit.set_gradient_scale(bad); }, "gradient scale");
+  }
+}
+
+TEST_F(SequenceTest, ZeroHyperparametersAreFine) {
+  v1::Command command = CommitCommand(1, 1);
+  *command.mutable_commit()->mutable_groups(0) = v1::GroupHyperparameters();
+  SubmitAll(command);
+}
+
+TEST_F(SequenceTest, ClientStateHasALimit) {
+  ExpectInvalid(CommitCommand(1, 1, std::string(kMaxClientStateBytes + 1, 'x')),
+                "at most 65536 bytes expected, got 65537");
+  SubmitAll(CommitCommand(1, 1, std::string(kMaxClientStateBytes, 'x')));
+}
+
+TEST_F(SequenceTest, ACommitNumberOutOfOrderIsRefused) {
+  Restart(7);
+  for (int64_t number : {-1, 0, 6, 9}) {
+    EXPECT_THAT(
+        Submit(0, CommitCommand(1, number)),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(absl::StrCat("number 8 expected, got ", number))));
+  }
+  SubmitAll(CommitCommand(1, 8));
+}
+
+TEST_F(SequenceTest, BeforeTheFirstCommitThereIsNoneToRepeat) {
+  EXPECT_THAT(Submit(0, CommitCommand(1, 0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("number 1 expected, got 0")));
+}
+
+}  // namespace
+}  // namespace paramshard::server
