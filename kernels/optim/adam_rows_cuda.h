@@ -40,6 +40,8 @@ class StepRows {
     const Masters masters(extent_);
     const auto& walk = tile.walk();
     uint8_t* const slots = MasterRow(kRows) + TileType::kExtraBytes;
+    exp_avg_.LoadScales(walk);
+    exp_avg_sq_.LoadScales(walk);
     // The master has all rows at once, and the first rows of the others come with it.
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -61,7 +63,7 @@ class StepRows {
       uint8_t* const others = slots + slot * kSlotBytes;
       Elements elements;
       elements.master = masters.template Read<kRows>(place.index, row);
-      ReadOthers(place.index, others, elements);
+      ReadOthers(place.index, row, others, elements);
       const uint32_t valid = tile.Valid(place);
       if (row + kSlots < walk.rows) FetchOthers(tile, fetched, others);
       CommitCopies();
@@ -69,13 +71,15 @@ class StepRows {
       if (!Access::kInPart || valid != 0) {
         Update(elements);
         masters.Store(elements.master, place.index, valid, row);
-        exp_avg_.Store(elements.exp_avg, place.index, place.block, valid);
-        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, place.block, valid);
+        exp_avg_.Store(elements.exp_avg, place.index, row, valid);
+        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, row, valid);
         tile.Visit(place, valid, elements.master.values);
       }
       walk.Advance(place);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
+    exp_avg_.StoreScales(walk);
+    exp_avg_sq_.StoreScales(walk);
     tile.Finish();
   }
 
@@ -94,17 +98,17 @@ class StepRows {
   };
 
   template <typename TileType, typename Place>
-  __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) const {
+  __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) {
     const uint32_t valid = tile.Valid(place);
     Access::Fetch(extent_.gradient, place.index, valid, slot);
-    exp_avg_.Fetch(place.index, place.block, valid, slot + kGradientBytes);
-    exp_avg_sq_.Fetch(place.index, place.block, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
+    exp_avg_.Fetch(place.index, valid, slot + kGradientBytes);
+    exp_avg_sq_.Fetch(place.index, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
   }
 
-  __device__ void ReadOthers(int64_t index, const uint8_t* slot, Elements& elements) const {
+  __device__ void ReadOthers(int64_t index, int row, const uint8_t* slot, Elements& elements) {
     elements.gradient = Access::Read(extent_.gradient, index, slot);
-    exp_avg_.Read(index, slot + kGradientBytes, elements.exp_avg);
-    exp_avg_sq_.Read(index, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
+    exp_avg_.Read(index, row, slot + kGradientBytes, elements.exp_avg);
+    exp_avg_sq_.Read(index, row, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
   }
 
   __device__ void Update(Elements& elements) const {
@@ -124,8 +128,8 @@ class StepRows {
 
   const DeviceExtent& extent_;
   const AdamConstants& constants_;
-  const ExpAvg exp_avg_;
-  const ExpAvgSq exp_avg_sq_;
+  ExpAvg exp_avg_;
+  ExpAvgSq exp_avg_sq_;
 };
 
 // Brings the master's rows into shared memory, and nothing else.

@@ -65,7 +65,7 @@ class SplitMasters {
     Quad<float> quad;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      quad.values[j] = Join({weights.values[j], static_cast<int16_t>(remainders.values[j])});
+      quad.values[j] = Join({weights.Get(j), static_cast<int16_t>(remainders.Get(j))});
     }
     return quad;
   }
@@ -76,8 +76,8 @@ class SplitMasters {
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       const auto split = Split(quad.values[j]);
-      weights.values[j] = split.weight;
-      remainders.values[j] = static_cast<uint16_t>(split.remainder);
+      weights.Set(j, split.weight);
+      remainders.Set(j, static_cast<uint16_t>(split.remainder));
     }
     Access::Store(weights, index, valid, weights_);
     Access::Store(remainders, index, valid, remainders_);
