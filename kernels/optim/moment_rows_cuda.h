@@ -57,6 +57,10 @@ struct MomentCasts<AdamMoments::kFP16> {
   // refined for that.
   static constexpr float kDoubt = 0x1p-21f;
   static constexpr bool kRefined = true;
+  // The smallest amax of exp_avg_sq whose block is cast so, and what its elements are multiplied by: those whose codes
+  // are not zero become normal numbers.
+  static constexpr float kLeastSquare = 0x1p-96f;
+  static constexpr float kLift = 0x1p64f;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
     DecodeFloat16Pair(stored.words[0], values[0], values[1]);
     DecodeFloat16Pair(stored.words[1], values[2], values[3]);
@@ -75,6 +79,8 @@ struct MomentCasts<AdamMoments::kFP8> {
   static constexpr float kMax = E4M3::kMax;
   static constexpr float kDoubt = 0x1p-20f;
   static constexpr bool kRefined = false;
+  static constexpr float kLeastSquare = 0x1p-80f;
+  static constexpr float kLift = 1.0f;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
     DecodeE4M3Quad(stored.word, values);
   }
@@ -121,18 +127,26 @@ __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float
   for (int j = 0; j < kQuad; ++j) values[j] = Divide(values[j], scale_inv, reciprocal);
 }
 
-// The largest of a block, a warp's, as bits: of what is stored of exp_avg, without NaN; or of exp_avg_sq itself, whose
-// roots grow with it, and in which negative values and NaN count as very large.
-template <bool kRoot>
-__device__ __forceinline__ uint32_t LargestOfBlock(const float (&values)[kQuad]) {
-  if constexpr (kRoot) {
-    return __reduce_max_sync(
-        ~0u, max(max(FloatBits(values[0]), FloatBits(values[1])), max(FloatBits(values[2]), FloatBits(values[3]))));
-  }
+// The largest of a block, a warp's, as bits: of what is stored, without NaN.
+__device__ __forceinline__ float AmaxOfBlock(const float (&values)[kQuad]) {
   float amax = 0.0f;
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) amax = fmaxf(amax, fabsf(values[j]));
-  return __reduce_max_sync(~0u, FloatBits(amax));
+  return FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
+}
+
+// Bits that are not below those of the largest one, and the same where they are in the range of EncodeByEstimate(). Of
+// exp_avg_sq the largest itself, whose root is that of all: negative values and NaN count as very large there.
+template <bool kRoot>
+__device__ __forceinline__ uint32_t LargestOfBlock(const float (&values)[kQuad]) {
+  uint32_t largest;
+  if constexpr (kRoot) {
+    largest = max(max(FloatBits(values[0]), FloatBits(values[1])), max(FloatBits(values[2]), FloatBits(values[3])));
+  } else {
+    // Four NaN give one.
+    largest = FloatBits(fmaxf(fmaxf(fabsf(values[0]), fabsf(values[1])), fmaxf(fabsf(values[2]), fabsf(values[3]))));
+  }
+  return __reduce_max_sync(~0u, largest);
 }
 
 __device__ __forceinline__ float ApproximateRoot(float x) {
@@ -141,27 +155,30 @@ __device__ __forceinline__ float ApproximateRoot(float x) {
   return result;
 }
 
-// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. All are as small as the
-// amax of the block, and that is 0, or in [2^-90, 2^90), or the root of a number below 2^64.
+// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. The amax of the block is 0, or
+// in [2^-60, 2^60), or of exp_avg_sq in [kLeastSquare, 2^64).
 //
 // In units of 2^-24, relatively: the approximate root is off by 2 and the exact one by 1, the reciprocal by 2, or 1
 // where it is refined, and each product by 1: 8 at most with the rounding of the exact quotient, 7 where refined. What
 // is `kDoubt` below and above has the exact one between. If both are cast to one code, so is that. (Below 2^-126
-// products are off by more; all of that is cast to zeros.)
+// products are off by more, and roots of subnormal numbers are zero; all of that is cast to zeros.)
 template <typename Casts, bool kRoot>
 __device__ __forceinline__ bool EncodeByEstimate(const float (&values)[kQuad], float scale_inv,
                                                  Quad<typename Casts::Stored>& codes) {
+  constexpr bool kLifts = kRoot && Casts::kLift != 1.0f;
+  static_assert(!kLifts || Casts::kLift == 0x1p64f);
   float reciprocal = ApproximateReciprocal(scale_inv);
   if constexpr (Casts::kRefined) reciprocal = fmaf(fmaf(-scale_inv, reciprocal, 1.0f), reciprocal, reciprocal);
-  // Roots are taken of numbers scaled up, none of which is subnormal.
-  if constexpr (kRoot) reciprocal = reciprocal * 0x1p-32f;
+  if constexpr (kLifts) reciprocal = reciprocal * 0x1p-32f;
   const float low = reciprocal * (1.0f - Casts::kDoubt);
   const float high = reciprocal * (1.0f + Casts::kDoubt);
   float lower[kQuad];
   float upper[kQuad];
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
-    const float to_store = kRoot ? ApproximateRoot(values[j] * kUp) : values[j];
+    float to_store = values[j];
+    if constexpr (kLifts) to_store = to_store * Casts::kLift;
+    if constexpr (kRoot) to_store = ApproximateRoot(to_store);
     lower[j] = to_store * low;
     upper[j] = to_store * high;
   }
@@ -169,24 +186,33 @@ __device__ __forceinline__ bool EncodeByEstimate(const float (&values)[kQuad], f
   return Casts::AreSame(codes, Casts::Encode(upper));
 }
 
+// The scale_inv of a block whose amax is in that range, or 0.
+template <typename Casts>
+__device__ __forceinline__ float OrdinaryScaleInv(float amax) {
+  constexpr ReciprocalPair kReciprocal = NearestReciprocalPair(Casts::kMax);
+  const float quotient = Divide(amax, kReciprocal);
+  return amax == 0.0f ? 1.0f : quotient;
+}
+
 // The codes and the scale of a block, of which each lane of a warp has a part.
 template <typename Casts, bool kRoot>
 __device__ __forceinline__ Quad<typename Casts::Stored> EncodeBlock(const float (&values)[kQuad], float& scale_inv) {
+  constexpr float kLeast = kRoot ? Casts::kLeastSquare : 0x1p-60f;
+  constexpr float kEnd = kRoot ? 0x1p64f : 0x1p60f;
   const uint32_t largest = LargestOfBlock<kRoot>(values);
-  const bool ordinary = kRoot ? largest < kEndExpAvgSqExponent << 23
-                              : largest == 0 || (largest >= FloatBits(0x1p-90f) && largest < FloatBits(0x1p90f));
+  const bool ordinary = largest == 0 || largest - FloatBits(kLeast) < FloatBits(kEnd) - FloatBits(kLeast);
   float to_store[kQuad] = {values[0], values[1], values[2], values[3]};
   float amax = FloatFromBits(largest);
   if (ordinary) {
-    if constexpr (kRoot) amax = SmallRoot(amax);
-    const float quotient = Divide(amax, Casts::kMax, 1.0f / Casts::kMax);
-    scale_inv = largest == 0 ? 1.0f : quotient;
+    // The root of zero is a NaN here, and not used.
+    if constexpr (kRoot) amax = largest == 0 ? 0.0f : Root(amax, ApproximateReciprocalRoot(amax));
+    scale_inv = OrdinaryScaleInv<Casts>(amax);
     Quad<typename Casts::Stored> codes;
     if (EncodeByEstimate<Casts, kRoot>(values, scale_inv, codes)) return codes;
     if constexpr (kRoot) TakeRoots(to_store);
   } else {
     if constexpr (kRoot) TakeRoots(to_store);
-    amax = FloatFromBits(LargestOfBlock<false>(to_store));
+    amax = AmaxOfBlock(to_store);
     scale_inv = MomentScaleInv(amax, Casts::kMax);
   }
   DivideByScale(amax, scale_inv, to_store);

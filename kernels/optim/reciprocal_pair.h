@@ -26,6 +26,13 @@ struct ReciprocalPair {
   float low = 0.0f;
 };
 
+// The nearest pair, for a divisor of which it is known that this divides exactly.
+constexpr ReciprocalPair NearestReciprocalPair(float divisor) {
+  const double wide = 1.0 / static_cast<double>(divisor);
+  const auto high = static_cast<float>(wide);
+  return {high, static_cast<float>(wide - static_cast<double>(high))};
+}
+
 namespace reciprocal_pair_internal {
 
 // By which `low` may be off from the nearest one.
@@ -85,11 +92,9 @@ inline bool DividesExactly(const ReciprocalPair& pair, float divisor) {
 // two dividends want different pairs.
 inline bool FindReciprocalPair(float divisor, ReciprocalPair& pair) {
   using namespace reciprocal_pair_internal;
-  const double wide = 1.0 / static_cast<double>(divisor);
-  pair.high = static_cast<float>(wide);
-  const float nearest = static_cast<float>(wide - static_cast<double>(pair.high));
-  float above = nearest;
-  float below = nearest;
+  pair = NearestReciprocalPair(divisor);
+  float above = pair.low;
+  float below = pair.low;
   for (int places = 0; places <= kMostPlaces; ++places) {
     for (const float low : {above, below}) {
       pair.low = low;

@@ -6,6 +6,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/base/float_bits.h"
+#include "kernels/formats/float16.h"
+#include "kernels/formats/float8.h"
 #include "kernels/optim/adam.h"
 
 namespace paramshard {
@@ -44,10 +46,7 @@ TEST(ReciprocalPairTest, DividesExactlyAgreesWithEveryFloat) {
   int exact = 0;
   int inexact = 0;
   for (float divisor : {1.0f - 0.9f, 0x1.e4a4dep-1f, 0x1.feb486p-1f, 0x1.246812p-3f}) {
-    const double wide = 1.0 / static_cast<double>(divisor);
-    ReciprocalPair pair;
-    pair.high = static_cast<float>(wide);
-    pair.low = static_cast<float>(wide - static_cast<double>(pair.high));
+    ReciprocalPair pair = NearestReciprocalPair(divisor);
     for (int places = 0; places <= 3; ++places) {
       const bool divides = DividesExactly(pair, divisor);
       EXPECT_EQ(divides, WrongQuotients(pair, divisor) == 0) << divisor << " and " << places << " places";
@@ -70,6 +69,11 @@ TEST(ReciprocalPairTest, NearlyEveryStepOfATrainingHasOne) {
     }
     EXPECT_LE(missing, kSteps / 500) << beta;
   }
+}
+
+// Scales of blocks of moments.
+TEST(ReciprocalPairTest, LargestCodesDivideByTheNearestPair) {
+  for (float divisor : {E4M3::kMax, kFloat16Max}) EXPECT_TRUE(DividesExactly(NearestReciprocalPair(divisor), divisor));
 }
 
 // 1 - 0.999^286: the quotients of two dividends want different pairs.
