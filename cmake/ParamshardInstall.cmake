@@ -36,8 +36,10 @@ set(headers
   kernels/formats/scale_layout.h
   kernels/optim/adam.h
   kernels/optim/adam_math.h
+  kernels/optim/hyperparameters.h
   kernels/optim/moment.h
   kernels/random/initial_values.h
+  kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h
   kernels/reduce/sum_of_squares.h
   proto/model/model_spec.h

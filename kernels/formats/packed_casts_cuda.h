@@ -33,13 +33,6 @@ __device__ __forceinline__ uint32_t EncodeFloat16PairSaturating(float first, flo
   return codes;
 }
 
-// Of a NaN, some NaN.
-__device__ __forceinline__ float DecodeFloat16Value(uint16_t code) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
-  return value;
-}
-
 // The values of four E4M3 codes, the first one in the low byte. Of a NaN, some NaN.
 __device__ __forceinline__ void DecodeE4M3Quad(uint32_t codes, float (&values)[4]) {
   asm("{.reg .b16 low, high, a, b, c, d;\n"

@@ -39,13 +39,12 @@ constexpr uint32_t kE8M0Nan = 255;
 // The smallest power of two that is not below `value` (>= 0 or NaN); 2^127 for anything larger.
 PARAMSHARD_HOST_DEVICE uint8_t EncodeE8M0RoundUp(float value) {
   const uint32_t bits = FloatBits(value) & kFloatMagnitudeMask;
-  const uint32_t exponent = bits >> kFloatMantissaBits;
-  const uint32_t mantissa = bits & ((1u << kFloatMantissaBits) - 1);
+  // Any bit of the mantissa carries into the exponent.
+  const uint32_t exponent = (bits + ((1u << kFloatMantissaBits) - 1)) >> kFloatMantissaBits;
+  const uint32_t finite = exponent > 254u ? 254u : exponent;
   // E = 0 is 2^-127, the subnormal of mantissa 0x400000.
-  const uint32_t exact = exponent == 0 ? 0x400000u : 0u;
-  const uint32_t rounded = exponent + (mantissa > exact ? 1u : 0u);
-  const uint32_t finite = rounded > 254u ? 254u : rounded;
-  return static_cast<uint8_t>(bits > kFloatInfinityBits ? kE8M0Nan : finite);
+  const uint32_t rounded = bits <= 0x400000u ? 0u : finite;
+  return static_cast<uint8_t>(bits > kFloatInfinityBits ? kE8M0Nan : rounded);
 }
 
 PARAMSHARD_HOST_DEVICE float DecodeE8M0(uint8_t code) {
@@ -55,7 +54,8 @@ PARAMSHARD_HOST_DEVICE float DecodeE8M0(uint8_t code) {
 
 // What elements are multiplied by: 1 / DecodeE8M0(code), which is exact, except that E = 0 gives 2^127.
 PARAMSHARD_HOST_DEVICE float E8M0EncodeMultiplier(uint8_t code) {
-  const uint32_t bits = code == 254 ? 0x00400000u : (254u - code) << kFloatMantissaBits;
+  const uint32_t exponent = (254u - code) << kFloatMantissaBits;
+  const uint32_t bits = exponent > 0x00400000u ? exponent : 0x00400000u;  // the subnormal 2^-127 for E = 254
   return FloatFromBits(code == kE8M0Nan ? kFloatNanBits : bits);
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/base/simd_clones.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/tile.h"
+#include "kernels/formats/unscaled.h"
 #include "kernels/optim/master_remainder.h"
 
 namespace paramshard {
@@ -143,9 +144,27 @@ class StagedMaster {
   float joined_[kChunkSize];
 };
 
+// A chunk's part of the gradient, as float32.
+class StagedGradient {
+ public:
+  StagedGradient(const ConstGradient& stored, int64_t first, int64_t count) {
+    if (stored.type == GradientType::kFP32) {
+      values_ = static_cast<const float*>(stored.data) + first;
+    } else {
+      DecodeBFloat16s(static_cast<const uint8_t*>(stored.data) + first * GradientBytes(stored.type), count, widened_);
+    }
+  }
+
+  const float* values() const { return values_; }
+
+ private:
+  float widened_[kChunkSize];
+  const float* values_ = widened_;
+};
+
 // An extent as it is walked: `cols` elements to a row.
 struct Extent {
-  const float* gradient;
+  ConstGradient gradient;
   const AdamState& state;
   uint8_t* weights;  // of a master with a remainder
   int64_t cols;
@@ -157,10 +176,11 @@ bool HasMomentScales(const AdamState& state) {
 
 void UpdateStaged(const AdamStep& step, const Extent& extent, int64_t row, int64_t col, int64_t count) {
   const int64_t first = row * extent.cols + col;
+  const StagedGradient gradient(extent.gradient, first, count);
   StagedMaster master(extent.state, extent.weights, first, count);
   StagedMoment exp_avg(MomentKind::kExpAvg, MomentAt(extent.state.exp_avg, extent.cols, row, col), count);
   StagedMoment exp_avg_sq(MomentKind::kExpAvgSq, MomentAt(extent.state.exp_avg_sq, extent.cols, row, col), count);
-  UpdatePiece(step, {extent.gradient + first, master.values(), exp_avg.Unscaled(), exp_avg_sq.Unscaled(), 0, 1, count});
+  UpdatePiece(step, {gradient.values(), master.values(), exp_avg.Unscaled(), exp_avg_sq.Unscaled(), 0, 1, count});
   master.Store();
   exp_avg.Store();
   exp_avg_sq.Store();
@@ -168,10 +188,11 @@ void UpdateStaged(const AdamStep& step, const Extent& extent, int64_t row, int64
 
 void UpdateTile(const AdamStep& step, const Extent& extent, const Tile& tile) {
   const AdamState& state = extent.state;
-  if (state.remainder == nullptr && !HasMomentScales(state)) {
+  if (state.remainder == nullptr && !HasMomentScales(state) && extent.gradient.type == GradientType::kFP32) {
     const int64_t first = tile.row * extent.cols + tile.col;
     return UpdatePiece(
-        step, {extent.gradient + first, state.master + first, MomentAt(state.exp_avg, extent.cols, tile.row, tile.col),
+        step, {static_cast<const float*>(extent.gradient.data) + first, state.master + first,
+               MomentAt(state.exp_avg, extent.cols, tile.row, tile.col),
                MomentAt(state.exp_avg_sq, extent.cols, tile.row, tile.col), extent.cols, tile.rows, tile.cols});
   }
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
@@ -200,7 +221,7 @@ float BiasCorrection(float beta, int64_t step) {
   return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(step)));
 }
 
-float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
+float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());

@@ -9,6 +9,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam_math.h"
 #include "kernels/optim/moment.h"
+#include "kernels/reduce/gradient.h"
 
 namespace paramshard {
 
@@ -34,7 +35,7 @@ float BiasCorrection(float beta, int64_t step);
 // planes. The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the
 // extent's granules one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).
 //
-// `gradient` is rows x cols like the state. A plane whose data is null is not written (see EncodePlanes). None of the
+// `gradient` is rows x cols like the state, and widened where it is BF16. A plane whose data is null is not written (see EncodePlanes). None of the
 // arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
@@ -42,7 +43,7 @@ float BiasCorrection(float beta, int64_t step);
 // of the new master where NeedsAmax(), else 0.
 //
 // Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); BF16 with row_wise.data where the master is stored with a remainder.
-float FusedAdam(const AdamStep& step, const float* gradient, const AdamState& state, int64_t rows, int64_t cols,
+float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling = {});
 

@@ -80,7 +80,7 @@ absl::Status CheckExtent(const AdamExtent& extent) {
 bool IsInPhase(const DeviceExtent& extent) {
   const auto moment = [&](const MutableMoment& m) { return IsInPhase(m.data, MomentBytes(m.type), extent.phase); };
   const bool split = extent.remainder != nullptr;
-  return IsInPhase(extent.gradient, sizeof(float), extent.phase) && moment(extent.exp_avg) &&
+  return IsInPhase(extent.gradient.data, GradientBytes(extent.gradient.type), extent.phase) && moment(extent.exp_avg) &&
          moment(extent.exp_avg_sq) && IsInPhase(extent.remainder, sizeof(int16_t), extent.phase) &&
          (!split || IsInPhase(extent.row_wise.data, sizeof(uint16_t), extent.phase));
 }
@@ -102,16 +102,19 @@ AdamMoments MomentsOf(const DeviceExtent& extent) {
 // The access, and the moments that a kernel of it takes.
 AdamKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
   const AdamMoments moments = MomentsOf(extent);
-  if (!IsInPhase(extent)) return {AdamMoments::kAny, AdamAccess::kStrided, tiles};
+  const AdamGradients gradients =
+      moments == AdamMoments::kAny ? AdamGradients::kAny : static_cast<AdamGradients>(extent.gradient.type);
+  const AdamKind strided = {AdamMoments::kAny, AdamGradients::kAny, AdamAccess::kStrided, tiles};
+  if (!IsInPhase(extent)) return strided;
   const bool can_shift = (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) &&
                          extent.remainder == nullptr && extent.columns < std::numeric_limits<int32_t>::max();
   // Rows that begin inside of a sector cost more than their own bytes. With BF16 moments, which leave less time for an
   // element, shifting costs more than that.
   const bool whole_sectors = IsFlat(extent.encoding.format) || extent.rows <= 1 ||
                              extent.columns % kShiftAlignment == 0 || moments == AdamMoments::kBF16;
-  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, AdamAccess::kQuads, tiles};
-  if (can_shift) return {moments, AdamAccess::kShifted, tiles};
-  return {AdamMoments::kAny, AdamAccess::kStrided, tiles};
+  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, gradients, AdamAccess::kQuads, tiles};
+  if (can_shift) return {moments, gradients, AdamAccess::kShifted, tiles};
+  return strided;
 }
 
 MatrixShape CutInto(const MatrixShape& shape, const MatrixShape& tile) {
@@ -150,12 +153,12 @@ DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& sca
 
 // Bit by bit: -0 is another weight decay than 0.
 bool AreSame(const AdamStep& a, const AdamStep& b) {
-  for (float AdamStep::*const member :
-       {&AdamStep::learning_rate, &AdamStep::beta1, &AdamStep::beta2, &AdamStep::epsilon, &AdamStep::weight_decay,
-        &AdamStep::bias_correction1, &AdamStep::bias_correction2, &AdamStep::gradient_scale}) {
-    if (FloatBits(a.*member) != FloatBits(b.*member)) return false;
+  const auto same = [](float x, float y) { return FloatBits(x) == FloatBits(y); };
+  for (float Hyperparameters::*const member : kHyperparameters) {
+    if (!same(a.*member, b.*member)) return false;
   }
-  return a.mode == b.mode;
+  return a.mode == b.mode && same(a.bias_correction1, b.bias_correction1) &&
+         same(a.bias_correction2, b.bias_correction2) && same(a.gradient_scale, b.gradient_scale);
 }
 
 // An array in device memory, written from one in pinned memory.
@@ -253,7 +256,7 @@ void AddToKind(const AdamKind& kind, uint32_t extent, std::vector<KindTiles>& ki
 }
 
 // A kind of its own in the table of encodings.
-constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamAccess::kNvfp4, StepTiles::kFlat};
+constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamGradients::kAny, AdamAccess::kNvfp4, StepTiles::kFlat};
 
 }  // namespace
 
@@ -308,9 +311,10 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents)
     const DeviceExtent& added = extents_.emplace_back(ToDeviceExtent(extent));
     const auto index = static_cast<uint32_t>(extents_.size() - 1);
     AddToKind(KindOf(added, tiles), index, step_kinds_);
-    // Encoding reads no moments.
+    // Encoding reads no moments and no gradients.
     AdamKind encode_kind = KindOf(added, tiles);
     encode_kind.moments = AdamMoments::kAny;
+    encode_kind.gradients = AdamGradients::kAny;
     AddToKind(gpu.late_tile_shape.rows != 0 ? kNvfp4Kind : encode_kind, index, encode_kinds_);
     needs_amax_ = needs_amax_ || NeedsAmax(format);
   }

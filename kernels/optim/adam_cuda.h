@@ -27,7 +27,7 @@ namespace paramshard::gpu {
 // nearly as fast with moments of equal type, FP32 or BF16; else elements are accessed one by one, as they are where
 // arrays differ in their alignment to four elements.
 struct AdamExtent {
-  const float* gradient = nullptr;
+  ConstGradient gradient;
   AdamState state;
   int64_t rows = 0;
   int64_t columns = 0;
@@ -46,8 +46,8 @@ struct AdamExtent {
 //   // The largest over all ranks become scalings; then:
 //   RETURN_IF_ERROR(plan.EncodeAfterAmax(stepped, scalings, stream));
 //
-// A step is one launch for each kind of extents that the plan has: by the types of their moments, by how they can be
-// accessed, and by FP8_BLOCK_128X128 or MXFP8, which other formats join. A model has one or two.
+// A step is one launch for each kind of extents that the plan has: by the types of their moments and gradients, by how
+// they can be accessed, and by FP8_BLOCK_128X128 or MXFP8, which other formats join. A model has one or two.
 //
 // `scalings` has an entry per extent, or is empty where no extent NeedsAmax().
 class FusedAdamPlan {

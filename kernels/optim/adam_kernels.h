@@ -16,7 +16,7 @@
 namespace paramshard::gpu {
 
 struct DeviceExtent {
-  const float* gradient;
+  ConstGradient gradient;
   // Null where the master is the row-wise plane's data and `remainder`.
   float* master;
   int16_t* remainder;
@@ -127,6 +127,9 @@ enum class AdamPass : uint8_t {
 // How both moments are stored: the same way, by the numbers of MomentType, or (kAny) as each extent says.
 enum class AdamMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
 
+// How gradients are stored: by the numbers of GradientType, or as each extent says. kAny goes with any moments.
+enum class AdamGradients : uint8_t { kFP32 = 1, kBF16 = 2, kAny = 3 };
+
 // How the elements of an extent can be accessed.
 enum class AdamAccess : uint8_t {
   kQuads,    // four consecutive ones of a row at once, in every array
@@ -138,12 +141,13 @@ enum class AdamAccess : uint8_t {
 // What all extents of a launch have in common, and a kernel is compiled for.
 struct AdamKind {
   AdamMoments moments;
+  AdamGradients gradients;
   AdamAccess access;
   // Of the formats in blocks: not kFlat. Flat extents join either.
   StepTiles tiles;
 
   friend bool operator==(const AdamKind& a, const AdamKind& b) {
-    return a.moments == b.moments && a.access == b.access && a.tiles == b.tiles;
+    return a.moments == b.moments && a.gradients == b.gradients && a.access == b.access && a.tiles == b.tiles;
   }
 };
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/base/host_device.h"
+#include "kernels/optim/hyperparameters.h"
 
 namespace paramshard {
 
@@ -40,13 +41,8 @@ constexpr bool IsAdamMode(AdamMode mode) {
   return false;
 }
 
-// The hyper-parameters of one step. They are the same for every element of a parameter group.
-struct AdamStep {
-  float learning_rate = 1e-3f;
-  float beta1 = 0.9f;
-  float beta2 = 0.999f;
-  float epsilon = 1e-8f;
-  float weight_decay = 0.0f;
+// One step: the same for every element of a parameter group.
+struct AdamStep : Hyperparameters {
   AdamMode mode = AdamMode::kAdamW;
   // BiasCorrection(beta, step), or 1 without bias correction.
   float bias_correction1 = 1.0f;

@@ -10,7 +10,8 @@
 //
 //  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An approximate
 //     reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused multiply-add gives
-//     exactly; for the root one such correction. For the divisions by bias corrections the host gives the reciprocal.
+//     exactly; for the root one such correction. For the divisions by bias corrections the host gives reciprocals of
+//     which two instructions make the quotient (reciprocal_pair.h).
 //  2. Small moments down to zero, too. Bias corrections divide as a product in double: with c <= 1 the quotient of two
 //     float32 is never a tie and is at least 2^-48 of itself away from one, and the product is off by 2^-52. Root and
 //     quotient are taken of operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second time,
@@ -24,6 +25,7 @@
 
 #include "kernels/base/float_bits.h"
 #include "kernels/optim/adam_math.h"
+#include "kernels/optim/reciprocal_pair.h"
 
 namespace paramshard::gpu {
 
@@ -32,13 +34,14 @@ struct AdamConstants {
   AdamStep step;
   float one_minus_beta1;
   float one_minus_beta2;
-  // 1 / bias_correction, each rounded once.
-  float reciprocal1;
-  float reciprocal2;
+  // Of the bias corrections.
+  ReciprocalPair reciprocal1;
+  ReciprocalPair reciprocal2;
   double wide_reciprocal1;
   double wide_reciprocal2;
-  // False: only the third way is exact for these.
+  // False: only the third way is exact for these, or the second and the third.
   bool in_range;
+  bool allows_ordinary;
 };
 
 // The bounds that the first two ways are proven for. With them no intermediate result overflows, and every remainder is
@@ -56,17 +59,17 @@ constexpr uint32_t kEndExpAvgSqExponent = 127 + 64;
 constexpr uint32_t kEndSmallExpAvgSqExponent = 127 + 20;
 
 inline AdamConstants MakeAdamConstants(const AdamStep& step) {
-  AdamConstants constants;
+  AdamConstants constants = {};
   constants.step = step;
   constants.one_minus_beta1 = 1.0f - step.beta1;
   constants.one_minus_beta2 = 1.0f - step.beta2;
-  constants.reciprocal1 = 1.0f / step.bias_correction1;
-  constants.reciprocal2 = 1.0f / step.bias_correction2;
   constants.wide_reciprocal1 = 1.0 / static_cast<double>(step.bias_correction1);
   constants.wide_reciprocal2 = 1.0 / static_cast<double>(step.bias_correction2);
   constants.in_range = step.bias_correction1 >= kMinBiasCorrection && step.bias_correction1 <= 1.0f &&
                        step.bias_correction2 >= kMinBiasCorrection && step.bias_correction2 <= 1.0f &&
                        step.epsilon >= kMinEpsilon && step.epsilon <= kMaxEpsilon;
+  constants.allows_ordinary = constants.in_range && FindReciprocalPair(step.bias_correction1, constants.reciprocal1) &&
+                              FindReciprocalPair(step.bias_correction2, constants.reciprocal2);
   return constants;
 }
 
@@ -101,6 +104,11 @@ __device__ __forceinline__ float Divide(float dividend, float divisor) {
   return Divide(dividend, divisor, fmaf(fmaf(-divisor, approximate, 1.0f), approximate, approximate));
 }
 
+// dividend / divisor, where `reciprocal` belongs to a divisor that is not here.
+__device__ __forceinline__ float Divide(float dividend, const ReciprocalPair& reciprocal) {
+  return fmaf(dividend, reciprocal.high, dividend * reciprocal.low);
+}
+
 // sqrtf(x), where `reciprocal_root` is that of x.
 __device__ __forceinline__ float Root(float x, float reciprocal_root) {
   const float root = x * reciprocal_root;
@@ -109,8 +117,8 @@ __device__ __forceinline__ float Root(float x, float reciprocal_root) {
 
 // The first way: (exp_avg / bias_correction1) / (sqrtf(exp_avg_sq / bias_correction2) + epsilon).
 __device__ __forceinline__ float OrdinaryQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
-  const float mean = Divide(exp_avg, constants.step.bias_correction1, constants.reciprocal1);
-  const float square = Divide(exp_avg_sq, constants.step.bias_correction2, constants.reciprocal2);
+  const float mean = Divide(exp_avg, constants.reciprocal1);
+  const float square = Divide(exp_avg_sq, constants.reciprocal2);
   return Divide(mean, Root(square, ApproximateReciprocalRoot(square)) + constants.step.epsilon);
 }
 
@@ -212,7 +220,7 @@ __device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constant
     fresh[i].exp_avg_sq = step.beta2 * elements[i].exp_avg_sq + (constants.one_minus_beta2 * g) * g;
   }
   float quotients[kCount];
-  if (constants.in_range && AreOrdinary(fresh)) {
+  if (constants.allows_ordinary && AreOrdinary(fresh)) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) quotients[i] = OrdinaryQuotient(constants, fresh[i].exp_avg, fresh[i].exp_avg_sq);
   } else if (constants.in_range && AreSmall(fresh)) {

@@ -22,12 +22,67 @@
 
 namespace paramshard::gpu {
 
+// The gradients of an extent.
+template <typename Access, AdamGradients kType>
+class GradientRows {
+ public:
+  using Casts = MomentCasts<kType == AdamGradients::kFP32 ? AdamMoments::kFP32 : AdamMoments::kBF16>;
+  using Stored = typename Casts::Stored;
+
+  static constexpr int kSlotBytes = Access::template kRowBytes<Stored>;
+
+  explicit __device__ GradientRows(const ConstGradient& gradient) : data_(static_cast<const Stored*>(gradient.data)) {}
+
+  __device__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) const {
+    Access::Fetch(data_, index, valid, slot);
+  }
+  __device__ void Read(int64_t index, const uint8_t* slot, float (&values)[kQuad]) const {
+    Casts::Decode(Access::Read(data_, index, slot), values);
+  }
+
+ private:
+  const Stored* data_;
+};
+
+// Those whose type is known when the kernel runs. The same for all threads.
+template <typename Access>
+class GradientRows<Access, AdamGradients::kAny> {
+ public:
+  static constexpr int kSlotBytes = Access::template kRowBytes<float>;
+
+  explicit __device__ GradientRows(const ConstGradient& gradient) : gradient_(gradient) {}
+
+  __device__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) const {
+    WithType([&](const auto& rows) { rows.Fetch(index, valid, slot); });
+  }
+  __device__ void Read(int64_t index, const uint8_t* slot, float (&values)[kQuad]) const {
+    WithType([&](const auto& rows) { rows.Read(index, slot, values); });
+  }
+
+ private:
+  template <typename Function>
+  __device__ void WithType(const Function& function) const {
+    switch (gradient_.type) {
+      case GradientType::kFP32:
+        return function(GradientRows<Access, AdamGradients::kFP32>(gradient_));
+      case GradientType::kBF16:
+        return function(GradientRows<Access, AdamGradients::kBF16>(gradient_));
+    }
+  }
+
+  const ConstGradient& gradient_;
+};
+
 // Moves the rows of one tile through shared memory and updates them.
-template <typename Access, AdamMoments kMoments, int kSharedBytes>
+template <typename Access, AdamMoments kMoments, AdamGradients kGradients, int kSharedBytes>
 class StepRows {
  public:
   __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
-      : extent_(extent), constants_(constants), exp_avg_(extent.exp_avg), exp_avg_sq_(extent.exp_avg_sq) {}
+      : extent_(extent),
+        constants_(constants),
+        gradients_(extent.gradient),
+        exp_avg_(extent.exp_avg),
+        exp_avg_sq_(extent.exp_avg_sq) {}
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
@@ -40,6 +95,8 @@ class StepRows {
     const Masters masters(extent_);
     const auto& walk = tile.walk();
     uint8_t* const slots = MasterRow(kRows) + TileType::kExtraBytes;
+    exp_avg_.LoadScales(walk);
+    exp_avg_sq_.LoadScales(walk);
     // The master has all rows at once, and the first rows of the others come with it.
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -61,7 +118,7 @@ class StepRows {
       uint8_t* const others = slots + slot * kSlotBytes;
       Elements elements;
       elements.master = masters.template Read<kRows>(place.index, row);
-      ReadOthers(place.index, others, elements);
+      ReadOthers(place.index, row, others, elements);
       const uint32_t valid = tile.Valid(place);
       if (row + kSlots < walk.rows) FetchOthers(tile, fetched, others);
       CommitCopies();
@@ -69,42 +126,45 @@ class StepRows {
       if (!Access::kInPart || valid != 0) {
         Update(elements);
         masters.Store(elements.master, place.index, valid, row);
-        exp_avg_.Store(elements.exp_avg, place.index, place.block, valid);
-        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, place.block, valid);
+        exp_avg_.Store(elements.exp_avg, place.index, row, valid);
+        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, row, valid);
         tile.Visit(place, valid, elements.master.values);
       }
       walk.Advance(place);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
+    exp_avg_.StoreScales(walk);
+    exp_avg_sq_.StoreScales(walk);
     tile.Finish();
   }
 
  private:
+  using Gradients = GradientRows<Access, kGradients>;
   using ExpAvg = MomentRows<Access, kMoments, false>;
   using ExpAvgSq = MomentRows<Access, kMoments, true>;
 
-  static constexpr int kGradientBytes = Access::template kRowBytes<float>;
+  static constexpr int kGradientBytes = Gradients::kSlotBytes;
   static constexpr int kSlotBytes = kGradientBytes + ExpAvg::kSlotBytes + ExpAvgSq::kSlotBytes;
 
   struct Elements {
     Quad<float> master;
-    Quad<float> gradient;
+    float gradient[kQuad];
     float exp_avg[kQuad];
     float exp_avg_sq[kQuad];
   };
 
   template <typename TileType, typename Place>
-  __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) const {
+  __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) {
     const uint32_t valid = tile.Valid(place);
-    Access::Fetch(extent_.gradient, place.index, valid, slot);
-    exp_avg_.Fetch(place.index, place.block, valid, slot + kGradientBytes);
-    exp_avg_sq_.Fetch(place.index, place.block, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
+    gradients_.Fetch(place.index, valid, slot);
+    exp_avg_.Fetch(place.index, valid, slot + kGradientBytes);
+    exp_avg_sq_.Fetch(place.index, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
   }
 
-  __device__ void ReadOthers(int64_t index, const uint8_t* slot, Elements& elements) const {
-    elements.gradient = Access::Read(extent_.gradient, index, slot);
-    exp_avg_.Read(index, slot + kGradientBytes, elements.exp_avg);
-    exp_avg_sq_.Read(index, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
+  __device__ void ReadOthers(int64_t index, int row, const uint8_t* slot, Elements& elements) {
+    gradients_.Read(index, slot, elements.gradient);
+    exp_avg_.Read(index, row, slot + kGradientBytes, elements.exp_avg);
+    exp_avg_sq_.Read(index, row, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
   }
 
   __device__ void Update(Elements& elements) const {
@@ -113,7 +173,7 @@ class StepRows {
     for (int j = 0; j < kQuad; ++j) {
       updated[j] = {elements.master.values[j], elements.exp_avg[j], elements.exp_avg_sq[j]};
     }
-    UpdateAdamElements(constants_, elements.gradient.values, updated);
+    UpdateAdamElements(constants_, elements.gradient, updated);
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       elements.master.values[j] = updated[j].master;
@@ -124,8 +184,9 @@ class StepRows {
 
   const DeviceExtent& extent_;
   const AdamConstants& constants_;
-  const ExpAvg exp_avg_;
-  const ExpAvgSq exp_avg_sq_;
+  const Gradients gradients_;
+  ExpAvg exp_avg_;
+  ExpAvgSq exp_avg_sq_;
 };
 
 // Brings the master's rows into shared memory, and nothing else.
@@ -237,14 +298,14 @@ constexpr int kResidentBlocks =
 template <typename Access, StepTiles kTiles, AdamMoments kMoments>
 constexpr int kSharedBytes = (kResidentBlocks<Access, kTiles, kMoments> == 2 ? 112 : 74) * 1024;
 
-template <typename Access, StepTiles kTiles, AdamMoments kMoments>
+template <typename Access, StepTiles kTiles, AdamMoments kMoments, AdamGradients kGradients>
 __global__ __launch_bounds__(kThreads,
                              kResidentBlocks<Access, kTiles, kMoments>) void AdamStepKernel(AdamLaunch launch) {
   // Copies, which need not be read again after every store.
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
   const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
-  using Rows = StepRows<Access, kMoments, kSharedBytes<Access, kTiles, kMoments>>;
+  using Rows = StepRows<Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
   RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants));
 }
 
@@ -256,14 +317,36 @@ __global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, AdamMomen
   RunTile<Access, kTiles>(extent, tile, launch, EncodeRows<Access>(extent));
 }
 
+template <typename Access, StepTiles kTiles, AdamMoments kMoments, AdamGradients kGradients>
+AdamKernel StepKernel() {
+  return {AdamStepKernel<Access, kTiles, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
+}
+
+// Moments of one type with gradients of either one, or any with any.
+template <typename Access, StepTiles kTiles, AdamMoments kMoments>
+AdamKernel StepKernelWith(AdamGradients gradients) {
+  if constexpr (kMoments == AdamMoments::kAny) {
+    return StepKernel<Access, kTiles, kMoments, AdamGradients::kAny>();
+  } else {
+    switch (gradients) {
+      case AdamGradients::kFP32:
+        return StepKernel<Access, kTiles, kMoments, AdamGradients::kFP32>();
+      case AdamGradients::kBF16:
+        return StepKernel<Access, kTiles, kMoments, AdamGradients::kBF16>();
+      case AdamGradients::kAny:
+        break;  // joins any moments
+    }
+    return {};
+  }
+}
+
 template <typename Access, AdamMoments kMoments>
-AdamKernel StepKernelOf(StepTiles tiles) {
-  switch (tiles) {
+AdamKernel StepKernelOf(const AdamKind& kind) {
+  switch (kind.tiles) {
     case StepTiles::kMxfp8:
-      return {AdamStepKernel<Access, StepTiles::kMxfp8, kMoments>, kSharedBytes<Access, StepTiles::kMxfp8, kMoments>};
+      return StepKernelWith<Access, StepTiles::kMxfp8, kMoments>(kind.gradients);
     case StepTiles::kFp8Block:
-      return {AdamStepKernel<Access, StepTiles::kFp8Block, kMoments>,
-              kSharedBytes<Access, StepTiles::kFp8Block, kMoments>};
+      return StepKernelWith<Access, StepTiles::kFp8Block, kMoments>(kind.gradients);
     case StepTiles::kFlat:
       break;  // joins one of the others
   }

@@ -2,9 +2,7 @@
 
 namespace paramshard::gpu {
 
-AdamKernel StridedStepKernel(const AdamKind& kind) {
-  return StepKernelOf<StridedAccess, AdamMoments::kAny>(kind.tiles);
-}
+AdamKernel StridedStepKernel(const AdamKind& kind) { return StepKernelOf<StridedAccess, AdamMoments::kAny>(kind); }
 
 AdamKernel StridedEncodeKernel(StepTiles tiles) { return EncodeKernelOf<StridedAccess>(tiles); }
 

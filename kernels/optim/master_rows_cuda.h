@@ -65,7 +65,7 @@ class SplitMasters {
     Quad<float> quad;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      quad.values[j] = Join({weights.values[j], static_cast<int16_t>(remainders.values[j])});
+      quad.values[j] = Join({weights.Get(j), static_cast<int16_t>(remainders.Get(j))});
     }
     return quad;
   }
@@ -74,10 +74,12 @@ class SplitMasters {
     Quad<uint16_t> weights;
     Quad<uint16_t> remainders;
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const auto split = Split(quad.values[j]);
-      weights.values[j] = split.weight;
-      remainders.values[j] = static_cast<uint16_t>(split.remainder);
+    for (int i = 0; i < kQuad / 2; ++i) {
+      const uint32_t first = FloatBits(quad.values[2 * i]);
+      const uint32_t second = FloatBits(quad.values[2 * i + 1]);
+      // Split() of both: the upper halves of what is rounded, and the lower halves.
+      weights.words[i] = __byte_perm(first + 0x8000u, second + 0x8000u, 0x7632);
+      remainders.words[i] = __byte_perm(first, second, 0x5410);
     }
     Access::Store(weights, index, valid, weights_);
     Access::Store(remainders, index, valid, remainders_);

@@ -1,8 +1,9 @@
 // Moments of each type on a GPU: a thread's four elements of a row, in shared memory and back to global memory.
 //
-// A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp. The bytes are
-// those of moment_math.h; where its division and its root would leave the fast path of their instructions for no need,
-// the sequences of adam_math_cuda.h give the same results without.
+// A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp, and the scale of
+// the warp's r-th row stays with lane r. The bytes are those of moment_math.h. Codes have few bits: an approximate
+// quotient nearly always shows which one it is. Where it does not, and for amaxes at the ends of the range, the quotient
+// and the root are exact.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -43,7 +44,7 @@ struct MomentCasts<AdamMoments::kBF16> {
   using Stored = uint16_t;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) values[j] = DecodeBFloat16(stored.values[j]);
+    for (int j = 0; j < kQuad; ++j) values[j] = DecodeBFloat16(stored.Get(j));
   }
   __device__ static Quad<Stored> Encode(const float (&values)[kQuad]) { return EncodeBFloat16Quad(values); }
 };
@@ -52,16 +53,23 @@ template <>
 struct MomentCasts<AdamMoments::kFP16> {
   using Stored = uint16_t;
   static constexpr float kMax = kFloat16Max;
+  // What a quotient may be off, relatively, that a code is taken from (see EncodeBlock), and whether its reciprocal is
+  // refined for that.
+  static constexpr float kDoubt = 0x1p-21f;
+  static constexpr bool kRefined = true;
+  // The smallest amax of exp_avg_sq whose block is cast so, and what its elements are multiplied by: those whose codes
+  // are not zero become normal numbers.
+  static constexpr float kLeastSquare = 0x1p-96f;
+  static constexpr float kLift = 0x1p64f;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) values[j] = DecodeFloat16Value(stored.values[j]);
+    DecodeFloat16Pair(stored.words[0], values[0], values[1]);
+    DecodeFloat16Pair(stored.words[1], values[2], values[3]);
   }
   __device__ static Quad<Stored> Encode(const float (&values)[kQuad]) {
-    const uint32_t pairs[] = {EncodeFloat16PairSaturating(values[0], values[1]),
-                              EncodeFloat16PairSaturating(values[2], values[3])};
-    Quad<Stored> quad;
-    memcpy(quad.values, pairs, sizeof(pairs));
-    return quad;
+    return {{EncodeFloat16PairSaturating(values[0], values[1]), EncodeFloat16PairSaturating(values[2], values[3])}};
+  }
+  __device__ static bool AreSame(const Quad<Stored>& a, const Quad<Stored>& b) {
+    return ((a.words[0] ^ b.words[0]) | (a.words[1] ^ b.words[1])) == 0;
   }
 };
 
@@ -69,14 +77,17 @@ template <>
 struct MomentCasts<AdamMoments::kFP8> {
   using Stored = uint8_t;
   static constexpr float kMax = E4M3::kMax;
+  static constexpr float kDoubt = 0x1p-20f;
+  static constexpr bool kRefined = false;
+  static constexpr float kLeastSquare = 0x1p-80f;
+  static constexpr float kLift = 1.0f;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
-    uint32_t codes;
-    memcpy(&codes, stored.values, sizeof(codes));
-    DecodeE4M3Quad(codes, values);
+    DecodeE4M3Quad(stored.word, values);
   }
   __device__ static Quad<Stored> Encode(const float (&values)[kQuad]) {
-    return CodeQuad(EncodeFloat8Quad<E4M3>(values[0], values[1], values[2], values[3]));
+    return {EncodeFloat8Quad<E4M3>(values[0], values[1], values[2], values[3])};
   }
+  __device__ static bool AreSame(const Quad<Stored>& a, const Quad<Stored>& b) { return a.word == b.word; }
 };
 
 // sqrtf() of each.
@@ -116,12 +127,96 @@ __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float
   for (int j = 0; j < kQuad; ++j) values[j] = Divide(values[j], scale_inv, reciprocal);
 }
 
-// MomentScaleInv() without the branches of its division.
+// The largest of a block, a warp's, as bits: of what is stored, without NaN.
+__device__ __forceinline__ float AmaxOfBlock(const float (&values)[kQuad]) {
+  float amax = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) amax = fmaxf(amax, fabsf(values[j]));
+  return FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
+}
+
+// Bits that are not below those of the largest one, and the same where they are in the range of EncodeByEstimate(). Of
+// exp_avg_sq the largest itself, whose root is that of all: negative values and NaN count as very large there.
+template <bool kRoot>
+__device__ __forceinline__ uint32_t LargestOfBlock(const float (&values)[kQuad]) {
+  uint32_t largest;
+  if constexpr (kRoot) {
+    largest = max(max(FloatBits(values[0]), FloatBits(values[1])), max(FloatBits(values[2]), FloatBits(values[3])));
+  } else {
+    // Four NaN give one.
+    largest = FloatBits(fmaxf(fmaxf(fabsf(values[0]), fabsf(values[1])), fmaxf(fabsf(values[2]), fabsf(values[3]))));
+  }
+  return __reduce_max_sync(~0u, largest);
+}
+
+__device__ __forceinline__ float ApproximateRoot(float x) {
+  float result;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. The amax of the block is 0, or
+// in [2^-60, 2^60), or of exp_avg_sq in [kLeastSquare, 2^64).
+//
+// In units of 2^-24, relatively: the approximate root is off by 2 and the exact one by 1, the reciprocal by 2, or 1
+// where it is refined, and each product by 1: 8 at most with the rounding of the exact quotient, 7 where refined. What
+// is `kDoubt` below and above has the exact one between. If both are cast to one code, so is that. (Below 2^-126
+// products are off by more, and roots of subnormal numbers are zero; all of that is cast to zeros.)
+template <typename Casts, bool kRoot>
+__device__ __forceinline__ bool EncodeByEstimate(const float (&values)[kQuad], float scale_inv,
+                                                 Quad<typename Casts::Stored>& codes) {
+  constexpr bool kLifts = kRoot && Casts::kLift != 1.0f;
+  static_assert(!kLifts || Casts::kLift == 0x1p64f);
+  float reciprocal = ApproximateReciprocal(scale_inv);
+  if constexpr (Casts::kRefined) reciprocal = fmaf(fmaf(-scale_inv, reciprocal, 1.0f), reciprocal, reciprocal);
+  if constexpr (kLifts) reciprocal = reciprocal * 0x1p-32f;
+  const float low = reciprocal * (1.0f - Casts::kDoubt);
+  const float high = reciprocal * (1.0f + Casts::kDoubt);
+  float lower[kQuad];
+  float upper[kQuad];
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) {
+    float to_store = values[j];
+    if constexpr (kLifts) to_store = to_store * Casts::kLift;
+    if constexpr (kRoot) to_store = ApproximateRoot(to_store);
+    lower[j] = to_store * low;
+    upper[j] = to_store * high;
+  }
+  codes = Casts::Encode(lower);
+  return Casts::AreSame(codes, Casts::Encode(upper));
+}
+
+// The scale_inv of a block whose amax is in that range, or 0.
 template <typename Casts>
-__device__ __forceinline__ float BlockScaleInv(float amax) {
-  if (amax == 0.0f) return 1.0f;
-  if (amax >= 0x1p-90f && amax < 0x1p90f) return Divide(amax, Casts::kMax, 1.0f / Casts::kMax);
-  return MomentScaleInv(amax, Casts::kMax);
+__device__ __forceinline__ float OrdinaryScaleInv(float amax) {
+  constexpr ReciprocalPair kReciprocal = NearestReciprocalPair(Casts::kMax);
+  const float quotient = Divide(amax, kReciprocal);
+  return amax == 0.0f ? 1.0f : quotient;
+}
+
+// The codes and the scale of a block, of which each lane of a warp has a part.
+template <typename Casts, bool kRoot>
+__device__ __forceinline__ Quad<typename Casts::Stored> EncodeBlock(const float (&values)[kQuad], float& scale_inv) {
+  constexpr float kLeast = kRoot ? Casts::kLeastSquare : 0x1p-60f;
+  constexpr float kEnd = kRoot ? 0x1p64f : 0x1p60f;
+  const uint32_t largest = LargestOfBlock<kRoot>(values);
+  const bool ordinary = largest == 0 || largest - FloatBits(kLeast) < FloatBits(kEnd) - FloatBits(kLeast);
+  float to_store[kQuad] = {values[0], values[1], values[2], values[3]};
+  float amax = FloatFromBits(largest);
+  if (ordinary) {
+    // The root of zero is a NaN here, and not used.
+    if constexpr (kRoot) amax = largest == 0 ? 0.0f : Root(amax, ApproximateReciprocalRoot(amax));
+    scale_inv = OrdinaryScaleInv<Casts>(amax);
+    Quad<typename Casts::Stored> codes;
+    if (EncodeByEstimate<Casts, kRoot>(values, scale_inv, codes)) return codes;
+    if constexpr (kRoot) TakeRoots(to_store);
+  } else {
+    if constexpr (kRoot) TakeRoots(to_store);
+    amax = AmaxOfBlock(to_store);
+    scale_inv = MomentScaleInv(amax, Casts::kMax);
+  }
+  DivideByScale(amax, scale_inv, to_store);
+  return Casts::Encode(to_store);
 }
 
 // One moment of an extent. kRoot: exp_avg_sq.
@@ -132,91 +227,110 @@ class MomentRows {
   using Stored = typename Casts::Stored;
 
   static constexpr bool kHasScales = kType == AdamMoments::kFP16 || kType == AdamMoments::kFP8;
-  // A thread has its own copy of its block's scale.
-  static constexpr int kSlotBytes = Access::template kRowBytes<Stored> + (kHasScales ? kThreads * 4 : 0);
+  static constexpr int kSlotBytes = Access::template kRowBytes<Stored>;
 
-  explicit __device__ MomentRows(const MutableMoment& moment)
-      : data_(static_cast<Stored*>(moment.data)), scales_(moment.scales) {}
+  explicit __device__ MomentRows(const MutableMoment& moment, float scale_inv = 1.0f)
+      : data_(static_cast<Stored*>(moment.data)), scales_(moment.scales), scale_inv_(scale_inv) {}
 
-  // Copies a row into its slot.
-  __device__ void Fetch(int64_t index, int64_t block, uint32_t valid, uint8_t* slot) const {
-    Access::Fetch(data_, index, valid, slot);
-    if constexpr (kHasScales) CopyAsync<4>(ScaleIn(slot), scales_ + block, valid != 0 ? 4 : 0);
+  // Of the blocks that the warp walks. All lanes of the warp call it, as all below.
+  template <typename WalkType>
+  __device__ void LoadScales(const WalkType& walk) {
+    if constexpr (kHasScales) {
+      if (Lane() < walk.rows) scale_inv_ = scales_[walk.BlockAt(Lane())];
+    }
   }
 
-  __device__ void Read(int64_t index, const uint8_t* slot, float (&values)[kQuad]) const {
+  // Stores them as Store() has left them.
+  template <typename WalkType>
+  __device__ void StoreScales(const WalkType& walk) const {
+    if constexpr (kHasScales) {
+      if (Lane() < walk.rows) StoreGlobal(scale_inv_, scales_ + walk.BlockAt(Lane()));
+    }
+  }
+
+  // Copies a row into its slot.
+  __device__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) const {
+    Access::Fetch(data_, index, valid, slot);
+  }
+
+  __device__ void Read(int64_t index, int row, const uint8_t* slot, float (&values)[kQuad]) const {
     Casts::Decode(Access::Read(data_, index, slot), values);
     if constexpr (kHasScales) {
-      const float scale_inv = *ScaleIn(slot);
+      const float scale_inv = __shfl_sync(~0u, scale_inv_, row);
 #pragma unroll
       for (int j = 0; j < kQuad; ++j) values[j] = MomentFromStored<kRoot>(values[j] * scale_inv);
     }
   }
 
-  // All lanes of the warp call it.
-  __device__ void Store(const float (&values)[kQuad], int64_t index, int64_t block, uint32_t valid) const {
+  __device__ void Store(const float (&values)[kQuad], int64_t index, int row, uint32_t valid) {
     if constexpr (kHasScales) {
-      float to_store[kQuad] = {values[0], values[1], values[2], values[3]};
-      if constexpr (kRoot) TakeRoots(to_store);
-      float amax = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j) amax = fmaxf(amax, fabsf(to_store[j]));
-      amax = FloatFromBits(__reduce_max_sync(~0u, FloatBits(amax)));
-      const float scale_inv = BlockScaleInv<Casts>(amax);
-      DivideByScale(amax, scale_inv, to_store);
-      Access::Store(Casts::Encode(to_store), index, valid, data_);
-      if (Lane() == 0) StoreGlobal(scale_inv, scales_ + block);
+      float scale_inv;
+      Access::Store(EncodeBlock<Casts, kRoot>(values, scale_inv), index, valid, data_);
+      if (Lane() == row) scale_inv_ = scale_inv;
     } else {
       Access::Store(Casts::Encode(values), index, valid, data_);
     }
   }
 
- private:
-  template <typename Byte>
-  __device__ static auto ScaleIn(Byte* slot) {
-    using Float = std::conditional_t<std::is_const_v<Byte>, const float, float>;
-    return reinterpret_cast<Float*>(slot + Access::template kRowBytes<Stored>) + threadIdx.x;
-  }
+  __device__ float scale_inv() const { return scale_inv_; }
 
+ private:
   Stored* data_;
   float* scales_;
+  // Of the warp's row number Lane().
+  float scale_inv_;
 };
 
 // One whose type is known when the kernel runs. The same for all threads.
 template <typename Access, bool kRoot>
 class MomentRows<Access, AdamMoments::kAny, kRoot> {
  public:
-  static constexpr bool kHasScales = true;
-  static constexpr int kSlotBytes = Access::template kRowBytes<float> + kThreads * 4;
+  static constexpr int kSlotBytes = Access::template kRowBytes<float>;
 
   explicit __device__ MomentRows(const MutableMoment& moment) : moment_(moment) {}
 
-  __device__ void Fetch(int64_t index, int64_t block, uint32_t valid, uint8_t* slot) const {
-    WithType([&](const auto& rows) { rows.Fetch(index, block, valid, slot); });
+  template <typename WalkType>
+  __device__ void LoadScales(const WalkType& walk) {
+    WithType([&](auto& rows) { rows.LoadScales(walk); });
   }
-  __device__ void Read(int64_t index, const uint8_t* slot, float (&values)[kQuad]) const {
-    WithType([&](const auto& rows) { rows.Read(index, slot, values); });
+  template <typename WalkType>
+  __device__ void StoreScales(const WalkType& walk) {
+    WithType([&](auto& rows) { rows.StoreScales(walk); });
   }
-  __device__ void Store(const float (&values)[kQuad], int64_t index, int64_t block, uint32_t valid) const {
-    WithType([&](const auto& rows) { rows.Store(values, index, block, valid); });
+  __device__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) {
+    WithType([&](auto& rows) { rows.Fetch(index, valid, slot); });
+  }
+  __device__ void Read(int64_t index, int row, const uint8_t* slot, float (&values)[kQuad]) {
+    WithType([&](auto& rows) { rows.Read(index, row, slot, values); });
+  }
+  __device__ void Store(const float (&values)[kQuad], int64_t index, int row, uint32_t valid) {
+    WithType([&](auto& rows) { rows.Store(values, index, row, valid); });
   }
 
  private:
   template <typename Function>
-  __device__ void WithType(const Function& function) const {
+  __device__ void WithType(const Function& function) {
     switch (moment_.type) {
       case MomentType::kFP32:
-        return function(MomentRows<Access, AdamMoments::kFP32, kRoot>(moment_));
+        return With<AdamMoments::kFP32>(function);
       case MomentType::kBF16:
-        return function(MomentRows<Access, AdamMoments::kBF16, kRoot>(moment_));
+        return With<AdamMoments::kBF16>(function);
       case MomentType::kFP16:
-        return function(MomentRows<Access, AdamMoments::kFP16, kRoot>(moment_));
+        return With<AdamMoments::kFP16>(function);
       case MomentType::kFP8:
-        return function(MomentRows<Access, AdamMoments::kFP8, kRoot>(moment_));
+        return With<AdamMoments::kFP8>(function);
     }
   }
 
+  template <AdamMoments kType, typename Function>
+  __device__ void With(const Function& function) {
+    MomentRows<Access, kType, kRoot> rows(moment_, scale_inv_);
+    function(rows);
+    scale_inv_ = rows.scale_inv();
+  }
+
   const MutableMoment& moment_;
+  float scale_inv_ = 1.0f;
 };
 
 }  // namespace paramshard::gpu

@@ -23,8 +23,6 @@ class ShiftedWalk {
  public:
   struct Place : ShiftedRows::Place {
     int slot;
-    // No moments in blocks here.
-    static constexpr int64_t block = 0;
   };
 
   explicit __device__ ShiftedWalk(const ShiftedRows& pieces)

@@ -96,9 +96,33 @@ __device__ __forceinline__ void StoreBytes(const T& value, uint8_t* address) {
   for (size_t i = 0; i < sizeof(T); ++i) StoreGlobal(bytes[i], address + i);
 }
 
+// Four elements. Small ones stay packed in words: as an array, each would be moved by itself.
 template <typename T>
 struct alignas(kQuad * sizeof(T)) Quad {
+  __device__ __forceinline__ T Get(int j) const { return values[j]; }
+  __device__ __forceinline__ void Set(int j, T value) { values[j] = value; }
+
   T values[kQuad];
+};
+
+template <>
+struct alignas(8) Quad<uint16_t> {
+  __device__ __forceinline__ uint16_t Get(int j) const { return static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16)); }
+  __device__ __forceinline__ void Set(int j, uint16_t value) {
+    words[j / 2] = __byte_perm(words[j / 2], value, j % 2 == 0 ? 0x3254 : 0x5410);
+  }
+
+  uint32_t words[2] = {};  // the first element in the low half of the first
+};
+
+template <>
+struct alignas(4) Quad<uint8_t> {
+  __device__ __forceinline__ uint8_t Get(int j) const { return static_cast<uint8_t>(word >> (j * 8)); }
+  __device__ __forceinline__ void Set(int j, uint8_t value) {
+    word = (word & ~(0xffu << (j * 8))) | uint32_t{value} << (j * 8);
+  }
+
+  uint32_t word = 0;  // the first element in the low byte
 };
 
 // How a thread's four elements of a row lie in memory and are accessed. `index` is that of the first one, `valid` has a
@@ -205,7 +229,7 @@ struct ShiftedAccess : QuadAccess {
     if (valid == kAll) return StoreGlobal(quad, target + index);
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) StoreGlobal(quad.values[j], target + index + j);
+      if ((valid >> j & 1) != 0) StoreGlobal(quad.Get(j), target + index + j);
     }
   }
 
@@ -215,7 +239,7 @@ struct ShiftedAccess : QuadAccess {
     if (valid == kAll && reinterpret_cast<uintptr_t>(first) % sizeof(quad) == 0) return StoreGlobal(quad, first);
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) StoreBytes(quad.values[j], first + j * sizeof(T));
+      if ((valid >> j & 1) != 0) StoreBytes(quad.Get(j), first + j * sizeof(T));
     }
   }
 };
@@ -258,7 +282,9 @@ struct StridedAccess {
     for (int j = 0; j < kQuad; ++j) {
       uint32_t word = reinterpret_cast<const uint32_t*>(row)[j * kThreads + threadIdx.x];
       if (sizeof(T) < 4) word >>= in_word * 8;
-      memcpy(&quad.values[j], &word, sizeof(T));
+      T value;
+      memcpy(&value, &word, sizeof(T));
+      quad.Set(j, value);
     }
     return quad;
   }
@@ -272,7 +298,7 @@ struct StridedAccess {
   __device__ static void Store(const Quad<T>& quad, int64_t index, uint32_t valid, T* target) {
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) StoreGlobal(quad.values[j], target + index + j * kStep);
+      if ((valid >> j & 1) != 0) StoreGlobal(quad.Get(j), target + index + j * kStep);
     }
   }
 
@@ -280,7 +306,7 @@ struct StridedAccess {
   __device__ static void StoreAnywhere(const Quad<T>& quad, int64_t index, uint32_t valid, uint8_t* target) {
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      if ((valid >> j & 1) != 0) StoreBytes(quad.values[j], target + (index + j * kStep) * sizeof(T));
+      if ((valid >> j & 1) != 0) StoreBytes(quad.Get(j), target + (index + j * kStep) * sizeof(T));
     }
   }
 
@@ -323,24 +349,11 @@ struct StridedAccess {
 };
 
 __device__ __forceinline__ Quad<uint16_t> EncodeBFloat16Quad(const float (&values)[kQuad]) {
-  const uint32_t pairs[] = {EncodeBFloat16Pair(values[0], values[1]), EncodeBFloat16Pair(values[2], values[3])};
-  Quad<uint16_t> quad;
-  memcpy(quad.values, pairs, sizeof(pairs));
-  return quad;
+  return {{EncodeBFloat16Pair(values[0], values[1]), EncodeBFloat16Pair(values[2], values[3])}};
 }
 
 __device__ __forceinline__ Quad<uint16_t> EncodeFloat16Quad(const float (&values)[kQuad]) {
-  const uint32_t pairs[] = {EncodeFloat16Pair(values[0], values[1]), EncodeFloat16Pair(values[2], values[3])};
-  Quad<uint16_t> quad;
-  memcpy(quad.values, pairs, sizeof(pairs));
-  return quad;
-}
-
-// Four bytes of a word, the low one first.
-__device__ __forceinline__ Quad<uint8_t> CodeQuad(uint32_t codes) {
-  Quad<uint8_t> quad;
-  memcpy(quad.values, &codes, sizeof(codes));
-  return quad;
+  return {{EncodeFloat16Pair(values[0], values[1]), EncodeFloat16Pair(values[2], values[3])}};
 }
 
 // Four codes, the first in the low byte.
@@ -369,18 +382,15 @@ __device__ __forceinline__ float BlockAmax(const float (&amax)[kQuad]) {
 }
 
 // The elements of one thread in a tile: its r-th row's first element is number `first + r * stride` of the extent, in
-// block `first_block + r * block_stride` of 128 columns.
+// block `first_block + r * block_stride` of 128 columns, which is the same for all lanes of a warp.
 struct Walk {
   struct Place {
     int64_t index;
-    int64_t block;
   };
 
-  __device__ Place At(int row) const { return {first + row * stride, first_block + row * block_stride}; }
-  __device__ void Advance(Place& place) const {
-    place.index += stride;
-    place.block += block_stride;
-  }
+  __device__ Place At(int row) const { return {first + row * stride}; }
+  __device__ void Advance(Place& place) const { place.index += stride; }
+  __device__ int64_t BlockAt(int row) const { return first_block + row * block_stride; }
 
   int64_t first;
   int64_t stride;

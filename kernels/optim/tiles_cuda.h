@@ -58,7 +58,7 @@ class FlatEncoder {
       const float multipliers[kQuad] = {multiplier_, multiplier_, multiplier_, multiplier_};
       const uint32_t codes = extent_.encoding.element == ElementType::kE4M3 ? EncodeFloat8<E4M3>(master, multipliers)
                                                                             : EncodeFloat8<E5M2>(master, multipliers);
-      return Access::StoreAnywhere(CodeQuad(codes), index, valid, data);
+      return Access::StoreAnywhere(Quad<uint8_t>{codes}, index, valid, data);
     }
     switch (extent_.encoding.format) {
       case Format::kFP32:

@@ -265,17 +265,10 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book) const {
 
 AdamStep Shard::StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const {
   const int index = Spec(extent).group;
-  const GroupStep& group = parameters.groups[index];
+  const Hyperparameters& group = parameters.groups[index];
   const ParameterGroup& fixed = spec_.groups[index];
-  return {.learning_rate = group.learning_rate,
-          .beta1 = group.beta1,
-          .beta2 = group.beta2,
-          .epsilon = group.epsilon,
-          .weight_decay = group.weight_decay,
-          .mode = fixed.mode,
-          .bias_correction1 = fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
-          .bias_correction2 = fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f,
-          .gradient_scale = parameters.gradient_scale};
+  return {group, fixed.mode, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
+          fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
 }
 
 absl::Status Shard::EncodePlanes(const ScalingBook& book) {

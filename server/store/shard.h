@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/hyperparameters.h"
 #include "kernels/reduce/sum_of_squares.h"
 #include "proto/model/layout.h"
 #include "proto/model/state_tensor.h"
@@ -27,18 +28,9 @@
 
 namespace paramshard::server {
 
-// Hyper-parameters of one group for one step.
-struct GroupStep {
-  float learning_rate = 0;
-  float beta1 = 0;
-  float beta2 = 0;
-  float epsilon = 0;
-  float weight_decay = 0;
-};
-
 // Holds what a shard needs to apply one commit.
 struct StepParameters {
-  std::vector<GroupStep> groups;
+  std::vector<Hyperparameters> groups;
   float gradient_scale = 1;  // k of docs/numerics.md: unscaling, mean and clip in one factor
 };
 

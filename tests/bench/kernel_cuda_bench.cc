@@ -232,6 +232,7 @@ struct AdamArm {
   MomentType exp_avg_sq;
   Contents contents = Contents::kRandom;
   MasterType master = MasterType::kFP32;
+  GradientType gradients = GradientType::kFP32;
 };
 
 std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
@@ -248,7 +249,7 @@ class AdamBench {
   std::string name() const {
     return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), is_split() ? " + remainder " : " ",
                         MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq), ", ", model_.name,
-                        ContentsName(arm_.contents));
+                        ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "");
   }
 
   void Run() {
@@ -280,7 +281,7 @@ class AdamBench {
     extent.rows = shape.rows;
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
-    extent.gradient = Floats(count);
+    extent.gradient = {arenas_.state.Take(count * GradientBytes(arm_.gradients), 64), arm_.gradients};
     extent.state.exp_avg = MomentOf(extent, arm_.exp_avg);
     extent.state.exp_avg_sq = MomentOf(extent, arm_.exp_avg_sq);
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
@@ -288,10 +289,10 @@ class AdamBench {
     if (is_split()) {
       // The weights are read, too.
       extent.state.remainder = reinterpret_cast<int16_t*>(arenas_.state.Take(count * 2, 64));
-      bytes_ += count * (4 + 2 * 2 + 2);
+      bytes_ += count * (GradientBytes(arm_.gradients) + 2 * 2 + 2);
     } else {
       extent.state.master = Floats(count);
-      bytes_ += count * (4 + 8);
+      bytes_ += count * (GradientBytes(arm_.gradients) + 8);
     }
     if (EncodesAfterAmax(extent.encoding.format)) bytes_ += count * 4;
     extents_.push_back(extent);
@@ -328,8 +329,7 @@ class AdamBench {
     for (const AdamExtent& extent : extents_) {
       const int64_t count = extent.rows * extent.columns;
       FillMaster(extent, parameter++, count);
-      FillFloats({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count,
-                 const_cast<float*>(extent.gradient));
+      FillGradients({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count, extent.gradient);
       FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg,
                   MomentScaleCount(arm_.exp_avg, extent.rows, extent.columns));
       const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
@@ -363,10 +363,20 @@ class AdamBench {
     if (moment.type == MomentType::kFP32) {
       return FillFloats(value, parameter, count, static_cast<float*>(moment.data));
     }
+    FillBFloat16s(value, parameter, count, moment.data);
+  }
+
+  void FillGradients(const InitialValue& value, int64_t parameter, int64_t count, const ConstGradient& gradient) {
+    void* const data = const_cast<void*>(gradient.data);
+    if (gradient.type == GradientType::kFP32) return FillFloats(value, parameter, count, static_cast<float*>(data));
+    FillBFloat16s(value, parameter, count, data);
+  }
+
+  void FillBFloat16s(const InitialValue& value, int64_t parameter, int64_t count, void* out) {
     arenas_.scratch.Clear();
     uint8_t* const floats = arenas_.scratch.Take(count * 4, 64);
     FillFloats(value, parameter, count, reinterpret_cast<float*>(floats));
-    Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {floats, nullptr}, 1, count, DecodedType::kBF16, moment.data,
+    Check(DecodePlane({Format::kFP32}, Plane::kRowWise, {floats, nullptr}, 1, count, DecodedType::kBF16, out,
                       bench_.stream()));
   }
 
@@ -410,6 +420,12 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
   for (const Encoding& encoding : {mx, block, nvfp4}) {
     for (MomentType moments : {MomentType::kFP16, MomentType::kFP8}) {
       MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+    }
+  }
+  for (const Encoding& encoding : {mx, block, bf16}) {
+    for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
+      MeasureAdam(bench, arenas, whole,
+                  {encoding, moments, moments, Contents::kRandom, MasterType::kFP32, GradientType::kBF16});
     }
   }
   for (MomentType moments : {wide, narrow, MomentType::kFP8}) {

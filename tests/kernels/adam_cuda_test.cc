@@ -90,8 +90,9 @@ DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType ex
                      RandomFloats& random) {
   const int64_t rows = random.Integer(0, 300);
   const int64_t columns = alignment == Alignment::kRows ? 16 * random.Integer(1, 40) : random.Integer(1, 600);
+  const GradientType gradients = random.Integer(0, 1) == 0 ? GradientType::kFP32 : GradientType::kBF16;
   return DeviceAdam(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq),
-                    AnyOffsets(random, alignment));
+                    AnyOffsets(random, alignment), DeviceAdam::Master::kFloat, gradients);
 }
 
 TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
@@ -115,6 +116,26 @@ TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
       Expect(extents, steps, random);
       StepAndCheck(extents, plan, steps);
     }
+  }
+}
+
+TEST_F(FusedAdamPlanTest, BFloat16GradientsStepAsOnTheHost) {
+  RandomFloats random(44);
+  for (const Encoding& encoding :
+       {Encoding{Format::kBF16}, Encoding{Format::kMXFP8}, Encoding{Format::kFP8Block128x128}}) {
+    SCOPED_TRACE(FormatName(encoding.format));
+    std::vector<DeviceAdam> extents;
+    Steps steps;
+    for (MomentType type : kMomentTypes) {
+      for (int64_t columns : {256, 260, 259}) {
+        extents.emplace_back(encoding, 140, columns, RandomState(random, 140, columns, type, type), Offsets{},
+                             DeviceAdam::Master::kFloat, GradientType::kBF16);
+        steps.push_back(AnyStep(random));
+      }
+    }
+    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    Expect(extents, steps, random);
+    StepAndCheck(extents, plan, steps);
   }
 }
 

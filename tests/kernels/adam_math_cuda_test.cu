@@ -139,30 +139,68 @@ int64_t CountDifferences(uint32_t chunk, const Casts* casts, int64_t first, int6
   return differences;
 }
 
-// The codes of a block with the GPU's shortcuts, against the formula. Scales of every exponent.
-template <typename Moment, AdamMoments kType>
-__global__ void CountWrongCodes(uint64_t quads, unsigned long long* wrong) {
-  for (uint64_t q = uint64_t{blockIdx.x} * kThreads + threadIdx.x; q < quads; q += uint64_t{gridDim.x} * kThreads) {
-    const PhiloxCounter counter = {{static_cast<uint32_t>(q), static_cast<uint32_t>(q >> 32), 3, 0}};
-    const PhiloxBlock a = Philox4x32(counter, {{21, 0}});
-    const PhiloxBlock b = Philox4x32(counter, {{22, 0}});
-    const float amax = fabsf(RandomFloat(a.word[0], b.word[0], 0, 255));
-    const float scale_inv = BlockScaleInv<MomentCasts<kType>>(amax);
-    if (scale_inv != MomentScaleInv(amax, Moment::kMax)) atomicAdd(wrong, 1ull);
-    float values[4];
-    // Few mantissa bits, which make ties; as large as the amax at most, and down to nothing.
-    for (int i = 0; i < 4; ++i) {
-      const float value = RandomFloat(a.word[i] & (0xffffffffu << b.word[1] % 24), b.word[2] >> (8 * i), 0, 255);
-      const float near =
-          ldexpf(amax, -static_cast<int>(b.word[3] >> (8 * i) & 31)) * (1.0f + (a.word[i] & 0xff) / 256.0f);
-      values[i] = (b.word[1] >> (24 + i) & 1) != 0 ? near : value;
-      if (!(fabsf(values[i]) <= amax)) values[i] = -amax;
+// What a lane has of a random block: values of few bits, which make ties, others near the amax, others that are about
+// halfway between two codes, zeros, and rarely any bits.
+template <typename Moment, bool kRoot>
+__device__ void RandomBlock(uint64_t block, float (&values)[4]) {
+  const PhiloxCounter counter = {{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 3, 0}};
+  const PhiloxBlock of_block = Philox4x32(counter, {{20, 0}});
+  const float amax = fabsf(RandomFloat(of_block.word[0], of_block.word[1], 0, 255));
+  const float scale_inv = MomentScaleInv(amax, Moment::kMax);
+  const bool has_any_bits = of_block.word[2] % 64 == 0;
+  const uint32_t lane = threadIdx.x % 32;
+  const PhiloxBlock a = Philox4x32(counter, {{21, lane}});
+  const PhiloxBlock b = Philox4x32(counter, {{22, lane}});
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t choice = b.word[1] >> (8 * i);
+    float value = 0.0f;
+    switch (choice % 8) {
+      case 0:
+      case 1:
+        value = RandomFloat(a.word[i] & (0xffffffffu << b.word[0] % 24), b.word[2] >> (8 * i), 0, 255);
+        break;
+      case 2:
+      case 3:
+        value = ldexpf(amax, -static_cast<int>(b.word[3] >> (8 * i) & 31)) * (1.0f + (a.word[i] & 0xff) / 256.0f);
+        break;
+      case 4:
+      case 5:
+      case 6: {
+        // Codes of positive finite numbers are in order.
+        constexpr uint32_t kCodes = sizeof(typename Moment::Stored) == 1 ? 0x7e : 0x7bff;
+        const auto code = static_cast<typename Moment::Stored>((a.word[i] >> 8) % kCodes);
+        const float middle =
+            0.5f * (Moment::Decode(code) + Moment::Decode(static_cast<typename Moment::Stored>(code + 1)));
+        const float near = middle * scale_inv;
+        value = FloatFromBits(FloatBits(near) + (near != 0.0f ? a.word[i] % 9 - 4 : 0));
+        break;
+      }
+      default:
+        if (has_any_bits) value = FloatFromBits(a.word[i]);
     }
-    float divided[4] = {values[0], values[1], values[2], values[3]};
-    DivideByScale(amax, scale_inv, divided);
-    const auto codes = MomentCasts<kType>::Encode(divided);
+    if (!has_any_bits && !(fabsf(value) <= amax)) value = -amax;
+    values[i] = kRoot && !has_any_bits ? value * value : value;
+  }
+}
+
+// The codes and scales of blocks with the GPU's shortcuts, against the formula. A warp has a block. Scales of every
+// exponent.
+template <typename Moment, AdamMoments kType, bool kRoot>
+__global__ void CountWrongBlocks(uint64_t blocks, unsigned long long* wrong) {
+  const uint64_t step = uint64_t{gridDim.x} * kThreads / 32;
+  for (uint64_t block = (uint64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; block < blocks; block += step) {
+    float values[4];
+    RandomBlock<Moment, kRoot>(block, values);
+    float amax = 0.0f;
+    for (int i = 0; i < 4; ++i) amax = fmaxf(amax, fabsf(MomentToStore<kRoot>(values[i])));
+    for (int distance = 1; distance < 32; distance *= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
+    float scale_inv = 0.0f;
+    const auto codes = EncodeBlock<MomentCasts<kType>, kRoot>(values, scale_inv);
+    const float expected = MomentScaleInv(amax, Moment::kMax);
+    if (!SameBits(scale_inv, expected)) atomicAdd(wrong, 1ull);
     for (int i = 0; i < 4; ++i) {
-      if (codes.values[i] != EncodeBlockMoment<Moment>(values[i], scale_inv)) atomicAdd(wrong, 1ull);
+      const auto code = EncodeBlockMoment<Moment>(MomentToStore<kRoot>(values[i]), expected);
+      if (codes.Get(i) != code) atomicAdd(wrong, 1ull);
     }
   }
 }
@@ -181,10 +219,17 @@ __global__ void CountWrongRoots(unsigned long long* wrong) {
   }
 }
 
+__device__ float DecodedHalf(uint32_t code) {
+  float first;
+  float second;
+  DecodeFloat16Pair(code & 0xffffu, first, second);
+  return first;
+}
+
 // The values of all codes.
 __global__ void CountWrongDecodings(unsigned long long* wrong) {
   const uint32_t code = blockIdx.x * kThreads + threadIdx.x;
-  const float half = DecodeFloat16Value(static_cast<uint16_t>(code));
+  const float half = DecodedHalf(code);
   if (!SameBits(CanonicalNan(half), CanonicalNan(DecodeFloat16(static_cast<uint16_t>(code))))) atomicAdd(wrong, 1ull);
   float values[4];
   DecodeE4M3Quad(code | code << 16, values);
@@ -225,6 +270,8 @@ AdamStep BareStep(float epsilon) {
 
 std::vector<AdamStep> Steps() {
   std::vector<AdamStep> steps = {StepAt(1), StepAt(2), StepAt(7), StepAt(1000), StepAt(1000000)};
+  // Bias corrections of many steps: each has a reciprocal of its own.
+  for (int64_t step_count = 3; step_count < 40; ++step_count) steps.push_back(StepAt(step_count * step_count));
   for (float epsilon : {1e-8f, 1e-6f, 1e-15f, 0x1p-60f, 0.7f, 1.0f, 1e5f, 0x1p20f, 0.0f, 1e-30f, 1e20f}) {
     steps.push_back(BareStep(epsilon));
   }
@@ -237,6 +284,8 @@ std::vector<AdamStep> Steps() {
   steps.push_back(StepAt(7));
   steps.back().bias_correction1 = 0x1.fffffep-1f;
   steps.back().bias_correction2 = 0x1.000002p-1f;
+  // One that has no reciprocal in two parts.
+  steps.push_back(StepAt(286));
   return steps;
 }
 
@@ -295,14 +344,20 @@ TEST_F(AdamMathCudaTest, CastsOfEveryFloatAreTheHosts) {
 }
 
 TEST_F(AdamMathCudaTest, BlocksOfMomentsAreCastByTheFormula) {
-  constexpr uint64_t kQuads = 1ull << 26;
-  const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(4, 0));
-  CountWrongCodes<Float8Moment, AdamMoments::kFP8><<<kBlocks, kThreads, 0, stream()>>>(kQuads, wrong.data());
-  CountWrongCodes<Float16Moment, AdamMoments::kFP16><<<kBlocks, kThreads, 0, stream()>>>(kQuads, wrong.data() + 1);
-  CountWrongRoots<<<kBlocks, kThreads, 0, stream()>>>(wrong.data() + 2);
-  CountWrongDecodings<<<65536 / kThreads, kThreads, 0, stream()>>>(wrong.data() + 3);
+  constexpr uint64_t kBlocksOfMoments = 1ull << 22;
+  const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(6, 0));
+  CountWrongBlocks<Float8Moment, AdamMoments::kFP8, false>
+      <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data());
+  CountWrongBlocks<Float8Moment, AdamMoments::kFP8, true>
+      <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 1);
+  CountWrongBlocks<Float16Moment, AdamMoments::kFP16, false>
+      <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 2);
+  CountWrongBlocks<Float16Moment, AdamMoments::kFP16, true>
+      <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 3);
+  CountWrongRoots<<<kBlocks, kThreads, 0, stream()>>>(wrong.data() + 4);
+  CountWrongDecodings<<<65536 / kThreads, kThreads, 0, stream()>>>(wrong.data() + 5);
   Synchronize();
-  EXPECT_EQ(wrong.Download(), std::vector<unsigned long long>(4, 0));
+  EXPECT_EQ(wrong.Download(), std::vector<unsigned long long>(6, 0));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/bfloat16.h"
 #include "kernels/optim/master_remainder.h"
 #include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
@@ -190,6 +191,29 @@ TEST(FusedAdamTest, BlocksOfMomentsThatAreZeroOrNotFiniteDoNoHarm) {
     for (float value : state.master) EXPECT_TRUE(std::isfinite(value));
     for (float value : state.exp_avg.Get()) EXPECT_TRUE(std::isfinite(value));
     EXPECT_EQ(state.exp_avg_sq.Get()[0], 0.0f);
+  }
+}
+
+TEST(FusedAdamTest, BFloat16GradientsStepLikeTheSameOnesWidened) {
+  RandomFloats random(31);
+  constexpr int64_t kRows = 37;
+  constexpr int64_t kCols = 71;
+  std::vector<uint16_t> stored;
+  std::vector<float> widened;
+  for (float value : random.Mixed(kRows * kCols)) {
+    stored.push_back(EncodeBFloat16(value));
+    widened.push_back(DecodeBFloat16(stored.back()));
+  }
+  for (MomentType moments : kMomentTypes) {
+    for (const Encoding& encoding : {Encoding{Format::kBF16}, Encoding{Format::kMXFP8}}) {
+      SCOPED_TRACE(absl::StrCat(FormatName(encoding.format), " ", MomentTypeName(moments)));
+      OwnedState expected = RandomState(random, kRows, kCols, moments, moments);
+      OwnedState state = expected;
+      FusedAdam(TypicalStep(AdamMode::kAdamW), widened.data(), expected.View(), kRows, kCols, encoding, {}, {});
+      FusedAdam(TypicalStep(AdamMode::kAdamW), {stored.data(), GradientType::kBF16}, state.View(), kRows, kCols,
+                encoding, {}, {});
+      EXPECT_TRUE(state.SameAs(expected));
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/formats/bfloat16.h"
 #include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/master_remainder.h"
 #include "tests/kernels/adam_state.h"
@@ -67,7 +68,7 @@ class DeviceAdam {
   enum class Master { kFloat, kSplit };
 
   DeviceAdam(const Encoding& encoding, int64_t rows, int64_t columns, const OwnedState& state, const Offsets& offsets,
-             Master master = Master::kFloat)
+             Master master = Master::kFloat, GradientType gradient_type = GradientType::kFP32)
       : encoding_(encoding),
         rows_(rows),
         columns_(columns),
@@ -75,7 +76,8 @@ class DeviceAdam {
         expected_(state),
         expected_planes_(encoding, rows, columns),
         expected_remainder_(Split(is_split_, state, expected_planes_)),
-        gradient_(std::vector<float>(rows * columns), offsets.state),
+        gradient_type_(gradient_type),
+        gradient_(std::vector<uint8_t>(rows * columns * GradientBytes(gradient_type)), offsets.state),
         master_(state.master, offsets.state),
         remainder_(expected_remainder_, offsets.state / 2 * 2),
         exp_avg_(state.exp_avg, offsets.moments),
@@ -85,7 +87,7 @@ class DeviceAdam {
 
   AdamExtent extent() const {
     AdamExtent extent;
-    extent.gradient = gradient_.data();
+    extent.gradient = {gradient_.data(), gradient_type_};
     extent.state = {.master = is_split_ ? nullptr : master_.data(),
                     .remainder = is_split_ ? remainder_.data() : nullptr,
                     .exp_avg = exp_avg_.View(),
@@ -107,9 +109,16 @@ class DeviceAdam {
   const TensorScaling& scaling() const { return scaling_; }
   void set_scaling(const TensorScaling& scaling) { scaling_ = scaling; }
 
+  // Rounded to the gradients' type.
   void SetGradient(const std::vector<float>& gradient) {
     expected_gradient_ = gradient;
-    gradient_.Upload(gradient);
+    if (gradient_type_ == GradientType::kFP32) return gradient_.Upload(AsBytes(gradient));
+    std::vector<uint16_t> rounded;
+    for (float& value : expected_gradient_) {
+      rounded.push_back(EncodeBFloat16(value));
+      value = DecodeBFloat16(rounded.back());
+    }
+    gradient_.Upload(AsBytes(rounded));
   }
 
   // The step, and the encoding of what encodes after it with this extent's amax.
@@ -169,7 +178,8 @@ class DeviceAdam {
   OwnedPlanes expected_planes_;
   std::vector<int16_t> expected_remainder_;
   std::vector<float> expected_gradient_;
-  DeviceArray<float> gradient_;
+  GradientType gradient_type_;
+  DeviceArray<uint8_t> gradient_;
   DeviceArray<float> master_;
   DeviceArray<int16_t> remainder_;
   DeviceMoments exp_avg_;

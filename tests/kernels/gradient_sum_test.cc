@@ -109,5 +109,57 @@ TEST(SumGradientsAndSquaresTest, BothAreWhatTwoPassesGive) {
   }
 }
 
+// A BF16 accumulator beside one of float32 with the same sources.
+class BFloat16AccumulatorTest : public testing::Test {
+ protected:
+  void Sum(const std::vector<std::vector<float>>& sources, bool overwrite, const std::vector<uint16_t>& before) {
+    std::vector<const void*> pointers;
+    for (const std::vector<float>& source : sources) pointers.push_back(source.data());
+    const auto count = static_cast<int64_t>(before.size());
+    rounded_ = before;
+    wide_.clear();
+    for (uint16_t code : before) wide_.push_back(DecodeBFloat16(code));
+    const MutableGradient accumulator = {rounded_.data(), GradientType::kBF16};
+    squares_ = SumGradientsAndSquares(pointers, GradientType::kFP32, count, overwrite, accumulator);
+    SumGradients(pointers, GradientType::kFP32, count, overwrite, wide_.data());
+  }
+
+  std::vector<uint16_t> rounded_;
+  std::vector<float> wide_;
+  SquareSum squares_;
+};
+
+TEST_F(BFloat16AccumulatorTest, SumIsRoundedOnce) {
+  // 1 + 2^-9 is a tie that goes down; both halves together are not. Each by itself would vanish.
+  Sum({{1.0f, 1.0f}, {0x1p-9f, 0x1p-9f}, {0.0f, 0x1p-9f}}, true, {0, 0});
+  EXPECT_EQ(rounded_, (std::vector<uint16_t>{0x3f80, 0x3f80}));
+  Sum({{1.0f}, {0x1.8p-9f}, {0x1p-9f}}, true, {0});
+  EXPECT_EQ(rounded_, std::vector<uint16_t>{0x3f81});
+}
+
+TEST_F(BFloat16AccumulatorTest, AnySumIsTheRoundedSumOfFloats) {
+  RandomFloats random(23);
+  for (int64_t count : {0, 1, 1025, 4096, 9001}) {
+    for (bool overwrite : {true, false}) {
+      const std::vector<std::vector<float>> sources = {random.Mixed(count), random.Mixed(count), random.Mixed(count)};
+      std::vector<uint16_t> before;
+      for (float value : random.Normal(count, 1.0f)) before.push_back(EncodeBFloat16(value));
+      Sum(sources, overwrite, before);
+      for (int64_t i = 0; i < count; ++i) ASSERT_EQ(rounded_[i], EncodeBFloat16(wide_[i])) << i << " of " << count;
+    }
+  }
+}
+
+TEST_F(BFloat16AccumulatorTest, SquaresAreOfWhatIsStored) {
+  RandomFloats random(24);
+  constexpr int64_t kCount = 10000;
+  Sum({random.Normal(kCount, 1.0f), random.Normal(kCount, 1.0f)}, true, std::vector<uint16_t>(kCount));
+  std::vector<float> stored;
+  for (uint16_t code : rounded_) stored.push_back(DecodeBFloat16(code));
+  EXPECT_EQ(squares_.sum, SumOfSquares(stored.data(), kCount).sum);
+  EXPECT_NE(squares_.sum, SumOfSquares(wide_.data(), kCount).sum);
+  EXPECT_EQ(SumOfSquares(ConstGradient(rounded_.data(), GradientType::kBF16), kCount).sum, squares_.sum);
+}
+
 }  // namespace
 }  // namespace paramshard

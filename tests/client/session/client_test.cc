@@ -244,10 +244,11 @@ class StepsTest : public ClientTest {
     ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
     EXPECT_EQ(result.version, step);
     EXPECT_FALSE(result.skipped);
-    reference.Step({.learning_rate = 0.01f,
-                    .bias_correction1 = BiasCorrection(0.9f, step),
-                    .bias_correction2 = BiasCorrection(0.999f, step)},
-                   GradientValues(step));
+    AdamStep expected;
+    expected.learning_rate = 0.01f;
+    expected.bias_correction1 = BiasCorrection(0.9f, step);
+    expected.bias_correction2 = BiasCorrection(0.999f, step);
+    reference.Step(expected, GradientValues(step));
     return absl::OkStatus();
   }
 };

@@ -292,16 +292,9 @@ class Reference {
 
   void Step(const std::vector<float>& gradient, const StepParameters& parameters = kStep) {
     ++step_;
-    const GroupStep& group = parameters.groups[spec_.group];
-    const AdamStep step{.learning_rate = group.learning_rate,
-                        .beta1 = group.beta1,
-                        .beta2 = group.beta2,
-                        .epsilon = group.epsilon,
-                        .weight_decay = group.weight_decay,
-                        .mode = group_.mode,
-                        .bias_correction1 = group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
-                        .bias_correction2 = group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f,
-                        .gradient_scale = parameters.gradient_scale};
+    const Hyperparameters& group = parameters.groups[spec_.group];
+    const AdamStep step{group, group_.mode, group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
+                        group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f, parameters.gradient_scale};
     const AdamState state{.master = has_remainder() ? nullptr : master(),
                           .remainder = has_remainder() ? remainder() : nullptr,
                           .exp_avg = ViewOf(state_.exp_avg, *spec_.exp_avg_type),
