@@ -361,8 +361,7 @@ TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
   half.mutable_chunk()->mutable_data()->pop_back();
   half.mutable_chunk()->set_crc32c(wire::Crc32c(half.chunk().data()));
   ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole elements");
-  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))},
-                "1 to 1048576 bytes");
+  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))}, "1 to 1048576 bytes");
 }
 
 TEST_F(TensorTransferTest, AWrongChecksumIsDataLoss) {
