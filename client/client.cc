@@ -9,13 +9,14 @@
 #include "client/internal/attach.h"
 #include "client/internal/connection.h"
 #include "client/internal/deadline.h"
+#include "client/internal/epoch_layout.h"
 #include "client/internal/grpc_status.h"
 #include "client/internal/owner_process.h"
 #include "client/internal/sockets.h"
-#include "client/internal/spec_proto.h"
 #include "client/internal/tensor_transfer.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "proto/model/model_spec_proto.h"
 
 namespace paramshard {
 
@@ -61,7 +62,7 @@ absl::Status Client::Impl::CreateModel(const ModelSpec& spec) {
   grpc::ClientContext context;
   Prepare(*connection, context);
   v1::CreateModelRequest request;
-  *request.mutable_spec() = internal::ToProto(spec);
+  *request.mutable_spec() = ModelSpecToProto(spec);
   v1::CreateModelResponse response;
   const grpc::Status answer = connection->stub().CreateModel(&context, request, &response);
   return connection->Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
@@ -144,10 +145,11 @@ absl::Status Client::Import(absl::string_view model, absl::Span<const ImportTens
                             const ImportOptions& options) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
   ASSIGN_OR_RETURN(const v1::Model described, impl_->GetModel(*connection, model));
+  ASSIGN_OR_RETURN(const ModelSpec spec, internal::ParseDaemonsSpec(described.spec()));
   grpc::ClientContext context;
   connection->Authenticate(context);
   return connection->Explain(absl::StrCat("import into ", model),
-                             internal::ImportTensors(connection->stub(), context, described.spec(), tensors, options));
+                             internal::ImportTensors(connection->stub(), context, spec, tensors, options));
 }
 
 absl::StatusOr<ExportSummary> Client::Export(absl::string_view model, const ExportOptions& options,

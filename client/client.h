@@ -45,105 +45,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
-#include "kernels/optim/adam.h"
-#include "kernels/optim/moment.h"
-#include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
+#include "proto/model/model_spec.h"   // ModelSpec: how a model is described
+#include "proto/model/phase.h"        // Phase: what a gather brings
+#include "proto/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
 
 namespace paramshard {
-
-// A phase says which planes a gather brings: row-wise ones for the forward pass; for the backward pass column-wise
-// ones where the format has them, else row-wise; both for units that stay gathered
-// (reshard_after_forward = false).
-enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
-
-// The step uses the mean of all ranks' gradients, or their sum.
-enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
-
-// When the gradients of a push are summed over the ranks: at the commit, which takes as many bytes on each rank as all
-// gradients of the model and does not disturb trainers that compute, or at once. The bits of the sums are the same.
-enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
-
-// Every member of the structs below has a default: designated initializers name those that matter.
-
-// An encoding decides, with the master, the bytes of a parameter's planes. What is unset has the default of the format.
-struct EncodingSpec {
-  // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is
-  // set here. FP32 in a model without rules.
-  std::optional<Format> format = {};
-  std::optional<ElementType> element = {};                      // E4M3; E2M1 for NVFP4_2D
-  std::optional<bool> power_of_two_scales = {};                 // true; false for FP8_TENSOR_CURRENT
-  std::optional<DelayedScaling::Options> delayed_scaling = {};  // for FP8_TENSOR_DELAYED
-};
-
-// One tensor of the model.
-struct ParameterSpec {
-  std::string name = {};  // unique in the model; 1 to 512 bytes of UTF-8
-  // 0 to 8 dimensions; seen as a matrix [product of all but the last, last].
-  std::vector<int64_t> shape = {};
-  EncodingSpec encoding = {};
-  GradientType gradient_type = GradientType::kFP32;
-  // How the optimizer's state is stored. Unset: as the rule says that gives the format, else FP32.
-  std::optional<MomentType> exp_avg_type = {};
-  std::optional<MomentType> exp_avg_sq_type = {};
-  std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
-  int group = 0;                               // index into ModelSpec::groups
-  InitialValue initial_value = {};
-};
-
-// Parameters that are gathered and pushed together: a layer, or a transformer block.
-struct UnitSpec {
-  std::string name = {};  // unique among the units
-  std::vector<ParameterSpec> parameters = {};
-  // Unset it to keep the unit gathered from the forward to the backward pass: it has a slot of its own, which one gather
-  // of Phase::kBoth fills.
-  bool reshard_after_forward = true;
-};
-
-// Parameters that share hyper-parameters. The group fixes what the model remembers; the numbers come with every commit.
-struct ParameterGroup {
-  std::string name = {};  // for people; may be empty
-  AdamMode mode = AdamMode::kAdamW;
-  bool bias_correction = true;
-};
-
-// A rule says how the parameters are stored whose names it matches, unless they name a format themselves:
-//
-//   spec.format_rules = {{.pattern = "*.norm.*", .encoding = {.format = Format::kFP32}},
-//                        {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
-struct FormatRule {
-  // A glob for whole names, as fnmatch(3) without flags reads it. A rule that matches no parameter is refused.
-  std::string pattern = {};
-  EncodingSpec encoding = {};  // with a format
-  std::optional<MomentType> exp_avg_type = {};
-  std::optional<MomentType> exp_avg_sq_type = {};
-  std::optional<MasterType> master_type = {};
-};
-
-// A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT that
-// names the parameter or the field.
-struct ModelSpec {
-  std::string name = {};  // unique on the daemon; no '/'
-  std::vector<UnitSpec> units = {};
-  std::vector<ParameterGroup> groups = {};     // empty: one group with defaults
-  std::optional<int> shard_size = {};          // default: the devices of one daemon
-  int64_t small_parameter_bytes = 256 * 1024;  // smaller planes live whole on one rank
-  int gather_slots = 3;                        // prefetch depth + 1; 1 to 64
-  // So many of those hold the units that take more than twice the median, and so many of these units can be held at a
-  // time. 1 to gather_slots; default 1. See Model::SlotsOf.
-  std::optional<int> large_gather_slots = {};
-  int gradient_slots = 2;  // 1 to 64
-  GradientReduction gradient_reduction = GradientReduction::kMean;
-  uint64_t seed = 0;
-  // How long one rank may keep another waiting inside a step before the epoch ends. > 0; default: the daemon's.
-  std::optional<absl::Duration> step_timeout = {};
-  std::vector<FormatRule> format_rules = {};  // the first that matches a name counts
-  // Default: at the commit on GPUs of one daemon that have much memory left, else at the push.
-  std::optional<GradientSums> gradient_sums = {};
-};
 
 // Hyper-parameters of one commit for one parameter group, all finite. What is out of range is refused by Commit.
 struct GroupHyperparameters {
@@ -379,29 +288,6 @@ class Model {
   explicit Model(std::shared_ptr<internal::Session> session);
   std::shared_ptr<internal::Session> session_;
 };
-
-// What an import or an export carries: decoded values, or the bytes as they are stored (TensorKind of trainer.proto).
-enum class TensorKind : uint8_t {
-  kMaster = 1,
-  kExpAvg = 2,
-  kExpAvgSq = 3,
-  kMasterElements = 4,  // of a master with a remainder: its upper halves
-  kMasterRemainders = 5,
-  kExpAvgElements = 6,
-  kExpAvgScales = 7,
-  kExpAvgSqElements = 8,
-  kExpAvgSqScales = 9,
-};
-
-// All of a state, bit for bit: what an export of these brings an import brings back. What a parameter does not store is left
-// out for it.
-inline constexpr TensorKind kStoredState[] = {TensorKind::kMasterElements,   TensorKind::kMasterRemainders,
-                                              TensorKind::kExpAvgElements,   TensorKind::kExpAvgScales,
-                                              TensorKind::kExpAvgSqElements, TensorKind::kExpAvgSqScales};
-
-// The elements of a tensor. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the type
-// in which they are stored. Quantized planes are no source of a tensor.
-enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8E4M3 = 4, kInt16 = 5 };
 
 // A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that
 // none of them has keep their bytes. Its elements are in one of the three.

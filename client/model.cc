@@ -8,7 +8,6 @@
 #include "client/internal/gpu_memory.h"
 #include "client/internal/handles.h"
 #include "client/internal/session.h"
-#include "client/internal/spec_proto.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
@@ -155,11 +154,12 @@ absl::Status GatheredUnit::Impl::ReleaseOn(internal::GpuStream stream) {
   return session_->gathers().ReleaseOn(ticket_, stream);
 }
 
-absl::Status GatheredUnit::Impl::CheckPlane(int parameter, Plane plane) const {
-  if (layout().Brings(ticket_.unit, parameter, plane, ticket_.phase)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("get ", Spec(parameter).name, ": a gathered plane expected, got the ",
+absl::Status GatheredUnit::Impl::CheckPlane(const ParameterSpec& spec, Plane plane) const {
+  const Format format = EncodingOf(spec.encoding).format;
+  if (Brings(format, plane, ticket_.phase)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("get ", spec.name, ": a gathered plane expected, got the ",
                                                  plane == Plane::kRowWise ? "row-wise" : "column-wise",
-                                                 " one of format ", FormatName(*Spec(parameter).encoding.format)));
+                                                 " one of format ", FormatName(format)));
 }
 
 absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes) {
@@ -179,13 +179,15 @@ absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name,
     RETURN_IF_ERROR(session_->status());
     return absl::FailedPreconditionError(absl::StrCat("get ", parameter_name, ": a successful Wait expected before"));
   }
-  ASSIGN_OR_RETURN(const int parameter, layout().FindParameter(ticket_.unit, parameter_name));
-  const Plane plane = wanted.value_or(layout().MainPlane(ticket_.unit, parameter, ticket_.phase));
-  RETURN_IF_ERROR(CheckPlane(parameter, plane));
+  ASSIGN_OR_RETURN(const int parameter, names().FindParameter(ticket_.unit, parameter_name));
+  const ParameterSpec& spec = Spec(parameter);
+  const Encoding encoding = EncodingOf(spec.encoding);
+  const Plane plane = wanted.value_or(MainPlane(encoding.format, ticket_.phase));
+  RETURN_IF_ERROR(CheckPlane(spec, plane));
   const internal::PlaneBytes bytes = session_->gathers().Bytes(ticket_, parameter, plane);
-  return Matrix{.rows = layout().Rows(ticket_.unit, parameter),
-                .columns = layout().Columns(ticket_.unit, parameter),
-                .encoding = internal::ToEncoding(Spec(parameter).encoding),
+  return Matrix{.rows = spec.rows(),
+                .columns = spec.columns(),
+                .encoding = encoding,
                 .plane = plane,
                 .data = bytes.data,
                 .scales = Scales(parameter, plane, bytes),
@@ -221,12 +223,12 @@ void GatheredUnit::Release() { impl_.reset(); }
 
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
   RETURN_IF_ERROR(session_->CheckProcess());
-  ASSIGN_OR_RETURN(const int parameter, session_->layout().FindParameter(ticket_.unit, parameter_name));
+  ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, parameter_name));
   return session_->gradients().View(ticket_, parameter);
 }
 
 absl::Status UnitGradients::Impl::MarkAbsent(absl::string_view parameter_name) {
-  ASSIGN_OR_RETURN(const int parameter, session_->layout().FindParameter(ticket_.unit, parameter_name));
+  ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, parameter_name));
   const auto place = std::lower_bound(absent_.begin(), absent_.end(), parameter);
   if (place == absent_.end() || *place != parameter) absent_.insert(place, parameter);
   return absl::OkStatus();

@@ -39,7 +39,10 @@ set(headers
   kernels/optim/moment.h
   kernels/random/initial_values.h
   kernels/reduce/gradient_sum.h
-  kernels/reduce/sum_of_squares.h)
+  kernels/reduce/sum_of_squares.h
+  proto/model/model_spec.h
+  proto/model/phase.h
+  proto/model/tensor_kind.h)
 if(TARGET paramshard_client_cuda)
   list(APPEND headers client/cuda.h kernels/formats/codec_cuda.h)
 endif()

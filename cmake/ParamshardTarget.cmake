@@ -3,7 +3,7 @@ include(GoogleTest)
 # paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>]
 #                   [BUNDLED])
 #
-#   LIBRARY    static, or of headers alone when it has no sources. paramshard_layout is also paramshard::layout. Its DEPS are
+#   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its DEPS are
 #              its users' too.
 #   BINARY     a program in bin/, installed.
 #   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/companion.h"
 #include "client/internal/session_stream.h"
-#include "client/internal/spec_proto.h"
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
 
@@ -52,8 +51,7 @@ absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Chan
   ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
   // Sent before `started`: it is there.
   ASSIGN_OR_RETURN(SessionMemory memory, companion.ReceiveMemory(kSlack));
-  return Session::Create({.spec = std::make_shared<const ModelSpec>(FromProto(started.spec())),
-                          .rank = options.rank,
+  return Session::Create({.rank = options.rank,
                           .prefetch = options.prefetch,
                           .started = std::move(started),
                           .companion = std::move(companion),

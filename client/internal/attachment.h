@@ -7,17 +7,18 @@
 #include "client/client.h"
 #include "client/internal/carrier.h"
 #include "client/internal/epoch_page.h"
-#include "client/internal/layout_view.h"
 #include "client/internal/tensor_memory.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "proto/model/layout.h"
+#include "proto/model/name_index.h"
 
 namespace paramshard::internal {
 
 // One epoch of a model, as one trainer is attached to it. The session owns it all.
 struct Attachment {
-  const ModelSpec& spec;
-  const LayoutView& layout;         // of the spec
-  const v1::EpochStarted& started;  // without spec and layout
+  const Layout& layout;
+  const NameIndex& names;
+  const v1::EpochStarted& started;  // without the spec
   EpochPage& page;
   TensorMemory& memory;
   Carrier& carrier;  // for the call under way

@@ -7,11 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/limits.h"
 
 namespace paramshard::internal {
 namespace {
-
-constexpr size_t kMaxClientStateBytes = 64 * 1024;
 
 absl::Status Refused(absl::string_view what, absl::string_view expected, float got) {
   return absl::InvalidArgumentError(absl::StrCat("commit ", what, ": ", expected, " expected, got ", got));

@@ -43,7 +43,7 @@ absl::StatusOr<int64_t> Commits::ChooseNumber(const CommitOptions& options) cons
 
 absl::StatusOr<int64_t> Commits::Send(const CommitOptions& options) {
   ASSIGN_OR_RETURN(const int64_t number, ChooseNumber(options));
-  const int group_count = std::max<int>(1, static_cast<int>(attached_.spec.groups.size()));
+  const int group_count = std::max<int>(1, static_cast<int>(attached_.layout.spec().groups.size()));
   v1::Command command;
   ASSIGN_OR_RETURN(*command.mutable_commit(), MakeCommit(options, group_count, number));
   if (number - kInFlight > attached_.started.commit_number()) RETURN_IF_ERROR(KeepAnswer(number - kInFlight));

@@ -7,25 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/plane_places.h"
+#include "proto/model/proto_enums.h"
 
 namespace paramshard::internal {
 namespace {
-
-const char* PhaseName(Phase phase) {
-  switch (phase) {
-    case Phase::kForward:
-      return "forward";
-    case Phase::kBackward:
-      return "backward";
-    case Phase::kBoth:
-      return "both";
-  }
-  return nullptr;
-}
-
-std::vector<int64_t> SlotBytes(const v1::ModelLayout& layout) {
-  return {layout.slot_bytes().begin(), layout.slot_bytes().end()};
-}
 
 // Where each of `sizes` begins when they lie one after the other.
 std::vector<int64_t> Offsets(const std::vector<int64_t>& sizes) {
@@ -36,62 +22,62 @@ std::vector<int64_t> Offsets(const std::vector<int64_t>& sizes) {
 
 }  // namespace
 
-Gathers::Gathers(const Attachment& attached, std::vector<GatherCopies> copies, const Commits* commits, bool prefetch)
+Gathers::Gathers(const Attachment& attached, UnitGatherCopies copies, const Commits* commits, bool prefetch)
     : attached_(attached),
       copies_(std::move(copies)),
       scratch_offsets_(Offsets(ScratchBytes(attached.layout, copies_))),
       commits_(*commits),
       prefetch_(prefetch),
-      slots_(SlotBytes(attached.layout.proto()), attached.layout.RingSlots()),
-      arrived_(attached.layout.proto().slot_bytes_size(), 0),
-      pieces_may_arrive_(attached.layout.proto().slot_bytes_size(), false),
-      stream_releases_(attached.layout.proto().slot_bytes_size()) {}
+      slots_(attached.layout.slot_bytes(), attached.layout.ring_slots()),
+      arrived_(attached.layout.slot_bytes().size(), 0),
+      pieces_may_arrive_(attached.layout.slot_bytes().size(), false),
+      stream_releases_(attached.layout.slot_bytes().size()) {}
 
 // --- Slots
 
 absl::StatusOr<PlannedGather> Gathers::Find(absl::string_view unit_name, Phase phase) const {
-  const LayoutView& layout = attached_.layout;
-  ASSIGN_OR_RETURN(const int unit, layout.FindUnit(unit_name));
-  const bool resident = layout.ResidentSlot(unit).has_value();
+  ASSIGN_OR_RETURN(const int unit, attached_.names.FindUnit(unit_name));
+  const bool resident = ResidentSlot(unit).has_value();
   const auto refused = [&](auto... why) {
     return absl::InvalidArgumentError(absl::StrCat("gather ", unit_name, ": phase ", why...));
   };
-  if (PhaseName(phase) == nullptr) {
+  if (!IsPhase(phase)) {
     return refused("forward, backward or both expected, got ", static_cast<int>(phase));
   }
   if (resident && phase != Phase::kBoth) {
     return refused("both expected (the unit stays gathered), got ", PhaseName(phase));
   }
-  const int64_t bytes = layout.SlotBytes(unit, phase);
-  if (resident || slots_.Fits(bytes)) return PlannedGather{unit, phase};
+  const PlannedGather gather{unit, phase};
+  const int64_t bytes = SlotBytes(gather);
+  if (resident || slots_.Fits(bytes)) return gather;
   return refused(PhaseName(phase), " takes ", bytes,
                  " bytes, more than any gather slot; reshard_after_forward = false gives the unit a slot of its own");
 }
 
 absl::StatusOr<int> Gathers::ChooseSlot(const PlannedGather& gather, const GatherSlots& slots) const {
-  if (const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit); own.has_value()) {
+  if (const std::optional<int> own = ResidentSlot(gather.unit); own.has_value()) {
     if (!slots.held(*own)) return *own;
-    return absl::ResourceExhaustedError(absl::StrCat("gather ", attached_.layout.UnitName(gather.unit),
+    return absl::ResourceExhaustedError(absl::StrCat("gather ", attached_.names.UnitName(gather.unit),
                                                      ": the unit's own slot expected to be free, it is still held"));
   }
-  const std::optional<int> slot = slots.FindFree(attached_.layout.SlotBytes(gather.unit, gather.phase));
+  const std::optional<int> slot = slots.FindFree(SlotBytes(gather));
   if (slot.has_value()) return *slot;
   return NoSlotIsFree(gather, slots);
 }
 
 absl::Status Gathers::NoSlotIsFree(const PlannedGather& gather, const GatherSlots& slots) const {
-  const std::vector<int> fitting = slots.Fitting(attached_.layout.SlotBytes(gather.unit, gather.phase));
-  const bool large = static_cast<int>(fitting.size()) < attached_.layout.RingSlots();
+  const std::vector<int> fitting = slots.Fitting(SlotBytes(gather));
+  const bool large = static_cast<int>(fitting.size()) < attached_.layout.ring_slots();
   return absl::ResourceExhaustedError(
-      absl::StrCat("gather ", attached_.layout.UnitName(gather.unit), ": a free gather slot expected, ",
+      absl::StrCat("gather ", attached_.names.UnitName(gather.unit), ": a free gather slot expected, ",
                    large ? "the large ones that it fits are" : "all that fit are", " held by handles of ",
-                   attached_.layout.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
+                   attached_.names.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
                    large ? "large_gather_slots" : "gather_slots", " above ", fitting.size()));
 }
 
 std::optional<int> Gathers::ChooseSlotAhead(const PlannedGather& gather) const {
-  const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit);
-  if (!own.has_value()) return slots_.FindFreeOfClass(attached_.layout.SlotBytes(gather.unit, gather.phase));
+  const std::optional<int> own = ResidentSlot(gather.unit);
+  if (!own.has_value()) return slots_.FindFreeOfClass(SlotBytes(gather));
   return slots_.held(*own) ? std::nullopt : own;
 }
 
@@ -106,8 +92,8 @@ absl::Status Gathers::CanGather(absl::string_view unit, Phase phase) const {
 
 absl::StatusOr<std::vector<int>> Gathers::SlotsOf(absl::string_view unit, Phase phase) const {
   ASSIGN_OR_RETURN(const PlannedGather gather, Find(unit, phase));
-  if (const std::optional<int> own = attached_.layout.ResidentSlot(gather.unit)) return std::vector<int>{*own};
-  return slots_.Fitting(attached_.layout.SlotBytes(gather.unit, phase));
+  if (const std::optional<int> own = ResidentSlot(gather.unit)) return std::vector<int>{*own};
+  return slots_.Fitting(SlotBytes(gather));
 }
 
 // --- Issue
@@ -115,7 +101,7 @@ absl::StatusOr<std::vector<int>> Gathers::SlotsOf(absl::string_view unit, Phase 
 absl::StatusOr<GatherTicket> Gathers::Issue(const PlannedGather& gather, int slot) {
   v1::Command command;
   command.mutable_gather()->set_unit(gather.unit);
-  command.mutable_gather()->set_phase(static_cast<v1::Phase>(gather.phase));
+  command.mutable_gather()->set_phase(PhaseToProto(gather.phase));
   command.mutable_gather()->set_slot(slot);
   GatherTicket ticket{.unit = gather.unit, .phase = gather.phase, .slot = slot};
   ASSIGN_OR_RETURN(ticket.number, attached_.page.Send(std::move(command)));
@@ -164,7 +150,7 @@ absl::StatusOr<GatherTicket> Gathers::Gather(absl::string_view unit, Phase phase
 // --- Arrival
 
 uint8_t* Gathers::SlotMemory(int slot) const {
-  return attached_.memory.slots() + attached_.layout.proto().slot_offsets(slot);
+  return attached_.memory.slots() + attached_.layout.slot_offsets()[slot];
 }
 
 void Gathers::AwaitReaders(int slot) {
@@ -246,10 +232,10 @@ bool Gathers::IsReady(const GatherTicket& ticket) const {
 }
 
 PlaneBytes Gathers::Bytes(const GatherTicket& ticket, int parameter, Plane plane) const {
-  const LayoutView& layout = attached_.layout;
+  const Layout& layout = attached_.layout;
   const uint8_t* memory = ReadsArena() ? attached_.memory.planes() : SlotMemory(ticket.slot);
-  const PlanePlace place = ReadsArena() ? layout.InArena(ticket.unit, parameter, plane)
-                                        : layout.InSlot(ticket.unit, parameter, plane, ticket.phase);
+  const PlanePlace place = ReadsArena() ? PlaceInArena(layout, ticket.unit, parameter, plane)
+                                        : PlaceInSlot(layout, ticket.unit, parameter, plane, ticket.phase);
   PlaneBytes bytes;
   bytes.data = absl::MakeConstSpan(memory + place.data.offset, place.data.bytes);
   if (place.amax.bytes > 0) bytes.amax = absl::MakeConstSpan(memory + place.amax.offset, place.amax.bytes);
@@ -305,7 +291,7 @@ absl::Status Gathers::CheckNoneHeld() const {
   const std::vector<int> units = slots_.Holders();
   if (units.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("commit: every gathered unit released expected, still held: ", attached_.layout.UnitNames(units)));
+      absl::StrCat("commit: every gathered unit released expected, still held: ", attached_.names.UnitNames(units)));
 }
 
 }  // namespace paramshard::internal

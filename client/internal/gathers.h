@@ -14,9 +14,10 @@
 #include "client/client.h"
 #include "client/internal/attachment.h"
 #include "client/internal/commits.h"
-#include "client/internal/gather_copies.h"
 #include "client/internal/prefetch_plan.h"
 #include "client/internal/slots.h"
+#include "proto/model/gather_copies.h"
+#include "proto/model/phase.h"
 
 namespace paramshard::internal {
 
@@ -46,7 +47,7 @@ struct PlaneBytes {
 class Gathers {
  public:
   // `commits` outlives it. With `prefetch` gathers are issued ahead in the order of the first step.
-  Gathers(const Attachment& attached, std::vector<GatherCopies> copies, const Commits* commits, bool prefetch);
+  Gathers(const Attachment& attached, UnitGatherCopies copies, const Commits* commits, bool prefetch);
 
   absl::StatusOr<GatherTicket> Gather(absl::string_view unit, Phase phase);
   // Says what Gather would answer now, and sends nothing.
@@ -97,9 +98,12 @@ class Gathers {
   // A group of one rank reads its planes where they are.
   bool ReadsArena() const { return Lands() && attached_.layout.ranks() == 1; }
   bool Lands() const { return attached_.started.client_lands_own_pieces(); }
-  const GatherCopies& CopiesOf(const GatherTicket& ticket) const {
-    return copies_[CopiesIndex(ticket.unit, ticket.phase)];
+  const GatherCopies& CopiesOf(const GatherTicket& ticket) const { return copies_[ticket.unit][ticket.phase]; }
+  // What a gather takes of a slot; the slot of its own of a unit that stays gathered.
+  int64_t SlotBytes(const PlannedGather& gather) const {
+    return attached_.layout.units()[gather.unit].slot_bytes[gather.phase];
   }
+  std::optional<int> ResidentSlot(int unit) const { return attached_.layout.units()[unit].resident_slot; }
   uint8_t* SlotMemory(int slot) const;
 
   // The steps of Await, by the carrier.
@@ -114,7 +118,7 @@ class Gathers {
   absl::Status ReleaseByCarrier(const GatherTicket& ticket);
 
   const Attachment attached_;
-  const std::vector<GatherCopies> copies_;
+  const UnitGatherCopies copies_;
   const std::vector<int64_t> scratch_offsets_;  // by slot
   const Commits& commits_;
   const bool prefetch_;

@@ -7,32 +7,24 @@
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
-namespace {
-
-std::vector<int64_t> SlotBytes(const v1::ModelLayout& layout) {
-  return {layout.gradient_slot_bytes().begin(), layout.gradient_slot_bytes().end()};
-}
-
-}  // namespace
-
 Gradients::Gradients(const Attachment& attached, const Commits* commits)
     : attached_(attached),
       commits_(*commits),
-      slots_(SlotBytes(attached.layout.proto())),
-      given_back_by_(attached.layout.proto().gradient_slot_bytes_size()),
-      pushed_(attached.layout.proto().units_size(), false) {}
+      slots_(attached.layout.gradient_slot_bytes()),
+      given_back_by_(attached.layout.gradient_slot_bytes().size()),
+      pushed_(attached.layout.units().size(), false) {}
 
 uint8_t* Gradients::SlotMemory(int slot) const {
-  return attached_.memory.slots() + attached_.layout.proto().gradient_slot_offsets(slot);
+  return attached_.memory.slots() + attached_.layout.gradient_slot_offsets()[slot];
 }
 
 absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name) const {
-  ASSIGN_OR_RETURN(const int unit, attached_.layout.FindUnit(unit_name));
-  const std::optional<int> slot = slots_.FindOldest(attached_.layout.proto().units(unit).gradient_bytes());
+  ASSIGN_OR_RETURN(const int unit, attached_.names.FindUnit(unit_name));
+  const std::optional<int> slot = slots_.FindOldest(attached_.layout.units()[unit].gradient_bytes);
   if (slot.has_value()) return GradientTicket{.unit = unit, .slot = *slot};
   return absl::ResourceExhaustedError(
       absl::StrCat("gradients ", unit_name, ": a free gradient slot expected, all that fit are held, unpushed, for ",
-                   attached_.layout.UnitNames(slots_.Holders()), "; push one, or raise ModelSpec.gradient_slots"));
+                   attached_.names.UnitNames(slots_.Holders()), "; push one, or raise ModelSpec.gradient_slots"));
 }
 
 absl::Status Gradients::AwaitGivenBack(const GradientTicket& ticket) {
@@ -52,7 +44,7 @@ absl::StatusOr<GradientTicket> Gradients::Take(absl::string_view unit, Worker wo
   }
   RETURN_IF_ERROR(AwaitGivenBack(ticket));
   if (zeroed) {
-    const int64_t bytes = attached_.layout.proto().units(ticket.unit).gradient_bytes();
+    const int64_t bytes = attached_.layout.units()[ticket.unit].gradient_bytes;
     RETURN_IF_ERROR(carrier.Zero(SlotMemory(ticket.slot), bytes));
   }
   RETURN_IF_ERROR(carrier.Finish());
@@ -61,15 +53,14 @@ absl::StatusOr<GradientTicket> Gradients::Take(absl::string_view unit, Worker wo
 }
 
 GradientView Gradients::View(const GradientTicket& ticket, int parameter) const {
-  const LayoutView& layout = attached_.layout;
-  const ParameterSpec& spec = attached_.spec.units[ticket.unit].parameters[parameter];
+  const ParameterSpec& spec = attached_.layout.spec().units[ticket.unit].parameters[parameter];
   GradientView view;
   view.parameter = spec.name;
-  view.rows = layout.Rows(ticket.unit, parameter);
-  view.columns = layout.Columns(ticket.unit, parameter);
+  view.rows = spec.rows();
+  view.columns = spec.columns();
   view.type = spec.gradient_type;
   view.gpu = attached_.memory.gpu();
-  const int64_t offset = layout.proto().units(ticket.unit).parameters(parameter).gradient_offset();
+  const int64_t offset = attached_.layout.units()[ticket.unit].parameters[parameter].gradient_offset;
   view.data =
       absl::MakeSpan(SlotMemory(ticket.slot) + offset, view.rows * view.columns * GradientBytes(spec.gradient_type));
   return view;
@@ -85,7 +76,8 @@ absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int>
     if (const int64_t commit = commits_.last_in_epoch(); commit > 0) RETURN_IF_ERROR(carrier.AwaitAnswer(commit));
     copies_.clear();
     uint8_t* const slots = attached_.memory.slots();
-    for (const PieceCopy& piece : attached_.layout.OwnGradients(ticket.unit, ticket.slot, absent_parameters)) {
+    for (const PieceCopy& piece :
+         attached_.layout.LandingCopies(ticket.unit, attached_.started.group_rank(), ticket.slot, absent_parameters)) {
       copies_.push_back({slots + piece.source, slots + piece.target, piece.bytes});
     }
     RETURN_IF_ERROR(carrier.Copy(copies_));
@@ -129,7 +121,7 @@ absl::Status Gradients::CheckNoneHeld() const {
   const std::vector<int> units = slots_.Holders();
   if (units.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "commit: every gradient slot pushed or given back expected, still held: ", attached_.layout.UnitNames(units)));
+      "commit: every gradient slot pushed or given back expected, still held: ", attached_.names.UnitNames(units)));
 }
 
 }  // namespace paramshard::internal

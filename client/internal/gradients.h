@@ -50,7 +50,7 @@ class Gradients {
   // commit, if they are to be `landed`.
   absl::Status Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed, Worker worker);
   uint8_t* SlotMemory(int slot) const;
-  int MarkOf(int slot) const { return attached_.layout.proto().slot_offsets_size() + slot; }
+  int MarkOf(int slot) const { return static_cast<int>(attached_.layout.slot_bytes().size()) + slot; }
 
   const Attachment attached_;
   const Commits& commits_;

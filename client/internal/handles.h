@@ -32,10 +32,10 @@ class GatheredUnit::Impl {
   absl::Status ReleaseOn(internal::GpuStream stream);
 
  private:
-  absl::Status CheckPlane(int parameter, Plane plane) const;
+  absl::Status CheckPlane(const ParameterSpec& spec, Plane plane) const;
   // Contiguous scales: where they lie when they are in one part, else put together here.
   absl::Span<const uint8_t> Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes);
-  const internal::LayoutView& layout() const { return session_->layout(); }
+  const NameIndex& names() const { return session_->names(); }
   const ParameterSpec& Spec(int parameter) const { return session_->spec().units[ticket_.unit].parameters[parameter]; }
 
   std::shared_ptr<internal::Session> session_;

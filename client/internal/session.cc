@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/internal/epoch_layout.h"
 #include "client/internal/owner_process.h"
 #include "kernels/base/status_macros.h"
 
@@ -14,10 +15,10 @@ namespace {
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
-wire::WordsCounts Counts(const v1::ModelLayout& layout) {
-  return {.slots = layout.slot_offsets_size(),
+wire::WordsCounts Counts(const Layout& layout) {
+  return {.slots = static_cast<int>(layout.slot_bytes().size()),
           .ranks = layout.ranks(),
-          .gradient_slots = layout.gradient_slot_offsets_size()};
+          .gradient_slots = static_cast<int>(layout.gradient_slot_bytes().size())};
 }
 
 absl::Status CheckSize(absl::string_view memory, int64_t expected, int64_t got) {
@@ -28,35 +29,31 @@ absl::Status CheckSize(absl::string_view memory, int64_t expected, int64_t got) 
 
 }  // namespace
 
-absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const LayoutView& layout,
-                                                   int64_t scratch_bytes) {
-  const v1::ModelLayout& proto = layout.proto();
+absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Layout& layout, int64_t scratch_bytes) {
+  const wire::WordsCounts counts = Counts(layout);
   const wire::HandoffMemory& sizes = parts.memory.sizes;
-  const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(Counts(proto)));
-  RETURN_IF_ERROR(CheckSize("planes", proto.arena_bytes(), sizes.planes_bytes));
+  const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
+  RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(), sizes.planes_bytes));
   // A landing area may be there without being used.
-  const bool has_landing = parts.started.client_lands_own_gradients() || sizes.slots_bytes > proto.slots_bytes();
-  const int64_t landing_bytes = has_landing ? proto.landing_bytes() : 0;
-  RETURN_IF_ERROR(CheckSize("slots", proto.slots_bytes() + landing_bytes, sizes.slots_bytes));
+  const bool has_landing = parts.started.client_lands_own_gradients() || sizes.slots_bytes > layout.slots_bytes();
+  const int64_t landing_bytes = has_landing ? layout.landing_bytes() : 0;
+  RETURN_IF_ERROR(CheckSize("slots", layout.slots_bytes() + landing_bytes, sizes.slots_bytes));
   RETURN_IF_ERROR(CheckSize("words", words_bytes, sizes.words_bytes));
   Memory mapped;
   ASSIGN_OR_RETURN(mapped.words,
                    MappedMemory::Map("words", parts.memory.words, words_bytes, MappedMemory::Access::kReadWrite));
   ASSIGN_OR_RETURN(mapped.tensors,
-                   parts.map_tensors(parts.started.gpu_uuid(),
-                                     {.memory = &parts.memory,
-                                      .words = &mapped.words,
-                                      .scratch_bytes = scratch_bytes,
-                                      .marks = proto.slot_offsets_size() + proto.gradient_slot_offsets_size()}));
+                   parts.map_tensors(parts.started.gpu_uuid(), {.memory = &parts.memory,
+                                                                .words = &mapped.words,
+                                                                .scratch_bytes = scratch_bytes,
+                                                                .marks = counts.slots + counts.gradient_slots}));
   return mapped;
 }
 
 absl::StatusOr<std::shared_ptr<Session>> Session::Create(Parts parts) {
+  ASSIGN_OR_RETURN(Layout layout, ComputeLayout(parts.started));
   parts.started.clear_spec();
-  ASSIGN_OR_RETURN(LayoutView layout, LayoutView::Create(std::move(*parts.started.mutable_layout()), parts.spec.get(),
-                                                         parts.started.group_rank()));
-  parts.started.clear_layout();
-  std::vector<GatherCopies> copies = AllGatherCopies(layout);
+  UnitGatherCopies copies = AllGatherCopies(layout, parts.started.group_rank());
   const std::vector<int64_t> scratch = ScratchBytes(layout, copies);
   ASSIGN_OR_RETURN(Memory memory,
                    MapMemory(parts, layout, std::accumulate(scratch.begin(), scratch.end(), int64_t{0})));
@@ -67,15 +64,14 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Create(Parts parts) {
   return session;
 }
 
-Session::Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copies, Memory memory)
-    : spec_(std::move(parts.spec)),
-      rank_(parts.rank),
+Session::Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory memory)
+    : rank_(parts.rank),
       started_(std::move(parts.started)),
       layout_(std::move(layout)),
+      names_(layout_.spec()),
       companion_(std::move(parts.companion)),
       memory_(std::move(memory)),
-      page_(wire::Words(memory_.words.data(), Counts(layout_.proto())), companion_.daemon_pidfd(),
-            companion_.daemon_pid()),
+      page_(wire::Words(memory_.words.data(), Counts(layout_)), companion_.daemon_pidfd(), companion_.daemon_pid()),
       carrier_(&page_, memory_.tensors.get(), rank_),
       commits_(Attached()),
       gathers_(Attached(), std::move(copies), &commits_, parts.prefetch),

@@ -15,14 +15,15 @@
 #include "client/internal/companion.h"
 #include "client/internal/daemon_watch.h"
 #include "client/internal/epoch_page.h"
-#include "client/internal/gather_copies.h"
 #include "client/internal/gathers.h"
 #include "client/internal/gradients.h"
-#include "client/internal/layout_view.h"
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session_stream.h"
 #include "client/internal/tensor_memory.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "proto/model/gather_copies.h"
+#include "proto/model/layout.h"
+#include "proto/model/name_index.h"
 
 namespace paramshard::internal {
 
@@ -35,7 +36,6 @@ class Session {
  public:
   // What attaching brings.
   struct Parts {
-    std::shared_ptr<const ModelSpec> spec;
     int rank = 0;
     bool prefetch = true;
     v1::EpochStarted started;
@@ -45,8 +45,8 @@ class Session {
     TensorMapper map_tensors = &MapTensors;
   };
 
-  // Maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when memory and layout do
-  // not agree.
+  // Computes the layout, maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when the daemon has
+  // another layout, or memory that does not agree with it.
   static absl::StatusOr<std::shared_ptr<Session>> Create(Parts parts);
   ~Session();
   Session(const Session&) = delete;
@@ -66,8 +66,9 @@ class Session {
   // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
   absl::Status Detach();
 
-  const ModelSpec& spec() const { return *spec_; }
-  const LayoutView& layout() const { return layout_; }
+  const ModelSpec& spec() const { return layout_.spec(); }
+  const Layout& layout() const { return layout_; }
+  const NameIndex& names() const { return names_; }
   // This process's index of the GPU whose memory the tensors are in; -1: host memory.
   int gpu() const { return memory_.tensors->gpu(); }
   const v1::EpochStarted& started() const { return started_; }
@@ -79,15 +80,15 @@ class Session {
     std::unique_ptr<TensorMemory> tensors;  // ends before the words
   };
 
-  Session(Parts parts, LayoutView layout, std::vector<GatherCopies> copies, Memory memory);
-  static absl::StatusOr<Memory> MapMemory(const Parts& parts, const LayoutView& layout, int64_t scratch_bytes);
-  Attachment Attached() { return {*spec_, layout_, started_, page_, *memory_.tensors, carrier_}; }
+  Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory memory);
+  static absl::StatusOr<Memory> MapMemory(const Parts& parts, const Layout& layout, int64_t scratch_bytes);
+  Attachment Attached() { return {layout_, names_, started_, page_, *memory_.tensors, carrier_}; }
 
   // Constant after construction.
-  const std::shared_ptr<const ModelSpec> spec_;
   const int rank_;
-  const v1::EpochStarted started_;  // without spec and layout
-  const LayoutView layout_;         // of *spec_
+  const v1::EpochStarted started_;  // without the spec
+  const Layout layout_;
+  const NameIndex names_;  // of the layout's spec
 
   Companion companion_;
   const Memory memory_;

@@ -6,11 +6,14 @@
 #include <string>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "client/internal/grpc_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/moment.h"
+#include "proto/model/limits.h"
+#include "proto/model/name_index.h"
+#include "proto/model/proto_enums.h"
+#include "proto/model/state_tensor.h"
 #include "proto/wire/crc32c.h"
 
 namespace paramshard::internal {
@@ -20,34 +23,13 @@ constexpr size_t kMaxChunkBytes = 1 << 20;
 
 using ImportWriter = grpc::ClientWriter<v1::ImportRequest>;
 using ExportReader = grpc::ClientReader<v1::ExportResponse>;
-using ParameterIndex = absl::flat_hash_map<std::string, const v1::ParameterSpec*>;
 
-ParameterIndex IndexParameters(const v1::ModelSpec& spec) {
-  ParameterIndex index;
-  for (const v1::UnitSpec& unit : spec.units()) {
-    for (const v1::ParameterSpec& parameter : unit.parameters()) index.emplace(parameter.name(), &parameter);
-  }
-  return index;
+int64_t SliceRows(const ParameterSpec& parameter, const ImportTensor& tensor) {
+  return tensor.rows.value_or(parameter.rows() - tensor.first_row);
 }
 
-int64_t Elements(const v1::ParameterSpec& parameter) {
-  int64_t elements = 1;
-  for (int64_t size : parameter.shape()) elements *= size;
-  return elements;
-}
-
-int64_t Columns(const v1::ParameterSpec& parameter) {
-  return parameter.shape().empty() ? 1 : parameter.shape(parameter.shape_size() - 1);
-}
-
-int64_t Rows(const v1::ParameterSpec& parameter) { return Elements(parameter) / Columns(parameter); }
-
-int64_t SliceRows(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
-  return tensor.rows.value_or(Rows(parameter) - tensor.first_row);
-}
-
-absl::Status CheckRows(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
-  const int64_t all = Rows(parameter);
+absl::Status CheckRows(const ParameterSpec& parameter, const ImportTensor& tensor) {
+  const int64_t all = parameter.rows();
   const int64_t rows = SliceRows(parameter, tensor);
   if (0 <= tensor.first_row && 1 <= rows && rows <= all && tensor.first_row <= all - rows) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": rows of [0, ", all, ") expected, got ",
@@ -63,28 +45,8 @@ absl::string_view BytesOf(const ImportTensor& tensor) {
   return view(tensor.bytes.data(), tensor.bytes.size());
 }
 
-// 0 for no type.
-int64_t ElementBytes(TensorType type) {
-  switch (type) {
-    case TensorType::kFP32:
-      return 4;
-    case TensorType::kBF16:
-    case TensorType::kFP16:
-    case TensorType::kInt16:
-      return 2;
-    case TensorType::kFP8E4M3:
-      return 1;
-  }
-  return 0;
-}
-
-// Columns of a row of scales.
-int64_t Scales(int64_t columns) { return (columns + kMomentBlockSize - 1) / kMomentBlockSize; }
-
-bool IsScales(TensorKind kind) { return kind == TensorKind::kExpAvgScales || kind == TensorKind::kExpAvgSqScales; }
-
 // The elements are where the type says, as many as the rows have.
-absl::Status CheckElements(const v1::ParameterSpec& parameter, const ImportTensor& tensor) {
+absl::Status CheckElements(const ParameterSpec& parameter, const ImportTensor& tensor) {
   const int64_t element_bytes = ElementBytes(tensor.type);
   if (element_bytes == 0) {
     return absl::InvalidArgumentError(
@@ -98,7 +60,16 @@ absl::Status CheckElements(const v1::ParameterSpec& parameter, const ImportTenso
     return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": ", place,
                                                    " alone expected of a tensor of this type, or bytes alone"));
   }
-  const int64_t columns = IsScales(tensor.kind) ? Scales(Columns(parameter)) : Columns(parameter);
+  const std::optional<StateArray> array = StateArrayOf(tensor.kind);
+  if (!array.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", tensor.parameter, ": a TensorKind expected, got kind ", static_cast<int>(tensor.kind)));
+  }
+  const int64_t columns = RowOf(parameter, array->tensor, array->form).elements;
+  if (columns == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": a parameter that has ",
+                                                   TensorName(array->tensor, array->form), " expected, got another"));
+  }
   const int64_t expected = SliceRows(parameter, tensor) * columns;
   const auto got = static_cast<int64_t>(BytesOf(tensor).size());
   if (got == expected * element_bytes) return absl::OkStatus();
@@ -106,13 +77,13 @@ absl::Status CheckElements(const v1::ParameterSpec& parameter, const ImportTenso
       absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", got / element_bytes));
 }
 
-absl::Status CheckFitsModel(const ParameterIndex& index, const ImportTensor& tensor) {
-  const auto found = index.find(tensor.parameter);
-  if (found == index.end()) {
+absl::Status CheckFitsModel(const NameIndex& names, const ImportTensor& tensor) {
+  const ParameterSpec* const parameter = names.Find(tensor.parameter);
+  if (parameter == nullptr) {
     return absl::NotFoundError(absl::StrCat("import ", tensor.parameter, ": a parameter of the model expected"));
   }
-  RETURN_IF_ERROR(CheckRows(*found->second, tensor));
-  return CheckElements(*found->second, tensor);
+  RETURN_IF_ERROR(CheckRows(*parameter, tensor));
+  return CheckElements(*parameter, tensor);
 }
 
 v1::ImportRequest MakeHeader(const std::string& model, const ImportOptions& options) {
@@ -124,13 +95,13 @@ v1::ImportRequest MakeHeader(const std::string& model, const ImportOptions& opti
   return request;
 }
 
-v1::ImportRequest MakeTensorHeader(const ImportTensor& tensor, const v1::ParameterSpec& parameter) {
+v1::ImportRequest MakeTensorHeader(const ImportTensor& tensor, const ParameterSpec& parameter) {
   v1::ImportRequest request;
   v1::TensorHeader* header = request.mutable_tensor();
   header->set_parameter(tensor.parameter);
-  header->set_kind(static_cast<v1::TensorKind>(tensor.kind));
-  *header->mutable_shape() = parameter.shape();
-  header->set_type(static_cast<v1::TensorType>(tensor.type));
+  header->set_kind(TensorKindToProto(tensor.kind));
+  header->mutable_shape()->Assign(parameter.shape.begin(), parameter.shape.end());
+  header->set_type(TensorTypeToProto(tensor.type));
   header->set_first_row(tensor.first_row);
   header->set_rows(SliceRows(parameter, tensor));
   if (tensor.step.has_value()) header->set_step(*tensor.step);
@@ -173,6 +144,11 @@ class ImportStream {
   v1::ImportEnd end_;
 };
 
+// Columns of a row of scales.
+int64_t Scales(int64_t columns) { return (columns + kMomentBlockSize - 1) / kMomentBlockSize; }
+
+bool IsScales(TensorKind kind) { return kind == TensorKind::kExpAvgScales || kind == TensorKind::kExpAvgSqScales; }
+
 // One extent, as its chunks arrive.
 class ExtentReader {
  public:
@@ -180,28 +156,29 @@ class ExtentReader {
   static absl::StatusOr<ExtentReader> Create(const v1::TensorHeader& header) {
     int64_t columns = 1;
     if (header.shape_size() > 0) columns = header.shape(header.shape_size() - 1);
-    if (IsScales(static_cast<TensorKind>(header.kind()))) columns = Scales(columns);
-    const auto type = static_cast<TensorType>(header.type());
-    const int64_t element_bytes = ElementBytes(type);
-    if (header.rows() < 0 || columns < 1 || element_bytes == 0) {
-      return absl::InternalError(absl::StrCat("export ", header.parameter(),
-                                              ": rows >= 0, columns >= 1 and a tensor type expected, got ",
-                                              header.rows(), " x ", columns, " of type ", header.type()));
+    const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
+    if (kind.has_value() && IsScales(*kind)) columns = Scales(columns);
+    const std::optional<TensorType> type = TensorTypeFromProto(header.type());
+    const bool fits = header.rows() >= 0 && columns >= 1 && header.rows() <= kMaxElements / columns;
+    if (!kind.has_value() || !type.has_value() || !fits) {
+      return absl::InternalError(absl::StrCat(
+          "export ", header.parameter(), ": rows >= 0, columns >= 1, a tensor kind and a tensor type expected, got ",
+          header.rows(), " x ", columns, " of kind ", header.kind(), " and type ", header.type()));
     }
     ExtentReader reader;
     reader.extent_ = {.parameter = header.parameter(),
-                      .kind = static_cast<TensorKind>(header.kind()),
+                      .kind = *kind,
                       .shape = {header.shape().begin(), header.shape().end()},
                       .first_row = header.first_row(),
                       .rows = header.rows(),
                       .step = header.step(),
                       .values = {},
-                      .type = type,
+                      .type = *type,
                       .bytes = {}};
-    if (type == TensorType::kFP32) {
+    if (*type == TensorType::kFP32) {
       reader.extent_.values.resize(header.rows() * columns);
     } else {
-      reader.extent_.bytes.resize(header.rows() * columns * element_bytes);
+      reader.extent_.bytes.resize(header.rows() * columns * ElementBytes(*type));
     }
     return reader;
   }
@@ -287,23 +264,23 @@ v1::ExportRequest MakeExportRequest(absl::string_view model, const ExportOptions
   request.set_model(model.data(), model.size());
   if (options.version.has_value()) request.set_version(*options.version);
   for (const std::string& parameter : options.parameters) request.add_parameters(parameter);
-  for (TensorKind kind : options.kinds) request.add_kinds(static_cast<v1::TensorKind>(kind));
+  for (TensorKind kind : options.kinds) request.add_kinds(TensorKindToProto(kind));
   return request;
 }
 
 }  // namespace
 
-absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const v1::ModelSpec& spec,
+absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const ModelSpec& spec,
                            absl::Span<const ImportTensor> tensors, const ImportOptions& options) {
-  const ParameterIndex index = IndexParameters(spec);
-  for (const ImportTensor& tensor : tensors) RETURN_IF_ERROR(CheckFitsModel(index, tensor));
+  const NameIndex names(spec);
+  for (const ImportTensor& tensor : tensors) RETURN_IF_ERROR(CheckFitsModel(names, tensor));
   v1::ImportResponse response;
   const std::unique_ptr<ImportWriter> writer = stub.Import(&context, &response);
   // A write that fails means that the daemon has ended the call: Finish says why.
-  bool open = writer->Write(MakeHeader(spec.name(), options));
+  bool open = writer->Write(MakeHeader(spec.name, options));
   ImportStream stream(writer.get());
   for (size_t i = 0; open && i < tensors.size(); ++i) {
-    open = stream.WriteTensor(MakeTensorHeader(tensors[i], *index.at(tensors[i].parameter)), BytesOf(tensors[i]));
+    open = stream.WriteTensor(MakeTensorHeader(tensors[i], *names.Find(tensors[i].parameter)), BytesOf(tensors[i]));
   }
   if (open && stream.WriteEnd()) writer->WritesDone();
   return FromGrpc(writer->Finish());

@@ -18,7 +18,7 @@ namespace paramshard::internal {
 // Sends tensors to a model whose spec is `spec`. NOT_FOUND or INVALID_ARGUMENT, before anything is
 // sent, for a parameter that the spec lacks, rows outside of it, or a number of values that is not
 // theirs; then the errors of the Import RPC.
-absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const v1::ModelSpec& spec,
+absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const ModelSpec& spec,
                            absl::Span<const ImportTensor> tensors, const ImportOptions& options);
 
 // Reads extents and gives each to the sink. DATA_LOSS for a checksum that is wrong; INTERNAL for

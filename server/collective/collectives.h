@@ -22,9 +22,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/reduce/gradient_sum.h"
+#include "proto/model/layout.h"
 #include "proto/wire/words.h"
 #include "server/device/compute_device.h"
-#include "server/layout/layout.h"
 
 namespace paramshard::server {
 
@@ -39,7 +39,7 @@ struct RankMemory {
 struct GatherCall {
   int64_t number = 0;  // of the command
   int unit = 0;
-  Use use = Use::kForward;
+  Phase phase = Phase::kForward;
   int slot = 0;
 };
 

@@ -10,7 +10,7 @@ namespace paramshard::server {
 namespace {
 
 auto Fields(const CommandHeader& header) {
-  return std::tie(header.kind, header.number, header.unit, header.use, header.slot);
+  return std::tie(header.kind, header.number, header.unit, header.phase, header.slot);
 }
 
 std::string UnitText(int64_t unit, const ModelSpec& model) {
@@ -18,16 +18,11 @@ std::string UnitText(int64_t unit, const ModelSpec& model) {
   return model.units[unit].name;
 }
 
-std::string UseText(int64_t use) {
-  switch (use) {
-    case static_cast<int64_t>(Use::kForward):
-      return "forward";
-    case static_cast<int64_t>(Use::kBackward):
-      return "backward";
-    case static_cast<int64_t>(Use::kBoth):
-      return "both";
+std::string PhaseText(int64_t phase) {
+  for (const Phase known : kPhases) {
+    if (static_cast<int64_t>(known) == phase) return std::string(PhaseName(known));
   }
-  return absl::StrCat("use ", use);
+  return absl::StrCat("phase ", phase);
 }
 
 absl::Status MismatchError(const Mesh& mesh, const CommandHeader& own, int peer, const CommandHeader& header,
@@ -40,7 +35,7 @@ absl::Status MismatchError(const Mesh& mesh, const CommandHeader& own, int peer,
 }  // namespace
 
 CommandHeader CommandHeader::Of(const GatherCall& call) {
-  return {kGather, call.number, call.unit, static_cast<int64_t>(call.use), call.slot};
+  return {kGather, call.number, call.unit, static_cast<int64_t>(call.phase), call.slot};
 }
 
 CommandHeader CommandHeader::Of(const ReduceCall& call) { return {kReduce, call.number, call.unit, 0, call.slot}; }
@@ -52,8 +47,8 @@ std::string HeaderText(const CommandHeader& header, const ModelSpec& model) {
   if (header.kind == CommandHeader::kReduce) {
     return absl::StrCat("command ", header.number, " push(", unit, ", gradient slot ", header.slot, ")");
   }
-  return absl::StrCat("command ", header.number, " gather(", unit, ", ", UseText(header.use), ", slot ", header.slot,
-                      ")");
+  return absl::StrCat("command ", header.number, " gather(", unit, ", ", PhaseText(header.phase), ", slot ",
+                      header.slot, ")");
 }
 
 absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, SteadyTime deadline) {

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "proto/model/model_spec.h"
 #include "server/base/steady_time.h"
 #include "server/collective/collectives.h"
 #include "server/collective/mesh.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 
@@ -20,7 +20,7 @@ struct CommandHeader {
   int64_t kind = 0;
   int64_t number = 0;
   int64_t unit = 0;
-  int64_t use = 0;
+  int64_t phase = 0;
   int64_t slot = 0;
 
   static CommandHeader Of(const GatherCall& call);

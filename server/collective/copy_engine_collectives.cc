@@ -46,9 +46,9 @@ CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalRe
 CopyEngineCollectives::~CopyEngineCollectives() { gathers_.Synchronize().IgnoreError(); }
 
 const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
-  const auto [entry, is_new] = copies_.try_emplace({call.unit, call.use, call.slot});
+  const auto [entry, is_new] = copies_.try_emplace({call.unit, call.phase, call.slot});
   if (!is_new) return entry->second;
-  std::vector<PieceCopy> pieces = group_.layout->Pieces(call.unit, call.use, rank_);
+  std::vector<PieceCopy> pieces = group_.layout->Pieces(call.unit, call.phase, rank_);
   const auto largest = std::max_element(pieces.begin(), pieces.end(),
                                         [](const PieceCopy& a, const PieceCopy& b) { return a.bytes < b.bytes; });
   if (largest != pieces.end()) std::rotate(pieces.begin(), largest, largest + 1);

@@ -69,8 +69,8 @@ class CopyEngineCollectives final : public Collectives {
 
   // Used by Gather and GatherDone.
   std::vector<Flight> flights_;  // by slot
-  // The copies of a gather, by unit, use and slot; made at the first such gather.
-  std::map<std::tuple<int, Use, int>, GatherCopies> copies_;
+  // The copies of a gather, by unit, phase and slot; made at the first such gather.
+  std::map<std::tuple<int, Phase, int>, GatherCopies> copies_;
   gpu::WordOperations ready_;
 
   AbortState abort_;

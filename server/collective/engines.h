@@ -9,13 +9,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/connect_abort.h"
 #include "server/collective/topology.h"
 #include "server/device/device.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 

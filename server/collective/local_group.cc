@@ -15,7 +15,7 @@ const void* LocalGroup::Landed(int unit, const GradientSlice& slice, int rank) c
 void LocalGroup::CopyPieces(const GatherCall& call, int source, int target) const {
   const uint8_t* const arena = memory[source].arena;
   uint8_t* const slot = memory[target].slots + layout->slot_offsets()[call.slot];
-  for (const PieceCopy& piece : layout->Pieces(call.unit, call.use, source)) {
+  for (const PieceCopy& piece : layout->Pieces(call.unit, call.phase, source)) {
     std::memcpy(slot + piece.target, arena + piece.source, piece.bytes);
   }
 }

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/collective/collectives.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 

@@ -62,7 +62,7 @@ absl::Status MeshCollectives::TryGather(const GatherCall& call, SteadyTime deadl
 absl::Status MeshCollectives::LandOwnPieces(const GatherCall& call) {
   uint8_t* const slot = options_.memory.slots + options_.layout->slot_offsets()[call.slot];
   std::vector<DeviceQueue::CopyTask> copies;
-  for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.use, rank())) {
+  for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.phase, rank())) {
     copies.push_back({slot + piece.target, options_.memory.arena + piece.source, piece.bytes});
   }
   return gather_queue_->Copy(copies);
@@ -73,14 +73,14 @@ std::vector<PeerTransfer> MeshCollectives::GatherTransfers(const GatherCall& cal
   // A mesh only reads what it sends.
   uint8_t* const arena = const_cast<uint8_t*>(options_.memory.arena);
   std::vector<Bytes> own;
-  for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.use, rank())) {
+  for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.phase, rank())) {
     own.push_back({arena + piece.source, piece.bytes});
   }
   std::vector<PeerTransfer> transfers;
   for (int step = 1; step < ranks(); ++step) {
     const int peer = (rank() + step) % ranks();
     PeerTransfer& transfer = transfers.emplace_back(PeerTransfer{peer, own, {}});
-    for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.use, peer)) {
+    for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.phase, peer)) {
       transfer.receives.push_back({slot + piece.target, piece.bytes});
     }
   }

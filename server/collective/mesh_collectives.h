@@ -8,6 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/base/steady_time.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/collectives.h"
@@ -15,8 +17,6 @@
 #include "server/collective/mesh.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/collective/topology.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 

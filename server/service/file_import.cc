@@ -173,7 +173,7 @@ absl::Status FileImport::Read(const Call& context, StagedImport& staged) const {
 }
 
 std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
-  if (!request_.has_history_id()) return {{0, Spec(source).rows}};
+  if (!request_.has_history_id()) return {{0, Spec(source).rows()}};
   std::vector<RowRange> rows;
   for (const auto& shard : model_.shards()) {
     const ShardExtent* extent = shard->Find(source.unit, source.parameter);
@@ -186,7 +186,7 @@ absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Cal
                                   StagedImport& staged) const {
   const TensorType type = *SourceType(source.tensor->info->dtype);
   RETURN_IF_ERROR(staged.BeginSlice({.unit = source.unit, .parameter = source.parameter, .type = type, .rows = rows}));
-  const int64_t row_bytes = Spec(source).columns * ElementBytes(type);
+  const int64_t row_bytes = Spec(source).columns() * ElementBytes(type);
   const int64_t size_bytes = rows.size() * row_bytes;
   std::vector<uint8_t> bytes(std::min(size_bytes, kReadBytes));
   for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {

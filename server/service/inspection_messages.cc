@@ -42,8 +42,8 @@ v1::ParameterStats Describe(const ParameterStats& parameter) {
   v1::ParameterStats proto;
   proto.set_parameter(parameter.parameter->name);
   proto.set_unit(parameter.unit->name);
-  proto.set_format(static_cast<v1::Format>(parameter.parameter->encoding.format));
-  proto.set_element(static_cast<v1::Element>(parameter.parameter->encoding.element));
+  proto.set_format(static_cast<v1::Format>(*parameter.parameter->encoding.format));
+  proto.set_element(static_cast<v1::Element>(*parameter.parameter->encoding.element));
   proto.set_element_count(planes.elements);
   proto.set_relative_error(planes.RelativeError());
   proto.set_max_relative_error(planes.max_relative_error);
@@ -83,10 +83,10 @@ v1::Shard ToProto(const ShardListing& shard) {
   proto.set_unit(shard.unit->name);
   proto.set_rank(shard.rank);
   proto.set_device(shard.device);
-  proto.set_format(static_cast<v1::Format>(shard.parameter->encoding.format));
+  proto.set_format(static_cast<v1::Format>(*shard.parameter->encoding.format));
   proto.set_first_row(shard.rows.begin);
   proto.set_rows(shard.rows.size());
-  proto.set_columns(shard.parameter->columns);
+  proto.set_columns(shard.parameter->columns());
   proto.set_plane_bytes(shard.plane_bytes);
   proto.set_optimizer_bytes(shard.optimizer_bytes);
   proto.set_small(shard.small);
@@ -101,18 +101,18 @@ v1::DescribeParameterResponse ToProto(const ParameterDescription& description) {
   proto.set_parameter(spec.name);
   proto.set_unit(description.unit->name);
   proto.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-  proto.set_format(static_cast<v1::Format>(spec.encoding.format));
-  proto.set_element(static_cast<v1::Element>(spec.encoding.element));
+  proto.set_format(static_cast<v1::Format>(*spec.encoding.format));
+  proto.set_element(static_cast<v1::Element>(*spec.encoding.element));
   proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
-  proto.set_exp_avg_type(static_cast<v1::MomentType>(spec.exp_avg_type));
-  proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(spec.exp_avg_sq_type));
-  proto.set_master_type(static_cast<v1::MasterType>(spec.master_type));
+  proto.set_exp_avg_type(static_cast<v1::MomentType>(*spec.exp_avg_type));
+  proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(*spec.exp_avg_sq_type));
+  proto.set_master_type(static_cast<v1::MasterType>(*spec.master_type));
   proto.set_group(spec.group);
   proto.set_version(description.version);
   proto.set_step(description.step);
   if (description.amax.has_value()) proto.set_amax(*description.amax);
   if (description.scale.has_value()) proto.set_scale(*description.scale);
-  for (const ExtentDescription& extent : description.extents) *proto.add_extents() = Describe(extent, spec.columns);
+  for (const ExtentDescription& extent : description.extents) *proto.add_extents() = Describe(extent, spec.columns());
   return proto;
 }
 

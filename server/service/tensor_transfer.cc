@@ -1,7 +1,6 @@
 #include "server/service/tensor_transfer.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +12,9 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/moment.h"
+#include "proto/model/names.h"
+#include "proto/model/proto_enums.h"
+#include "proto/model/state_tensor.h"
 #include "proto/wire/crc32c.h"
 #include "server/store/pinned_state.h"
 #include "server/store/staged_import.h"
@@ -33,40 +35,6 @@ std::map<std::string, ParameterIndex> IndexParameters(const ModelSpec& spec) {
     for (int i = 0; i < static_cast<int>(parameters.size()); ++i) index[parameters[i].name] = {unit, i};
   }
   return index;
-}
-
-// What a stream carries, as the store calls it.
-struct Carried {
-  v1::TensorKind kind;
-  StateTensor tensor;
-  TensorForm form;
-};
-
-constexpr std::array<Carried, 9> kCarried = {{
-    {v1::TENSOR_KIND_MASTER, StateTensor::kMaster, TensorForm::kValues},
-    {v1::TENSOR_KIND_EXP_AVG, StateTensor::kExpAvg, TensorForm::kValues},
-    {v1::TENSOR_KIND_EXP_AVG_SQ, StateTensor::kExpAvgSq, TensorForm::kValues},
-    {v1::TENSOR_KIND_MASTER_ELEMENTS, StateTensor::kMaster, TensorForm::kElements},
-    {v1::TENSOR_KIND_MASTER_REMAINDERS, StateTensor::kMaster, TensorForm::kRest},
-    {v1::TENSOR_KIND_EXP_AVG_ELEMENTS, StateTensor::kExpAvg, TensorForm::kElements},
-    {v1::TENSOR_KIND_EXP_AVG_SCALES, StateTensor::kExpAvg, TensorForm::kRest},
-    {v1::TENSOR_KIND_EXP_AVG_SQ_ELEMENTS, StateTensor::kExpAvgSq, TensorForm::kElements},
-    {v1::TENSOR_KIND_EXP_AVG_SQ_SCALES, StateTensor::kExpAvgSq, TensorForm::kRest},
-}};
-static_assert(kCarried.size() == v1::TensorKind_MAX);
-
-const Carried* FindCarried(int kind) {
-  const auto found = std::find_if(kCarried.begin(), kCarried.end(), [&](const auto& one) { return one.kind == kind; });
-  return found == kCarried.end() ? nullptr : &*found;
-}
-
-static_assert(static_cast<int>(TensorType::kFP32) == v1::TENSOR_TYPE_FP32);
-static_assert(static_cast<int>(TensorType::kInt16) == v1::TENSOR_TYPE_INT16);
-static_assert(static_cast<int>(TensorType::kInt16) == v1::TensorType_MAX);
-
-std::optional<TensorType> TypeOf(v1::TensorType type) {
-  if (!v1::TensorType_IsValid(type)) return std::nullopt;
-  return type == v1::TENSOR_TYPE_UNSPECIFIED ? TensorType::kFP32 : static_cast<TensorType>(type);
 }
 
 absl::Status Invalid(absl::string_view parameter, absl::string_view message) {
@@ -124,24 +92,25 @@ absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
         absl::StrCat("import into ", name_, ": no parameter is named ", header.parameter().substr(0, kMaxNameBytes)));
   }
   const ParameterSpec& spec = spec_.units[found->second.unit].parameters[found->second.parameter];
-  const Carried* carried = FindCarried(header.kind());
-  if (carried == nullptr) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
-  const std::optional<TensorType> type = TypeOf(header.type());
+  const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
+  if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
+  const StateArray array = *StateArrayOf(*kind);
+  const std::optional<TensorType> type = TensorTypeFromProto(header.type());
   if (!type.has_value()) return Invalid(spec.name, absl::StrCat("a tensor type expected, got ", header.type()));
   if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
     return Invalid(spec.name, absl::StrCat("shape [", absl::StrJoin(spec.shape, ", "), "] expected, got [",
                                            absl::StrJoin(header.shape(), ", "), "]"));
   }
   // Else the end of the range could overflow.
-  if (header.first_row() < 0 || header.rows() < 0 || header.rows() > spec.rows || header.first_row() > spec.rows) {
-    return Invalid(spec.name, absl::StrCat("rows of [0, ", spec.rows, ") expected, got ", header.rows(), " rows from ",
-                                           header.first_row()));
+  if (header.first_row() < 0 || header.rows() < 0 || header.rows() > spec.rows() || header.first_row() > spec.rows()) {
+    return Invalid(spec.name, absl::StrCat("rows of [0, ", spec.rows(), ") expected, got ", header.rows(),
+                                           " rows from ", header.first_row()));
   }
   parameter_ = spec.name;
   return staged_->BeginSlice({.unit = found->second.unit,
                               .parameter = found->second.parameter,
-                              .tensor = carried->tensor,
-                              .form = carried->form,
+                              .tensor = array.tensor,
+                              .form = array.form,
                               .type = *type,
                               .rows = {header.first_row(), header.first_row() + header.rows()},
                               .step = header.has_step() ? std::optional<int64_t>(header.step()) : std::nullopt});
@@ -225,7 +194,7 @@ namespace {
 
 struct ExportPlan {
   std::vector<ParameterIndex> parameters;
-  std::vector<const Carried*> tensors;
+  std::vector<TensorKind> kinds;
 };
 
 absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportRequest& request) {
@@ -245,15 +214,15 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
       for (int i = 0; i < count; ++i) plan.parameters.push_back({unit, i});
     }
   }
-  for (const int kind : request.kinds()) {
-    const Carried* carried = FindCarried(kind);
-    if (carried == nullptr) {
+  for (const int number : request.kinds()) {
+    const std::optional<TensorKind> kind = TensorKindFromProto(number);
+    if (!kind.has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("export ", model.spec().name, ": a tensor kind expected, got ", kind));
+          absl::StrCat("export ", model.spec().name, ": a tensor kind expected, got ", number));
     }
-    plan.tensors.push_back(carried);
+    plan.kinds.push_back(*kind);
   }
-  if (plan.tensors.empty()) plan.tensors.push_back(FindCarried(v1::TENSOR_KIND_MASTER));
+  if (plan.kinds.empty()) plan.kinds.push_back(TensorKind::kMaster);
   return plan;
 }
 
@@ -284,43 +253,44 @@ class Export {
       for (const auto& shard : model_.shards()) {
         const ShardExtent* extent = shard->Find(index.unit, index.parameter);
         if (extent == nullptr) continue;
-        for (const Carried* carried : plan.tensors) RETURN_IF_ERROR(SendTensor(*shard, *extent, *carried));
+        for (const TensorKind kind : plan.kinds) RETURN_IF_ERROR(SendTensor(*shard, *extent, kind));
       }
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status SendTensor(const Shard& shard, const ShardExtent& extent, const Carried& carried) {
+  absl::Status SendTensor(const Shard& shard, const ShardExtent& extent, TensorKind kind) {
     const ParameterSpec& spec = shard.Spec(extent);
-    const TensorRow row = RowOf(spec, carried.tensor, carried.form);
+    const StateArray array = *StateArrayOf(kind);
+    const TensorRow row = RowOf(spec, array.tensor, array.form);
     if (row.elements == 0) return absl::OkStatus();
     v1::ExportResponse response;
     v1::TensorHeader& header = *response.mutable_tensor();
     header.set_parameter(spec.name);
-    header.set_kind(carried.kind);
+    header.set_kind(TensorKindToProto(kind));
     header.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
     header.set_first_row(extent.rows.begin);
     header.set_rows(extent.rows.size());
-    header.set_type(static_cast<v1::TensorType>(row.type));
+    header.set_type(TensorTypeToProto(row.type));
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(pinned_.Check(shard));
       header.set_step(shard.step(extent));
     }
     RETURN_IF_ERROR(send_(response));
-    return SendChunks(shard, extent, carried, row.size_bytes());
+    return SendChunks(shard, extent, array, row.size_bytes());
   }
 
   // Whole rows, as many as a chunk takes; where it does not take one, parts of each.
-  absl::Status SendChunks(const Shard& shard, const ShardExtent& extent, const Carried& carried, int64_t row_bytes) {
-    const int64_t columns = shard.Spec(extent).columns;
+  absl::Status SendChunks(const Shard& shard, const ShardExtent& extent, const StateArray& array, int64_t row_bytes) {
+    const int64_t columns = shard.Spec(extent).columns();
     const int64_t rows_at_once = std::max<int64_t>(1, kMaxChunkBytes / row_bytes);
     const int64_t columns_at_once = row_bytes <= kMaxChunkBytes ? columns : kColumnsOfChunk;
     int64_t offset = 0;
     for (int64_t row = extent.rows.begin; row < extent.rows.end; row += rows_at_once) {
       for (int64_t column = 0; column < columns; column += columns_at_once) {
-        RETURN_IF_ERROR(SendChunk(shard, extent, carried,
+        RETURN_IF_ERROR(SendChunk(shard, extent, array,
                                   {.rows = {row, std::min(row + rows_at_once, extent.rows.end)},
                                    .first_column = column,
                                    .columns = std::min(columns_at_once, columns - column)},
@@ -331,14 +301,14 @@ class Export {
   }
 
   // A copy, made under the lock: a slow caller must not hold back commits.
-  absl::Status SendChunk(const Shard& shard, const ShardExtent& extent, const Carried& carried, const ExtentPart& part,
+  absl::Status SendChunk(const Shard& shard, const ShardExtent& extent, const StateArray& array, const ExtentPart& part,
                          int64_t& offset) {
     v1::ExportResponse response;
     v1::TensorChunk& chunk = *response.mutable_chunk();
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(pinned_.Check(shard));
-      ASSIGN_OR_RETURN(*chunk.mutable_data(), ReadBytes(shard, extent, carried, part));
+      ASSIGN_OR_RETURN(*chunk.mutable_data(), ReadBytes(shard, extent, array, part));
     }
     chunk.set_offset_bytes(offset);
     chunk.set_crc32c(wire::Crc32c(chunk.data()));
@@ -346,14 +316,14 @@ class Export {
     return send_(response);
   }
 
-  static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const Carried& carried,
+  static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const StateArray& array,
                                                const ExtentPart& part) {
-    if (carried.form == TensorForm::kValues) {
-      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, carried.tensor, part));
+    if (array.form == TensorForm::kValues) {
+      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, array.tensor, part));
       return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
     }
-    ASSIGN_OR_RETURN(const HostView array, shard.StoredArray(extent, carried.tensor, carried.form, part));
-    return std::string(reinterpret_cast<const char*>(array.data()), array.size());
+    ASSIGN_OR_RETURN(const HostView stored, shard.StoredArray(extent, array.tensor, array.form, part));
+    return std::string(reinterpret_cast<const char*>(stored.data()), stored.size());
   }
 
   const Model& model_;

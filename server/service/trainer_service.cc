@@ -5,6 +5,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "proto/model/model_spec_proto.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
 #include "server/version.h"
@@ -31,7 +32,6 @@ TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers*
   Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
   Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
   Handle("DeleteModel", workers->changes.get(), &TrainerService::DeleteModel);
-  Handle("GetLayout", workers->questions.get(), &TrainerService::GetLayout);
   Handle("Session", [store, callers, workers](grpc::CallbackServerContext* context, Callers::Admission admission) {
     return StartSession(store, callers, workers, context, std::move(admission));
   });
@@ -68,13 +68,6 @@ absl::StatusOr<v1::DeleteModelResponse> TrainerService::DeleteModel(const Call&,
                                                                     const v1::DeleteModelRequest& request) {
   RETURN_IF_ERROR(store_->Delete(request.model(), request.request_id()));
   return v1::DeleteModelResponse();
-}
-
-absl::StatusOr<v1::GetLayoutResponse> TrainerService::GetLayout(const Call&, const v1::GetLayoutRequest& request) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
-  v1::GetLayoutResponse response;
-  *response.mutable_layout() = model->layout().ToProto();
-  return response;
 }
 
 absl::StatusOr<v1::ImportResponse> TrainerService::Import(const Call& call, MessageReader<v1::ImportRequest>* reader) {

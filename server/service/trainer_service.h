@@ -20,7 +20,6 @@ class TrainerService final : public GuardedService {
   absl::StatusOr<v1::CreateModelResponse> CreateModel(const Call& call, const v1::CreateModelRequest& request);
   absl::StatusOr<v1::GetModelResponse> GetModel(const Call& call, const v1::GetModelRequest& request);
   absl::StatusOr<v1::DeleteModelResponse> DeleteModel(const Call& call, const v1::DeleteModelRequest& request);
-  absl::StatusOr<v1::GetLayoutResponse> GetLayout(const Call& call, const v1::GetLayoutRequest& request);
   absl::StatusOr<v1::ImportResponse> Import(const Call& call, MessageReader<v1::ImportRequest>* reader);
   absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
 

@@ -1,18 +1,19 @@
 #include "server/store/command_text.h"
 
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/model/proto_enums.h"
 
 namespace paramshard::server {
 namespace {
 
-absl::string_view PhaseName(v1::Phase phase) {
-  if (phase == v1::PHASE_FORWARD) return "forward";
-  if (phase == v1::PHASE_BACKWARD) return "backward";
-  return phase == v1::PHASE_BOTH ? "forward and backward" : "in no phase";
+absl::string_view PhaseText(v1::Phase proto) {
+  const std::optional<Phase> phase = PhaseFromProto(proto);
+  return phase.has_value() ? PhaseName(*phase) : "in no phase";
 }
 
 // The index where there is no such name: commands are described before they are checked.
@@ -57,7 +58,7 @@ std::string CommandName(const ModelSpec& spec, const v1::Command& command) {
   switch (command.kind_case()) {
     case v1::Command::kGather: {
       const v1::Gather& gather = command.gather();
-      return absl::StrCat("gather ", NameAt(spec.units, gather.unit(), "unit"), " ", PhaseName(gather.phase()),
+      return absl::StrCat("gather ", NameAt(spec.units, gather.unit(), "unit"), " ", PhaseText(gather.phase()),
                           " into slot ", gather.slot());
     }
     case v1::Command::kPush: {

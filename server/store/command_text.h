@@ -5,7 +5,7 @@
 #include <string>
 
 #include "paramshard/v1/trainer.pb.h"
-#include "server/layout/model_spec.h"
+#include "proto/model/model_spec.h"
 
 namespace paramshard::server {
 

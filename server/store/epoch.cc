@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/proto_enums.h"
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
@@ -574,7 +575,7 @@ Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
   const v1::Gather& gather = command.gather();
   const GatherCall call{.number = command.number(),
                         .unit = gather.unit(),
-                        .use = static_cast<Use>(gather.phase() - v1::PHASE_FORWARD),
+                        .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
                         .slot = gather.slot()};
   return {.call = call, .begun = engines_[rank]->Gather(call, [&](int target, int source) {
             SeatOf(target).PublishReady(call.slot, source, call.number);
@@ -675,7 +676,8 @@ void Epoch::RunVote(const v1::Command& command) {
   if (decision.ok()) {
     const bool encodes = decision->apply && !options_.scaling_book->empty();
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
-    decided = Decide(command.commit(), *decision, options_.spec->mean_gradients, options_.topology->world_size());
+    decided = Decide(command.commit(), *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
+                     options_.topology->world_size());
   }
   absl::MutexLock lock(&mu_);
   commit_.EndVote();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/names.h"
 #include "server/store/pinned_state.h"
 
 namespace paramshard::server {
@@ -73,9 +74,9 @@ absl::StatusOr<PlaneStatistics> MeasureExtent(const Shard& shard, const ShardExt
   ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
   const PlaneViews& row_wise = planes.front();
-  return MeasurePlane(shard.Spec(extent).encoding,
+  return MeasurePlane(EncodingOf(shard.Spec(extent).encoding),
                       {.data = row_wise.data.data(), .scales = row_wise.scales.data(), .amax = row_wise.amax.data()},
-                      static_cast<int64_t>(row_wise.scales.size()), master, shard.Spec(extent).columns);
+                      static_cast<int64_t>(row_wise.scales.size()), master, shard.Spec(extent).columns());
 }
 
 // Requires shard.mutex().
@@ -132,8 +133,8 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
     description.parameter = &spec;
     description.unit = &model.spec().units[extent.unit];
     description.step = shard.step(extent);
-    if (EncodesAfterAmax(spec.encoding.format)) description.amax = shard.scaling(extent).amax;
-    if (spec.encoding.format == Format::kFP8TensorDelayed) description.scale = shard.scaling(extent).scale;
+    if (EncodesAfterAmax(EncodingOf(spec.encoding).format)) description.amax = shard.scaling(extent).amax;
+    if (EncodingOf(spec.encoding).format == Format::kFP8TensorDelayed) description.scale = shard.scaling(extent).scale;
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(ForEachExtent(model, describe));
@@ -160,7 +161,7 @@ ModelSummary Summarize(const Model& model) {
   for (const UnitSpec& unit : model.spec().units) {
     summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
     for (const ParameterSpec& parameter : unit.parameters) {
-      summary.element_count += parameter.rows * parameter.columns;
+      summary.element_count += parameter.rows() * parameter.columns();
     }
   }
   return summary;

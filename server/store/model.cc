@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/layout_fingerprint.h"
+#include "proto/model/model_spec_proto.h"
 #include "server/base/thread.h"
 #include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
@@ -52,7 +54,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   RETURN_IF_ERROR(model->CheckBudget());
   RETURN_IF_ERROR(model->AllocateShards());
   *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
-  *model->greeting_.mutable_layout() = model->layout_->ToProto();
+  model->greeting_.set_shard_size(model->layout_->ranks());
+  model->greeting_.set_layout_fingerprint(LayoutFingerprint(*model->layout_));
   model->greeting_.set_world_size(model->topology().world_size());
   model->LogBudget();
   return model;
@@ -653,7 +656,7 @@ v1::Model Model::ToProto() const {
   for (const UnitSpec& unit : spec().units) {
     proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));
     for (const ParameterSpec& parameter : unit.parameters) {
-      proto.set_element_count(proto.element_count() + parameter.rows * parameter.columns);
+      proto.set_element_count(proto.element_count() + parameter.rows() * parameter.columns());
     }
   }
   proto.set_imbalance(layout_->Imbalance());

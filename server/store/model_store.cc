@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/model_spec_proto.h"
+#include "proto/model/names.h"
 
 namespace paramshard::server {
 namespace {

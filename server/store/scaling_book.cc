@@ -11,10 +11,10 @@ ScalingBook::ScalingBook(const ModelSpec& spec) {
   for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
     const auto& parameters = spec.units[unit].parameters;
     for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
-      const Encoding& encoding = parameters[parameter].encoding;
+      const Encoding encoding = EncodingOf(parameters[parameter].encoding);
       if (!NeedsAmax(encoding.format)) continue;
       Entry& entry = entries_[{unit, parameter}];
-      entry.options = parameters[parameter].delayed_scaling;
+      entry.options = parameters[parameter].encoding.delayed_scaling.value_or(DelayedScaling::Options());
       entry.fp8_max = encoding.element == ElementType::kE5M2 ? E5M2::kMax : E4M3::kMax;
       entry.is_delayed = encoding.format == Format::kFP8TensorDelayed;
     }

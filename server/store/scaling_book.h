@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/delayed_scaling.h"
-#include "server/layout/model_spec.h"
+#include "proto/model/model_spec.h"
 
 namespace paramshard::server {
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/proto_enums.h"
 #include "proto/wire/words.h"
 #include "server/store/command_text.h"
 
@@ -124,7 +125,8 @@ absl::Status Sequence::CheckGather(const v1::Gather& gather) const {
   if (gather.unit() < 0 || gather.unit() >= static_cast<int>(units.size())) {
     return Invalid("gather", absl::StrCat("a unit in [0, ", units.size(), ")"), gather.unit());
   }
-  if (gather.phase() < v1::PHASE_FORWARD || gather.phase() > v1::PHASE_BOTH) {
+  const std::optional<Phase> phase = PhaseFromProto(gather.phase());
+  if (!phase.has_value()) {
     return Invalid("gather", "a phase", static_cast<int>(gather.phase()));
   }
   const UnitLayout& unit = units[gather.unit()];
@@ -132,7 +134,7 @@ absl::Status Sequence::CheckGather(const v1::Gather& gather) const {
   if (gather.slot() < 0 || gather.slot() >= static_cast<int>(slots.size())) {
     return Invalid("gather", absl::StrCat("a slot in [0, ", slots.size(), ")"), gather.slot());
   }
-  const int64_t needed = unit.slot_bytes[gather.phase() - v1::PHASE_FORWARD];
+  const int64_t needed = unit.slot_bytes[*phase];
   if (slots[gather.slot()] < needed) {
     return Invalid(absl::StrCat("gather ", options_.spec->units[gather.unit()].name),
                    absl::StrCat("a slot of at least ", needed, " bytes"), slots[gather.slot()]);

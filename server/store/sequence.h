@@ -26,9 +26,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/base/clock.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
 
 namespace paramshard::server {
 

@@ -45,10 +45,10 @@ int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + Ali
 
 void Place(const ParameterSpec& spec, ShardExtent extent, Placement& placement) {
   ShardBytes& bytes = placement.bytes;
-  extent.elements = extent.rows.size() * spec.columns;
+  extent.elements = extent.rows.size() * spec.columns();
   extent.master_offset = Append(bytes.master, MasterSize(spec, extent));
-  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(spec.exp_avg_type, extent, spec.columns));
-  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(spec.exp_avg_sq_type, extent, spec.columns));
+  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(*spec.exp_avg_type, extent, spec.columns()));
+  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(*spec.exp_avg_sq_type, extent, spec.columns()));
   extent.gradient_offset = Append(bytes.gradients, GradientSize(extent));
   placement.extents.push_back(extent);
 }
@@ -82,8 +82,8 @@ StoredRows EncodeRows(const ParameterSpec& spec, StateTensor tensor, int64_t row
                     .rest = std::vector<uint8_t>(rows * RowOf(spec, tensor, TensorForm::kRest).size_bytes())};
   const auto count = static_cast<int64_t>(values.size());
   if (tensor != StateTensor::kMaster) {
-    const MomentType type = tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type;
-    EncodeMoment(KindOf(tensor), values.data(), rows, spec.columns,
+    const MomentType type = *(tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type);
+    EncodeMoment(KindOf(tensor), values.data(), rows, spec.columns(),
                  {stored.elements.data(), reinterpret_cast<float*>(stored.rest.data()), type});
   } else if (spec.master_type == MasterType::kBF16Remainder) {
     SplitMasters(values.data(), count, stored.elements.data(), reinterpret_cast<int16_t*>(stored.rest.data()));
@@ -159,13 +159,14 @@ absl::Status Shard::MakeArithmetic() {
 
 ExtentTensors Shard::Tensors(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
+  const Encoding encoding = EncodingOf(spec.encoding);
   return {.gradient = Gradient(extent),
           .state = State(extent),
           .rows = extent.rows.size(),
-          .columns = spec.columns,
-          .encoding = spec.encoding,
+          .columns = spec.columns(),
+          .encoding = encoding,
           .row_wise = PlaneOf(extent, Plane::kRowWise),
-          .column_wise = HasColumnPlane(spec.encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{}};
+          .column_wise = HasColumnPlane(encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{}};
 }
 
 const ShardExtent* Shard::Find(int unit, int parameter) const {
@@ -184,7 +185,7 @@ absl::Status Shard::FillInitialValues() {
     const ParameterSpec& spec = Spec(extent);
     initials.push_back({.value = spec.initial_value,
                         .parameter_index = first_parameter[extent.unit] + extent.parameter,
-                        .first_element = extent.rows.begin * spec.columns});
+                        .first_element = extent.rows.begin * spec.columns()});
   }
   return arithmetic_->Fill(spec_.seed, initials);
 }
@@ -231,7 +232,7 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
     const ShardExtent& extent = extents_[i];
     ExtentState& state = states_[i];
     steps[i] = StepOf(extent, ++state.step, parameters);
-    state.awaits_amax = EncodesAfterAmax(Spec(extent).encoding.format);
+    state.awaits_amax = EncodesAfterAmax(EncodingOf(Spec(extent).encoding).format);
     if (!state.awaits_amax) state.scaling = book.Next(extent.unit, extent.parameter);
   }
   DropGradients();
@@ -304,7 +305,7 @@ float* Shard::Gradient(const ShardExtent& extent) const {
 
 MutableMoment Shard::Moment(const ShardExtent& extent, StateTensor tensor) const {
   const bool is_first = tensor == StateTensor::kExpAvg;
-  const MomentType type = is_first ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type;
+  const MomentType type = *(is_first ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type);
   uint8_t* const data =
       is_first ? exp_avg_.data() + extent.exp_avg_offset : exp_avg_sq_.data() + extent.exp_avg_sq_offset;
   MutableMoment moment{.data = data, .scales = nullptr, .type = type};
@@ -338,7 +339,7 @@ absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTens
                                             const ExtentPart& part) const {
   const TensorRow row = RowOf(Spec(extent), tensor, form);
   // Of a row's scales each stands for a block of columns.
-  const int64_t columns = Spec(extent).columns;
+  const int64_t columns = Spec(extent).columns();
   const int64_t columns_of_element = row.elements == columns ? 1 : kMomentBlockSize;
   const int64_t elements = part.columns == columns ? part.rows.size() * row.elements
                                                    : (part.columns + columns_of_element - 1) / columns_of_element;
@@ -415,18 +416,18 @@ void Shard::SetGeneration(int64_t generation) {
 
 std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  const Format format = spec.encoding.format;
+  const Encoding encoding = EncodingOf(spec.encoding);
   std::vector<PlaneSpans> spans;
   const auto add = [&](Plane plane) {
     const MutablePlane found = PlaneOf(extent, plane);
-    const int64_t amax_bytes = plane == Plane::kRowWise ? AmaxBytes(format) : 0;
+    const int64_t amax_bytes = plane == Plane::kRowWise ? AmaxBytes(encoding.format) : 0;
     spans.push_back(
-        {absl::MakeConstSpan(found.data, DataBytes(spec.encoding, extent.rows.size(), spec.columns)),
-         {found.scales, static_cast<size_t>(ScaleBytes(spec.encoding, plane, extent.rows.size(), spec.columns))},
+        {absl::MakeConstSpan(found.data, DataBytes(encoding, extent.rows.size(), spec.columns())),
+         {found.scales, static_cast<size_t>(ScaleBytes(encoding, plane, extent.rows.size(), spec.columns()))},
          {found.amax, static_cast<size_t>(amax_bytes)}});
   };
   add(Plane::kRowWise);
-  if (HasColumnPlane(format)) add(Plane::kColumnWise);
+  if (HasColumnPlane(encoding.format)) add(Plane::kColumnWise);
   return spans;
 }
 
@@ -440,8 +441,8 @@ int64_t Shard::PlaneSize(const ShardExtent& extent) const {
 
 int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  return MasterSize(spec, extent) + MomentSize(spec.exp_avg_type, extent, spec.columns) +
-         MomentSize(spec.exp_avg_sq_type, extent, spec.columns) + GradientSize(extent);
+  return MasterSize(spec, extent) + MomentSize(*spec.exp_avg_type, extent, spec.columns()) +
+         MomentSize(*spec.exp_avg_sq_type, extent, spec.columns()) + GradientSize(extent);
 }
 
 absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& extent) const {
@@ -465,8 +466,8 @@ absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent));
   std::vector<HostPlane> again(served.begin(), served.end());
-  paramshard::EncodePlanes(spec.encoding, master.data(), extent.rows.size(), spec.columns, again[0].View(),
-                           again.size() > 1 ? again[1].View() : MutablePlane{}, scaling(extent));
+  paramshard::EncodePlanes(EncodingOf(spec.encoding), master.data(), extent.rows.size(), spec.columns(),
+                           again[0].View(), again.size() > 1 ? again[1].View() : MutablePlane{}, scaling(extent));
   return std::equal(served.begin(), served.end(), again.begin(),
                     [](const PlaneViews& view, const HostPlane& plane) { return plane.SameAs(view); });
 }

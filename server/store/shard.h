@@ -20,10 +20,10 @@
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
 #include "kernels/reduce/sum_of_squares.h"
+#include "proto/model/layout.h"
+#include "proto/model/state_tensor.h"
 #include "server/device/compute_device.h"
-#include "server/layout/layout.h"
 #include "server/store/scaling_book.h"
-#include "server/store/state_tensor.h"
 
 namespace paramshard::server {
 
@@ -176,7 +176,7 @@ class Shard {
     return spec_.units[extent.unit].parameters[extent.parameter];
   }
   ExtentPart Whole(const ShardExtent& extent) const {
-    return {.rows = extent.rows, .first_column = 0, .columns = Spec(extent).columns};
+    return {.rows = extent.rows, .first_column = 0, .columns = Spec(extent).columns()};
   }
 
  private:

@@ -73,8 +73,8 @@ absl::Status StagedImport::CheckComplete() const {
 absl::Status StagedImport::Check(const Slice& slice) const {
   const ParameterSpec& spec = SpecOf(slice.unit, slice.parameter);
   const RowRange& rows = slice.rows;
-  if (rows.begin < 0 || rows.end <= rows.begin || rows.end > spec.rows) {
-    return Invalid(slice, absl::StrCat("rows of [0, ", spec.rows, ") expected, got ", RowsText(rows)));
+  if (rows.begin < 0 || rows.end <= rows.begin || rows.end > spec.rows()) {
+    return Invalid(slice, absl::StrCat("rows of [0, ", spec.rows(), ") expected, got ", RowsText(rows)));
   }
   if (slice.step.has_value() && (*slice.step < 0 || *slice.step >= kNumberLimit)) {
     return Invalid(slice, absl::StrCat("0 <= step < ", kNumberLimit, " expected, got ", *slice.step));
@@ -239,7 +239,7 @@ absl::Status StagedImport::CheckStoredArraysMatch() const {
 }
 
 bool StagedImport::IsWhole(int unit, int parameter, StateTensor tensor) const {
-  const std::map<int64_t, int64_t> all = {{0, SpecOf(unit, parameter).rows}};
+  const std::map<int64_t, int64_t> all = {{0, SpecOf(unit, parameter).rows()}};
   for (const TensorForm form : {TensorForm::kValues, TensorForm::kElements}) {
     const auto found = tensors_.find({unit, parameter, tensor, form});
     if (found != tensors_.end() && found->second.given == all) return true;

@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/model/state_tensor.h"
 #include "server/store/history.h"
 #include "server/store/model.h"
-#include "server/store/state_tensor.h"
 
 namespace paramshard::server {
 

@@ -14,11 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/internal/spec_proto.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
+#include "proto/model/layout_fingerprint.h"
+#include "proto/model/model_spec_proto.h"
 
 namespace paramshard {
 namespace {
@@ -33,15 +32,11 @@ pid_t StartIdleProcess() {
   while (true) pause();
 }
 
-server::ModelSpec Parse(const ModelSpec& spec) {
-  const absl::StatusOr<server::ModelSpec> parsed = server::ParseModelSpec(internal::ToProto(spec));
-  PARAMSHARD_CHECK(parsed.ok());
-  return *parsed;
-}
-
-// As the daemon says it.
-std::shared_ptr<const ModelSpec> Resolve(const ModelSpec& spec) {
-  return std::make_shared<const ModelSpec>(internal::FromProto(server::ModelSpecToProto(Parse(spec))));
+// As the daemon holds it.
+ModelSpec Check(const ModelSpec& spec) {
+  absl::StatusOr<ModelSpec> checked = ParseModelSpec(ModelSpecToProto(spec));
+  PARAMSHARD_CHECK(checked.ok());
+  return *std::move(checked);
 }
 
 MappedMemory Map(const wire::FileDescriptor& fd, int64_t size_bytes) {
@@ -77,14 +72,13 @@ wire::FileDescriptor FakeEpoch::MakeFile(int64_t size_bytes) {
 
 FakeEpoch::FakeEpoch(const ModelSpec& spec, const FakeEpochOptions& options)
     : options_(options),
-      spec_(Resolve(spec)),
-      layout_(server::Layout(Parse(spec), options.ranks).ToProto()),
+      layout_(Check(spec), options.ranks),
       planes_file_(MakeFile(layout_.arena_bytes())),
       slots_file_(MakeFile(layout_.slots_bytes() + layout_.landing_bytes())),
       daemon_(StartIdleProcess()) {
-  const wire::WordsCounts counts{.slots = layout_.slot_offsets_size(),
+  const wire::WordsCounts counts{.slots = static_cast<int>(layout_.slot_offsets().size()),
                                  .ranks = layout_.ranks(),
-                                 .gradient_slots = layout_.gradient_slot_offsets_size()};
+                                 .gradient_slots = static_cast<int>(layout_.gradient_slot_offsets().size())};
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
   words_file_ = MakeFile(words_bytes);
   planes_ = Map(planes_file_, layout_.arena_bytes());
@@ -111,7 +105,9 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
   started.set_client_lands_own_pieces(options_.client_lands_own_pieces);
   started.set_client_lands_own_gradients(options_.client_lands_own_gradients);
   started.set_gpu_uuid(options_.gpu_uuid);
-  *started.mutable_layout() = layout_;
+  *started.mutable_spec() = ModelSpecToProto(layout_.spec());
+  started.set_shard_size(layout_.ranks());
+  started.set_layout_fingerprint(LayoutFingerprint(layout_) + options_.extra_fingerprint);
   internal::SessionMemory memory;
   memory.sizes.planes_bytes = planes_.size_bytes() + options_.extra_planes_bytes;
   memory.sizes.slots_bytes = slots_.size_bytes();
@@ -120,8 +116,7 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
   memory.slots = Duplicate(slots_file_);
   memory.words = Duplicate(words_file_);
   return internal::Session::Create(
-      {.spec = spec_,
-       .rank = options_.group_rank,
+      {.rank = options_.group_rank,
        .prefetch = options_.prefetch,
        .started = std::move(started),
        .companion = internal::Companion(wire::FileDescriptor(sockets[1]), std::move(pidfd), "token", daemon_),

@@ -13,6 +13,7 @@
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "proto/model/layout.h"
 #include "proto/wire/ring.h"
 #include "proto/wire/words.h"
 
@@ -27,6 +28,8 @@ struct FakeEpochOptions {
   int64_t commit_number = 0;
   // What the memory's messages say beyond the truth.
   int64_t extra_planes_bytes = 0;
+  // What a daemon of another version would say.
+  uint64_t extra_fingerprint = 0;
   // Of the GPU that is to hold the tensors, and what maps them.
   std::string gpu_uuid = {};
   internal::TensorMapper map_tensors = &internal::MapTensors;
@@ -45,7 +48,7 @@ class FakeEpoch {
   absl::StatusOr<std::shared_ptr<internal::Session>> Attach();
 
   const wire::Words& words() const { return words_; }
-  const v1::ModelLayout& layout() const { return layout_; }
+  const Layout& layout() const { return layout_; }
   uint8_t* planes() const { return planes_.data(); }
   uint8_t* slots() const { return slots_.data(); }
   // All of the words page.
@@ -73,8 +76,7 @@ class FakeEpoch {
   static wire::FileDescriptor MakeFile(int64_t size_bytes);
 
   const FakeEpochOptions options_;
-  const std::shared_ptr<const ModelSpec> spec_;
-  v1::ModelLayout layout_;
+  const Layout layout_;
   wire::FileDescriptor planes_file_, slots_file_, words_file_;
   internal::MappedMemory planes_, slots_, page_;
   wire::Words words_;

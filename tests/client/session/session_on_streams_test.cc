@@ -123,7 +123,7 @@ TEST_F(SessionOnStreamsTest, TheHostsPushComesAfterTheDefaultStream) {
   gpu_.Run();
   EXPECT_EQ(epoch_->words().filled(0).value, 1);
   // Own rows landed after it too.
-  const int64_t landed = epoch_->layout().units(1).parameters(0).landing_offset();
+  const int64_t landed = epoch_->layout().slots_bytes() + epoch_->layout().units()[1].parameters[0].landing_offset;
   EXPECT_EQ(epoch_->slots()[landed], 0x11);
 }
 

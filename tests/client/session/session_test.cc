@@ -69,6 +69,12 @@ class SessionTest : public testing::Test {
   v1::Command last_;  // that Commands has seen
 };
 
+TEST_F(SessionTest, ADaemonWithAnotherLayoutIsRefused) {
+  FakeEpoch epoch(ThreeUnits(), {.extra_fingerprint = 1});
+  EXPECT_THAT(epoch.Attach(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("daemon and client library are of different")));
+}
+
 TEST_F(SessionTest, MemoryOfAnotherSizeThanTheLayoutsIsRefused) {
   FakeEpoch epoch(ThreeUnits(), {.extra_planes_bytes = 4096});
   EXPECT_THAT(epoch.Attach(),
@@ -328,8 +334,9 @@ TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
     Commands();
     epoch_->PublishDrained(last_);
   };
-  const absl::Span<const uint8_t> landed(epoch_->slots() + epoch_->layout().units(0).parameters(0).landing_offset(),
-                                         32 * 32 * sizeof(float));
+  const absl::Span<const uint8_t> landed(
+      epoch_->slots() + epoch_->layout().slots_bytes() + epoch_->layout().units()[0].parameters[0].landing_offset,
+      32 * 32 * sizeof(float));
   push("a", 0x11);
   EXPECT_TRUE(last_.push().own_slices_landed());
   EXPECT_THAT(landed, Each(0x11));

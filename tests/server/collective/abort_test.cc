@@ -94,7 +94,7 @@ struct Wait {
 };
 
 absl::Status Gather(EngineWorld& world) {
-  return world.engine(0).Gather({1, kMixed, Use::kForward, world.model().gather_slots - 1}, Ignore);
+  return world.engine(0).Gather({1, kMixed, Phase::kForward, world.model().gather_slots - 1}, Ignore);
 }
 
 absl::Status Reduce(EngineWorld& world) {
@@ -214,7 +214,7 @@ class WallClockTest : public testing::Test {
   // A gather of a rank, which calls `when_agreed` between the comparison of the commands and the bytes.
   std::future<absl::Status> Gather(int rank, std::function<void()> when_agreed) {
     return std::async(std::launch::async, [this, rank, when_agreed = std::move(when_agreed)] {
-      const GatherCall call{1, kMixed, Use::kForward, world_->model().gather_slots - 1};
+      const GatherCall call{1, kMixed, Phase::kForward, world_->model().gather_slots - 1};
       return world_->Gather(rank, call, [&](int, int source) {
         if (source == rank) when_agreed();
       });

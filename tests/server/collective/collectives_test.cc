@@ -32,9 +32,9 @@ constexpr int kPlain = 3;
 
 void Ignore(int, int) {}
 
-std::vector<Use> UsesOf(const ModelSpec& model, int unit) {
-  if (!model.units[unit].reshard_after_forward) return {Use::kForward, Use::kBackward, Use::kBoth};
-  return {Use::kForward, Use::kBackward};
+std::vector<Phase> PhasesOf(const ModelSpec& model, int unit) {
+  if (!model.units[unit].reshard_after_forward) return {Phase::kForward, Phase::kBackward, Phase::kBoth};
+  return {Phase::kForward, Phase::kBackward};
 }
 
 int SlotOf(const EngineWorld& world, int unit) {
@@ -63,12 +63,12 @@ class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
   EngineWorld world_{GetParam()};
 };
 
-TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryUseAndNothingElse) {
+TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryPhaseAndNothingElse) {
   int64_t number = 0;
   for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
-    for (const Use use : UsesOf(world_.model(), unit)) {
-      const GatherCall call{++number, unit, use, SlotOf(world_, unit)};
-      SCOPED_TRACE(absl::StrCat("unit ", unit, " use ", static_cast<int>(use)));
+    for (const Phase phase : PhasesOf(world_.model(), unit)) {
+      const GatherCall call{++number, unit, phase, SlotOf(world_, unit)};
+      SCOPED_TRACE(absl::StrCat("unit ", unit, " ", PhaseName(phase)));
       world_.FillArenas(static_cast<uint32_t>(number));
       world_.ClearSlots();
       ASSERT_THAT(world_.OnAllRanks([&](int rank) { return world_.Gather(rank, call, Ignore); }), Each(IsOk()));
@@ -84,7 +84,7 @@ TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
   for (const int unit : {kMixed, 1}) {
     absl::Mutex mu;
     std::map<std::tuple<int, int, int>, int> delivered;  // group, rank, source
-    const GatherCall call{unit + 1, unit, Use::kForward, SlotOf(world_, unit)};
+    const GatherCall call{unit + 1, unit, Phase::kForward, SlotOf(world_, unit)};
     ASSERT_THAT(world_.OnAllRanks([&](int rank) {
       return world_.Gather(rank, call, [&](int target, int source) {
         absl::MutexLock lock(&mu);
@@ -106,8 +106,8 @@ TEST_P(CollectivesTest, GatherSaysOnceWhichPiecesAreThere) {
 TEST_P(CollectivesTest, AGatherMayBeginBeforeTheLastOneIsDone) {
   constexpr int kResident = 2;  // has a slot of its own
   ASSERT_TRUE(world_.layout().units()[kResident].resident_slot.has_value());
-  const GatherCall first{1, kMixed, Use::kForward, SlotOf(world_, kMixed)};
-  const GatherCall second{2, kResident, Use::kBoth, SlotOf(world_, kResident)};
+  const GatherCall first{1, kMixed, Phase::kForward, SlotOf(world_, kMixed)};
+  const GatherCall second{2, kResident, Phase::kBoth, SlotOf(world_, kResident)};
   world_.FillArenas(5);
   world_.ClearSlots();
   const auto finish = [&](int rank, const GatherCall& call) -> absl::Status {
@@ -179,7 +179,7 @@ TEST_P(CollectivesTest, GathersAndReductionsOfOneRankRunAtTheSameTime) {
   const auto gathers = [&](int rank) {
     absl::Status status;
     for (int i = 1; i <= kRounds; ++i) {
-      status.Update(world_.Gather(rank, {2 * i, kMixed, Use::kForward, SlotOf(world_, kMixed)}, Ignore));
+      status.Update(world_.Gather(rank, {2 * i, kMixed, Phase::kForward, SlotOf(world_, kMixed)}, Ignore));
     }
     return status;
   };
@@ -273,7 +273,7 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
   world_.ClearSlots();
   const std::vector<uint8_t> untouched = world_.slots(0);
   EXPECT_THAT(world_.OnAllRanks([&](int rank) {
-    return world_.Gather(rank, {1, kMixed, Use::kForward, 0}, Ignore);
+    return world_.Gather(rank, {1, kMixed, Phase::kForward, 0}, Ignore);
   }),
               Each(why));
   EXPECT_THAT(world_.OnAllRanks([&](int rank) {
@@ -447,11 +447,11 @@ INSTANTIATE_TEST_SUITE_P(Engines, CollectivesBetweenDaemonsTest,
 const WorldShape kAcross{"Across", {2, 1}, 3};
 
 TEST(MeshCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
-  const GatherCall calls[] = {{3, kMixed, Use::kForward, 1},
-                              {4, kMixed, Use::kForward, 1},
-                              {3, kPlain, Use::kForward, 1},
-                              {3, kMixed, Use::kBackward, 1},
-                              {3, kMixed, Use::kForward, 2}};
+  const GatherCall calls[] = {{3, kMixed, Phase::kForward, 1},
+                              {4, kMixed, Phase::kForward, 1},
+                              {3, kPlain, Phase::kForward, 1},
+                              {3, kMixed, Phase::kBackward, 1},
+                              {3, kMixed, Phase::kForward, 2}};
   for (int i = 1; i < 5; ++i) {
     EngineWorld world(kAcross);
     CONNECT_OR_SKIP(world);
@@ -472,7 +472,7 @@ TEST(MeshCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
   CONNECT_OR_SKIP(world);
   const absl::Status why = absl::AbortedError("the epoch ended");
   std::promise<void> agreed, aborted;
-  const GatherCall call{1, kMixed, Use::kForward, SlotOf(world, kMixed)};
+  const GatherCall call{1, kMixed, Phase::kForward, SlotOf(world, kMixed)};
   const std::shared_future<void> until_aborted = aborted.get_future().share();
   // All ranks agree on the command; then rank 2 holds its bytes back.
   std::vector<std::future<absl::Status>> results;
@@ -499,7 +499,7 @@ TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EngineWorld world(kAcross, absl::Milliseconds(300));
   CONNECT_OR_SKIP(world);
   std::vector<absl::Status> statuses = world.OnAllRanks([&](int rank) {
-    return rank == 1 ? absl::OkStatus() : world.Gather(rank, {9, kMixed, Use::kForward, 0}, Ignore);
+    return rank == 1 ? absl::OkStatus() : world.Gather(rank, {9, kMixed, Phase::kForward, 0}, Ignore);
   });
   EXPECT_THAT(statuses[0], StatusIs(AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable),
                                     HasSubstr("command 9 gather(mixed, forward, slot 0): ")));
@@ -512,7 +512,7 @@ TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
 TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
   EngineWorld world(kAcross, absl::Milliseconds(300));
   CONNECT_OR_SKIP(world);
-  const GatherCall call{1, kMixed, Use::kForward, SlotOf(world, kMixed)};
+  const GatherCall call{1, kMixed, Phase::kForward, SlotOf(world, kMixed)};
   std::promise<void> others_returned;
   const std::shared_future<void> until_others_returned = others_returned.get_future().share();
   std::vector<std::future<absl::Status>> results;
@@ -546,9 +546,9 @@ TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
 TEST(MeshCollectivesTest, TheFirstErrorStays) {
   EngineWorld world(kAcross, absl::Milliseconds(200));
   CONNECT_OR_SKIP(world);
-  const absl::Status first = world.Gather(0, {1, kMixed, Use::kForward, 0}, Ignore);
+  const absl::Status first = world.Gather(0, {1, kMixed, Phase::kForward, 0}, Ignore);
   EXPECT_THAT(first, StatusIs(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_EQ(world.Gather(0, {2, kMixed, Use::kForward, 1}, Ignore), first);
+  EXPECT_EQ(world.Gather(0, {2, kMixed, Phase::kForward, 1}, Ignore), first);
 }
 
 TEST(ConnectEnginesTest, ANodeThatDoesNotComeIsNamedWithinTheTimeout) {

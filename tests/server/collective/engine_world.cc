@@ -21,8 +21,6 @@ ParameterSpec Parameter(std::string name, int64_t rows, int64_t columns, Format 
   ParameterSpec spec;
   spec.name = std::move(name);
   spec.shape = {rows, columns};
-  spec.rows = rows;
-  spec.columns = columns;
   spec.encoding.format = format;
   spec.gradient_type = gradient_type;
   return spec;
@@ -232,7 +230,7 @@ void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
       const ParameterSpec& parameter = model_.units[unit].parameters[i];
       uint8_t* out = gradients + layout_.units()[unit].parameters[i].gradient_offset;
       const bool bf16 = parameter.gradient_type == GradientType::kBF16;
-      for (int64_t element = 0; element < parameter.rows * parameter.columns; ++element) {
+      for (int64_t element = 0; element < parameter.rows() * parameter.columns(); ++element) {
         const uint32_t bits = GradientBits(random) >> (bf16 ? 16 : 0);
         std::memcpy(out, &bits, bf16 ? 2 : 4);
         out += bf16 ? 2 : 4;
@@ -264,7 +262,7 @@ std::vector<uint8_t> EngineWorld::ExpectedSlots(int rank, const GatherCall& call
   for (int source = 0; source < layout_.ranks(); ++source) {
     if (source == group_rank(rank) && !own_pieces) continue;
     const uint8_t* const arena = arenas_[group_start(rank) + source].data();
-    for (const PieceCopy& piece : layout_.Pieces(call.unit, call.use, source)) {
+    for (const PieceCopy& piece : layout_.Pieces(call.unit, call.phase, source)) {
       std::memcpy(slot + piece.target, arena + piece.source, piece.bytes);
     }
   }
@@ -276,7 +274,7 @@ Accumulators EngineWorld::MakeAccumulators(int unit, int rank, uint32_t seed) co
   Accumulators accumulators;
   for (size_t i = 0; i < model_.units[unit].parameters.size(); ++i) {
     const int64_t rows = layout_.Extent(unit, static_cast<int>(i), group_rank(rank)).size();
-    std::vector<float>& values = accumulators.emplace_back(rows * model_.units[unit].parameters[i].columns);
+    std::vector<float>& values = accumulators.emplace_back(rows * model_.units[unit].parameters[i].columns());
     for (float& value : values) value = FromBits(GradientBits(random));
   }
   return accumulators;
@@ -309,7 +307,7 @@ void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite
     const int parameter = static_cast<int>(i);
     if (absent.count(parameter) > 0) continue;
     const int64_t first =
-        layout_.Extent(unit, parameter, group_rank(rank)).begin * model_.units[unit].parameters[parameter].columns;
+        layout_.Extent(unit, parameter, group_rank(rank)).begin * model_.units[unit].parameters[parameter].columns();
     for (size_t j = 0; j < accumulators[i].size(); ++j) {
       const int64_t element = first + static_cast<int64_t>(j);
       float sum = GroupSum(0, unit, parameter, slot, element);

@@ -137,9 +137,6 @@ TEST_F(TrainerServiceTest, UnknownModelsAreNotFoundAndTheKnownOnesNamed) {
   for (const std::string& name : {std::string("x"), std::string(), std::string(100'000, 'x')}) {
     EXPECT_THAT(GetModel(name), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [m] expected")));
     EXPECT_THAT(DeleteModel(name), StatusIs(absl::StatusCode::kNotFound));
-    v1::GetLayoutRequest layout;
-    layout.set_model(name);
-    EXPECT_THAT(client_->Call(client_->trainer(), &Stub::GetLayout, layout), StatusIs(absl::StatusCode::kNotFound));
   }
 }
 
@@ -147,15 +144,6 @@ TEST_F(TrainerServiceTest, UnknownModelsAreNotFoundAndTheKnownOnesNamed) {
 TEST_F(TrainerServiceTest, NamesThatAreNoTextDoNotHurt) {
   EXPECT_THAT(GetModel("a\nb"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(GetModel(std::string("a\0b", 3)), StatusIs(absl::StatusCode::kNotFound));
-}
-
-TEST_F(TrainerServiceTest, TheLayoutIsThatOfTheModel) {
-  ASSERT_OK(client_->CreateModel(Spec()));
-  v1::GetLayoutRequest request;
-  request.set_model("m");
-  ASSERT_OK_AND_ASSIGN(const v1::GetLayoutResponse response,
-                       client_->Call(client_->trainer(), &Stub::GetLayout, request));
-  EXPECT_EQ(response.layout().SerializeAsString(), Layout(Parse(Spec()), 2).ToProto().SerializeAsString());
 }
 
 TEST_F(TrainerServiceTest, ADeletedModelIsGoneAndARepetitionAnswersAlike) {

@@ -49,7 +49,7 @@ v1::ModelSpec TestSpec(int shard_size) {
 std::vector<float> Gradient(const ParameterSpec& spec, uint32_t seed, int rank) {
   std::mt19937 random(seed * 64 + static_cast<uint32_t>(rank));
   std::normal_distribution<float> normal;
-  std::vector<float> values(spec.rows * spec.columns);
+  std::vector<float> values(spec.rows() * spec.columns());
   std::generate(values.begin(), values.end(), [&] { return normal(random); });
   return values;
 }
@@ -68,7 +68,7 @@ wire::CommitRecord Step(Daemons& daemons, uint32_t seed, int absent = -1) {
 
 void SkippedStep(Daemons& daemons) {
   const ParameterSpec& spec = daemons.model(0).spec().units[kDelayed].parameters[0];
-  daemons.Push(kDelayed, [&](int) { return std::vector<float>(spec.rows * spec.columns, kInfinity); });
+  daemons.Push(kDelayed, [&](int) { return std::vector<float>(spec.rows() * spec.columns(), kInfinity); });
   EXPECT_TRUE(daemons.Commit().skipped);
 }
 

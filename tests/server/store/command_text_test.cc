@@ -25,7 +25,7 @@ class CommandTextTest : public testing::Test {
 };
 
 TEST_F(CommandTextTest, NamesUnitsAndParameters) {
-  EXPECT_EQ(Name(GatherCommand(1, 1, 2, v1::PHASE_BOTH)), "gather b forward and backward into slot 2");
+  EXPECT_EQ(Name(GatherCommand(1, 1, 2, v1::PHASE_BOTH)), "gather b both into slot 2");
   EXPECT_EQ(Name(GatherCommand(1, 0, 0, v1::PHASE_BACKWARD)), "gather a backward into slot 0");
   EXPECT_EQ(Name(PushCommand(1, 0, 1)), "push a from gradient slot 1");
   EXPECT_EQ(Name(PushCommand(1, 0, 1, {0, 1})), "push a from gradient slot 1 without a.w, a.b");

@@ -125,7 +125,7 @@ uint8_t* FakeTrainer::gradient_slot(int index) const {
   return slots_->data() + model_->layout().gradient_slot_offsets()[index];
 }
 
-bool FakeTrainer::HoldsPlanes(int unit, int index, Use use) const {
+bool FakeTrainer::HoldsPlanes(int unit, int index, Phase phase) const {
   const int group_rank = started_.group_rank();
   for (int source = 0; source < model_->layout().ranks(); ++source) {
     // One's own pieces are copied by the client library, which has no part in this.
@@ -133,7 +133,7 @@ bool FakeTrainer::HoldsPlanes(int unit, int index, Use use) const {
     const Shard& shard = *model_->shards()[source];
     absl::ReaderMutexLock lock(&shard.mutex());
     const uint8_t* arena = shard.planes().data();
-    for (const PieceCopy& piece : model_->layout().Pieces(unit, use, source)) {
+    for (const PieceCopy& piece : model_->layout().Pieces(unit, phase, source)) {
       if (std::memcmp(slot(index) + piece.target, arena + piece.source, piece.bytes) != 0) return false;
     }
   }

@@ -57,7 +57,7 @@ class FakeTrainer {
   int64_t session() const { return session_; }
   int rank() const { return rank_; }
   // Whether a forward gather's bytes of other ranks are those of their planes.
-  bool HoldsPlanes(int unit, int slot, Use use = Use::kForward) const;
+  bool HoldsPlanes(int unit, int slot, Phase phase = Phase::kForward) const;
 
   // Commands; they return the command's number. They are sent through the ring.
   int64_t Gather(int unit, int slot, v1::Phase phase = v1::PHASE_FORWARD);

@@ -104,7 +104,7 @@ TEST_F(InspectionTest, ShardsComeByParameterAndRank) {
   EXPECT_EQ(shards[1].parameter->encoding.format, Format::kMXFP8);
   EXPECT_EQ(shards[1].rows.begin, 32);
   EXPECT_EQ(shards[1].rows.size(), 32);
-  EXPECT_EQ(shards[1].parameter->columns, 64);
+  EXPECT_EQ(shards[1].parameter->columns(), 64);
   EXPECT_EQ(shards[1].plane_bytes, 2 * 32 * 64 + 32 * 2 + 64);
   EXPECT_EQ(shards[1].optimizer_bytes, 32 * 64 * 16);
   EXPECT_FALSE(shards[1].small);

@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/model/model_spec_proto.h"
 #include "tests/process_counts.h"
 #include "tests/server/store/command.h"
 #include "tests/server/store/test_spec.h"

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "server/layout/layout.h"
+#include "proto/model/layout.h"
 #include "tests/random_seed.h"
 #include "tests/server/store/simulated_epoch.h"
 #include "tests/server/store/test_spec.h"

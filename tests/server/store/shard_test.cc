@@ -176,7 +176,7 @@ class ShardedModel {
       Append(whole.exp_avg, *shard->Stored(*extent, StateTensor::kExpAvg));
       Append(whole.exp_avg_sq, *shard->Stored(*extent, StateTensor::kExpAvgSq));
       const std::vector<PlaneViews> planes = *shard->PlaneBytes(*extent);
-      const Format format = shard->Spec(*extent).encoding.format;
+      const Format format = *shard->Spec(*extent).encoding.format;
       const bool one_scale = NeedsAmax(format) && format != Format::kNVFP4_2D;
       whole.planes.resize(3 * planes.size());
       for (size_t i = 0; i < planes.size(); ++i) {
@@ -206,7 +206,7 @@ class ShardedModel {
       for (size_t parameter = 0; parameter < target.accumulators.size(); ++parameter) {
         if (target.accumulators[parameter] == nullptr) continue;
         const ShardExtent& extent = *shard->Find(unit, static_cast<int>(parameter));
-        const float* source = gradients[parameter].data() + extent.rows.begin * shard->Spec(extent).columns;
+        const float* source = gradients[parameter].data() + extent.rows.begin * shard->Spec(extent).columns();
         for (int64_t i = 0; i < extent.elements; ++i) {
           float& sum = target.accumulators[parameter][i];
           sum = target.overwrite[parameter] ? source[i] : sum + source[i];
@@ -253,7 +253,7 @@ std::vector<std::vector<float>> RandomGradients(const ModelSpec& spec, int unit,
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> gradients;
   for (const ParameterSpec& parameter : spec.units[unit].parameters) {
-    std::vector<float>& values = gradients.emplace_back(parameter.rows * parameter.columns);
+    std::vector<float>& values = gradients.emplace_back(parameter.rows() * parameter.columns());
     std::generate(values.begin(), values.end(), [&] { return normal(random); });
   }
   return gradients;
@@ -265,18 +265,19 @@ class Reference {
   Reference(const ModelSpec& spec, int unit, int parameter, int64_t index)
       : spec_(spec.units[unit].parameters[parameter]),
         group_(spec.groups[spec_.group]),
-        delayed_(spec_.delayed_scaling, spec_.encoding.element == ElementType::kE5M2 ? 57344.0f : 448.0f) {
-    const int64_t elements = spec_.rows * spec_.columns;
+        delayed_(spec_.encoding.delayed_scaling.value_or(DelayedScaling::Options()),
+                 spec_.encoding.element == ElementType::kE5M2 ? 57344.0f : 448.0f) {
+    const int64_t elements = spec_.rows() * spec_.columns();
     for (const Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
-      if (plane == Plane::kColumnWise && !HasColumnPlane(spec_.encoding.format)) continue;
-      state_.planes.emplace_back(DataBytes(spec_.encoding, spec_.rows, spec_.columns));
-      state_.planes.emplace_back(ScaleBytes(spec_.encoding, plane, spec_.rows, spec_.columns));
-      state_.planes.emplace_back(plane == Plane::kRowWise ? AmaxBytes(spec_.encoding.format) : 0);
+      if (plane == Plane::kColumnWise && !HasColumnPlane(*spec_.encoding.format)) continue;
+      state_.planes.emplace_back(DataBytes(EncodingOf(spec_.encoding), spec_.rows(), spec_.columns()));
+      state_.planes.emplace_back(ScaleBytes(EncodingOf(spec_.encoding), plane, spec_.rows(), spec_.columns()));
+      state_.planes.emplace_back(plane == Plane::kRowWise ? AmaxBytes(*spec_.encoding.format) : 0);
     }
     std::vector<float> master(elements);
     FillInitialValues(spec_.initial_value, spec.seed, index, 0, elements, master.data());
-    state_.exp_avg = Moment(spec_.exp_avg_type);
-    state_.exp_avg_sq = Moment(spec_.exp_avg_sq_type);
+    state_.exp_avg = Moment(*spec_.exp_avg_type);
+    state_.exp_avg_sq = Moment(*spec_.exp_avg_sq_type);
     if (has_remainder()) {
       state_.master = {Bytes(2 * elements), Bytes(2 * elements)};
       SplitMasters(master.data(), elements, state_.planes[0].data(), remainder());
@@ -303,12 +304,12 @@ class Reference {
                         .gradient_scale = parameters.gradient_scale};
     const AdamState state{.master = has_remainder() ? nullptr : master(),
                           .remainder = has_remainder() ? remainder() : nullptr,
-                          .exp_avg = ViewOf(state_.exp_avg, spec_.exp_avg_type),
-                          .exp_avg_sq = ViewOf(state_.exp_avg_sq, spec_.exp_avg_sq_type)};
-    const float amax = FusedAdam(step, gradient.data(), state, spec_.rows, spec_.columns, spec_.encoding, PlaneAt(0),
-                                 PlaneAt(3), {.scale = delayed_.scale()});
+                          .exp_avg = ViewOf(state_.exp_avg, *spec_.exp_avg_type),
+                          .exp_avg_sq = ViewOf(state_.exp_avg_sq, *spec_.exp_avg_sq_type)};
+    const float amax = FusedAdam(step, gradient.data(), state, spec_.rows(), spec_.columns(),
+                                 EncodingOf(spec_.encoding), PlaneAt(0), PlaneAt(3), {.scale = delayed_.scale()});
     delayed_.Update(amax);
-    if (EncodesAfterAmax(spec_.encoding.format)) Encode({.amax = amax});
+    if (EncodesAfterAmax(*spec_.encoding.format)) Encode({.amax = amax});
     Finish();
   }
 
@@ -320,8 +321,8 @@ class Reference {
   float* master() { return reinterpret_cast<float*>(state_.master[0].data()); }
   int16_t* remainder() { return reinterpret_cast<int16_t*>(state_.master[1].data()); }
   std::vector<Bytes> Moment(MomentType type) const {
-    std::vector<Bytes> parts = {Bytes(spec_.rows * spec_.columns * MomentBytes(type))};
-    if (HasMomentScales(type)) parts.emplace_back(4 * MomentScaleCount(type, spec_.rows, spec_.columns));
+    std::vector<Bytes> parts = {Bytes(spec_.rows() * spec_.columns() * MomentBytes(type))};
+    if (HasMomentScales(type)) parts.emplace_back(4 * MomentScaleCount(type, spec_.rows(), spec_.columns()));
     return parts;
   }
   static MutableMoment ViewOf(std::vector<Bytes>& parts, MomentType type) {
@@ -336,7 +337,7 @@ class Reference {
             .amax = state_.planes[first + 2].empty() ? nullptr : state_.planes[first + 2].data()};
   }
   void Encode(const TensorScaling& scaling) {
-    EncodePlanes(spec_.encoding, master(), spec_.rows, spec_.columns, PlaneAt(0), PlaneAt(3), scaling);
+    EncodePlanes(EncodingOf(spec_.encoding), master(), spec_.rows(), spec_.columns(), PlaneAt(0), PlaneAt(3), scaling);
   }
   // The upper half of such a master is the plane.
   void Finish() {
@@ -420,10 +421,10 @@ TEST_P(ShardingTest, EveryRowHasOneOwner) {
         if (extent == nullptr) continue;
         EXPECT_EQ(extent->rows.begin, next);
         EXPECT_GT(extent->rows.size(), 0);
-        EXPECT_EQ(extent->elements, extent->rows.size() * shard->Spec(*extent).columns);
+        EXPECT_EQ(extent->elements, extent->rows.size() * shard->Spec(*extent).columns());
         next = extent->rows.end;
       }
-      EXPECT_EQ(next, model_.spec().units[unit].parameters[parameter].rows);
+      EXPECT_EQ(next, model_.spec().units[unit].parameters[parameter].rows());
     }
   }
 }
@@ -595,7 +596,7 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
     for (const ShardExtent& extent : shard->extents()) {
       const ParameterSpec& spec = shard->Spec(extent);
       const auto moment = [&](MomentType type) -> int64_t {
-        const int64_t scales = 4 * extent.rows.size() * ((spec.columns + 127) / 128);
+        const int64_t scales = 4 * extent.rows.size() * ((spec.columns() + 127) / 128);
         if (type == MomentType::kFP32) return 4 * extent.elements;
         if (type == MomentType::kBF16) return 2 * extent.elements;
         return (type == MomentType::kFP16 ? 2 : 1) * extent.elements + scales;
@@ -607,10 +608,10 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
         return bytes;
       };
       EXPECT_EQ(stored(StateTensor::kMaster), 4 * extent.elements);
-      EXPECT_EQ(stored(StateTensor::kExpAvg), moment(spec.exp_avg_type));
-      EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(spec.exp_avg_sq_type));
+      EXPECT_EQ(stored(StateTensor::kExpAvg), moment(*spec.exp_avg_type));
+      EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(*spec.exp_avg_sq_type));
       const int64_t master = (spec.master_type == MasterType::kFP32 ? 4 : 2) * extent.elements;
-      const int64_t sum = master + 4 * extent.elements + moment(spec.exp_avg_type) + moment(spec.exp_avg_sq_type);
+      const int64_t sum = master + 4 * extent.elements + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
       EXPECT_GE(shard->OptimizerSize(extent), sum);
       EXPECT_LT(shard->OptimizerSize(extent), sum + 2 * 64) << "scales begin at cache lines";
     }

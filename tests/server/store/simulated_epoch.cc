@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/model/proto_enums.h"
 #include "proto/wire/words.h"
 #include "tests/server/store/command.h"
 #include "tests/status_matchers.h"
@@ -60,9 +61,9 @@ v1::Command SimulatedEpoch::RandomGather(int64_t number) {
   while (true) {
     const int unit = Random(static_cast<int>(layout_.units().size()));
     const int slot = Random(static_cast<int>(layout_.slot_bytes().size()));
-    const int use = Random(kUseCount);
-    if (layout_.units()[unit].slot_bytes[use] > layout_.slot_bytes()[slot]) continue;
-    return GatherCommand(number, unit, slot, static_cast<v1::Phase>(v1::PHASE_FORWARD + use));
+    const Phase phase = kPhases[Random(static_cast<int>(kPhases.size()))];
+    if (layout_.units()[unit].slot_bytes[phase] > layout_.slot_bytes()[slot]) continue;
+    return GatherCommand(number, unit, slot, PhaseToProto(phase));
   }
 }
 

@@ -18,8 +18,8 @@
 
 #include "absl/time/time.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "server/layout/layout.h"
-#include "server/layout/model_spec.h"
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
 #include "server/store/sequence.h"
 
 namespace paramshard::server {

@@ -97,7 +97,7 @@ class StagedImportTest : public testing::Test {
 
   const ParameterSpec& Spec(int parameter) { return model_->spec().units[0].parameters[parameter]; }
   static Slice All(const Model& model, int parameter, StateTensor tensor = StateTensor::kMaster) {
-    return {.parameter = parameter, .tensor = tensor, .rows = {0, model.spec().units[0].parameters[parameter].rows}};
+    return {.parameter = parameter, .tensor = tensor, .rows = {0, model.spec().units[0].parameters[parameter].rows()}};
   }
   Slice All(int parameter, StateTensor tensor = StateTensor::kMaster) { return All(*model_, parameter, tensor); }
   StagedImport Begin() {
@@ -116,7 +116,7 @@ class StagedImportTest : public testing::Test {
       for (const StateTensor tensor : kStateTensors) {
         Slice slice = All(model, parameter, tensor);
         slice.step = step;
-        const std::vector<float> values(parameters[parameter].rows * parameters[parameter].columns, value);
+        const std::vector<float> values(parameters[parameter].rows() * parameters[parameter].columns(), value);
         RETURN_IF_ERROR(Give(staged, slice, BytesOf(values)));
       }
     }
@@ -130,7 +130,8 @@ class StagedImportTest : public testing::Test {
   static absl::StatusOr<HistoryId> ImportMaster(const std::shared_ptr<Model>& model, int parameter, float value) {
     ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
     const ParameterSpec& spec = model->spec().units[0].parameters[parameter];
-    RETURN_IF_ERROR(Give(staged, All(*model, parameter), BytesOf(std::vector<float>(spec.rows * spec.columns, value))));
+    RETURN_IF_ERROR(
+        Give(staged, All(*model, parameter), BytesOf(std::vector<float>(spec.rows() * spec.columns(), value))));
     return staged.Apply({});
   }
   static HistoryId HistoryOf(const Model& model) { return model.state().numbers.history; }

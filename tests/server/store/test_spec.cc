@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "proto/model/model_spec_proto.h"
 
 namespace paramshard::server {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "paramshard/v1/trainer.pb.h"
-#include "server/layout/model_spec.h"
+#include "proto/model/model_spec.h"
 
 namespace paramshard::server {
 

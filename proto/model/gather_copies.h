@@ -1,0 +1,50 @@
+// The copies that one gather makes within a trainer's own memory.
+#ifndef PARAMSHARD_PROTO_MODEL_GATHER_COPIES_H_
+#define PARAMSHARD_PROTO_MODEL_GATHER_COPIES_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "proto/model/layout.h"
+#include "proto/model/phase.h"
+#include "proto/model/plane_places.h"
+
+namespace paramshard {
+
+// The copies of a gather of one phase of one unit, on one rank, worked out once. Immutable.
+class GatherCopies {
+ public:
+  GatherCopies() = default;
+  GatherCopies(const Layout& layout, int unit, Phase phase, int rank);
+
+  // From the planes to the slot: this rank's own pieces.
+  const std::vector<PieceCopy>& own_pieces() const { return own_pieces_; }
+
+  // From the slot to a scratch beside it: the scales that come from several ranks, put together. After own pieces have
+  // landed and all ranks' pieces have arrived.
+  const std::vector<PieceCopy>& scales() const { return scales_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  // A plane's whole scales in that scratch; nullopt where they lie in one part in the slot, or there are none.
+  std::optional<ByteRange> AssembledScales(int parameter, Plane plane) const;
+
+ private:
+  void AppendScales(const Layout& layout, int unit, int parameter, Plane plane, Phase phase);
+
+  std::vector<PieceCopy> own_pieces_;
+  std::vector<PieceCopy> scales_;
+  int64_t scratch_bytes_ = 0;
+  std::vector<std::array<std::optional<ByteRange>, 2>> assembled_;  // by parameter and plane
+};
+
+// Of every unit.
+using UnitGatherCopies = std::vector<PerPhase<GatherCopies>>;
+UnitGatherCopies AllGatherCopies(const Layout& layout, int rank);
+
+// By slot: the scratch that the largest of the gathers that it may hold takes.
+std::vector<int64_t> ScratchBytes(const Layout& layout, const UnitGatherCopies& copies);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_GATHER_COPIES_H_

@@ -1,0 +1,17 @@
+// What daemon and client compare before they trust each other's addresses.
+#ifndef PARAMSHARD_PROTO_MODEL_LAYOUT_FINGERPRINT_H_
+#define PARAMSHARD_PROTO_MODEL_LAYOUT_FINGERPRINT_H_
+
+#include <cstdint>
+
+#include "proto/model/layout.h"
+
+namespace paramshard {
+
+// XXH3-64 of the spec's fingerprint and of every number of the layout. Equal where both sides mean the same by the spec
+// and put every byte at the same place.
+uint64_t LayoutFingerprint(const Layout& layout);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_LAYOUT_FINGERPRINT_H_

@@ -1,0 +1,119 @@
+// What a model is: described by trainers, checked by the daemon, and known to both from then on.
+#ifndef PARAMSHARD_PROTO_MODEL_MODEL_SPEC_H_
+#define PARAMSHARD_PROTO_MODEL_MODEL_SPEC_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "kernels/formats/delayed_scaling.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/adam.h"
+#include "kernels/optim/moment.h"
+#include "kernels/random/initial_values.h"
+#include "kernels/reduce/gradient_sum.h"
+
+namespace paramshard {
+
+// One type serves both forms of a spec. A trainer DESCRIBES a model and leaves unset what it does not care for. The
+// daemon CHECKS the description (ParseModelSpec in model_spec_proto.h) and makes the canonical spec of it: every
+// parameter has its format and all that an `optional` of EncodingSpec and ParameterSpec says, rules are gone, and specs
+// that mean the same are equal. Model::spec(), the layout and the daemon know checked specs only.
+//
+// Every member of the structs below has a default: designated initializers name those that matter.
+
+// The step uses the mean of all ranks' gradients, or their sum.
+enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
+
+// When the gradients of a push are summed over the ranks: at the commit, which takes as many bytes on each rank as all
+// gradients of the model and does not disturb trainers that compute, or at once. The bits of the sums are the same.
+enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
+
+// An encoding decides, with the master, the bytes of a parameter's planes. What is unset has the default of the format.
+struct EncodingSpec {
+  // Unset: what the first of ModelSpec::format_rules says that matches the parameter's name, and then nothing else is
+  // set here. FP32 in a model without rules.
+  std::optional<Format> format = {};
+  std::optional<ElementType> element = {};                      // E4M3; E2M1 for NVFP4_2D
+  std::optional<bool> power_of_two_scales = {};                 // true; false for FP8_TENSOR_CURRENT
+  std::optional<DelayedScaling::Options> delayed_scaling = {};  // for FP8_TENSOR_DELAYED
+};
+
+// With the defaults of what is unset; FP32 where no format is named.
+Encoding EncodingOf(const EncodingSpec& spec);
+
+// One tensor of the model.
+struct ParameterSpec {
+  std::string name = {};  // unique in the model; 1 to 512 bytes of UTF-8
+  // 0 to 8 dimensions; seen as a matrix [product of all but the last, last].
+  std::vector<int64_t> shape = {};
+  EncodingSpec encoding = {};
+  GradientType gradient_type = GradientType::kFP32;
+  // How the optimizer's state is stored. Unset: as the rule says that gives the format, else FP32.
+  std::optional<MomentType> exp_avg_type = {};
+  std::optional<MomentType> exp_avg_sq_type = {};
+  std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
+  int group = 0;                               // index into ModelSpec::groups
+  InitialValue initial_value = {};
+
+  // Of the matrix; a scalar is 1 x 1. Dimensions are >= 1 and their product fits, as in a checked spec.
+  int64_t rows() const;
+  int64_t columns() const { return shape.empty() ? 1 : shape.back(); }
+};
+
+// Parameters that are gathered and pushed together: a layer, or a transformer block.
+struct UnitSpec {
+  std::string name = {};  // unique among the units
+  std::vector<ParameterSpec> parameters = {};
+  // Unset it to keep the unit gathered from the forward to the backward pass: it has a slot of its own, which one gather
+  // of Phase::kBoth fills.
+  bool reshard_after_forward = true;
+};
+
+// Parameters that share hyper-parameters. The group fixes what the model remembers; the numbers come with every commit.
+struct ParameterGroup {
+  std::string name = {};  // for people; may be empty
+  AdamMode mode = AdamMode::kAdamW;
+  bool bias_correction = true;
+};
+
+// A rule says how the parameters are stored whose names it matches, unless they name a format themselves:
+//
+//   spec.format_rules = {{.pattern = "*.norm.*", .encoding = {.format = Format::kFP32}},
+//                        {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
+struct FormatRule {
+  // A glob for whole names, as fnmatch(3) without flags reads it. A rule that matches no parameter is refused.
+  std::string pattern = {};
+  EncodingSpec encoding = {};  // with a format
+  std::optional<MomentType> exp_avg_type = {};
+  std::optional<MomentType> exp_avg_sq_type = {};
+  std::optional<MasterType> master_type = {};
+};
+
+// A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT that
+// names the parameter or the field.
+struct ModelSpec {
+  std::string name = {};  // unique on the daemon; no '/'
+  std::vector<UnitSpec> units = {};
+  std::vector<ParameterGroup> groups = {};     // empty: one group with defaults
+  std::optional<int> shard_size = {};          // default: the devices of one daemon
+  int64_t small_parameter_bytes = 256 * 1024;  // smaller planes live whole on one rank
+  int gather_slots = 3;                        // prefetch depth + 1; 1 to 64
+  // So many of those hold the units that take more than twice the median, and so many of these units can be held at a
+  // time. 1 to gather_slots. See Model::SlotsOf.
+  int large_gather_slots = 1;
+  int gradient_slots = 2;  // 1 to 64
+  GradientReduction gradient_reduction = GradientReduction::kMean;
+  uint64_t seed = 0;
+  // How long one rank may keep another waiting inside a step before the epoch ends. > 0; default: the daemon's.
+  std::optional<absl::Duration> step_timeout = {};
+  std::vector<FormatRule> format_rules = {};  // the first that matches a name counts
+  // Default: at the commit on GPUs of one daemon that have much memory left, else at the push.
+  std::optional<GradientSums> gradient_sums = {};
+};
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_MODEL_SPEC_H_

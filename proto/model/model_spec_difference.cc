@@ -1,0 +1,158 @@
+// Where two specs differ, said for people.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/model/model_spec_proto.h"
+#include "proto/model/names.h"
+
+namespace paramshard {
+namespace {
+
+// A part of a spec as people read it, in the order in which differences are told.
+struct Field {
+  absl::string_view name;
+  std::string value;
+};
+using Fields = std::vector<Field>;
+
+std::string OnOff(bool value) { return value ? "on" : "off"; }
+
+// Nine digits tell any two floats apart.
+std::string Exact(float value) { return absl::StrFormat("%.9g", value); }
+
+std::string ToText(const InitialValue& value) {
+  switch (value.kind) {
+    case Initializer::kZeros:
+      return "constant 0";
+    case Initializer::kOnes:
+      return "constant 1";
+    case Initializer::kConstant:
+      return absl::StrCat("constant ", Exact(value.a));
+    case Initializer::kNormal:
+      return absl::StrCat("normal with mean ", Exact(value.a), " and standard deviation ", Exact(value.b));
+    case Initializer::kUniform:
+      return absl::StrCat("uniform in [", Exact(value.a), ", ", Exact(value.b), ")");
+    case Initializer::kTruncatedNormal:
+      return absl::StrCat("normal with mean ", Exact(value.a), " and standard deviation ", Exact(value.b), " in [",
+                          Exact(value.low), ", ", Exact(value.high), "]");
+  }
+  return "unknown";
+}
+
+std::string ToText(GradientType type) { return type == GradientType::kFP32 ? "FP32" : "BF16"; }
+std::string ToText(MasterType type) { return type == MasterType::kFP32 ? "FP32" : "BF16_REMAINDER"; }
+
+std::string ToText(MomentType type) { return std::string(MomentTypeName(type)); }
+
+std::string ToText(const DelayedScaling::Options& scaling) {
+  return absl::StrCat(scaling.algorithm == DelayedScaling::Algorithm::kMax ? "max" : "most recent", " of ",
+                      scaling.history_length, " steps with margin ", scaling.margin);
+}
+
+std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
+std::string ToText(AdamMode mode) { return mode == AdamMode::kAdamW ? "AdamW" : "L2"; }
+
+std::string ToText(absl::string_view text) { return std::string(text); }
+
+Fields Describe(const ParameterSpec& spec) {
+  const Encoding encoding = EncodingOf(spec.encoding);
+  return {{"shape", absl::StrCat("[", absl::StrJoin(spec.shape, ", "), "]")},
+          {"format", ToText(FormatName(encoding.format))},
+          {"element", ToText(ElementTypeName(encoding.element))},
+          {"power_of_two_scales", OnOff(encoding.power_of_two_scales)},
+          {"delayed_scaling", ToText(spec.encoding.delayed_scaling.value_or(DelayedScaling::Options()))},
+          {"gradient type", ToText(spec.gradient_type)},
+          {"exp_avg type", ToText(spec.exp_avg_type.value_or(MomentType::kFP32))},
+          {"exp_avg_sq type", ToText(spec.exp_avg_sq_type.value_or(MomentType::kFP32))},
+          {"master type", ToText(spec.master_type.value_or(MasterType::kFP32))},
+          {"group", absl::StrCat(spec.group)},
+          {"initial value", ToText(spec.initial_value)}};
+}
+
+Fields Describe(const UnitSpec& spec) { return {{"reshard_after_forward", OnOff(spec.reshard_after_forward)}}; }
+
+Fields Describe(const ParameterGroup& group) {
+  return {{"name", DisplayName(group.name)},
+          {"mode", ToText(group.mode)},
+          {"bias_correction", OnOff(group.bias_correction)}};
+}
+
+Fields Describe(const ModelSpec& spec) {
+  return {{"name", DisplayName(spec.name)},
+          {"shard_size", spec.shard_size.has_value() ? absl::StrCat(*spec.shard_size) : "unset"},
+          {"small_parameter_bytes", absl::StrCat(spec.small_parameter_bytes)},
+          {"gather_slots", absl::StrCat(spec.gather_slots)},
+          {"large_gather_slots", absl::StrCat(spec.large_gather_slots)},
+          {"gradient_slots", absl::StrCat(spec.gradient_slots)},
+          {"gradient_reduction", spec.gradient_reduction == GradientReduction::kMean ? "mean" : "sum"},
+          {"seed", absl::StrCat(spec.seed)},
+          {"step_timeout", spec.step_timeout.has_value() ? absl::FormatDuration(*spec.step_timeout) : "unset"},
+          {"gradient_sums", spec.gradient_sums.has_value() ? ToText(*spec.gradient_sums) : "unset"}};
+}
+
+std::string Say(absl::string_view object, absl::string_view field, absl::string_view expected, absl::string_view got) {
+  return absl::StrCat(object, ": ", field, " ", expected, " expected, got ", got);
+}
+
+template <typename T>
+std::string FieldDifference(absl::string_view object, const T& expected, const T& got) {
+  const Fields a = Describe(expected);
+  const Fields b = Describe(got);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].value != b[i].value) return Say(object, a[i].name, a[i].value, b[i].value);
+  }
+  return "";
+}
+
+std::string CountDifference(absl::string_view object, absl::string_view things, size_t expected, size_t got) {
+  return expected == got ? "" : Say(object, things, absl::StrCat(expected), absl::StrCat(got));
+}
+
+std::string Difference(const UnitSpec& expected, const UnitSpec& got);
+
+std::string Difference(const ParameterSpec& expected, const ParameterSpec& got) {
+  return FieldDifference(absl::StrCat("parameter ", DisplayName(expected.name)), expected, got);
+}
+
+// Differences of the elements that both lists have, then of their lengths.
+template <typename T>
+std::string ListDifference(absl::string_view object, absl::string_view things, const std::vector<T>& expected,
+                           const std::vector<T>& got) {
+  for (size_t i = 0; i < std::min(expected.size(), got.size()); ++i) {
+    if (expected[i].name != got[i].name) {
+      return Say(object, absl::StrCat(things, " ", i), DisplayName(expected[i].name), DisplayName(got[i].name));
+    }
+    if (std::string found = Difference(expected[i], got[i]); !found.empty()) return found;
+  }
+  return CountDifference(object, absl::StrCat("number of ", things, "s"), expected.size(), got.size());
+}
+
+std::string Difference(const UnitSpec& expected, const UnitSpec& got) {
+  const std::string object = absl::StrCat("unit ", DisplayName(expected.name));
+  std::string found = FieldDifference(object, expected, got);
+  return found.empty() ? ListDifference(object, "parameter", expected.parameters, got.parameters) : found;
+}
+
+std::string GroupDifference(const ModelSpec& expected, const ModelSpec& got) {
+  for (size_t i = 0; i < std::min(expected.groups.size(), got.groups.size()); ++i) {
+    std::string found = FieldDifference(absl::StrCat("group ", i), expected.groups[i], got.groups[i]);
+    if (!found.empty()) return found;
+  }
+  return CountDifference(absl::StrCat("model ", DisplayName(expected.name)), "number of groups", expected.groups.size(),
+                         got.groups.size());
+}
+
+}  // namespace
+
+std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got) {
+  const std::string object = absl::StrCat("model ", DisplayName(expected.name));
+  std::string found = FieldDifference(object, expected, got);
+  if (found.empty()) found = GroupDifference(expected, got);
+  return found.empty() ? ListDifference(object, "unit", expected.units, got.units) : found;
+}
+
+}  // namespace paramshard

@@ -1,0 +1,44 @@
+// Units and parameters of a model by their names.
+#ifndef PARAMSHARD_PROTO_MODEL_NAME_INDEX_H_
+#define PARAMSHARD_PROTO_MODEL_NAME_INDEX_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/model/model_spec.h"
+
+namespace paramshard {
+
+// Immutable. Refers to the spec, which outlives it and stays where it is.
+class NameIndex {
+ public:
+  explicit NameIndex(const ModelSpec& spec);
+
+  const std::string& UnitName(int unit) const { return spec_->units[unit].name; }
+  // Joined by commas.
+  std::string UnitNames(const std::vector<int>& units) const;
+
+  // The unit's index. NOT_FOUND.
+  absl::StatusOr<int> FindUnit(absl::string_view name) const;
+  // The parameter's index in the unit. NOT_FOUND, also for another unit's parameter.
+  absl::StatusOr<int> FindParameter(int unit, absl::string_view name) const;
+  // Null when the model has no such parameter.
+  const ParameterSpec* Find(absl::string_view parameter) const;
+
+ private:
+  struct ParameterPlace {
+    int unit = 0;
+    int parameter = 0;
+  };
+
+  const ModelSpec* spec_;
+  absl::flat_hash_map<absl::string_view, int> units_;
+  absl::flat_hash_map<absl::string_view, ParameterPlace> parameters_;
+};
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_NAME_INDEX_H_

@@ -1,0 +1,28 @@
+// Names of models, units and parameters: the rule that they follow, and how messages show them.
+#ifndef PARAMSHARD_PROTO_MODEL_NAMES_H_
+#define PARAMSHARD_PROTO_MODEL_NAMES_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace paramshard {
+
+inline constexpr size_t kMaxNameBytes = 512;
+
+// Whether `text` is UTF-8 in its shortest form, without surrogates and nothing above U+10FFFF.
+bool IsUtf8(absl::string_view text);
+
+// INVALID_ARGUMENT "expected ..., got ..." unless the name has 1 to kMaxNameBytes bytes of UTF-8
+// without NUL.
+absl::Status CheckName(absl::string_view name);
+
+// The name for a message, however it came: control characters and bytes that are not UTF-8 escaped,
+// a long one cut to its first 64 bytes and its length, an empty one as "".
+std::string DisplayName(absl::string_view name);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_NAMES_H_

@@ -1,0 +1,34 @@
+// Where the planes of a model lie, once they are gathered and before.
+#ifndef PARAMSHARD_PROTO_MODEL_PLANE_PLACES_H_
+#define PARAMSHARD_PROTO_MODEL_PLANE_PLACES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "proto/model/layout.h"
+#include "proto/model/phase.h"
+
+namespace paramshard {
+
+struct ByteRange {
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+// One plane of one parameter. The scales' ranges, in order, are the compact scales of the whole
+// matrix. A number of the whole tensor, which every rank has, is read once: from the
+// owner, or from rank 0 of the group.
+struct PlanePlace {
+  ByteRange data;
+  std::vector<ByteRange> scales;
+  ByteRange amax;  // 0 bytes in formats without
+};
+
+// Where a plane lies in the slot of a gather of `phase`; and, where the group is one rank, in its
+// arena. Require that the parameter has the plane (and the phase brings it).
+PlanePlace PlaceInSlot(const Layout& layout, int unit, int parameter, Plane plane, Phase phase);
+PlanePlace PlaceInArena(const Layout& layout, int unit, int parameter, Plane plane);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_PLANE_PLACES_H_

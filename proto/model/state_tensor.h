@@ -1,0 +1,51 @@
+// The tensors of a parameter's state, and how their elements travel in and out.
+#ifndef PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
+#define PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/strings/string_view.h"
+#include "proto/model/model_spec.h"
+#include "proto/model/tensor_kind.h"
+
+namespace paramshard {
+
+// Which tensor of the optimizer's state.
+enum class StateTensor : uint8_t { kMaster, kExpAvg, kExpAvgSq };
+inline constexpr int kStateTensorCount = 3;
+
+// How a tensor's rows are given: decoded, or one of the arrays in which they are stored.
+enum class TensorForm : uint8_t {
+  kValues,    // decoded to fp32
+  kElements,  // the stored elements; the upper halves of a master with a remainder
+  kRest,      // what is stored beside them: the remainders of a master, the scales of a moment
+};
+
+// What a stream of tensors carries, as one of these. Null for a number that is no kind.
+struct StateArray {
+  StateTensor tensor = StateTensor::kMaster;
+  TensorForm form = TensorForm::kValues;
+};
+std::optional<StateArray> StateArrayOf(TensorKind kind);
+
+// "master", "exp_avg elements", "exp_avg_sq scales", ...
+absl::string_view TensorName(StateTensor tensor, TensorForm form);
+
+// One row of a tensor in a form.
+struct TensorRow {
+  TensorType type = TensorType::kFP32;
+  int64_t elements = 0;  // 0: nothing is stored beside the elements of this tensor
+
+  int64_t size_bytes() const { return elements * ElementBytes(type); }
+};
+
+// Of a parameter of a checked spec.
+TensorRow RowOf(const ParameterSpec& spec, StateTensor tensor, TensorForm form);
+
+// `count` elements of FP32, BF16 or FP16, at any alignment.
+void DecodeElements(TensorType type, const uint8_t* elements, int64_t count, float* values);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
