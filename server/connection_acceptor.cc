@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/descriptor_limit.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -58,6 +60,18 @@ void SetPort(sockaddr& address, int port) {
   reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
 }
 
+// Says which socket a descriptor is; none where it is no socket.
+std::optional<uint64_t> CookieOf(int fd) {
+  uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return std::nullopt;
+  return cookie;
+}
+
+std::string UserName(UserPlaces::User user) {
+  return user.has_value() ? absl::StrCat("user ", *user) : "callers whom the kernel does not name";
+}
+
 int PortOf(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -77,6 +91,7 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
   address.ai_addr = reinterpret_cast<sockaddr*>(&name);
   address.ai_addrlen = sizeof(name);
   ASSIGN_OR_RETURN(ListeningSocket listening, Listen(address, path));
+  listening.names_callers = true;
   if (chmod(path.c_str(), mode) != 0) return ListenError(path, strerror(errno));
   return listening;
 }
@@ -108,8 +123,12 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
   return sockets;
 }
 
-ConnectionAcceptor::ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets)
-    : sockets_(std::move(sockets)),
+ConnectionAcceptor::ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets,
+                                       Options options)
+    : options_(std::move(options)),
+      system_(options_.system == nullptr ? &kernel_ : options_.system),
+      places_(options_.max_connections, geteuid()),
+      sockets_(std::move(sockets)),
       server_(builder.experimental().AddExternalConnectionAcceptor(
           grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials())),
       stop_(eventfd(0, EFD_CLOEXEC)) {}
@@ -140,21 +159,76 @@ void ConnectionAcceptor::Serve() {
     if (ready > 0 && polled[0].revents != 0) return;
     if (std::exchange(muted, false) || ready <= 0) continue;
     for (size_t i = 1; i < polled.size(); ++i) {
-      if (polled[i].revents != 0 && !Accept(polled[i].fd)) muted = true;
+      if (polled[i].revents != 0 && !Accept(sockets_[i - 1])) muted = true;
     }
   }
 }
 
-bool ConnectionAcceptor::Accept(int listener) {
-  wire::FileDescriptor connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
+  wire::FileDescriptor connection(system_->Accept(listener.fd.get()));
   if (!connection.valid()) return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED || errno == EPROTO;
-  // The kernel gives out the lowest free number: as many descriptors are open at least.
-  if (connection.get() >= DescriptorLimit() / 4 * 3) return true;
+  if (const absl::Status refused = Admit(connection.get(), listener.names_callers); !refused.ok()) {
+    if (const std::optional<int64_t> count = refusals_.Pass()) {
+      Log(LogLevel::kWarning, "connections to gRPC are refused",
+          {{"count", absl::StrCat(*count)}, {"last", std::string(refused.message())}});
+    }
+    return true;
+  }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
-  taken.listener_fd = listener;
+  taken.listener_fd = listener.fd.get();
   taken.fd = connection.Release();
   server_->HandleNewConnection(&taken);
   return true;
+}
+
+absl::Status ConnectionAcceptor::Admit(int connection, bool names_caller) {
+  // Whoever had the number before is gone.
+  Forget(connection);
+  // The kernel gives out the lowest free number: as many descriptors are open at least.
+  if (connection >= DescriptorLimit() / 4 * 3) {
+    return absl::ResourceExhaustedError("connect: a quarter of the descriptors free expected, got less");
+  }
+  if (!names_caller) return TakePlace(connection, std::nullopt);
+  ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(connection));
+  if (peer.uid == geteuid()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckUser(peer.uid));
+  return TakePlace(connection, peer.uid);
+}
+
+absl::Status ConnectionAcceptor::CheckUser(uid_t user) const {
+  const auto& users = options_.allowed_users;
+  if (std::find(users.begin(), users.end(), user) != users.end()) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("connect: user ", user, " is not the daemon's and not named by --allow-user"));
+}
+
+absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {
+  if (!places_.Take(user)) {
+    ForgetClosed();
+    if (!places_.Take(user)) {
+      return absl::ResourceExhaustedError(absl::StrCat("connect: no more than the share of ", UserName(user), " of ",
+                                                       options_.max_connections, " connections expected"));
+    }
+  }
+  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0)};
+  return absl::OkStatus();
+}
+
+void ConnectionAcceptor::Forget(int connection) {
+  const auto found = held_.find(connection);
+  if (found == held_.end()) return;
+  places_.GiveBack(found->second.user);
+  held_.erase(found);
+}
+
+// gRPC does not say when it closes a connection. That is looked for only when somebody's share is used up.
+void ConnectionAcceptor::ForgetClosed() {
+  for (auto held = held_.begin(); held != held_.end();) {
+    const int connection = held->first;
+    const bool open = CookieOf(connection) == held->second.cookie;
+    ++held;
+    if (!open) Forget(connection);
+  }
 }
 
 }  // namespace paramshard::server

@@ -5,6 +5,8 @@
 #include <grpcpp/server_builder.h>
 #include <sys/types.h>
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,13 +15,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
+#include "server/base/user_places.h"
+#include "server/handoff/system_calls.h"
+#include "server/log/log_throttle.h"
 
 namespace paramshard::server {
 
 // A socket that listens.
 struct ListeningSocket {
   wire::FileDescriptor fd;
-  int port = 0;  // of TCP
+  int port = 0;                // of TCP
+  bool names_callers = false;  // a Unix socket, of whose peers the kernel tells the user
 };
 
 // On a Unix socket at `path`, which is replaced, with the mode. UNAVAILABLE.
@@ -27,13 +33,28 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
 // On `HOST:PORT`, on every address of the host; port 0 takes a free one for all. At least one; UNAVAILABLE.
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address);
 
-// gRPC's own listener stops for good when there is no descriptor for a connection. This one waits until there is one,
-// and closes connections that would take the last quarter of all descriptors, which the daemon needs for memory and for
-// those whom it serves already. One thread; it sleeps while nothing happens.
+// gRPC's own listener stops for good when there is no descriptor for a connection, and asks nobody who connects. This one
+// waits until there is a descriptor, and closes connections
+//
+// - of users who are not let in, as far as the kernel names them;
+// - of others than the daemon's own user that go beyond their share;
+// - that would take the last quarter of all descriptors, which the daemon needs for memory and for those whom it serves
+//   already.
+//
+// One thread; it sleeps while nothing happens.
 class ConnectionAcceptor {
  public:
+  struct Options {
+    // Of Unix sockets, besides the daemon's own user.
+    std::vector<uid_t> allowed_users;
+    // Of which other users, and those who come over TCP, have their shares (UserPlaces).
+    int max_connections = 8192;
+    // Outlives the acceptor. Null: the kernel's.
+    SystemCalls* system = nullptr;
+  };
+
   // `builder` builds the server next.
-  ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets);
+  ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets, Options options);
   // Ends before the server does.
   ~ConnectionAcceptor();
 
@@ -41,10 +62,29 @@ class ConnectionAcceptor {
   absl::Status Start();
 
  private:
+  // A connection that gRPC has now, and may have closed.
+  struct Held {
+    UserPlaces::User user;
+    uint64_t cookie = 0;  // of the socket: numbers of descriptors are given out again
+  };
+
   void Serve();
   // False when connections have to wait.
-  bool Accept(int listener);
+  bool Accept(const ListeningSocket& listener);
+  // OK when the connection may be gRPC's.
+  absl::Status Admit(int connection, bool names_caller);
+  absl::Status CheckUser(uid_t user) const;
+  absl::Status TakePlace(int connection, UserPlaces::User user);
+  void Forget(int connection);
+  void ForgetClosed();
 
+  const Options options_;
+  SystemCalls kernel_;
+  SystemCalls* const system_;
+  // Of the thread: places and connections of others than the daemon's own user.
+  UserPlaces places_;
+  std::map<int, Held> held_;  // by descriptor
+  LogThrottle refusals_;
   const std::vector<ListeningSocket> sockets_;
   const std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
   wire::FileDescriptor stop_;  // an eventfd

@@ -51,6 +51,8 @@ constexpr int kStreamWindowBytes = 64 << 10;
 // That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call that
 // finds none is RESOURCE_EXHAUSTED.
 constexpr int kMaxGrpcThreads = 8;
+// What has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
+constexpr size_t kMaxGrpcBytes = size_t{1} << 30;
 constexpr int kMaxClusterThreads = 1024;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
@@ -101,20 +103,25 @@ void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
 }
 
-void LimitThreads(grpc::ServerBuilder& builder, int threads) {
+// Beyond its memory gRPC cancels calls and takes no connections, until there is some again.
+void LimitResources(grpc::ServerBuilder& builder, int threads) {
   grpc::ResourceQuota quota;
   quota.SetMaxThreads(threads);
+  quota.Resize(kMaxGrpcBytes);
   builder.SetResourceQuota(quota);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
 }
 
-absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets,
+absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets, std::vector<uid_t> users,
                                           const std::vector<grpc::Service*>& services, int max_threads) {
   grpc::ServerBuilder builder;
   LimitWhatIsReceived(builder);
-  LimitThreads(builder, max_threads);
+  LimitResources(builder, max_threads);
   RunningServer started;
-  started.acceptor = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets));
+  started.acceptor = std::make_unique<ConnectionAcceptor>(
+      builder, std::move(sockets),
+      ConnectionAcceptor::Options{.allowed_users = std::move(users),
+                                  .max_connections = CompanionConnectionsWithin(DescriptorLimit())});
   for (grpc::Service* service : services) builder.RegisterService(service);
   started.server = builder.BuildAndStart();
   if (!started.running()) return absl::InternalError("start gRPC: a server expected, got none");
@@ -211,7 +218,8 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
-  ASSIGN_OR_RETURN(cluster_server_, StartServer(std::move(sockets), {coordinator_->service.get()}, kMaxClusterThreads));
+  ASSIGN_OR_RETURN(cluster_server_,
+                   StartServer(std::move(sockets), {}, {coordinator_->service.get()}, kMaxClusterThreads));
   return absl::OkStatus();
 }
 
@@ -249,8 +257,9 @@ absl::Status Daemon::Impl::Serve() {
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
-  ASSIGN_OR_RETURN(server_,
-                   StartServer(std::move(sockets), {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
+  ASSIGN_OR_RETURN(std::vector<uid_t> users, AllowedUsers(config_.allow_users));
+  ASSIGN_OR_RETURN(server_, StartServer(std::move(sockets), std::move(users),
+                                        {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     server_->GetHealthCheckService()->SetServingStatus(service, true);

@@ -3,24 +3,51 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/log/log.h"
+#include "server/log/log_throttle.h"
 
 namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 
-void LogLine(LogLevel level, absl::string_view library, absl::string_view file, int line, absl::string_view text) {
+// One for each place in the libraries: there are as many as these have lines of code that log.
+class Throttles {
+ public:
+  LogThrottle& Of(const std::string& place) {
+    absl::MutexLock lock(&mu_);
+    return throttles_[place];
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::map<std::string, LogThrottle> throttles_ ABSL_GUARDED_BY(mu_);
+};
+
+// Callers can have libraries complain about each of their calls: a place gets one line a minute, its last one always.
+void LogLine(LogLevel level, absl::string_view library, absl::string_view file, int line, absl::string_view text,
+             bool is_last) {
+  static auto* const throttles = new Throttles;
+  const std::string place = absl::StrCat(file.substr(file.rfind('/') + 1), ":", line);
+  const std::optional<int64_t> count = throttles->Of(place).Pass();
+  if (!count.has_value() && !is_last) return;
   Log(level, "library says",
       {{"library", std::string(library)},
-       {"place", absl::StrCat(file.substr(file.rfind('/') + 1), ":", line)},
-       {"text", std::string(text)}});
+       {"place", place},
+       {"text", std::string(text)},
+       {"count", absl::StrCat(count.value_or(1))}});
+  if (is_last) FlushLog(kFlushTimeout);
 }
 
 // After such a line the library ends the process.
@@ -30,16 +57,14 @@ void LogGrpc(gpr_log_func_args* args) {
   const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kError
                          : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
                                                                    : LogLevel::kDebug;
-  LogLine(level, "grpc", args->file, args->line, args->message);
-  if (IsLast(args->message)) FlushLog(kFlushTimeout);
+  LogLine(level, "grpc", args->file, args->line, args->message, IsLast(args->message));
 }
 
 void LogProtobuf(google::protobuf::LogLevel severity, const char* file, int line, const std::string& text) {
   const LogLevel level = severity == google::protobuf::LOGLEVEL_INFO      ? LogLevel::kInfo
                          : severity == google::protobuf::LOGLEVEL_WARNING ? LogLevel::kWarning
                                                                           : LogLevel::kError;
-  LogLine(level, "protobuf", file, line, text);
-  if (severity == google::protobuf::LOGLEVEL_FATAL) FlushLog(kFlushTimeout);
+  LogLine(level, "protobuf", file, line, text, severity == google::protobuf::LOGLEVEL_FATAL);
 }
 
 }  // namespace

@@ -33,14 +33,17 @@ bool IsUnsignedNumber(absl::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos;
 }
 
+// Also a model's longest step_timeout.
+constexpr absl::Duration kLongestTimeout = absl::Hours(24);
+
 }  // namespace
 
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   absl::Duration timeout;
-  if (absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration() && timeout < absl::InfiniteDuration()) {
+  if (absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration() && timeout <= kLongestTimeout) {
     return timeout;
   }
-  return Expected("a positive duration such as 500ms, 10s or 2m", text);
+  return Expected("a positive duration of at most 24h, such as 500ms, 10s or 2m,", text);
 }
 
 absl::StatusOr<int64_t> ParseByteCount(absl::string_view text) {

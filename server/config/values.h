@@ -15,7 +15,7 @@
 
 namespace paramshard::server {
 
-// A finite, positive duration: 500ms, 10s, 2m, 1h30m.
+// A positive duration of at most 24 hours: 500ms, 10s, 2m, 1h30m.
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text);
 
 // Bytes: a number, or one of KiB, MiB, GiB, TiB. 0 is taken.

@@ -97,7 +97,8 @@ HandoffServer::HandoffServer(Options options, WatchList watched)
       stop_(MakeEvent()),
       watched_(std::move(watched)),
       spare_(MakeEvent()),
-      last_number_(kFirstNumber - 1) {}
+      last_number_(kFirstNumber - 1),
+      places_(options_.max_connections, geteuid()) {}
 
 HandoffServer::~HandoffServer() {
   const uint64_t one = 1;
@@ -154,7 +155,7 @@ absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> event
 int HandoffServer::WaitMilliseconds() const {
   std::optional<SteadyTime> next = muted_until_;
   if (!silent_.empty()) {
-    const SteadyTime late = Find(*silent_.begin())->hello_deadline;
+    const SteadyTime late = Find(silent_.begin()->first)->hello_deadline;
     next = std::min(next.value_or(late), late);
   }
   if (!next.has_value()) return -1;
@@ -198,18 +199,21 @@ bool HandoffServer::RefuseForLackOfDescriptors() {
 
 // Takes the socket when it returns OK.
 absl::Status HandoffServer::Admit(wire::FileDescriptor& socket) {
-  ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
+  ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(socket.get()));
   RETURN_IF_ERROR(CheckUser(peer));
-  RETURN_IF_ERROR(MakeRoom());
+  RETURN_IF_ERROR(TakePlace(peer.uid));
   const uint64_t number = last_number_ + 1;
-  RETURN_IF_ERROR(watched_.Add(socket.get(), 2 * number));
+  if (const absl::Status watched = watched_.Add(socket.get(), 2 * number); !watched.ok()) {
+    places_.GiveBack(peer.uid);
+    return watched;
+  }
   last_number_ = number;
   auto connection = std::make_unique<Connection>();
   connection->number = number;
   connection->socket = std::move(socket);
   connection->peer = peer;
   connection->hello_deadline = SteadyDeadline(options_.hello_timeout);
-  silent_.insert(number);
+  silent_[number] = peer.uid;
   absl::MutexLock lock(&mu_);
   connections_[number] = std::move(connection);
   return absl::OkStatus();
@@ -222,13 +226,16 @@ absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
       absl::StrCat("connect: user ", peer.uid, " is not the daemon's and not named by --allow-user"));
 }
 
-absl::Status HandoffServer::MakeRoom() {
-  if (connection_count() < options_.max_connections) return absl::OkStatus();
+absl::Status HandoffServer::TakePlace(uid_t user) {
+  if (places_.Take(user)) return absl::OkStatus();
   const absl::Status full = absl::ResourceExhaustedError(
-      absl::StrCat("connect: at most ", options_.max_connections, " companion connections are served"));
-  if (silent_.empty()) return full;
-  Drop(*silent_.begin(), full);
-  return absl::OkStatus();
+      absl::StrCat("connect: at most ", options_.max_connections,
+                   " companion connections are served, half of them of a user who is not the daemon's"));
+  const auto gives_way = std::find_if(silent_.begin(), silent_.end(),
+                                      [&](const auto& silent) { return places_.WouldFind(user, silent.second); });
+  if (gives_way == silent_.end()) return full;
+  Drop(gives_way->first, full);
+  return places_.Take(user) ? absl::OkStatus() : full;
 }
 
 absl::Status HandoffServer::Receive(Connection& connection) {
@@ -269,6 +276,7 @@ void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
     tokens_.erase(connection->token);
   }
   silent_.erase(number);
+  places_.GiveBack(connection->peer.uid);
   watched_.Remove(connection->socket.get());
   if (connection->pidfd.valid()) watched_.Remove(connection->pidfd.get());
   if (!connection->token.empty()) options_.on_gone(connection->token);
@@ -278,8 +286,8 @@ void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
 }
 
 void HandoffServer::DropLate() {
-  while (!silent_.empty() && Find(*silent_.begin())->hello_deadline <= SteadyNow()) {
-    Drop(*silent_.begin(), absl::DeadlineExceededError("handoff hello: none came in time"));
+  while (!silent_.empty() && Find(silent_.begin()->first)->hello_deadline <= SteadyNow()) {
+    Drop(silent_.begin()->first, absl::DeadlineExceededError("handoff hello: none came in time"));
   }
 }
 
@@ -323,7 +331,7 @@ absl::Status HandoffServer::SendMemory(absl::string_view token, const wire::Hand
 absl::Status HandoffServer::Kill(absl::string_view token) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
-  return connection == nullptr ? absl::OkStatus() : KillProcess(connection->pidfd.get());
+  return connection == nullptr ? absl::OkStatus() : system_->Kill(connection->pidfd.get());
 }
 
 int64_t HandoffServer::connection_count() const {

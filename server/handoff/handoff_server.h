@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
 #include "server/base/steady_time.h"
+#include "server/base/user_places.h"
 #include "server/handoff/peer_process.h"
 #include "server/handoff/system_calls.h"
 #include "server/handoff/watch_list.h"
@@ -40,7 +40,8 @@ class HandoffServer {
     std::string path;
     std::vector<uid_t> allowed_users;  // the daemon's own user included
     absl::Duration hello_timeout = absl::Seconds(5);
-    // Each takes two descriptors. When all are taken, the one that has said no hello for longest makes room.
+    // Each takes two descriptors. Users share them (UserPlaces). When there is none left for a newcomer, one that has
+    // said no hello makes room, the oldest of those whose place the newcomer may have.
     int max_connections = 8192;
     // Called from the server's thread once a peer with a token is gone.
     std::function<void(const std::string& token)> on_gone;
@@ -87,7 +88,7 @@ class HandoffServer {
   bool RefuseForLackOfDescriptors();
   absl::Status Admit(wire::FileDescriptor& socket);
   absl::Status CheckUser(const PeerCredentials& peer) const;
-  absl::Status MakeRoom();
+  absl::Status TakePlace(uid_t user);
   // An error ends the connection.
   absl::Status Receive(Connection& connection);
   absl::Status Welcome(Connection& connection, wire::HandoffPacket packet);
@@ -111,7 +112,8 @@ class HandoffServer {
   WatchList watched_;
   wire::FileDescriptor spare_;  // given up when there is no other descriptor, to take and refuse a connection
   uint64_t last_number_ = 0;
-  std::set<uint64_t> silent_;  // connections without a hello, in the order in which they came
+  std::map<uint64_t, uid_t> silent_;  // connections without a hello, in the order in which they came, and whose
+  UserPlaces places_;                 // of connections
   std::optional<SteadyTime> muted_until_;
 
   mutable absl::Mutex mu_;

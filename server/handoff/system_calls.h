@@ -1,21 +1,27 @@
-// What the companion thread asks the kernel for and may be refused, so that tests can refuse it.
+// What threads that take connections ask the kernel for, so that tests can refuse it or answer otherwise.
 #ifndef PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 #define PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/handoff/peer_process.h"
 
 namespace paramshard::server {
 
-// Results and errno are those of the calls that are named.
+// Results are those of the calls that are named, errno too.
 class SystemCalls {
  public:
   virtual ~SystemCalls() = default;
 
   // accept4, without blocking.
   virtual int Accept(int listener) { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }
+  // SO_PEERCRED.
+  virtual absl::StatusOr<PeerCredentials> Credentials(int socket) { return CredentialsOf(socket); }
+  virtual absl::Status Kill(int pidfd) { return KillProcess(pidfd); }
   // epoll_wait; a negative timeout waits for as long as it takes.
   virtual int Wait(int epoll, absl::Span<epoll_event> events, int timeout_milliseconds) {
     return epoll_wait(epoll, events.data(), static_cast<int>(events.size()), timeout_milliseconds);

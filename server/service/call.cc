@@ -8,29 +8,37 @@
 
 namespace paramshard::server {
 
-Call* Call::Start(const CallMethod& method, Requests requests, grpc::CallbackServerContext* context,
-                  Callers::Admission admission, std::function<void(Call&)> body) {
-  Call* const call = new Call(method, context, std::move(admission), std::move(body));
-  if (requests == Requests::kOne) {
-    call->StartRead(&call->request_);
-  } else {
-    call->Dispatch();
-  }
-  return call;
+Call* Call::Start(const CallMethod& method, grpc::CallbackServerContext* context, Callers::Admission admission,
+                  std::function<void(Call&)> body) {
+  const std::shared_ptr<Call> call(new Call(method, context, std::move(admission), std::move(body)));
+  call->Begin();
+  return call.get();
 }
 
 Call::Call(const CallMethod& method, grpc::CallbackServerContext* context, Callers::Admission admission,
            std::function<void(Call&)> body)
-    : method_(method), context_(context), admission_(std::move(admission)), body_(std::move(body)) {}
+    : method_(method),
+      context_(context),
+      admission_(std::move(admission)),
+      body_(std::move(body)),
+      timer_(&mu_),
+      patience_(method.patience) {}
+
+void Call::Begin() {
+  absl::MutexLock lock(&mu_);
+  self_ = shared_from_this();
+  timer_.Set(method_.patience.longest_wait, self_, [this] {
+    mu_.AssertHeld();
+    EndLocked(Late("the request"));
+  });
+  StartRead(&request_);
+}
 
 void Call::Dispatch() {
-  {
-    absl::MutexLock lock(&mu_);
-    dispatched_ = true;
-  }
-  if (method_.workers->Post([this] { body_(*this); })) return;
-  End(absl::ResourceExhaustedError(
-      absl::StrCat(method_.name, ": the daemon carries out as many calls of this kind as it may; try again later")));
+  if (method_.workers->Post(caller(), [self = shared_from_this()] { self->body_(*self); })) return;
+  End(absl::ResourceExhaustedError(absl::StrCat(
+      method_.name,
+      ": the daemon carries out as many calls of this kind as it may, or as this caller may have; try again later")));
 }
 
 bool Call::IsCancelled() const {
@@ -45,20 +53,23 @@ absl::Status Call::Parse(google::protobuf::MessageLite& request) {
 }
 
 bool Call::Read(google::protobuf::MessageLite& request) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!failure_.ok()) return false;
-    read_.reset();
-  }
-  StartRead(&request_);
-  {
-    absl::MutexLock lock(&mu_);
-    if (!Await(read_)) return false;
-  }
+  if (!Receive()) return false;
   const absl::Status parsed = Parse(request);
   absl::MutexLock lock(&mu_);
   failure_ = parsed;
   return parsed.ok();
+}
+
+bool Call::Receive() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failure_.ok()) return false;
+    if (!std::exchange(first_read_, true)) return true;
+    read_.reset();
+  }
+  StartRead(&request_);
+  absl::MutexLock lock(&mu_);
+  return Await(read_, request_);
 }
 
 bool Call::Write(const google::protobuf::MessageLite& response) {
@@ -70,32 +81,43 @@ bool Call::Write(const google::protobuf::MessageLite& response) {
   }
   StartWrite(&response_);
   absl::MutexLock lock(&mu_);
-  if (Await(written_)) return true;
+  if (Await(written_, response_)) return true;
   // Nothing may be under way at the end; a cancelled call gives a write up at once.
   if (!written_.has_value()) context_->TryCancel();
   while (!written_.has_value()) changed_.Wait(&mu_);
   return false;
 }
 
-bool Call::Await(std::optional<bool>& done) {
-  const SteadyTime deadline = SteadyDeadline(kCallStallTimeout);
+bool Call::Await(std::optional<bool>& done, const grpc::ByteBuffer& message) {
+  const SteadyTime begin = SteadyNow();
+  const SteadyTime deadline = begin + absl::ToChronoNanoseconds(patience_.left());
   while (!done.has_value()) {
     if (!changed_.WaitUntil(&mu_, deadline) || done.has_value()) continue;
-    failure_ = absl::DeadlineExceededError(absl::StrCat(
-        method_.name, ": the caller neither sent nor took anything for ", absl::FormatDuration(kCallStallTimeout)));
+    failure_ = Late("messages");
     return false;
   }
+  if (*done) patience_.Spend(absl::FromChrono(SteadyNow() - begin), static_cast<int64_t>(message.Length()));
   return *done;
+}
+
+absl::Status Call::Late(absl::string_view expected) const {
+  const Patience& patience = method_.patience;
+  return absl::DeadlineExceededError(absl::StrCat(method_.name, ": ", expected, " expected within ",
+                                                  absl::FormatDuration(patience.longest_wait),
+                                                  " of waiting and a second more for each ", patience.bytes_per_second,
+                                                  " bytes, got a caller who neither sends nor takes them"));
 }
 
 void Call::OnReadDone(bool ok) {
   {
     absl::MutexLock lock(&mu_);
+    if (ended_) return;  // it has not come in time
     if (dispatched_) {
       read_ = ok;
-      changed_.SignalAll();
-      return;
+      return changed_.SignalAll();
     }
+    timer_.Stop();
+    dispatched_ = true;
   }
   if (ok) return Dispatch();
   End(absl::InvalidArgumentError(absl::StrCat(method_.name, ": a request expected, got none")));
@@ -107,18 +129,33 @@ void Call::OnWriteDone(bool ok) {
   changed_.SignalAll();
 }
 
+void Call::OnDone() {
+  std::shared_ptr<Call> self;
+  absl::MutexLock lock(&mu_);
+  timer_.Clear();
+  self = std::move(self_);
+}
+
 void Call::End(const absl::Status& status) {
-  absl::Status end = status;
-  {
-    absl::MutexLock lock(&mu_);
-    if (!failure_.ok()) end = failure_;
-  }
-  Finish(ToGrpc(end));
+  absl::MutexLock lock(&mu_);
+  EndLocked(status);
+}
+
+void Call::EndLocked(const absl::Status& status) {
+  BoundEnd();
+  Finish(ToGrpc(failure_.ok() ? status : failure_));
 }
 
 void Call::Answer(const google::protobuf::MessageLite& response) {
   response_ = SerializeMessage(response);
+  absl::MutexLock lock(&mu_);
+  BoundEnd();
   StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
+}
+
+void Call::BoundEnd() {
+  ended_ = true;
+  timer_.Set(method_.patience.longest_wait, shared_from_this(), [this] { context_->TryCancel(); });
 }
 
 }  // namespace paramshard::server

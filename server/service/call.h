@@ -7,16 +7,19 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "server/base/steady_cond_var.h"
+#include "server/service/call_timer.h"
 #include "server/service/callers.h"
 #include "server/service/messages.h"
+#include "server/service/patience.h"
 #include "server/service/workers.h"
 
 namespace paramshard::server {
@@ -27,19 +30,20 @@ using CallReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 struct CallMethod {
   std::string name;  // as messages say it
   Workers* workers = nullptr;
+  Patience patience;
 };
 
-// The other side neither sends nor takes anything for so long: the call ends with DEADLINE_EXCEEDED.
-inline constexpr absl::Duration kCallStallTimeout = absl::Minutes(2);
-
-// A call whose caller is known. Its body runs on a worker and ends it with End or Answer; then the object is gone.
-class Call final : public CallReactor {
+// A call whose caller is known. Its body runs on a worker and ends it with End or Answer; then the object may be gone.
+//
+// A caller who neither sends nor takes anything keeps a call for as long as the method's patience lasts, and a worker
+// only once the first message has come. The patience is whole for the first message and for the last answer; all that
+// the body reads and writes between shares what it has left. The call ends with DEADLINE_EXCEEDED then; one whose answer
+// nobody takes is cancelled.
+class Call final : public CallReactor, public std::enable_shared_from_this<Call> {
  public:
-  enum class Requests { kOne, kStream };
-  // Begins the call, and returns at once. A single request is received before a worker is taken for it: nobody who does
-  // not send holds a thread.
-  static Call* Start(const CallMethod& method, Requests requests, grpc::CallbackServerContext* context,
-                     Callers::Admission admission, std::function<void(Call&)> body);
+  // Begins the call, and returns at once.
+  static Call* Start(const CallMethod& method, grpc::CallbackServerContext* context, Callers::Admission admission,
+                     std::function<void(Call&)> body);
 
   const Callers::Caller& caller() const { return admission_.caller(); }
   // Whether the client has gone, or the call has failed: whatever is done for it is in vain.
@@ -62,13 +66,20 @@ class Call final : public CallReactor {
   Call(const CallMethod& method, grpc::CallbackServerContext* context, Callers::Admission admission,
        std::function<void(Call&)> body);
 
+  void Begin();
   void Dispatch();
-  // Waits until the operation that was begun is done. False when it failed, or did not end in time.
-  bool Await(std::optional<bool>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Receives a message. False when there is none.
+  bool Receive();
+  // Waits until the operation that was begun with a message is done. False when it failed, or did not end in time.
+  bool Await(std::optional<bool>& done, const grpc::ByteBuffer& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Late(absl::string_view expected) const;
+  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives the call up when the client does not take its end.
+  void BoundEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
-  void OnDone() override { delete this; }
+  void OnDone() override;
 
   // Constant after construction.
   const CallMethod& method_;  // the service's
@@ -81,7 +92,12 @@ class Call final : public CallReactor {
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
-  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<Call> self_ ABSL_GUARDED_BY(mu_);  // until OnDone
+  CallTimer timer_ ABSL_GUARDED_BY(mu_);             // of the first message, and of the end
+  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);       // of what the body reads and writes
+  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;     // the first message is in request_
+  bool first_read_ ABSL_GUARDED_BY(mu_) = false;     // and the body has taken it
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
   std::optional<bool> written_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

@@ -52,9 +52,10 @@ absl::Status Callers::Bind(const Caller& caller, std::shared_ptr<Model> model) {
   return absl::OkStatus();
 }
 
-void Callers::Close(const Caller& caller) {
+std::shared_ptr<Model> Callers::Close(const Caller& caller) {
   absl::MutexLock lock(&mu_);
-  sessions_.erase(caller.token);
+  const auto session = sessions_.extract(caller.token);
+  return session.empty() ? nullptr : std::move(session.mapped().model);
 }
 
 void Callers::Gone(const std::string& token) {

@@ -60,7 +60,8 @@ class Callers {
   absl::StatusOr<int64_t> Open(const Caller& caller, grpc::CallbackServerContext* context);
   // The session's model is known now. UNAUTHENTICATED when the caller has gone meanwhile.
   absl::Status Bind(const Caller& caller, std::shared_ptr<Model> model);
-  void Close(const Caller& caller);
+  // Returns its model, if that is known: the last owner of a model waits for its epoch's end.
+  [[nodiscard]] std::shared_ptr<Model> Close(const Caller& caller);
 
   // The companion connection is gone: its session leaves its model, and its call ends, which a forked child of the
   // caller could keep open for ever.

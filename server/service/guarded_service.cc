@@ -3,7 +3,6 @@
 #include <grpcpp/impl/codegen/server_callback_handlers.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <climits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,14 +32,15 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   CallWorkers workers;
   ASSIGN_OR_RETURN(workers.questions, Workers::Start("questions", {.threads = 8, .max_works = 1024}));
   ASSIGN_OR_RETURN(workers.changes, Workers::Start("changes of models", {.threads = 8, .max_works = 64}));
-  ASSIGN_OR_RETURN(workers.transfers, Workers::Start("transfers", {.threads = 16, .max_works = 16}));
-  // Each session has one message at a time.
-  ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4, .max_works = INT_MAX}));
+  ASSIGN_OR_RETURN(workers.transfers,
+                   Workers::Start("transfers", {.threads = 16, .max_works = 16, .max_works_of_connection = 4}));
+  // Each session has one message at a time, and posts that itself.
+  ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4}));
   return workers;
 }
 
-GuardedService::GuardedService(absl::string_view full_name, Callers* callers)
-    : descriptor_(FindService(full_name)), callers_(callers) {}
+GuardedService::GuardedService(absl::string_view full_name, Callers* callers, Patience patience)
+    : descriptor_(FindService(full_name)), callers_(callers), patience_(patience) {}
 
 const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char* method) const {
   const google::protobuf::MethodDescriptor* const descriptor = descriptor_.FindMethodByName(method);
@@ -48,12 +48,10 @@ const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char*
   return *descriptor;
 }
 
-void GuardedService::AddCall(const char* method, Workers* workers, Call::Requests requests,
-                             std::function<void(Call&)> body) {
-  const CallMethod& served = calls_.emplace_back(CallMethod{.name = method, .workers = workers});
-  Handle(method, [&served, requests, body = std::move(body)](grpc::CallbackServerContext* context,
-                                                             Callers::Admission admission) {
-    return Call::Start(served, requests, context, std::move(admission), body);
+void GuardedService::AddCall(const char* method, Workers* workers, std::function<void(Call&)> body) {
+  const CallMethod& served = calls_.emplace_back(CallMethod{.name = method, .workers = workers, .patience = patience_});
+  Handle(method, [&served, body = std::move(body)](grpc::CallbackServerContext* context, Callers::Admission admission) {
+    return Call::Start(served, context, std::move(admission), body);
   });
 }
 

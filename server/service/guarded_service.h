@@ -17,6 +17,7 @@
 #include "kernels/base/check.h"
 #include "server/service/call.h"
 #include "server/service/callers.h"
+#include "server/service/patience.h"
 #include "server/service/workers.h"
 
 namespace paramshard::server {
@@ -26,7 +27,7 @@ struct CallWorkers {
   static absl::StatusOr<CallWorkers> Start();
 
   std::unique_ptr<Workers> questions;  // short calls that change nothing
-  std::unique_ptr<Workers> changes;    // creation and deletion of models
+  std::unique_ptr<Workers> changes;    // creation and deletion of models, and their end
   std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
   std::unique_ptr<Workers> sessions;   // one message of a session
 };
@@ -47,13 +48,14 @@ struct CallWorkers {
 // Thread-safe once constructed. `callers` and the workers outlive the server that the service is registered with.
 class GuardedService : public grpc::Service {
  protected:
-  GuardedService(absl::string_view full_name, Callers* callers);
+  // `patience` is that of every method.
+  GuardedService(absl::string_view full_name, Callers* callers, Patience patience = {});
 
   // One request, one response.
   template <typename Self, typename Request, typename Response>
   void Handle(const char* method, Workers* workers,
               absl::StatusOr<Response> (Self::*handler)(const Call&, const Request&)) {
-    AddCall<Request, Response>(method, workers, Call::Requests::kOne, [this, handler](Call& call) {
+    AddCall<Request, Response>(method, workers, [this, handler](Call& call) {
       Request request;
       if (const absl::Status status = call.Parse(request); !status.ok()) return call.End(status);
       Finish(call, (static_cast<Self*>(this)->*handler)(call, request));
@@ -63,7 +65,7 @@ class GuardedService : public grpc::Service {
   template <typename Self, typename Request, typename Response>
   void Handle(const char* method, Workers* workers,
               absl::Status (Self::*handler)(const Call&, const Request&, MessageWriter<Response>*)) {
-    AddCall<Request, Response>(method, workers, Call::Requests::kOne, [this, handler](Call& call) {
+    AddCall<Request, Response>(method, workers, [this, handler](Call& call) {
       Request request;
       if (const absl::Status status = call.Parse(request); !status.ok()) return call.End(status);
       MessageWriter<Response> writer(&call);
@@ -74,7 +76,7 @@ class GuardedService : public grpc::Service {
   template <typename Self, typename Request, typename Response>
   void Handle(const char* method, Workers* workers,
               absl::StatusOr<Response> (Self::*handler)(const Call&, MessageReader<Request>*)) {
-    AddCall<Request, Response>(method, workers, Call::Requests::kStream, [this, handler](Call& call) {
+    AddCall<Request, Response>(method, workers, [this, handler](Call& call) {
       MessageReader<Request> reader(&call);
       Finish(call, (static_cast<Self*>(this)->*handler)(call, &reader));
     });
@@ -88,13 +90,13 @@ class GuardedService : public grpc::Service {
 
  private:
   template <typename Request, typename Response>
-  void AddCall(const char* method, Workers* workers, Call::Requests requests, std::function<void(Call&)> body) {
+  void AddCall(const char* method, Workers* workers, std::function<void(Call&)> body) {
     const google::protobuf::MethodDescriptor& descriptor = Descriptor(method);
     PARAMSHARD_CHECK(descriptor.input_type() == Request::descriptor());
     PARAMSHARD_CHECK(descriptor.output_type() == Response::descriptor());
-    AddCall(method, workers, requests, std::move(body));
+    AddCall(method, workers, std::move(body));
   }
-  void AddCall(const char* method, Workers* workers, Call::Requests requests, std::function<void(Call&)> body);
+  void AddCall(const char* method, Workers* workers, std::function<void(Call&)> body);
   const google::protobuf::MethodDescriptor& Descriptor(const char* method) const;
 
   template <typename Response>
@@ -104,6 +106,7 @@ class GuardedService : public grpc::Service {
 
   const google::protobuf::ServiceDescriptor& descriptor_;
   Callers* const callers_;
+  const Patience patience_;
   // Calls and gRPC refer to their elements.
   std::deque<CallMethod> calls_;
   std::deque<std::string> paths_;

@@ -1,7 +1,5 @@
 #include "server/service/session_handler.h"
 
-#include <grpcpp/alarm.h>
-
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -20,7 +18,8 @@
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/durations.h"
 #include "proto/wire/ring.h"
-#include "server/base/grpc_deadline.h"
+#include "server/base/steady_time.h"
+#include "server/service/call_timer.h"
 #include "server/service/grpc_status.h"
 #include "server/service/messages.h"
 
@@ -31,6 +30,8 @@ constexpr absl::Duration kFirstMessageTimeout = absl::Seconds(5);
 constexpr absl::Duration kDefaultAttachTimeout = absl::Minutes(10);
 constexpr absl::Duration kMaxAttachTimeout = absl::Hours(24 * 365);
 constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
+// Between two looks at whether a killed holder has gone.
+constexpr absl::Duration kTakeOverLook = absl::Milliseconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // A command, which the ring would take too, and what wraps it.
 constexpr size_t kMaxSessionRequestBytes = wire::kMaxRecordBytes + 64;
@@ -44,17 +45,11 @@ absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) 
                    absl::FormatDuration(timeout)));
 }
 
-absl::Status TakeOver(Model& model, const Callers& callers, const Callers::Caller& caller, int rank) {
-  const Model::Holder holder = model.HolderOf(rank);
-  if (holder.session == 0) return absl::OkStatus();
-  if (holder.uid != caller.peer.uid) {
-    return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": a holder of user ", caller.peer.uid,
-                                                    " expected, got process ", holder.pid, " of user ", holder.uid));
-  }
-  RETURN_IF_ERROR(callers.Kill(holder.session));
-  if (model.AwaitDeparture(rank, holder.session, kTakeOverTimeout)) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("take over rank ", rank, ": process ", holder.pid, " was killed but did not go"));
+// Kills who holds the rank.
+absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
+  if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
+  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": a holder of user ", caller.peer.uid,
+                                                  " expected, got process ", holder.pid, " of user ", holder.uid));
 }
 
 absl::Status ToStatus(const v1::EpochEnded& ended) {
@@ -65,14 +60,16 @@ absl::Status ToStatus(const v1::EpochEnded& ended) {
 // threads put messages here and never wait for a trainer that does not read. The model may refer to it after the call.
 class SessionCall final : public CallReactor, public std::enable_shared_from_this<SessionCall> {
  public:
-  SessionCall(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
+  SessionCall(ModelStore* store, Callers* callers, CallWorkers* workers, grpc::CallbackServerContext* context,
               Callers::Admission admission)
       : store_(*store),
         callers_(*callers),
-        workers_(*workers),
+        workers_(*workers->sessions),
+        changes_(*workers->changes),
         context_(context),
         caller_(admission.caller()),
-        admission_(std::move(admission)) {}
+        admission_(std::move(admission)),
+        timer_(&mu_) {}
 
   void Begin() {
     absl::MutexLock lock(&mu_);
@@ -92,7 +89,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void OnReadDone(bool ok) override {
     {
       absl::MutexLock lock(&mu_);
-      if (model_ == nullptr) StopTimer();  // it has spoken, however long the workers take
+      if (model_ == nullptr) timer_.Stop();  // it has spoken, however long the workers take
     }
     workers_.Post([self = shared_from_this(), ok] { self->TakeMessage(ok); });
   }
@@ -106,11 +103,9 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void OnDone() override {
     std::shared_ptr<SessionCall> self;
     absl::MutexLock lock(&mu_);
-    StopTimer();
-    timer_ = grpc::Alarm();
+    timer_.Clear();
     admission_.reset();
-    // The last owner of a model waits for its epoch's end: not on gRPC's thread.
-    workers_.Post([model = std::move(model_)] {});
+    LetGo(std::move(model_));
     self = std::move(self_);
   }
 
@@ -118,6 +113,16 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void TakeMessage(bool ok);
   absl::Status TakeFirst(bool ok);
   absl::StatusOr<v1::AttachRequest> ReadAttach(bool ok);
+  // A take-over waits for the killed holder without a thread.
+  struct TakeOver {
+    v1::AttachRequest attach;
+    absl::Duration timeout;  // of the attach
+    Model::Holder holder;
+    SteadyTime deadline;
+  };
+  absl::Status BeginAttach(const v1::AttachRequest& attach, absl::Duration timeout);
+  void LookAgain(TakeOver take_over) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GoOn(TakeOver take_over);
   absl::Status Attach(const v1::AttachRequest& attach, absl::Duration timeout);
   absl::Status TakeCommand(Model& model);
   Trainer MakeTrainer(int rank);
@@ -134,10 +139,16 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void Put(v1::SessionResponse response);
 
   // Timers.
-  void SetTimer(absl::Duration wait, std::function<void()> then) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void StopTimer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++timer_generation_; }
+  void SetTimer(absl::Duration wait, std::function<void()> then) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    timer_.Set(wait, weak_from_this(), std::move(then));
+  }
   void EndSilence();
   void EndLeave();
+
+  // The last owner of a model waits for its epoch's end: not here, and not under a lock.
+  void LetGo(std::shared_ptr<Model> model) {
+    changes_.Post([model = std::move(model)] {});
+  }
 
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Once. A write under way is given up first.
@@ -146,6 +157,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   ModelStore& store_;
   Callers& callers_;
   Workers& workers_;
+  Workers& changes_;
   grpc::CallbackServerContext* const context_;  // valid until OnDone
   const Callers::Caller caller_;
   int64_t session_ = 0;  // constant after Begin
@@ -166,8 +178,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   bool left_by_itself_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for the write under way
   bool finished_ ABSL_GUARDED_BY(mu_) = false;            // gRPC takes nothing more
-  grpc::Alarm timer_ ABSL_GUARDED_BY(mu_);
-  int64_t timer_generation_ ABSL_GUARDED_BY(mu_) = 0;  // of the timer that counts
+  CallTimer timer_ ABSL_GUARDED_BY(mu_);
 };
 
 // --- Messages ---
@@ -182,13 +193,16 @@ void SessionCall::TakeMessage(bool ok) {
   if (model == nullptr) {
     if (const absl::Status status = TakeFirst(ok); !status.ok()) {
       absl::MutexLock lock(&mu_);
-      return EndCall(status);
+      EndCall(status);
     }
-  } else if (!ok) {
+    return;
+  }
+  if (!ok) {
     // The stream of a killed trainer may break before its pidfd tells: the process is named here too.
     return Leave(*model, absl::AbortedError(absl::StrCat("process ", caller_.peer.pid, " has left")),
                  /*by_itself=*/true);
-  } else if (const absl::Status status = TakeCommand(*model); !status.ok()) {
+  }
+  if (const absl::Status status = TakeCommand(*model); !status.ok()) {
     return Leave(*model, status, /*by_itself=*/false);
   }
   absl::MutexLock lock(&mu_);
@@ -206,12 +220,43 @@ absl::StatusOr<v1::AttachRequest> SessionCall::ReadAttach(bool ok) {
 absl::Status SessionCall::TakeFirst(bool ok) {
   ASSIGN_OR_RETURN(const v1::AttachRequest attach, ReadAttach(ok));
   ASSIGN_OR_RETURN(const absl::Duration timeout, AttachTimeoutOf(attach));
-  return Attach(attach, timeout);
+  return BeginAttach(attach, timeout);
+}
+
+absl::Status SessionCall::BeginAttach(const v1::AttachRequest& attach, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
+  const Model::Holder holder = attach.take_over() ? model->HolderOf(attach.rank()) : Model::Holder();
+  if (holder.session == 0) return Attach(attach, timeout);
+  RETURN_IF_ERROR(KillHolder(holder, callers_, caller_, attach.rank()));
+  absl::MutexLock lock(&mu_);
+  LookAgain({.attach = attach, .timeout = timeout, .holder = holder, .deadline = SteadyDeadline(kTakeOverTimeout)});
+  return absl::OkStatus();
+}
+
+void SessionCall::LookAgain(TakeOver take_over) {
+  SetTimer(kTakeOverLook, [this, take_over = std::move(take_over)] {
+    workers_.Post([self = shared_from_this(), take_over] { self->GoOn(take_over); });
+  });
+}
+
+void SessionCall::GoOn(TakeOver take_over) {
+  const int rank = take_over.attach.rank();
+  const absl::StatusOr<std::shared_ptr<Model>> model = store_.Find(take_over.attach.model());
+  const bool waits = model.ok() && (*model)->HolderOf(rank).session == take_over.holder.session;
+  absl::Status status = absl::OkStatus();
+  if (!waits) {
+    status = Attach(take_over.attach, take_over.timeout);
+  } else if (SteadyNow() >= take_over.deadline) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("take over rank ", rank, ": process ", take_over.holder.pid, " was killed but did not go"));
+  }
+  absl::MutexLock lock(&mu_);
+  if (!status.ok()) return EndCall(status);
+  if (waits) LookAgain(std::move(take_over));
 }
 
 absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration timeout) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
-  if (attach.take_over()) RETURN_IF_ERROR(TakeOver(*model, callers_, caller_, attach.rank()));
   RETURN_IF_ERROR(callers_.Bind(caller_, model));
   RETURN_IF_ERROR(model->Attach(MakeTrainer(attach.rank())));
   // Whoever went between Bind and Attach was reported in vain.
@@ -230,6 +275,7 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
   outbox_.push_front(std::move(response));
   accepted_ = true;
   SendNext();
+  if (!finished_) StartRead(&request_);
   return absl::OkStatus();
 }
 
@@ -310,7 +356,7 @@ void SessionCall::Put(v1::SessionResponse response) {
     SetTimer(kLeaveTimeout, [this] { EndLeave(); });
   } else if (!leaving_) {
     started_ = true;
-    StopTimer();
+    timer_.Stop();
   }
   outbox_.push_back(std::move(response));
   SendNext();
@@ -327,7 +373,7 @@ void SessionCall::SendNext() {
     return StartWrite(&response_);
   }
   finished_ = true;
-  callers_.Close(caller_);
+  LetGo(callers_.Close(caller_));
   // A trainer that closes its stream has asked for the end that it gets.
   StartWriteAndFinish(&response_, grpc::WriteOptions(),
                       left_by_itself_ ? grpc::Status::OK : ToGrpc(ToStatus(response.ended())));
@@ -341,22 +387,11 @@ void SessionCall::EndCall(const absl::Status& status) {
   }
   finished_ = true;
   // First: who hears of the end may open the next session.
-  callers_.Close(caller_);
+  LetGo(callers_.Close(caller_));
   Finish(ToGrpc(status));
 }
 
 // --- Timers ---
-
-void SessionCall::SetTimer(absl::Duration wait, std::function<void()> then) {
-  const int64_t generation = ++timer_generation_;
-  timer_ = grpc::Alarm();
-  timer_.Set(GrpcDeadline(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
-    const std::shared_ptr<SessionCall> self = weak.lock();
-    if (self == nullptr) return;
-    absl::MutexLock lock(&self->mu_);
-    if (generation == self->timer_generation_) then();
-  });
-}
 
 void SessionCall::EndSilence() {
   mu_.AssertHeld();
@@ -373,8 +408,8 @@ void SessionCall::EndLeave() {
 
 }  // namespace
 
-CallReactor* StartSession(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
-                          Callers::Admission admission) {
+CallReactor* StartSession(ModelStore* store, Callers* callers, CallWorkers* workers,
+                          grpc::CallbackServerContext* context, Callers::Admission admission) {
   const auto session = std::make_shared<SessionCall>(store, callers, workers, context, std::move(admission));
   session->Begin();
   return session.get();

@@ -6,15 +6,16 @@
 
 #include "server/service/call.h"
 #include "server/service/callers.h"
-#include "server/service/workers.h"
+#include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Serves the stream until the trainer has left its model. A session has no thread: `workers` carry out its messages one
-// by one, and whatever waits for the trainer, or for other trainers, is a timer. All three outlive the stream.
-CallReactor* StartSession(ModelStore* store, Callers* callers, Workers* workers, grpc::CallbackServerContext* context,
-                          Callers::Admission admission);
+// Serves the stream until the trainer has left its model. A session has no thread: `workers->sessions` carry out its
+// messages one by one, and whatever waits for the trainer, or for other trainers, is a timer. All three outlive the
+// stream.
+CallReactor* StartSession(ModelStore* store, Callers* callers, CallWorkers* workers,
+                          grpc::CallbackServerContext* context, Callers::Admission admission);
 
 }  // namespace paramshard::server
 

@@ -11,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/moment.h"
 #include "proto/model/names.h"
 #include "proto/model/proto_enums.h"
 #include "proto/model/state_tensor.h"
 #include "proto/wire/crc32c.h"
-#include "server/device/memory.h"
 #include "server/store/pinned_state.h"
 #include "server/store/staged_import.h"
 
@@ -122,8 +122,9 @@ absl::Status ImportStream::Add(const v1::TensorChunk& chunk) {
     return Invalid(parameter_,
                    absl::StrCat("a chunk at offset ", staged_->added_bytes(), " expected, got ", chunk.offset_bytes()));
   }
-  if (static_cast<int64_t>(chunk.data().size()) > kMaxChunkBytes) {
-    return Invalid(parameter_, absl::StrCat("a chunk of at most ", kMaxChunkBytes, " bytes expected, got ",
+  // Empty chunks could come without an end.
+  if (chunk.data().empty() || static_cast<int64_t>(chunk.data().size()) > kMaxChunkBytes) {
+    return Invalid(parameter_, absl::StrCat("a chunk of 1 to ", kMaxChunkBytes, " bytes expected, got ",
                                             chunk.data().size(), " at offset ", chunk.offset_bytes()));
   }
   if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
@@ -226,6 +227,11 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
   return plan;
 }
 
+// Of a row that no chunk takes, whatever the type: blocks of moments stay whole.
+constexpr int64_t kColumnsOfChunk = kMaxChunkBytes / int64_t{sizeof(float)};
+static_assert(kColumnsOfChunk % kMomentBlockSize == 0);
+
+// Holds one chunk at a time, whatever the sizes of tensors.
 class Export {
  public:
   using Send = absl::FunctionRef<absl::Status(const v1::ExportResponse&)>;
@@ -268,47 +274,57 @@ class Export {
     header.set_first_row(extent.rows.begin);
     header.set_rows(extent.rows.size());
     header.set_type(TensorTypeToProto(row.type));
-    RETURN_IF_ERROR(CheckMemory(spec.name, extent.rows.size() * row.size_bytes()));
-    std::string bytes;
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(pinned_.Check(shard));
       header.set_step(shard.step(extent));
-      ASSIGN_OR_RETURN(bytes, ReadBytes(shard, extent, array));
     }
     RETURN_IF_ERROR(send_(response));
-    return SendChunks(bytes);
+    return SendChunks(shard, extent, array, row.size_bytes());
   }
 
-  // What is read is held twice for a moment.
-  static absl::Status CheckMemory(absl::string_view parameter, int64_t size_bytes) {
-    const int64_t available = AvailableHostBytes();
-    if (size_bytes <= available / 2) return absl::OkStatus();
-    return absl::ResourceExhaustedError(absl::StrCat("export ", parameter, ": ", 2 * size_bytes,
-                                                     " bytes of memory expected, ", available, " are free"));
-  }
-
-  // A copy: a slow caller must not hold back commits.
-  static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const StateArray& array) {
-    if (array.form == TensorForm::kValues) {
-      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, array.tensor));
-      return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-    }
-    ASSIGN_OR_RETURN(const std::vector<HostView> arrays, shard.Stored(extent, array.tensor));
-    const HostView& stored = arrays[array.form == TensorForm::kElements ? 0 : 1];
-    return std::string(reinterpret_cast<const char*>(stored.data()), stored.size());
-  }
-
-  absl::Status SendChunks(absl::string_view bytes) {
-    for (size_t offset = 0; offset < bytes.size(); offset += kMaxChunkBytes) {
-      const absl::string_view data = bytes.substr(offset, kMaxChunkBytes);
-      v1::ExportResponse response;
-      response.mutable_chunk()->set_offset_bytes(static_cast<int64_t>(offset));
-      response.mutable_chunk()->set_data(std::string(data));
-      response.mutable_chunk()->set_crc32c(wire::Crc32c(data));
-      RETURN_IF_ERROR(send_(response));
+  // Whole rows, as many as a chunk takes; where it does not take one, parts of each.
+  absl::Status SendChunks(const Shard& shard, const ShardExtent& extent, const StateArray& array, int64_t row_bytes) {
+    const int64_t columns = shard.Spec(extent).columns();
+    const int64_t rows_at_once = std::max<int64_t>(1, kMaxChunkBytes / row_bytes);
+    const int64_t columns_at_once = row_bytes <= kMaxChunkBytes ? columns : kColumnsOfChunk;
+    int64_t offset = 0;
+    for (int64_t row = extent.rows.begin; row < extent.rows.end; row += rows_at_once) {
+      for (int64_t column = 0; column < columns; column += columns_at_once) {
+        RETURN_IF_ERROR(SendChunk(shard, extent, array,
+                                  {.rows = {row, std::min(row + rows_at_once, extent.rows.end)},
+                                   .first_column = column,
+                                   .columns = std::min(columns_at_once, columns - column)},
+                                  offset));
+      }
     }
     return absl::OkStatus();
+  }
+
+  // A copy, made under the lock: a slow caller must not hold back commits.
+  absl::Status SendChunk(const Shard& shard, const ShardExtent& extent, const StateArray& array, const ExtentPart& part,
+                         int64_t& offset) {
+    v1::ExportResponse response;
+    v1::TensorChunk& chunk = *response.mutable_chunk();
+    {
+      absl::ReaderMutexLock lock(&shard.mutex());
+      RETURN_IF_ERROR(pinned_.Check(shard));
+      ASSIGN_OR_RETURN(*chunk.mutable_data(), ReadBytes(shard, extent, array, part));
+    }
+    chunk.set_offset_bytes(offset);
+    chunk.set_crc32c(wire::Crc32c(chunk.data()));
+    offset += static_cast<int64_t>(chunk.data().size());
+    return send_(response);
+  }
+
+  static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const StateArray& array,
+                                               const ExtentPart& part) {
+    if (array.form == TensorForm::kValues) {
+      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, array.tensor, part));
+      return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    }
+    ASSIGN_OR_RETURN(const HostView stored, shard.StoredArray(extent, array.tensor, array.form, part));
+    return std::string(reinterpret_cast<const char*>(stored.data()), stored.size());
   }
 
   const Model& model_;

@@ -32,9 +32,8 @@ TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers*
   Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
   Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
   Handle("DeleteModel", workers->changes.get(), &TrainerService::DeleteModel);
-  Handle("Session", [store, callers, sessions = workers->sessions.get()](grpc::CallbackServerContext* context,
-                                                                         Callers::Admission admission) {
-    return StartSession(store, callers, sessions, context, std::move(admission));
+  Handle("Session", [store, callers, workers](grpc::CallbackServerContext* context, Callers::Admission admission) {
+    return StartSession(store, callers, workers, context, std::move(admission));
   });
   Handle("Import", workers->transfers.get(), &TrainerService::Import);
   Handle("Export", workers->transfers.get(), &TrainerService::Export);

@@ -25,12 +25,37 @@ Workers::~Workers() {
   }
 }
 
-bool Workers::Post(std::function<void()> work) {
+bool Workers::Post(const Callers::Caller& caller, std::function<void()> work) {
   absl::MutexLock lock(&mu_);
-  if (works_ >= options_.max_works) return false;
-  ++works_;
-  queue_.push_back(std::move(work));
+  if (!TakePlace(caller)) return false;
+  queue_.push_back([this, caller, work = std::move(work)]() mutable {
+    work();
+    work = nullptr;
+    GiveBackPlace(caller);
+  });
   return true;
+}
+
+void Workers::Post(std::function<void()> work) {
+  absl::MutexLock lock(&mu_);
+  queue_.push_back(std::move(work));
+}
+
+bool Workers::TakePlace(const Callers::Caller& caller) {
+  const auto works = works_of_token_.try_emplace(caller.token, 0).first;
+  if (works->second < options_.max_works_of_connection && places_.Take(caller.peer.uid)) {
+    ++works->second;
+    return true;
+  }
+  if (works->second == 0) works_of_token_.erase(works);
+  return false;
+}
+
+void Workers::GiveBackPlace(const Callers::Caller& caller) {
+  absl::MutexLock lock(&mu_);
+  places_.GiveBack(caller.peer.uid);
+  const auto works = works_of_token_.find(caller.token);
+  if (--works->second == 0) works_of_token_.erase(works);
 }
 
 void Workers::Run() {
@@ -44,9 +69,6 @@ void Workers::Run() {
       queue_.pop_front();
     }
     work();
-    work = nullptr;
-    absl::MutexLock lock(&mu_);
-    --works_;
   }
 }
 

@@ -2,9 +2,14 @@
 #ifndef PARAMSHARD_SERVER_SERVICE_WORKERS_H_
 #define PARAMSHARD_SERVER_SERVICE_WORKERS_H_
 
+#include <unistd.h>
+
+#include <climits>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,6 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "server/base/user_places.h"
+#include "server/service/callers.h"
 
 namespace paramshard::server {
 
@@ -20,26 +27,33 @@ class Workers {
  public:
   struct Options {
     int threads = 1;
-    // Most works that wait or run at a time.
+    // Most works that wait or run at a time, which users share (UserPlaces).
     int max_works = 1;
+    // Most of one companion connection.
+    int max_works_of_connection = INT_MAX;
   };
   // RESOURCE_EXHAUSTED at the limit of threads, naming `purpose`.
   static absl::StatusOr<std::unique_ptr<Workers>> Start(absl::string_view purpose, Options options);
   // Carries out what is queued first.
   ~Workers();
 
-  // False when there are too many already; then `work` is not run.
-  bool Post(std::function<void()> work);
+  // False when there are too many already, or too many of the caller; then `work` is not run.
+  bool Post(const Callers::Caller& caller, std::function<void()> work);
+  // The daemon's own, which is never too many.
+  void Post(std::function<void()> work);
 
  private:
-  explicit Workers(Options options) : options_(options) {}
+  explicit Workers(Options options) : options_(options), places_(options.max_works, geteuid()) {}
   void Run();
+  bool TakePlace(const Callers::Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GiveBackPlace(const Callers::Caller& caller);
   bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !queue_.empty(); }
 
   const Options options_;
   absl::Mutex mu_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
-  int works_ ABSL_GUARDED_BY(mu_) = 0;  // queued or running
+  UserPlaces places_ ABSL_GUARDED_BY(mu_);                          // of works that are queued or run
+  std::map<std::string, int> works_of_token_ ABSL_GUARDED_BY(mu_);  // likewise
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;  // constant after Start
 };

@@ -318,39 +318,44 @@ AdamState Shard::State(const ShardExtent& extent) const {
   return state;
 }
 
-absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, StateTensor tensor) const {
-  std::vector<HostView> parts;
-  const auto read = [&](const void* data, int64_t size_bytes) -> absl::Status {
-    ASSIGN_OR_RETURN(parts.emplace_back(), device_->Read(static_cast<const uint8_t*>(data), size_bytes));
-    return absl::OkStatus();
-  };
-  if (tensor == StateTensor::kMaster) {
-    if (HasRemainder(extent)) {
-      RETURN_IF_ERROR(read(PlaneOf(extent, Plane::kRowWise).data, extent.elements * int64_t{sizeof(uint16_t)}));
-    }
-    RETURN_IF_ERROR(read(master_.data() + extent.master_offset, MasterSize(Spec(extent), extent)));
-    return parts;
+absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, StateTensor tensor,
+                                                    const ExtentPart& part) const {
+  std::vector<HostView> arrays;
+  for (const TensorForm form : {TensorForm::kElements, TensorForm::kRest}) {
+    if (RowOf(Spec(extent), tensor, form).elements == 0) continue;
+    ASSIGN_OR_RETURN(arrays.emplace_back(), StoredArray(extent, tensor, form, part));
   }
-  const MutableMoment moment = Moment(extent, tensor);
-  RETURN_IF_ERROR(read(moment.data, extent.elements * MomentBytes(moment.type)));
-  if (moment.scales == nullptr) return parts;
-  const int64_t scales = MomentScaleCount(moment.type, extent.rows.size(), Spec(extent).columns());
-  RETURN_IF_ERROR(read(moment.scales, scales * int64_t{sizeof(float)}));
-  return parts;
+  return arrays;
 }
 
-absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor) const {
-  ASSIGN_OR_RETURN(const std::vector<HostView> parts, Stored(extent, tensor));
-  std::vector<float> values(extent.elements);
+absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                            const ExtentPart& part) const {
+  const TensorRow row = RowOf(Spec(extent), tensor, form);
+  // Of a row's scales each stands for a block of columns.
+  const int64_t columns = Spec(extent).columns();
+  const int64_t columns_of_element = row.elements == columns ? 1 : kMomentBlockSize;
+  const int64_t elements = part.columns == columns ? part.rows.size() * row.elements
+                                                   : (part.columns + columns_of_element - 1) / columns_of_element;
+  const int64_t before = (part.rows.begin - extent.rows.begin) * row.elements + part.first_column / columns_of_element;
+  const int64_t element_bytes = ElementBytes(row.type);
+  return device_->Read(ArrayOf(extent, tensor, form) + before * element_bytes, elements * element_bytes);
+}
+
+absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor,
+                                               const ExtentPart& part) const {
+  ASSIGN_OR_RETURN(const std::vector<HostView> arrays, Stored(extent, tensor, part));
+  const int64_t rows = part.rows.size();
+  std::vector<float> values(rows * part.columns);
   if (tensor != StateTensor::kMaster) {
-    const ConstMoment moment{.data = parts[0].data(),
-                             .scales = parts.size() > 1 ? reinterpret_cast<const float*>(parts[1].data()) : nullptr,
+    const ConstMoment moment{.data = arrays[0].data(),
+                             .scales = arrays.size() > 1 ? reinterpret_cast<const float*>(arrays[1].data()) : nullptr,
                              .type = Moment(extent, tensor).type};
-    DecodeMoment(KindOf(tensor), moment, extent.rows.size(), Spec(extent).columns(), values.data());
+    DecodeMoment(KindOf(tensor), moment, rows, part.columns, values.data());
   } else if (HasRemainder(extent)) {
-    JoinMasters(parts[0].data(), reinterpret_cast<const int16_t*>(parts[1].data()), extent.elements, values.data());
+    JoinMasters(arrays[0].data(), reinterpret_cast<const int16_t*>(arrays[1].data()), rows * part.columns,
+                values.data());
   } else {
-    std::memcpy(values.data(), parts[0].data(), parts[0].size());
+    std::memcpy(values.data(), arrays[0].data(), arrays[0].size());
   }
   return values;
 }

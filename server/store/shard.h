@@ -47,6 +47,14 @@ struct ShardExtent {
   int64_t gradient_offset = 0;
 };
 
+// Whole rows of an extent, or a part of one row that begins at a multiple of kMomentBlockSize and ends at one or with the
+// row: what lies in one piece in every array in which a tensor is stored.
+struct ExtentPart {
+  RowRange rows;  // of the parameter
+  int64_t first_column = 0;
+  int64_t columns = 0;
+};
+
 // Bytes by memory class.
 struct ShardBytes {
   int64_t master = 0;
@@ -120,10 +128,20 @@ class Shard {
     return StateOf(extent).scaling;
   }
   // Decoded to fp32.
-  absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const;
+  absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const {
+    return Read(extent, tensor, Whole(extent));
+  }
+  absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor, const ExtentPart& part) const;
   // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
   // the remainders.
-  absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const;
+  absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const {
+    return Stored(extent, tensor, Whole(extent));
+  }
+  absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor,
+                                               const ExtentPart& part) const;
+  // One of these arrays, in a form that RowOf() has for the parameter.
+  absl::StatusOr<HostView> StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                       const ExtentPart& part) const;
   // The row-wise plane, then the column-wise where the format has one.
   absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const;
   // Sizes of the same, and of masters, moments and gradients.
@@ -148,6 +166,9 @@ class Shard {
 
   const ParameterSpec& Spec(const ShardExtent& extent) const {
     return spec_.units[extent.unit].parameters[extent.parameter];
+  }
+  ExtentPart Whole(const ShardExtent& extent) const {
+    return {.rows = extent.rows, .first_column = 0, .columns = Spec(extent).columns()};
   }
 
  private:

@@ -2,9 +2,13 @@
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,10 +31,10 @@ using ::testing::HasSubstr;
 // A server that refuses every call, behind an acceptor.
 class ConnectionAcceptorTest : public testing::Test {
  protected:
-  absl::Status Start(std::vector<ListeningSocket> sockets) {
+  absl::Status Start(std::vector<ListeningSocket> sockets, ConnectionAcceptor::Options options = {}) {
     grpc::ServerBuilder builder;
     builder.RegisterCallbackGenericService(&service_);
-    acceptor_ = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets));
+    acceptor_ = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets), std::move(options));
     server_ = builder.BuildAndStart();
     return acceptor_->Start();
   }
@@ -44,6 +48,43 @@ class ConnectionAcceptorTest : public testing::Test {
     return channel->WaitForConnected(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
   }
 
+  // On the Unix socket, for the daemon's own user and `users`.
+  void StartFor(std::vector<uid_t> users, int max_connections = 8192) {
+    std::vector<ListeningSocket> sockets(1);
+    ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
+    ASSERT_OK(Start(std::move(sockets),
+                    {.allowed_users = std::move(users), .max_connections = max_connections, .system = &system_}));
+  }
+  // A connection as `user`; none when it is closed before gRPC has said anything.
+  wire::FileDescriptor ConnectAs(uid_t user) {
+    system_.SetUser(user);
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    return ConnectTo(AF_UNIX, address);
+  }
+  template <typename Address>
+  static wire::FileDescriptor ConnectTo(int family, const Address& address) {
+    wire::FileDescriptor connection(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    char first = 0;
+    if (read(connection.get(), &first, 1) != 1) connection.Reset();
+    return connection;
+  }
+
+  // The kernel, which takes everybody for one user.
+  class OneUser final : public SystemCalls {
+   public:
+    void SetUser(uid_t user) { user_ = user; }
+    absl::StatusOr<PeerCredentials> Credentials(int) override { return PeerCredentials{.pid = 1, .uid = user_}; }
+
+   private:
+    std::atomic<uid_t> user_ = 0;
+  };
+
+  static constexpr uid_t kNamed = 65533;
+  static constexpr uid_t kStranger = 65534;
+
+  OneUser system_;
   const test::TemporaryDirectory directory_;
   const std::string path_ = directory_.path() + "/grpc.sock";
   grpc::CallbackGenericService service_;
@@ -63,12 +104,44 @@ TEST_F(ConnectionAcceptorTest, BringsConnectionsOfEverySocket) {
   EXPECT_TRUE(Answers(absl::StrCat("127.0.0.1:", port)));
 }
 
+TEST_F(ConnectionAcceptorTest, WhoIsNotNamedIsTurnedAway) {
+  StartFor({kNamed});
+  EXPECT_FALSE(ConnectAs(kStranger).valid());
+  EXPECT_TRUE(ConnectAs(kNamed).valid());
+  EXPECT_TRUE(ConnectAs(geteuid()).valid());
+}
+
+TEST_F(ConnectionAcceptorTest, ANamedUserHasAShareAndTheDaemonsOwnMore) {
+  StartFor({kNamed}, 4);
+  std::vector<wire::FileDescriptor> connections;
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(connections.emplace_back(ConnectAs(kNamed)).valid());
+  EXPECT_FALSE(ConnectAs(kNamed).valid()) << "half of them";
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(connections.emplace_back(ConnectAs(geteuid())).valid());
+  connections.clear();
+  // Until gRPC has noticed.
+  while (!ConnectAs(kNamed).valid()) {
+  }
+}
+
+TEST_F(ConnectionAcceptorTest, CallersWithoutAUserShareOneShare) {
+  ASSERT_OK_AND_ASSIGN(std::vector<ListeningSocket> sockets, ListenOnAddress("127.0.0.1:0"));
+  const int port = sockets[0].port;
+  ASSERT_OK(Start(std::move(sockets), {.max_connections = 2}));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const wire::FileDescriptor first = ConnectTo(AF_INET, address);
+  EXPECT_TRUE(first.valid());
+  EXPECT_FALSE(ConnectTo(AF_INET, address).valid()) << "half of two";
+}
+
 TEST_F(ConnectionAcceptorTest, LeavesNothingBehind) {
   const auto make_and_drop = [this] {
     std::vector<ListeningSocket> sockets(1);
     ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
     grpc::ServerBuilder builder;
-    ConnectionAcceptor never_started(builder, std::move(sockets));
+    ConnectionAcceptor never_started(builder, std::move(sockets), {});
   };
   make_and_drop();  // gRPC keeps descriptors of its own from the first time on
   const int64_t descriptors = OpenDescriptors();

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -99,6 +100,20 @@ class FaultySystem : public SystemCalls {
     return errno != 0 ? -1 : SystemCalls::Accept(listener);
   }
 
+  // The next connections are of these users, whoever makes them.
+  void NameUsers(std::vector<uid_t> users) {
+    absl::MutexLock lock(&mu_);
+    users_.assign(users.begin(), users.end());
+  }
+  absl::StatusOr<PeerCredentials> Credentials(int socket) override {
+    ASSIGN_OR_RETURN(PeerCredentials peer, SystemCalls::Credentials(socket));
+    absl::MutexLock lock(&mu_);
+    if (users_.empty()) return peer;
+    peer.uid = users_.front();
+    users_.pop_front();
+    return peer;
+  }
+
   // `w`: a wait that ended with events; `t`: one that slept until its time was over.
   int Wait(int epoll, absl::Span<epoll_event> events, int timeout_milliseconds) override {
     {
@@ -144,6 +159,7 @@ class FaultySystem : public SystemCalls {
   int every_accept_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::string calls_ ABSL_GUARDED_BY(mu_);
+  std::deque<uid_t> users_ ABSL_GUARDED_BY(mu_);
 };
 
 class HandoffServerTest : public testing::Test {
@@ -381,6 +397,36 @@ TEST_F(HandoffServerTest, WhoSaysNoHelloGivesWayToOthers) {
   const CompanionClient other = Connect();
   EXPECT_OK(Connect().SayHello());
   EXPECT_THAT(oldest.ReceiveRefusal(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 2")));
+}
+
+TEST_F(HandoffServerTest, ANamedUserDoesNotKeepTheDaemonsOwnOut) {
+  Restart([](auto& options) {
+    options.allowed_users = {geteuid(), kForeignUser};
+    options.max_connections = 4;
+  });
+  system_.NameUsers({kForeignUser, kForeignUser, kForeignUser});
+  std::vector<CompanionClient> clients;
+  for (int i = 0; i < 2; ++i) EXPECT_OK(clients.emplace_back(Connect()).SayHello());
+  EXPECT_THAT(Connect().SayHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("half of them")));
+  for (int i = 0; i < 2; ++i) EXPECT_OK(clients.emplace_back(Connect()).SayHello());
+  clients.erase(clients.begin());
+  EXPECT_TRUE(gone_.AwaitCount(1));
+  system_.NameUsers({kForeignUser});
+  EXPECT_OK(Connect().SayHello()) << "a place was given back";
+}
+
+TEST_F(HandoffServerTest, SilentConnectionsMakeRoomForTheirOwnUser) {
+  Restart([](auto& options) {
+    options.allowed_users = {geteuid(), kForeignUser};
+    options.max_connections = 4;
+  });
+  system_.NameUsers({geteuid(), kForeignUser, kForeignUser, kForeignUser});
+  CompanionClient own = Connect();
+  const CompanionClient oldest_foreign = Connect();
+  const CompanionClient other_foreign = Connect();
+  EXPECT_OK(Connect().SayHello());
+  EXPECT_THAT(oldest_foreign.ReceiveRefusal(), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_OK(own.SayHello()) << "the oldest of all, but not in that user's half";
 }
 
 // --- A machine that is short of something ---

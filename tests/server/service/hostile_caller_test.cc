@@ -57,6 +57,8 @@ class HostileCallerTest : public testing::Test {
     }
     return 0;
   }
+  // The peak is what is resident now.
+  void ForgetPeak() const { std::ofstream(absl::StrCat("/proc/", daemon_->pid(), "/clear_refs")) << "5"; }
   int64_t DaemonThreads() const { return CountEntries(absl::StrCat("/proc/", daemon_->pid(), "/task")); }
 
   void ExpectAlive() {
@@ -177,6 +179,24 @@ TEST_F(HostileCallerTest, SilentStreamsHoldNoThreads) {
   }
   for (const auto& session : silent) EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   ExpectAlive();
+}
+
+// A tensor of 32 MiB goes out in chunks of 1 MiB, each of which is read when the one before has been taken.
+TEST_F(HostileCallerTest, AnExportHoldsOneChunk) {
+  ASSERT_OK(caller_->CreateModel(MakeSpec("large", {MakeUnit("u", {MakeParameter("w", {1, 8 << 20})})})));
+  ForgetPeak();
+  const int64_t before = PeakBytes();
+  const auto context = caller_->Context();
+  v1::ExportRequest request;
+  request.set_model("large");
+  const auto reader = caller_->trainer().Export(context.get(), request);
+  int64_t size_bytes = 0;
+  for (v1::ExportResponse response; reader->Read(&response);) {
+    size_bytes += static_cast<int64_t>(response.chunk().data().size());
+  }
+  EXPECT_OK(FromGrpc(reader->Finish()));
+  EXPECT_EQ(size_bytes, 32 * kMiB);
+  EXPECT_LT(PeakBytes() - before, 16 * kMiB);
 }
 
 }  // namespace

@@ -361,8 +361,7 @@ TEST_F(TensorTransferTest, AChunkHasWholeFloatsAndALimit) {
   half.mutable_chunk()->mutable_data()->pop_back();
   half.mutable_chunk()->set_crc32c(wire::Crc32c(half.chunk().data()));
   ExpectInvalid({Header(), Tensor("b", {5}), half}, "whole elements");
-  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))},
-                "at most 1048576 bytes");
+  ExpectInvalid({Header(), Tensor("big", {1500, 512}), Chunk(0, Ramp(kMaxChunkBytes / 4 + 1))}, "1 to 1048576 bytes");
 }
 
 TEST_F(TensorTransferTest, AWrongChecksumIsDataLoss) {
@@ -632,6 +631,63 @@ TEST(ExportTest, AnImportMeanwhileAbortsIt) {
     EXPECT_THAT(ExportModel(*model, request, import_after_the_first_rank), StatusIs(absl::StatusCode::kUnavailable));
     return absl::OkStatus();
   }));
+}
+
+TEST(ExportTest, AnImportBetweenTwoChunksOfATensorAbortsIt) {
+  TestWorld world({.ranks = 1});
+  const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {600, 1024})})}));
+  v1::ExportRequest request;
+  int chunks = 0;
+  EXPECT_THAT(ExportModel(*model, request,
+                          [&](const v1::ExportResponse& response) {
+                            if (!response.has_chunk() || ++chunks > 1) return absl::OkStatus();
+                            return model->Change({}, [] { return absl::OkStatus(); }).status();
+                          }),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("got an import meanwhile")));
+  EXPECT_EQ(chunks, 1);
+}
+
+// What an export of one tensor in one form sends, put together.
+std::string BytesSent(const Model& model, v1::TensorKind kind) {
+  v1::ExportRequest request;
+  request.add_kinds(kind);
+  std::string bytes;
+  EXPECT_OK(ExportModel(model, request, [&](const v1::ExportResponse& response) {
+    if (!response.has_chunk()) return absl::OkStatus();
+    EXPECT_EQ(response.chunk().offset_bytes(), static_cast<int64_t>(bytes.size()));
+    EXPECT_LE(static_cast<int64_t>(response.chunk().data().size()), kMaxChunkBytes);
+    bytes += response.chunk().data();
+    return absl::OkStatus();
+  }));
+  return bytes;
+}
+
+// Chunks begin and end at rows, or within rows that are larger than a chunk: at blocks of moments, or with the row.
+TEST(ExportTest, ChunksAreTheTensorWhateverItsRows) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{700, 1000}, std::vector<int64_t>{3, 600'001}}) {
+    v1::ParameterSpec parameter = MakeParameter("w", shape, v1::FORMAT_BF16);
+    parameter.set_exp_avg_type(v1::MOMENT_TYPE_FP16);
+    parameter.set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
+    parameter.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+    TestWorld world({.ranks = 1});
+    const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {parameter})}));
+    Shard& shard = *model->shards()[0];
+    const ShardExtent& extent = shard.extents()[0];
+    for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+      ASSERT_OK(shard.Write(extent, tensor, Ramp(shape[0] * shape[1], 0.1f)));
+      const int kind = static_cast<int>(tensor);
+      ASSERT_OK_AND_ASSIGN(const Floats values, shard.Read(extent, tensor));
+      const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+      EXPECT_TRUE(BytesSent(*model, static_cast<v1::TensorKind>(v1::TENSOR_KIND_MASTER + kind)) == bytes) << kind;
+      ASSERT_OK_AND_ASSIGN(const std::vector<HostView> arrays, shard.Stored(extent, tensor));
+      ASSERT_THAT(arrays, SizeIs(2));
+      for (int array = 0; array < 2; ++array) {
+        const auto stored = static_cast<v1::TensorKind>(v1::TENSOR_KIND_MASTER_ELEMENTS + 2 * kind + array);
+        const std::string expected(reinterpret_cast<const char*>(arrays[array].data()), arrays[array].size());
+        EXPECT_TRUE(BytesSent(*model, stored) == expected) << stored;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,56 @@
+// What happens in a call when nothing else does.
+#ifndef PARAMSHARD_SERVER_SERVICE_CALL_TIMER_H_
+#define PARAMSHARD_SERVER_SERVICE_CALL_TIMER_H_
+
+#include <grpcpp/alarm.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/base/grpc_deadline.h"
+
+namespace paramshard::server {
+
+// One timer of a call, which is guarded by the call's mutex. The call may end while the timer runs.
+class CallTimer {
+ public:
+  // `mu` is the call's.
+  explicit CallTimer(absl::Mutex* mu) : mu_(mu) {}
+
+  // After `wait`, unless the timer is set again or stopped before, `then` runs on a thread of gRPC's with the mutex held.
+  // It does not run when `call` is gone by then.
+  void Set(absl::Duration wait, std::weak_ptr<void> call, std::function<void()> then) {
+    mu_->AssertHeld();
+    const int64_t generation = ++generation_;
+    alarm_.emplace();  // an assignment would leave the one before behind
+    alarm_->Set(GrpcDeadline(wait), [this, generation, weak = std::move(call), then = std::move(then)](bool) {
+      const std::shared_ptr<void> call = weak.lock();
+      if (call == nullptr) return;
+      absl::MutexLock lock(mu_);
+      if (generation == generation_) then();
+    });
+  }
+  void Stop() {
+    mu_->AssertHeld();
+    ++generation_;
+  }
+  // Stops, and forgets what was set.
+  void Clear() {
+    Stop();
+    alarm_.reset();
+  }
+
+ private:
+  absl::Mutex* const mu_;
+  int64_t generation_ = 0;  // of what was set last
+  std::optional<grpc::Alarm> alarm_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_CALL_TIMER_H_

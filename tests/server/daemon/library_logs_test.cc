@@ -1,0 +1,34 @@
+#include "server/library_logs.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+
+#include <algorithm>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Callers bring such lines about: with compressed calls, and with text that is no UTF-8.
+TEST(LibraryLogsTest, APlaceInALibraryWritesOneLineForManyEvents) {
+  LogWhatLibrariesSay();
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 1000; ++i) {
+    gpr_log(GPR_ERROR, "grpc is sorry");
+    GOOGLE_LOG(ERROR) << "protobuf is sorry";
+  }
+  gpr_log(GPR_ERROR, "another place");
+  const std::string lines = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3) << lines;
+  EXPECT_THAT(lines, HasSubstr("grpc is sorry"));
+  EXPECT_THAT(lines, HasSubstr("protobuf is sorry"));
+  EXPECT_THAT(lines, HasSubstr("another place"));
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,195 @@
+// Calls whose callers neither send nor take anything, of a service without a daemon.
+#include "server/service/call.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
+#include "proto/wire/handoff.h"
+#include "server/handoff/handoff_server.h"
+#include "server/service/guarded_service.h"
+#include "tests/server/handoff/companion_client.h"
+#include "tests/server/service/daemon_client.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kGetModel[] = "/paramshard.v1.TrainerService/GetModel";
+constexpr char kImport[] = "/paramshard.v1.TrainerService/Import";
+// More than a stream takes before anybody reads it.
+constexpr size_t kLargeAnswer = 1 << 20;
+
+// One request with a large answer, and a stream that is read to its end.
+class SmallService final : public GuardedService {
+ public:
+  SmallService(Callers* callers, CallWorkers* workers, Patience patience)
+      : GuardedService(v1::TrainerService::service_full_name(), callers, patience) {
+    Handle("GetModel", workers->questions.get(), &SmallService::GetModel);
+    Handle("Import", workers->transfers.get(), &SmallService::Import);
+  }
+
+ private:
+  absl::StatusOr<v1::GetModelResponse> GetModel(const Call&, const v1::GetModelRequest&) {
+    v1::GetModelResponse response;
+    response.mutable_model()->mutable_spec()->set_name(std::string(kLargeAnswer, 'x'));
+    return response;
+  }
+  absl::StatusOr<v1::ImportResponse> Import(const Call& call, MessageReader<v1::ImportRequest>* reader) {
+    v1::ImportResponse response;
+    for (v1::ImportRequest request; reader->Read(&request);) response.set_tensor_count(response.tensor_count() + 1);
+    if (call.IsCancelled()) return absl::AbortedError("the stream broke off");
+    return response;
+  }
+};
+
+class CallTest : public testing::Test {
+ protected:
+  void Start(Patience patience) {
+    auto handoff = HandoffServer::Start({.path = directory_.path() + "/handoff.sock",
+                                         .allowed_users = {geteuid()},
+                                         .on_gone = [this](const std::string& token) { callers_.Gone(token); }});
+    ASSERT_OK(handoff.status());
+    handoff_ = *std::move(handoff);
+    callers_.SetHandoff(handoff_.get());
+    ASSERT_OK_AND_ASSIGN(workers_, CallWorkers::Start());
+    service_ = std::make_unique<SmallService>(&callers_, &workers_, patience);
+    grpc::ServerBuilder builder;
+    builder.RegisterService(service_.get());
+    builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
+    server_ = builder.BuildAndStart();
+    client_ = std::make_unique<DaemonClient>(directory_.path());
+    stub_ = std::make_unique<grpc::GenericStub>(SmallWindowChannel());
+  }
+  ~CallTest() override {
+    client_.reset();
+    if (server_ != nullptr) server_->Shutdown();
+  }
+
+  // A stream takes what it was asked for, and little more.
+  std::shared_ptr<grpc::Channel> SmallWindowChannel() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+    return grpc::CreateCustomChannel(absl::StrCat("unix:", directory_.path(), "/grpc.sock"),
+                                     grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  // A call that has begun and says nothing. Its context has a deadline of a minute, which is the client's own.
+  struct Stream {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+  };
+  Stream Open(const std::string& method) { return Open(method, client_->Context()); }
+  Stream Open(const std::string& method, std::unique_ptr<grpc::ClientContext> context) {
+    Stream stream{.context = std::move(context), .call = nullptr};
+    stream.call = stub_->PrepareCall(stream.context.get(), method, &queue_);
+    stream.call->StartCall(nullptr);
+    EXPECT_TRUE(Next());
+    return stream;
+  }
+  bool Next() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+  // Without taking any message.
+  absl::Status EndOf(Stream& stream) {
+    grpc::Status status;
+    stream.call->Finish(&status, nullptr);
+    EXPECT_TRUE(Next());
+    return FromGrpc(status);
+  }
+
+  const test::TemporaryDirectory directory_;
+  Callers callers_;
+  std::unique_ptr<HandoffServer> handoff_;
+  CallWorkers workers_;
+  std::unique_ptr<SmallService> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<DaemonClient> client_;
+  std::unique_ptr<grpc::GenericStub> stub_;
+  grpc::CompletionQueue queue_;
+};
+
+TEST_F(CallTest, ARequestThatDoesNotComeEndsTheCall) {
+  Start({.longest_wait = absl::Milliseconds(50)});
+  for (const char* method : {kGetModel, kImport}) {
+    Stream stream = Open(method);
+    EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("the request expected within")));
+  }
+}
+
+// As many as a caller may have. Their contexts have no deadline: it is the daemon that ends them.
+TEST_F(CallTest, AnswersThatNobodyTakesEndTheirCalls) {
+  Start({.longest_wait = absl::Milliseconds(200)});
+  const grpc::Slice request("");
+  std::vector<Stream> streams;
+  for (int i = 0; i < kMaxCallsOfCaller; ++i) {
+    auto context = std::make_unique<grpc::ClientContext>();
+    context->AddMetadata(wire::kTokenMetadata, client_->token());
+    const Stream& stream = streams.emplace_back(Open(kGetModel, std::move(context)));
+    stream.call->WriteLast(grpc::ByteBuffer(&request, 1), grpc::WriteOptions(), nullptr);
+    ASSERT_TRUE(Next());
+  }
+  absl::Status status;
+  do {
+    status = client_->Call(client_->trainer(), &v1::TrainerService::Stub::GetModel, v1::GetModelRequest()).status();
+  } while (absl::IsResourceExhausted(status));
+  EXPECT_OK(status);
+  for (const Stream& stream : streams) stream.context->TryCancel();
+  for (Stream& stream : streams) EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(CallTest, SilentStreamsHoldNoWorkers) {
+  Start({.longest_wait = absl::Hours(1)});
+  std::vector<Stream> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(Open(kImport));
+  const auto context = client_->Context();
+  v1::ImportResponse response;
+  const auto writer = client_->trainer().Import(context.get(), &response);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(writer->Write(v1::ImportRequest()));
+  EXPECT_TRUE(writer->WritesDone());
+  EXPECT_OK(FromGrpc(writer->Finish()));
+  EXPECT_EQ(response.tensor_count(), 3);
+  for (const Stream& stream : silent) stream.context->TryCancel();
+  for (Stream& stream : silent) EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kCancelled));
+}
+
+// Each message comes soon after the one before. All waits together are what counts.
+TEST_F(CallTest, ATrickleIsLateInTheEnd) {
+  Start({.longest_wait = absl::Milliseconds(50), .bytes_per_second = int64_t{1} << 60});
+  const auto context = client_->Context();
+  v1::ImportResponse response;
+  const auto writer = client_->trainer().Import(context.get(), &response);
+  while (writer->Write(v1::ImportRequest())) {
+  }
+  EXPECT_THAT(FromGrpc(writer->Finish()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: messages expected within 50ms")));
+}
+
+TEST_F(CallTest, AStreamWithoutAMessageIsRefused) {
+  Start({});
+  const auto context = client_->Context();
+  v1::ImportResponse response;
+  const auto writer = client_->trainer().Import(context.get(), &response);
+  writer->WritesDone();
+  EXPECT_THAT(FromGrpc(writer->Finish()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Import: a request expected, got none")));
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,79 @@
+#include "server/service/workers.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+// Works that last until the end of the test.
+class WorkersTest : public testing::Test {
+ protected:
+  void Start(Workers::Options options) {
+    absl::StatusOr<std::unique_ptr<Workers>> workers = Workers::Start("tests", options);
+    ASSERT_OK(workers.status());
+    workers_ = *std::move(workers);
+  }
+  ~WorkersTest() override { End(); }
+  void End() {
+    if (!end_.HasBeenNotified()) end_.Notify();
+  }
+
+  bool Post(const std::string& token, uid_t user = geteuid()) {
+    return workers_->Post({.token = token, .peer = {.pid = 1, .uid = user}}, [this] { end_.WaitForNotification(); });
+  }
+  int PostAll(const std::string& token, uid_t user = geteuid()) {
+    int posted = 0;
+    while (Post(token, user)) ++posted;
+    return posted;
+  }
+
+  static constexpr uid_t kOther = 65533;
+  absl::Notification end_;
+  std::unique_ptr<Workers> workers_;  // ends first
+};
+
+TEST_F(WorkersTest, OneConnectionDoesNotTakeAll) {
+  Start({.threads = 1, .max_works = 16, .max_works_of_connection = 4});
+  EXPECT_EQ(PostAll("a"), 4);
+  EXPECT_EQ(PostAll("b"), 4);
+}
+
+TEST_F(WorkersTest, OtherUsersLeaveSomeToTheDaemonsOwn) {
+  if (geteuid() == kOther) GTEST_SKIP() << "another user expected";
+  Start({.threads = 1, .max_works = 16, .max_works_of_connection = 5});
+  EXPECT_EQ(PostAll("a", kOther), 5);
+  EXPECT_EQ(PostAll("b", kOther), 3) << "half of all";
+  EXPECT_EQ(PostAll("c", kOther + 1), 4) << "three quarters with the first one's";
+  EXPECT_EQ(PostAll("d"), 4);
+}
+
+TEST_F(WorkersTest, WhatIsDoneGivesItsPlaceBack) {
+  Start({.threads = 1, .max_works = 1, .max_works_of_connection = 1});
+  for (int i = 0; i < 3; ++i) {
+    absl::Notification done;
+    // The place of the one before is given back just after its work.
+    while (!workers_->Post({.token = "a", .peer = {.pid = 1, .uid = geteuid()}}, [&] { done.Notify(); })) {
+    }
+    done.WaitForNotification();
+  }
+}
+
+TEST_F(WorkersTest, TheDaemonsOwnWorkIsNeverTooMuch) {
+  Start({.threads = 1, .max_works = 1});
+  ASSERT_TRUE(Post("a"));
+  EXPECT_FALSE(Post("a"));
+  absl::Notification done;
+  workers_->Post([&] { done.Notify(); });
+  End();
+  done.WaitForNotification();
+}
+
+}  // namespace
+}  // namespace paramshard::server
