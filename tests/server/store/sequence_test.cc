@@ -35,6 +35,7 @@ constexpr int kA = 0;
 constexpr int kB = 1;
 constexpr int kBig = 3;
 constexpr int kKept = 4;
+constexpr int kFrozen = 5;
 // Slots: two of the ring, of which the last one is large, then the resident one.
 constexpr int kResidentSlot = 2;
 
@@ -42,7 +43,9 @@ v1::ModelSpec TestSpec() {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {MakeParameter("a.w", {8, 4}), MakeParameter("a.b", {8})}),
             MakeUnit("b", {MakeParameter("b.w", {8, 4})}), MakeUnit("c", {MakeParameter("c.w", {8, 4})}),
-            MakeUnit("big", {MakeParameter("big.w", {256, 64})}), MakeUnit("kept", {MakeParameter("kept.w", {8, 4})})});
+            MakeUnit("big", {MakeParameter("big.w", {256, 64})}), MakeUnit("kept", {MakeParameter("kept.w", {8, 4})}),
+            MakeUnit("frozen", {MakeParameter("frozen.w", {8, 4})})});
+  spec.mutable_units(kFrozen)->mutable_parameters(0)->set_trainable(false);
   spec.mutable_units(kKept)->set_reshard_after_forward(false);
   spec.set_gather_slots(2);
   spec.set_gradient_slots(2);
@@ -253,9 +256,14 @@ TEST_F(SequenceTest, ACommandOfNoKindIsRefused) {
   ExpectInvalid(command, "a gather, push or commit expected");
 }
 
+TEST_F(SequenceTest, APushOfAUnitWithoutTrainableParametersIsRefused) {
+  ExpectInvalid(PushCommand(1, kFrozen, 0), "push frozen: a unit with trainable parameters expected");
+  SubmitAll(GatherCommand(1, kFrozen, 0));
+}
+
 TEST_F(SequenceTest, AGatherOfNoUnitSlotOrPhaseIsRefused) {
-  ExpectInvalid(GatherCommand(1, -1, 0), "gather: a unit in [0, 5) expected, got -1");
-  ExpectInvalid(GatherCommand(1, 5, 0), "got 5");
+  ExpectInvalid(GatherCommand(1, -1, 0), "gather: a unit in [0, 6) expected, got -1");
+  ExpectInvalid(GatherCommand(1, 6, 0), "got 6");
   ExpectInvalid(GatherCommand(1, kA, -1), "a slot in [0, 3) expected, got -1");
   ExpectInvalid(GatherCommand(1, kA, 3), "got 3");
   ExpectInvalid(GatherCommand(1, kA, 0, v1::PHASE_UNSPECIFIED), "a phase expected, got 0");
@@ -271,7 +279,7 @@ TEST_F(SequenceTest, AGatherThatItsSlotDoesNotHoldIsRefused) {
 }
 
 TEST_F(SequenceTest, APushOfNoUnitOrSlotIsRefused) {
-  ExpectInvalid(PushCommand(1, 5, 0), "push: a unit in [0, 5) expected");
+  ExpectInvalid(PushCommand(1, 6, 0), "push: a unit in [0, 6) expected");
   ExpectInvalid(PushCommand(1, -1, 0), "push: a unit");
   ExpectInvalid(PushCommand(1, kA, 2), "a gradient slot in [0, 2) expected, got 2");
   ExpectInvalid(PushCommand(1, kA, -1), "a gradient slot");
