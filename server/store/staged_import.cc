@@ -134,6 +134,9 @@ absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Sli
     Rows& rows = extents.emplace_back();
     rows.size_bytes = extent == nullptr ? 0 : extent->rows.size() * row.size_bytes();
     needed += rows.size_bytes;
+    // Rows of a master that is not kept wait in fp32 beside what is staged until planes are made of them.
+    const bool waits = extent != nullptr && !SpecOf(slice.unit, slice.parameter).master_type.has_value();
+    if (waits) needed += extent->elements * static_cast<int64_t>(sizeof(float));
   }
   const int64_t available = AvailableHostBytes();
   bool fits = needed <= available;
