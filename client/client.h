@@ -185,6 +185,7 @@ class UnitGradients {
   // Gives an unpushed slot back unused.
   ~UnitGradients();
 
+  // NOT_FOUND for another unit's parameter; INVALID_ARGUMENT for a frozen one, here and below.
   absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
 
   // Says that the parameter has no gradient in this push. All ranks must say so, or the push is
@@ -246,7 +247,8 @@ class Model {
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
 
   // Hands out a zeroed gradient slot, waiting for one to drain if none is free. RESOURCE_EXHAUSTED when all that fit are
-  // held, unpushed (names their units); NOT_FOUND an unknown unit; the epoch's end status once it has ended.
+  // held, unpushed (names their units); NOT_FOUND an unknown unit; INVALID_ARGUMENT a unit whose parameters are all frozen;
+  // the epoch's end status once it has ended.
   absl::StatusOr<UnitGradients> Gradients(absl::string_view unit);
 
   // Applies one optimizer step. Returns at once, unless three commits are unanswered: then it waits for the oldest.
@@ -388,6 +390,8 @@ class Client {
 
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of
   // FP8_TENSOR_DELAYED begin anew.
+  //
+  // Of a frozen parameter without a master all rows that the daemon owns come in one import: its planes are made of them.
   //
   // This daemon keeps the rows of its own ranks: in a world of several daemons one client of each imports the same
   // tensors, whole or at least the rows that the daemon owns, with the same options. An epoch starts only where all

@@ -221,14 +221,21 @@ void GatheredUnit::Release() { impl_.reset(); }
 
 // --- UnitGradients
 
+absl::StatusOr<int> UnitGradients::Impl::FindTrainable(absl::string_view operation, absl::string_view name) const {
+  ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, name));
+  if (session_->spec().units[ticket_.unit].parameters[parameter].trainable) return parameter;
+  return absl::InvalidArgumentError(
+      absl::StrCat(operation, " ", name, ": a trainable parameter expected, this one is frozen"));
+}
+
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
   RETURN_IF_ERROR(session_->CheckProcess());
-  ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, parameter_name));
+  ASSIGN_OR_RETURN(const int parameter, FindTrainable("get gradient of", parameter_name));
   return session_->gradients().View(ticket_, parameter);
 }
 
 absl::Status UnitGradients::Impl::MarkAbsent(absl::string_view parameter_name) {
-  ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, parameter_name));
+  ASSIGN_OR_RETURN(const int parameter, FindTrainable("mark absent", parameter_name));
   const auto place = std::lower_bound(absent_.begin(), absent_.end(), parameter);
   if (place == absent_.end() || *place != parameter) absent_.insert(place, parameter);
   return absl::OkStatus();

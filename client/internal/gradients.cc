@@ -21,6 +21,10 @@ uint8_t* Gradients::SlotMemory(int slot) const {
 
 absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name) const {
   ASSIGN_OR_RETURN(const int unit, attached_.names.FindUnit(unit_name));
+  if (attached_.layout.units()[unit].gradient_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradients ", unit_name, ": a unit with trainable parameters expected, all of this one's are frozen"));
+  }
   const std::optional<int> slot = slots_.FindOldest(attached_.layout.units()[unit].gradient_bytes);
   if (slot.has_value()) return GradientTicket{.unit = unit, .slot = *slot};
   return absl::ResourceExhaustedError(

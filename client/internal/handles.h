@@ -56,6 +56,8 @@ class UnitGradients::Impl {
   }
 
   absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
+  // INVALID_ARGUMENT for a frozen parameter.
+  absl::StatusOr<int> FindTrainable(absl::string_view operation, absl::string_view parameter) const;
   absl::Status MarkAbsent(absl::string_view parameter);
   // The last call.
   absl::Status Push();

@@ -53,6 +53,7 @@ absl::StatusOr<v1::ParameterSpec> ApplyRule(const v1::FormatRule& rule, const v1
   complete.set_element(rule.element());
   if (rule.has_power_of_two_scales()) complete.set_power_of_two_scales(rule.power_of_two_scales());
   if (rule.has_delayed_scaling()) *complete.mutable_delayed_scaling() = rule.delayed_scaling();
+  if (parameter.has_trainable() && !parameter.trainable()) return complete;
   if (complete.exp_avg_type() == v1::MOMENT_TYPE_UNSPECIFIED) complete.set_exp_avg_type(rule.exp_avg_type());
   if (complete.exp_avg_sq_type() == v1::MOMENT_TYPE_UNSPECIFIED) complete.set_exp_avg_sq_type(rule.exp_avg_sq_type());
   if (complete.master_type() == v1::MASTER_TYPE_UNSPECIFIED) complete.set_master_type(rule.master_type());

@@ -65,7 +65,9 @@ void Layout::PlaceGatherSlots() {
 
 void Layout::PlaceGradientSlots() {
   std::vector<int64_t> unit_bytes;
-  for (const UnitLayout& unit : units_) unit_bytes.push_back(unit.gradient_bytes);
+  for (const UnitLayout& unit : units_) {
+    if (unit.gradient_bytes > 0) unit_bytes.push_back(unit.gradient_bytes);
+  }
   gradient_slot_bytes_ = SlotSizes(unit_bytes, spec_.gradient_slots);
   gradient_slot_offsets_ = AppendSlots(gradient_slot_bytes_);
 }
@@ -74,6 +76,7 @@ void Layout::PlaceLanding() {
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     for (size_t i = 0; i < units_[unit].parameters.size(); ++i) {
       const ParameterSpec& spec = spec_.units[unit].parameters[i];
+      if (!spec.trainable) continue;
       ParameterLayout& parameter = units_[unit].parameters[i];
       const int64_t rows = parameter.owner.has_value() ? spec.rows() : std::min(parameter.rows_per_rank, spec.rows());
       parameter.landing_offset = landing_bytes_;
@@ -137,8 +140,8 @@ std::vector<GradientSlice> Layout::Slices(int unit, int rank) const {
   std::vector<GradientSlice> slices;
   for (int i = 0; i < static_cast<int>(units_[unit].parameters.size()); ++i) {
     const RowRange rows = Extent(unit, i, rank);
-    if (rows.size() == 0) continue;
     const ParameterSpec& spec = Spec(unit, i);
+    if (rows.size() == 0 || !spec.trainable) continue;
     const int64_t row_bytes = spec.columns() * GradientBytes(spec.gradient_type);
     slices.push_back({.parameter = i,
                       .slot_offset = units_[unit].parameters[i].gradient_offset + rows.begin * row_bytes,

@@ -67,6 +67,7 @@ struct ParameterLayout {
   std::optional<int> owner;   // small parameters
   PlaneLayout row_wise;
   std::optional<PlaneLayout> column_wise;
+  // Of trainable parameters.
   int64_t gradient_offset = 0;  // of rows x columns in a gradient slot; a multiple of 256
   int64_t landing_offset = 0;   // of the rank's own rows in the landing area; a multiple of 256, equal on all ranks
 };
@@ -85,7 +86,7 @@ struct UnitLayout {
   int64_t arena_bytes = 0;
   PerPhase<SmallRun> small;
   PerPhase<int64_t> slot_bytes;
-  int64_t gradient_bytes = 0;
+  int64_t gradient_bytes = 0;  // 0 without trainable parameters: such a unit is not pushed
   std::optional<int> resident_slot;
 };
 
@@ -129,7 +130,7 @@ class Layout {
   // Bytes that all ranks bring together, paddings of their small extents included.
   int64_t GatheredBytes(int unit, Phase phase) const;
 
-  // What rank owns of a unit's gradients, in parameter order, without empty slices.
+  // What rank owns of a unit's gradients, in parameter order, without empty slices; nothing of frozen parameters.
   std::vector<GradientSlice> Slices(int unit, int rank) const;
 
   // How a rank lands its own slices, but for those of `absent_parameters` (ascending): from a gradient slot to the
@@ -140,7 +141,7 @@ class Layout {
   // Slots: gather slots in two size classes (units larger than twice the median share the last of
   // the ring's slots: see slot_sizes.h), then one slot for each resident unit. Only units with
   // reshard_after_forward count for the ring: its slots have no bytes when there are none. Gradient
-  // slots likewise, for all units. Offsets are multiples of 4096 in one memory of slots_bytes().
+  // slots likewise, for all units with trainable parameters. Offsets are multiples of 4096 in one memory of slots_bytes().
   const std::vector<int64_t>& slot_offsets() const { return slot_offsets_; }
   const std::vector<int64_t>& slot_bytes() const { return slot_bytes_; }
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }

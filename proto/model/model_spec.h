@@ -57,6 +57,10 @@ struct ParameterSpec {
   std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
   int group = 0;                               // index into ModelSpec::groups
   InitialValue initial_value = {};
+  // False: the parameter is frozen. It is gathered, imported and exported; it has no moments, no gradient and no room for
+  // one, and commits leave it alone. It has a master only if master_type asks for one; else its planes are all that there
+  // is of it, and an export gives what they decode to.
+  bool trainable = true;
 
   // Of the matrix; a scalar is 1 x 1. Dimensions are >= 1 and their product fits, as in a checked spec.
   int64_t rows() const;

@@ -1,4 +1,5 @@
-// Where two specs differ, said for people.
+// Where two specs differ, said for people: with the names of units and parameters and whole values. MessageDifferencer
+// has their indices and single elements instead, and so is asked only for what nobody has found words for.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "proto/model/model_spec_proto.h"
 #include "proto/model/names.h"
 
@@ -58,6 +60,11 @@ std::string ToText(AdamMode mode) { return mode == AdamMode::kAdamW ? "AdamW" : 
 
 std::string ToText(absl::string_view text) { return std::string(text); }
 
+std::string MasterText(const ParameterSpec& spec) {
+  if (!spec.trainable && !spec.master_type.has_value()) return "none";
+  return ToText(spec.master_type.value_or(MasterType::kFP32));
+}
+
 Fields Describe(const ParameterSpec& spec) {
   const Encoding encoding = EncodingOf(spec.encoding);
   return {{"shape", absl::StrCat("[", absl::StrJoin(spec.shape, ", "), "]")},
@@ -68,7 +75,8 @@ Fields Describe(const ParameterSpec& spec) {
           {"gradient type", ToText(spec.gradient_type)},
           {"exp_avg type", ToText(spec.exp_avg_type.value_or(MomentType::kFP32))},
           {"exp_avg_sq type", ToText(spec.exp_avg_sq_type.value_or(MomentType::kFP32))},
-          {"master type", ToText(spec.master_type.value_or(MasterType::kFP32))},
+          {"trainable", OnOff(spec.trainable)},
+          {"master type", MasterText(spec)},
           {"group", absl::StrCat(spec.group)},
           {"initial value", ToText(spec.initial_value)}};
 }
@@ -146,13 +154,23 @@ std::string GroupDifference(const ModelSpec& expected, const ModelSpec& got) {
                          got.groups.size());
 }
 
+// What has no words above: a field that was added since.
+std::string OtherDifference(absl::string_view object, const ModelSpec& expected, const ModelSpec& got) {
+  std::string report;
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.ReportDifferencesToString(&report);
+  if (differencer.Compare(ModelSpecToProto(expected), ModelSpecToProto(got))) return "";
+  return absl::StrCat(object, ": ", report.substr(0, report.find('\n')));
+}
+
 }  // namespace
 
 std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got) {
   const std::string object = absl::StrCat("model ", DisplayName(expected.name));
   std::string found = FieldDifference(object, expected, got);
   if (found.empty()) found = GroupDifference(expected, got);
-  return found.empty() ? ListDifference(object, "unit", expected.units, got.units) : found;
+  if (found.empty()) found = ListDifference(object, "unit", expected.units, got.units);
+  return found.empty() ? OtherDifference(object, expected, got) : found;
 }
 
 }  // namespace paramshard

@@ -173,6 +173,16 @@ absl::Status CheckInitial(const InitialValue& value) {
   return Unexpected("a finite constant", value.a);
 }
 
+// What only steps read is dropped; a master is kept where it is asked for.
+void Freeze(const v1::ParameterSpec& proto, ParameterSpec& spec) {
+  spec.trainable = false;
+  spec.gradient_type = GradientType::kFP32;
+  spec.exp_avg_type.reset();
+  spec.exp_avg_sq_type.reset();
+  if (proto.master_type() == v1::MASTER_TYPE_UNSPECIFIED) spec.master_type.reset();
+  spec.group = 0;
+}
+
 absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto, int group_count) {
   ParameterSpec spec;
   spec.name = proto.name();
@@ -182,6 +192,7 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto, int
                    ParseEnum(proto.gradient_type(), GradientType::kFP32, GradientType::kBF16, "a gradient type"));
   RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, group_count - 1));
   spec.group = proto.group();
+  if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value));
   return spec;

@@ -75,6 +75,8 @@ v1::ParameterSpec ToProto(const ParameterSpec& spec, bool has_rules) {
   proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
   proto.set_group(spec.group);
   *proto.mutable_initial_value() = ToProto(spec.initial_value);
+  // Unset where it is the default, so that models without frozen parameters keep their fingerprints.
+  if (!spec.trainable) proto.set_trainable(false);
   return proto;
 }
 

@@ -25,6 +25,7 @@ TensorType ElementsOf(MomentType type) {
 }
 
 TensorRow MasterRow(const ParameterSpec& spec, TensorForm form) {
+  if (!spec.master_type.has_value()) return {TensorType::kFP32, 0};
   const bool has_remainder = spec.master_type == MasterType::kBF16Remainder;
   if (form == TensorForm::kRest) return {TensorType::kInt16, has_remainder ? spec.columns() : 0};
   return {has_remainder ? TensorType::kBF16 : TensorType::kFP32, spec.columns()};
@@ -81,6 +82,7 @@ absl::string_view TensorName(StateTensor tensor, TensorForm form) {
 }
 
 TensorRow RowOf(const ParameterSpec& spec, StateTensor tensor, TensorForm form) {
+  if (tensor != StateTensor::kMaster && !spec.trainable) return {TensorType::kFP32, 0};
   if (form == TensorForm::kValues) return {TensorType::kFP32, spec.columns()};
   if (tensor == StateTensor::kMaster) return MasterRow(spec, form);
   const MomentType type = *(tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type);

@@ -35,12 +35,13 @@ absl::string_view TensorName(StateTensor tensor, TensorForm form);
 // One row of a tensor in a form.
 struct TensorRow {
   TensorType type = TensorType::kFP32;
-  int64_t elements = 0;  // 0: nothing is stored beside the elements of this tensor
+  int64_t elements = 0;  // 0: the parameter has no such thing
 
   int64_t size_bytes() const { return elements * ElementBytes(type); }
 };
 
-// Of a parameter of a checked spec.
+// Of a parameter of a checked spec. A frozen one has no moments; without a master, nothing of it is stored in these
+// forms, but it has values of a master: what its planes decode to.
 TensorRow RowOf(const ParameterSpec& spec, StateTensor tensor, TensorForm form);
 
 // `count` elements of FP32, BF16 or FP16, at any alignment.

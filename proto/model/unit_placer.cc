@@ -133,6 +133,7 @@ void UnitPlacer::PlaceSmallExtent(const UnitSpec& spec) {
 void UnitPlacer::PlaceGradients(const UnitSpec& spec) {
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const ParameterSpec& parameter = spec.parameters[i];
+    if (!parameter.trainable) continue;
     unit_.parameters[i].gradient_offset = unit_.gradient_bytes;
     const int64_t bytes = parameter.rows() * parameter.columns() * GradientBytes(parameter.gradient_type);
     unit_.gradient_bytes += AlignUp(bytes, kRegionAlignment);

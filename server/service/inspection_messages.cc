@@ -103,10 +103,13 @@ v1::DescribeParameterResponse ToProto(const ParameterDescription& description) {
   proto.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
   proto.set_format(static_cast<v1::Format>(*spec.encoding.format));
   proto.set_element(static_cast<v1::Element>(*spec.encoding.element));
-  proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
-  proto.set_exp_avg_type(static_cast<v1::MomentType>(*spec.exp_avg_type));
-  proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(*spec.exp_avg_sq_type));
-  proto.set_master_type(static_cast<v1::MasterType>(*spec.master_type));
+  proto.set_frozen(!spec.trainable);
+  if (spec.trainable) {
+    proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+    proto.set_exp_avg_type(static_cast<v1::MomentType>(*spec.exp_avg_type));
+    proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(*spec.exp_avg_sq_type));
+  }
+  if (spec.master_type.has_value()) proto.set_master_type(static_cast<v1::MasterType>(*spec.master_type));
   proto.set_group(spec.group);
   proto.set_version(description.version);
   proto.set_step(description.step);

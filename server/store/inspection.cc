@@ -235,6 +235,7 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
     ++summary.extent_count;
     if (!verification.planes_match) ++summary.mismatch_count;
     absl::StrAppend(&hashes, verification.master_hash, verification.exp_avg_hash, verification.exp_avg_sq_hash);
+    if (!shard.Spec(extent).master_type.has_value()) absl::StrAppend(&hashes, verification.planes_hash);
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));

@@ -38,10 +38,26 @@ absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
                       absl::StrCat("create model ", spec.name, ": ", topology.status().message()));
 }
 
+// Planes without a master are made once, before other daemons can be asked for their amaxes.
+absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
+  if (!topology.spans_daemons()) return absl::OkStatus();
+  for (const UnitSpec& unit : spec.units) {
+    for (const ParameterSpec& parameter : unit.parameters) {
+      const Format format = EncodingOf(parameter.encoding).format;
+      if (parameter.master_type.has_value() || !NeedsAmax(format)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("create model ", spec.name, ": parameter ", parameter.name,
+                                                     ": a master_type expected of a frozen parameter of ",
+                                                     FormatName(format), " whose rows several daemons own, got none"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   ASSIGN_OR_RETURN(Topology topology, TopologyOf(options.spec, options.world));
+  RETURN_IF_ERROR(CheckFrozen(options.spec, topology));
   std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
   model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());

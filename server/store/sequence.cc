@@ -155,6 +155,9 @@ absl::Status Sequence::CheckPush(const v1::Push& push) const {
   }
   const std::string& name = options_.spec->units[push.unit()].name;
   const UnitLayout& unit = units[push.unit()];
+  if (unit.gradient_bytes == 0) {
+    return Invalid(absl::StrCat("push ", name), "a unit with trainable parameters", "one whose parameters are frozen");
+  }
   if (slots[push.slot()] < unit.gradient_bytes) {
     return Invalid(absl::StrCat("push ", name),
                    absl::StrCat("a gradient slot of at least ", unit.gradient_bytes, " bytes"), slots[push.slot()]);

@@ -28,17 +28,25 @@ int64_t MomentScaleOffset(MomentType type, int64_t elements) {
   return AlignUp(elements * MomentBytes(type), kExtentAlignment);
 }
 
-int64_t MomentSize(MomentType type, const ShardExtent& extent, int64_t columns) {
+// 0 for the moment of a frozen parameter.
+int64_t MomentSize(std::optional<MomentType> stored, const ShardExtent& extent, int64_t columns) {
+  if (!stored.has_value()) return 0;
+  const MomentType type = *stored;
   const int64_t scales = MomentScaleCount(type, extent.rows.size(), columns) * static_cast<int64_t>(sizeof(float));
   return scales == 0 ? extent.elements * MomentBytes(type) : MomentScaleOffset(type, extent.elements) + scales;
 }
 
 int64_t MasterSize(const ParameterSpec& spec, const ShardExtent& extent) {
+  if (!spec.master_type.has_value()) return 0;
   return extent.elements *
          static_cast<int64_t>(spec.master_type == MasterType::kFP32 ? sizeof(float) : sizeof(int16_t));
 }
 
-int64_t GradientSize(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
+int64_t Fp32Size(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
+
+int64_t GradientSize(const ParameterSpec& spec, const ShardExtent& extent) {
+  return spec.trainable ? Fp32Size(extent) : 0;
+}
 
 // Puts `size` bytes at the end of a memory, and says where.
 int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
@@ -47,9 +55,9 @@ void Place(const ParameterSpec& spec, ShardExtent extent, Placement& placement) 
   ShardBytes& bytes = placement.bytes;
   extent.elements = extent.rows.size() * spec.columns();
   extent.master_offset = Append(bytes.master, MasterSize(spec, extent));
-  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(*spec.exp_avg_type, extent, spec.columns()));
-  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(*spec.exp_avg_sq_type, extent, spec.columns()));
-  extent.gradient_offset = Append(bytes.gradients, GradientSize(extent));
+  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(spec.exp_avg_type, extent, spec.columns()));
+  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(spec.exp_avg_sq_type, extent, spec.columns()));
+  extent.gradient_offset = Append(bytes.gradients, GradientSize(spec, extent));
   placement.extents.push_back(extent);
 }
 
@@ -63,6 +71,9 @@ Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
         Place(parameters[parameter], {.unit = unit, .parameter = parameter, .rows = rows}, placement);
     }
   }
+  std::stable_partition(placement.extents.begin(), placement.extents.end(), [&](const ShardExtent& extent) {
+    return spec.units[extent.unit].parameters[extent.parameter].trainable;
+  });
   placement.bytes.planes = layout.arena_bytes();
   return placement;
 }
@@ -132,7 +143,9 @@ absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, cons
 Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device)
     : spec_(spec), layout_(layout), rank_(rank), device_(device) {
   extents_ = PlaceExtents(spec, layout, rank).extents;
-  has_gradient_.resize(extents_.size());
+  trainable_count_ = static_cast<int>(std::count_if(extents_.begin(), extents_.end(),
+                                                    [&](const ShardExtent& extent) { return Spec(extent).trainable; }));
+  has_gradient_.resize(trainable_count_);
   states_.resize(extents_.size());
   for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
   for (int i = 0; i < static_cast<int>(extents_.size()); ++i) {
@@ -152,7 +165,7 @@ absl::Status Shard::Allocate() {
 
 absl::Status Shard::MakeArithmetic() {
   std::vector<ExtentTensors> tensors;
-  for (const ShardExtent& extent : extents_) tensors.push_back(Tensors(extent));
+  for (int i = 0; i < trainable_count_; ++i) tensors.push_back(Tensors(extents_[i]));
   ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors)));
   return absl::OkStatus();
 }
@@ -160,7 +173,7 @@ absl::Status Shard::MakeArithmetic() {
 ExtentTensors Shard::Tensors(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
   const Encoding encoding = EncodingOf(spec.encoding);
-  return {.gradient = Gradient(extent),
+  return {.gradient = spec.trainable ? Gradient(extent) : nullptr,
           .state = State(extent),
           .rows = extent.rows.size(),
           .columns = spec.columns(),
@@ -175,20 +188,97 @@ const ShardExtent* Shard::Find(int unit, int parameter) const {
 }
 
 // The index of a parameter in the whole model keys its random numbers, so that every sharding draws the same.
-absl::Status Shard::FillInitialValues() {
-  std::vector<int64_t> first_parameter(spec_.units.size(), 0);
-  for (size_t unit = 1; unit < spec_.units.size(); ++unit) {
-    first_parameter[unit] = first_parameter[unit - 1] + static_cast<int64_t>(spec_.units[unit - 1].parameters.size());
-  }
-  std::vector<ShardArithmetic::Initial> initials;
-  for (const ShardExtent& extent : extents_) {
-    const ParameterSpec& spec = Spec(extent);
-    initials.push_back({.value = spec.initial_value,
-                        .parameter_index = first_parameter[extent.unit] + extent.parameter,
-                        .first_element = extent.rows.begin * spec.columns()});
-  }
-  return arithmetic_->Fill(spec_.seed, initials);
+ShardArithmetic::Initial Shard::InitialOf(const ShardExtent& extent) const {
+  int64_t index = extent.parameter;
+  for (int unit = 0; unit < extent.unit; ++unit) index += static_cast<int64_t>(spec_.units[unit].parameters.size());
+  const ParameterSpec& spec = Spec(extent);
+  return {.value = spec.initial_value, .parameter_index = index, .first_element = extent.rows.begin * spec.columns()};
 }
+
+absl::Status Shard::FillInitialValues() {
+  std::vector<ShardArithmetic::Initial> initials;
+  for (int i = 0; i < trainable_count_; ++i) initials.push_back(InitialOf(extents_[i]));
+  RETURN_IF_ERROR(arithmetic_->Fill(spec_.seed, initials));
+  absl::MutexLock lock(&mu_);
+  for (int i = trainable_count_; i < extent_count(); ++i) {
+    states_[i].source = PlaneSource::kInitialValues;
+    if (!HasMaster(extents_[i])) continue;
+    RETURN_IF_ERROR(LoadFrozen(i).status());
+    states_[i].source = PlaneSource::kNone;
+  }
+  return absl::OkStatus();
+}
+
+// --- Frozen extents
+
+// A master that is not kept lies in the scratch, as does the room that filling one with a remainder takes.
+absl::StatusOr<Shard::FrozenWork> Shard::OpenFrozen(const ShardExtent& extent) const {
+  FrozenWork work;
+  const bool needs_scratch = !HasMaster(extent) || HasRemainder(extent);
+  ASSIGN_OR_RETURN(work.scratch,
+                   device_->Allocate("paramshard-frozen", needs_scratch ? Fp32Size(extent) : 0, Sharing::kPrivate));
+  auto* const scratch = reinterpret_cast<float*>(work.scratch.data());
+  ExtentTensors tensors = Tensors(extent);
+  if (HasRemainder(extent)) tensors.gradient = scratch;
+  if (!HasMaster(extent)) tensors.state.master = scratch;
+  ASSIGN_OR_RETURN(work.arithmetic, device_->MakeArithmetic({tensors}));
+  return work;
+}
+
+absl::StatusOr<Shard::FrozenWork> Shard::LoadFrozen(int index) const {
+  const ShardExtent& extent = extents_[index];
+  ASSIGN_OR_RETURN(FrozenWork work, OpenFrozen(extent));
+  switch (states_[index].source) {
+    case PlaneSource::kNone:
+      break;
+    case PlaneSource::kInitialValues:
+      RETURN_IF_ERROR(work.arithmetic->Fill(spec_.seed, {InitialOf(extent)}));
+      break;
+    case PlaneSource::kWrittenRows:
+      RETURN_IF_ERROR(device_->Write(
+          work.scratch.data(),
+          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(states_[index].written_rows.data()), Fp32Size(extent))));
+      break;
+  }
+  return work;
+}
+
+absl::StatusOr<std::vector<float>> Shard::DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const {
+  const int64_t columns = Spec(extent).columns();
+  const int64_t block_rows = TraitsOf(EncodingOf(Spec(extent).encoding).format).row_wise_block.rows;
+  std::vector<float> values(part.rows.size() * columns);
+  // Rows that begin within a block are decoded up to its end, and all that follow at once.
+  const int64_t end = part.rows.end - extent.rows.begin;
+  int64_t row = part.rows.begin - extent.rows.begin;
+  for (float* out = values.data(); row < end;) {
+    const int64_t next = row % block_rows == 0 ? end : std::min(end, (row / block_rows + 1) * block_rows);
+    RETURN_IF_ERROR(DecodeRows(extent, {row, next}, out));
+    out += (next - row) * columns;
+    row = next;
+  }
+  if (part.columns == columns) return values;
+  return std::vector<float>(values.begin() + part.first_column, values.begin() + part.first_column + part.columns);
+}
+
+absl::Status Shard::DecodeRows(const ShardExtent& extent, RowRange rows, float* out) const {
+  const Encoding encoding = EncodingOf(Spec(extent).encoding);
+  const int64_t columns = Spec(extent).columns();
+  // What stands for the whole tensor stands before any row.
+  const int64_t block_rows = TraitsOf(encoding.format).row_wise_block.rows;
+  const int64_t scaled_rows = rows.begin / block_rows * block_rows;
+  const int64_t scales_before = scaled_rows == 0 ? 0 : ScaleBytes(encoding, Plane::kRowWise, scaled_rows, columns);
+  const auto [all_data, all_scales, all_amax] = Spans(extent).front();
+  ASSIGN_OR_RETURN(const HostView data, device_->Read(all_data.data() + DataBytes(encoding, rows.begin, columns),
+                                                      DataBytes(encoding, rows.size(), columns)));
+  ASSIGN_OR_RETURN(const HostView scales, device_->Read(all_scales.data() + scales_before,
+                                                        ScaleBytes(encoding, Plane::kRowWise, rows.size(), columns)));
+  ASSIGN_OR_RETURN(const HostView amax, device_->Read(all_amax.data(), static_cast<int64_t>(all_amax.size())));
+  DecodePlane(encoding, Plane::kRowWise, {.data = data.data(), .scales = scales.data(), .amax = amax.data()},
+              rows.size(), columns, out);
+  return absl::OkStatus();
+}
+
+// --- Steps
 
 Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parameters) {
   const auto& indices = extent_index_[unit];
@@ -196,8 +286,8 @@ Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parame
                     .overwrite = std::make_unique<bool[]>(indices.size())};
   for (int parameter = 0; parameter < static_cast<int>(indices.size()); ++parameter) {
     const bool absent = std::binary_search(absent_parameters.begin(), absent_parameters.end(), parameter);
-    if (absent || indices[parameter] < 0) continue;
     const int index = indices[parameter];
+    if (absent || index < 0 || index >= trainable_count_) continue;
     target.accumulators[parameter] = Gradient(extents_[index]);
     target.overwrite[parameter] = !has_gradient_[index];
     has_gradient_[index] = true;
@@ -215,19 +305,19 @@ absl::StatusOr<SquareSum> Shard::SumSquares(absl::Span<const SumTask> left) cons
   return total;
 }
 
-void Shard::DropGradients() { has_gradient_.assign(extents_.size(), false); }
+void Shard::DropGradients() { has_gradient_.assign(trainable_count_, false); }
 
 std::vector<TensorScaling> Shard::Scalings() const {
   std::vector<TensorScaling> scalings;
-  for (const ExtentState& state : states_) scalings.push_back(state.scaling);
+  for (int i = 0; i < trainable_count_; ++i) scalings.push_back(states_[i].scaling);
   return scalings;
 }
 
 absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
   absl::MutexLock lock(&mu_);
   ++version_;
-  std::vector<std::optional<AdamStep>> steps(extents_.size());
-  for (size_t i = 0; i < extents_.size(); ++i) {
+  std::vector<std::optional<AdamStep>> steps(trainable_count_);
+  for (int i = 0; i < trainable_count_; ++i) {
     if (!has_gradient_[i]) continue;
     const ShardExtent& extent = extents_[i];
     ExtentState& state = states_[i];
@@ -246,8 +336,9 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
 absl::Status Shard::EncodeAfterAmax(const ScalingBook& book) {
   absl::MutexLock lock(&mu_);
   std::vector<bool> active;
-  for (const ShardExtent& extent : extents_) {
-    ExtentState& state = states_[IndexOf(extent)];
+  for (int i = 0; i < trainable_count_; ++i) {
+    const ShardExtent& extent = extents_[i];
+    ExtentState& state = states_[i];
     if (state.awaits_amax) state.scaling = book.Present(extent.unit, extent.parameter);
     active.push_back(std::exchange(state.awaits_amax, false));
   }
@@ -259,6 +350,13 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book) const {
   ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes());
   for (size_t i = 0; i < amaxes.size(); ++i) {
     book.AddMaster(extents_[i].unit, extents_[i].parameter, amaxes[i]);
+  }
+  for (int i = trainable_count_; i < extent_count(); ++i) {
+    const ShardExtent& extent = extents_[i];
+    if (!NeedsAmax(EncodingOf(Spec(extent).encoding).format) || !IsLoadable(i)) continue;
+    ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
+    ASSIGN_OR_RETURN(const std::vector<float> measured, work.arithmetic->MeasureAmaxes());
+    book.AddMaster(extent.unit, extent.parameter, measured.front());
   }
   return absl::OkStatus();
 }
@@ -278,7 +376,15 @@ absl::Status Shard::EncodePlanes(const ScalingBook& book) {
     state.scaling = book.Present(extent.unit, extent.parameter);
     state.awaits_amax = false;
   }
-  return arithmetic_->EncodePlanes(Scalings());
+  RETURN_IF_ERROR(arithmetic_->EncodePlanes(Scalings()));
+  for (int i = trainable_count_; i < extent_count(); ++i) {
+    if (!IsLoadable(i)) continue;
+    ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
+    RETURN_IF_ERROR(work.arithmetic->EncodePlanes({states_[i].scaling}));
+    states_[i].source = PlaneSource::kNone;
+    states_[i].written_rows = {};
+  }
+  return absl::OkStatus();
 }
 
 MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
@@ -297,6 +403,7 @@ float* Shard::Gradient(const ShardExtent& extent) const {
 }
 
 MutableMoment Shard::Moment(const ShardExtent& extent, StateTensor tensor) const {
+  if (!Spec(extent).trainable) return {};
   const bool is_first = tensor == StateTensor::kExpAvg;
   const MomentType type = *(is_first ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type);
   uint8_t* const data =
@@ -309,6 +416,7 @@ MutableMoment Shard::Moment(const ShardExtent& extent, StateTensor tensor) const
 AdamState Shard::State(const ShardExtent& extent) const {
   AdamState state{.exp_avg = Moment(extent, StateTensor::kExpAvg),
                   .exp_avg_sq = Moment(extent, StateTensor::kExpAvgSq)};
+  if (!HasMaster(extent)) return state;
   uint8_t* const master = master_.data() + extent.master_offset;
   if (HasRemainder(extent)) {
     state.remainder = reinterpret_cast<int16_t*>(master);
@@ -343,6 +451,8 @@ absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTens
 
 absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor,
                                                const ExtentPart& part) const {
+  if (RowOf(Spec(extent), tensor, TensorForm::kValues).elements == 0) return std::vector<float>();
+  if (tensor == StateTensor::kMaster && !HasMaster(extent)) return DecodedPlane(extent, part);
   ASSIGN_OR_RETURN(const std::vector<HostView> arrays, Stored(extent, tensor, part));
   const int64_t rows = part.rows.size();
   std::vector<float> values(rows * part.columns);
@@ -386,6 +496,15 @@ absl::Status Shard::WriteStoredRows(const ShardExtent& extent, StateTensor tenso
 
 absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows,
                               absl::Span<const float> values) {
+  if (!HasMaster(extent)) {
+    absl::MutexLock lock(&mu_);
+    ExtentState& state = states_[IndexOf(extent)];
+    state.source = PlaneSource::kWrittenRows;
+    state.written_rows.resize(extent.elements);
+    std::copy(values.begin(), values.end(),
+              state.written_rows.begin() + (rows.begin - extent.rows.begin) * Spec(extent).columns());
+    return absl::OkStatus();
+  }
   const StoredRows stored = EncodeRows(Spec(extent), tensor, rows.size(), values);
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(WriteArray(extent, tensor, TensorForm::kElements, rows, stored.elements));
@@ -434,8 +553,8 @@ int64_t Shard::PlaneSize(const ShardExtent& extent) const {
 
 int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  return MasterSize(spec, extent) + MomentSize(*spec.exp_avg_type, extent, spec.columns()) +
-         MomentSize(*spec.exp_avg_sq_type, extent, spec.columns()) + GradientSize(extent);
+  return MasterSize(spec, extent) + MomentSize(spec.exp_avg_type, extent, spec.columns()) +
+         MomentSize(spec.exp_avg_sq_type, extent, spec.columns()) + GradientSize(spec, extent);
 }
 
 absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& extent) const {
@@ -453,8 +572,8 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
-  // The plane is a part of the master.
-  if (HasRemainder(extent)) return true;
+  // The plane is a part of the master, or all that there is.
+  if (HasRemainder(extent) || !HasMaster(extent)) return true;
   const ParameterSpec& spec = Spec(extent);
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent));

@@ -3,12 +3,16 @@
 // A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the
 // host its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to
 // map planes read-only.
+//
+// A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
+// that there is of it: they are made once of its initial values, or of rows that were written.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +44,8 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
-  // Offsets are in bytes, each in its memory. Scales of a moment follow its elements.
+  // Offsets are in bytes, each in its memory, as far as the parameter has such a thing. Scales of a moment follow its
+  // elements.
   int64_t master_offset = 0;
   int64_t exp_avg_offset = 0;
   int64_t exp_avg_sq_offset = 0;
@@ -86,13 +91,15 @@ class Shard {
 
   ComputeDevice& device() const { return *device_; }
 
+  // Those of trainable parameters first, in the order of the model, then frozen ones.
   const std::vector<ShardExtent>& extents() const { return extents_; }
   // The extent of a parameter, null when the shard owns none of it.
   const ShardExtent* Find(int unit, int parameter) const;
   const Memory& planes() const { return planes_; }
   ShardBytes bytes() const { return SizeOf(spec_, layout_, rank_); }
 
-  // Says where a push of a unit adds: one entry for each parameter, null where the shard owns nothing or the push is absent.
+  // Says where a push of a unit adds: one entry for each parameter, null where the shard owns nothing, the parameter is
+  // frozen or the push is absent.
   // Marks the present ones; `overwrite` is true at the first push of a parameter since the last commit.
   struct PushTarget {
     std::vector<float*> accumulators;
@@ -110,9 +117,9 @@ class Shard {
   // when all shards have stepped and the book is settled.
   absl::Status Step(const StepParameters& parameters, ScalingBook& book);
   absl::Status EncodeAfterAmax(const ScalingBook& book);
-  // Adds the amaxes of the masters to `book`.
+  // Adds the amaxes of the masters to `book`; without a master, those of what its planes are yet to be made of.
   absl::Status MeasureAmaxes(ScalingBook& book) const;
-  // Encodes every plane anew from the masters, with what `book` says.
+  // Encodes every plane anew from the masters, with what `book` says. Without a master, if something was written.
   absl::Status EncodePlanes(const ScalingBook& book);
 
   // Readers hold this shared while they look at an extent's state. Views end with it.
@@ -127,13 +134,13 @@ class Shard {
   const TensorScaling& scaling(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return StateOf(extent).scaling;
   }
-  // Decoded to fp32.
+  // Decoded to fp32: without a master, its row-wise plane; empty for a moment that the parameter does not have.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const {
     return Read(extent, tensor, Whole(extent));
   }
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor, const ExtentPart& part) const;
   // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
-  // the remainders.
+  // the remainders. Nothing where the parameter does not have the tensor.
   absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const {
     return Stored(extent, tensor, Whole(extent));
   }
@@ -151,7 +158,8 @@ class Shard {
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of a
-  // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent.
+  // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
+  // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
@@ -176,18 +184,24 @@ class Shard {
   absl::Status Allocate();
   absl::Status MakeArithmetic();
   absl::Status FillInitialValues();
+  ShardArithmetic::Initial InitialOf(const ShardExtent& extent) const;
   ExtentTensors Tensors(const ShardExtent& extent) const;
   AdamStep StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const;
+  // Says what the planes of an extent without a master are yet to be made of.
+  enum class PlaneSource : uint8_t { kNone, kInitialValues, kWrittenRows };
   // Holds what changes of an extent.
   struct ExtentState {
     int64_t step = 0;          // optimizer steps taken
     bool awaits_amax = false;  // has stepped, and EncodesAfterAmax()
     TensorScaling scaling = {};
+    PlaneSource source = PlaneSource::kNone;
+    std::vector<float> written_rows = {};  // of the whole extent
   };
   int IndexOf(const ShardExtent& extent) const { return extent_index_[extent.unit][extent.parameter]; }
   const ExtentState& StateOf(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return states_[IndexOf(extent)];
   }
+  // Of the trainable extents.
   std::vector<TensorScaling> Scalings() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.
@@ -200,6 +214,24 @@ class Shard {
   uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
   absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                           absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Frozen extents are worked on one after the other: what they need besides lives that long.
+  struct FrozenWork {
+    Memory scratch;
+    std::unique_ptr<ShardArithmetic> arithmetic;  // on this extent alone
+  };
+  absl::StatusOr<FrozenWork> OpenFrozen(const ShardExtent& extent) const;
+  // The same, with the master there that planes are to be made of.
+  absl::StatusOr<FrozenWork> LoadFrozen(int index) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Whether there is anything to make planes of: a master that is not a plane itself, or what waits for it.
+  bool IsLoadable(int index) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    const ShardExtent& extent = extents_[index];
+    return (HasMaster(extent) && !HasRemainder(extent)) || states_[index].source != PlaneSource::kNone;
+  }
+  absl::StatusOr<std::vector<float>> DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const;
+  // Rows of the extent, counted from its first, that are whole blocks, the last rows of one, or a part of one block.
+  absl::Status DecodeRows(const ShardExtent& extent, RowRange rows, float* out) const;
+  bool HasMaster(const ShardExtent& extent) const { return Spec(extent).master_type.has_value(); }
+  int extent_count() const { return static_cast<int>(extents_.size()); }
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
 
   // Constant after Create.
@@ -209,8 +241,9 @@ class Shard {
   ComputeDevice* const device_;
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
   std::vector<ShardExtent> extents_;
+  int trainable_count_ = 0;  // of the first extents
 
-  // The push thread's: whether an extent has a gradient since the last commit.
+  // The push thread's: whether a trainable extent has a gradient since the last commit.
   std::vector<bool> has_gradient_;
 
   mutable absl::Mutex mu_;
@@ -220,7 +253,7 @@ class Shard {
 
   // Where they lie is constant after Create; bytes of masters, moments and planes are guarded by mu_.
   Memory master_, exp_avg_, exp_avg_sq_, gradients_, planes_;
-  std::unique_ptr<ShardArithmetic> arithmetic_;  // on extents_ in these memories
+  std::unique_ptr<ShardArithmetic> arithmetic_;  // on the trainable extents in these memories
 };
 
 }  // namespace paramshard::server

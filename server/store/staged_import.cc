@@ -134,6 +134,9 @@ absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Sli
     Rows& rows = extents.emplace_back();
     rows.size_bytes = extent == nullptr ? 0 : extent->rows.size() * row.size_bytes();
     needed += rows.size_bytes;
+    // Rows of a master that is not kept wait in fp32 beside what is staged until planes are made of them.
+    const bool waits = extent != nullptr && !SpecOf(slice.unit, slice.parameter).master_type.has_value();
+    if (waits) needed += extent->elements * static_cast<int64_t>(sizeof(float));
   }
   const int64_t available = AvailableHostBytes();
   bool fits = needed <= available;
@@ -238,7 +241,28 @@ absl::Status StagedImport::CheckStoredArraysMatch() const {
   return absl::OkStatus();
 }
 
+// Planes are made of whole extents.
+absl::Status StagedImport::CheckPlanesAreWhole() const {
+  for (const auto& [key, staged] : tensors_) {
+    const auto& [unit, parameter, tensor, form] = key;
+    if (SpecOf(unit, parameter).master_type.has_value()) continue;
+    for (const auto& shard : turn_.model().shards()) {
+      const ShardExtent* const extent = shard->Find(unit, parameter);
+      if (extent == nullptr) continue;
+      const auto after = staged.given.upper_bound(extent->rows.begin);
+      if (after != staged.given.begin() && std::prev(after)->second >= extent->rows.end) continue;
+      return absl::InvalidArgumentError(absl::StrCat("import ", SpecOf(unit, parameter).name, ": rows ",
+                                                     RowsText(extent->rows),
+                                                     " in one import expected of a frozen parameter without a master, "
+                                                     "got a part of them"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 bool StagedImport::IsWhole(int unit, int parameter, StateTensor tensor) const {
+  if (RowOf(SpecOf(unit, parameter), tensor, TensorForm::kValues).elements == 0) return true;
+
   const std::map<int64_t, int64_t> all = {{0, SpecOf(unit, parameter).rows()}};
   for (const TensorForm form : {TensorForm::kValues, TensorForm::kElements}) {
     const auto found = tensors_.find({unit, parameter, tensor, form});
@@ -252,7 +276,7 @@ bool StagedImport::IsWhole(const Numbers& numbers) const {
   const auto& units = turn_.model().spec().units;
   for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
     for (int parameter = 0; parameter < static_cast<int>(units[unit].parameters.size()); ++parameter) {
-      if (!steps_.contains({unit, parameter})) return false;
+      if (SpecOf(unit, parameter).trainable && !steps_.contains({unit, parameter})) return false;
       for (const StateTensor tensor : kStateTensors) {
         if (!IsWhole(unit, parameter, tensor)) return false;
       }
@@ -276,6 +300,7 @@ ImportedContent StagedImport::Content(const Numbers& numbers) const {
 absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers) {
   RETURN_IF_ERROR(CheckComplete());
   RETURN_IF_ERROR(CheckStoredArraysMatch());
+  RETURN_IF_ERROR(CheckPlanesAreWhole());
   return turn_.model().Change({.commit_number = numbers.commit_number,
                                .version = numbers.version,
                                .history = numbers.history,

@@ -106,6 +106,7 @@ class StagedImport {
   absl::Status CheckComplete() const;
   absl::Status CheckForm(const Slice& slice) const;
   absl::Status CheckStoredArraysMatch() const;
+  absl::Status CheckPlanesAreWhole() const;
   absl::Status TakeStep(const Slice& slice);
   absl::StatusOr<StagedTensor*> Stage(const Slice& slice);
   absl::StatusOr<std::vector<Rows>> Allocate(const Slice& slice, const TensorRow& row) const;

@@ -71,10 +71,17 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
   properties.Add("shape", absl::StrCat("[", absl::StrJoin(response.shape(), ", "), "]"));
   properties.Add("format", FormatCell(response.format()));
   properties.Add("element", EnumCell(v1::Element_Name(response.element()), "ELEMENT_"));
-  properties.Add("gradient", EnumCell(v1::GradientType_Name(response.gradient_type()), "GRADIENT_TYPE_"));
-  properties.Add("master", EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_"));
-  properties.Add("exp_avg", MomentCell(response.exp_avg_type()));
-  properties.Add("exp_avg_sq", MomentCell(response.exp_avg_sq_type()));
+  if (response.frozen()) {
+    properties.Add("trainable", "no");
+  } else {
+    properties.Add("gradient", EnumCell(v1::GradientType_Name(response.gradient_type()), "GRADIENT_TYPE_"));
+  }
+  const bool has_master = !response.frozen() || response.master_type() != v1::MASTER_TYPE_UNSPECIFIED;
+  properties.Add("master", has_master ? EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_") : "none");
+  if (!response.frozen()) {
+    properties.Add("exp_avg", MomentCell(response.exp_avg_type()));
+    properties.Add("exp_avg_sq", MomentCell(response.exp_avg_sq_type()));
+  }
   properties.Add("version", absl::StrCat(response.version()));
   properties.Add("step", absl::StrCat(response.step()));
   properties.Add("group", absl::StrCat(response.group()));

@@ -119,6 +119,28 @@ TEST(TablesTest, Parameter) {
             "no extents on this daemon\n");
 }
 
+TEST(TablesTest, AFrozenParameter) {
+  v1::DescribeParameterResponse response;
+  response.set_parameter("w");
+  response.set_unit("block");
+  response.set_format(v1::FORMAT_MXFP8);
+  response.set_element(v1::ELEMENT_E4M3);
+  response.set_frozen(true);
+  EXPECT_EQ(ParameterText(response),
+            "parameter  w\n"
+            "unit       block\n"
+            "shape      []\n"
+            "format     MXFP8\n"
+            "element    E4M3\n"
+            "trainable  no\n"
+            "master     none\n"
+            "version    0\n"
+            "step       0\n"
+            "group      0\n"
+            "\n"
+            "no extents on this daemon\n");
+}
+
 TEST(TablesTest, ScalesThatAFormatHasNotAreDashes) {
   v1::DescribeParameterResponse response;
   response.add_extents()->set_device("cpu:0");

@@ -294,6 +294,7 @@ void GatherCheck::CheckGradients(int unit) const {
   std::vector<int> senders = GradientSenders(unit);
   for (int parameter = 0; parameter < ParameterCount(unit); ++parameter) {
     const ParameterSpec& spec = Spec(unit, parameter);
+    if (!spec.trainable) continue;
     const int64_t offset = layout_.units()[unit].parameters[parameter].gradient_offset;
     EXPECT_EQ(offset % 256, 0);
     const std::vector<int> owners = RowOwners(unit, parameter);

@@ -240,6 +240,28 @@ TEST(LayoutTest, UnitsAboveTwiceTheMedianShareTheLastSlot) {
   EXPECT_THAT(resident.gradient_slot_bytes(), ElementsAre(131072, 4194304));
 }
 
+TEST(LayoutTest, FrozenParametersHaveNoPlaceForGradients) {
+  const auto frozen = [](ParameterSpec spec) {
+    spec.trainable = false;
+    return spec;
+  };
+  const ParameterSpec large = MakeParameter("w", {4096, 256}, Format::kBF16);
+  const ParameterSpec small = MakeParameter("v", {128, 256}, Format::kBF16);
+  const Layout layout(ModelOf({UnitOf({frozen(large)}), UnitOf({frozen(large), small})}), 2);
+  EXPECT_EQ(layout.units()[0].gradient_bytes, 0);
+  EXPECT_EQ(layout.units()[1].gradient_bytes, 128 * 256 * 4);
+  EXPECT_THAT(layout.gradient_slot_bytes(), ElementsAre(128 * 256 * 4, 128 * 256 * 4));
+  EXPECT_EQ(layout.landing_bytes(), 64 * 256 * 4);
+  EXPECT_THAT(layout.Slices(0, 0), IsEmpty());
+  EXPECT_THAT(layout.Slices(1, 1), ElementsAre(GradientSlice{1, 64 * 256 * 4, 64 * 256}));
+  // Gathers bring them like any other.
+  EXPECT_EQ(layout.Pieces(1, Phase::kForward, 0).size(), 2u);
+  // Nothing is trained: slots have no bytes.
+  const Layout idle(ModelOf({UnitOf({frozen(large)})}), 2);
+  EXPECT_THAT(idle.gradient_slot_bytes(), ElementsAre(0, 0));
+  EXPECT_EQ(idle.landing_bytes(), 0);
+}
+
 TEST(LayoutTest, EqualSmallParametersOfAUnitSpreadOverRanks) {
   std::vector<UnitSpec> units;
   for (int i = 0; i < 8; ++i) {

@@ -76,6 +76,7 @@ const Change kChanges[] = {
      "parameter blocks.1.w1: master type FP32 expected, got BF16_REMAINDER"},
     {"Fp8Moments", SET(Last(spec).exp_avg_type = MomentType::kFP8),
      "parameter blocks.1.w1: exp_avg type FP32 expected, got FP8"},
+    {"Trainable", SET(Last(spec).trainable = false), "parameter blocks.1.w1: trainable on expected, got off"},
     {"Group", SET(Last(spec).group = 1), "parameter blocks.1.w1: group 0 expected, got 1"},
     {"InitialValue", SET((Last(spec).initial_value = {Initializer::kNormal, 0, 0.02f})),
      "parameter blocks.1.w1: initial value constant 0 expected, got normal with mean 0 and "
@@ -93,6 +94,16 @@ TEST(ModelSpecDifferenceTest, DelayedScalingOfTheSameFormat) {
             "parameter blocks.1.w1: delayed_scaling max of 1024 steps with margin 0 expected, got most recent of 16 "
             "steps with margin -2");
   EXPECT_NE(ModelSpecFingerprint(expected), ModelSpecFingerprint(got));
+}
+
+// No difference is silent, though nobody has found words for the field.
+TEST(ModelSpecDifferenceTest, WhatHasNoWordsIsToldAsOfMessages) {
+  ModelSpec expected = Model();
+  for (UnitSpec& unit : expected.units) unit.parameters[0].encoding.format = Format::kFP32;
+  ModelSpec got = expected;
+  got.format_rules = {{.pattern = "*", .encoding = {.format = Format::kBF16}}};
+  const std::string difference = FirstDifference(expected, got);
+  EXPECT_EQ(difference.find("model m: added: format_rules[0]"), 0u) << difference;
 }
 
 class FirstDifferenceTest : public testing::TestWithParam<Change> {};

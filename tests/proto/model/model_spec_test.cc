@@ -430,6 +430,40 @@ TEST(ParseModelSpecTest, ParametersTakeTheFirstRuleThatMatchesTheirName) {
   EXPECT_EQ(spec->units[1].parameters[0].master_type, MasterType::kBF16Remainder);
 }
 
+TEST(ParseModelSpecTest, AFrozenParameterHasAMasterWhereItAsksForOneAndNothingThatStepsRead) {
+  v1::ModelSpec proto = ValidSpec();
+  EXPECT_TRUE(ParseModelSpec(proto)->units[0].parameters[0].trainable);
+  First(proto).set_trainable(false);
+  const uint64_t plain = ModelSpecFingerprint(ParseModelSpec(proto).value());
+  First(proto).set_gradient_type(v1::GRADIENT_TYPE_BF16);
+  First(proto).set_exp_avg_type(v1::MOMENT_TYPE_FP8);
+  First(proto).set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
+  const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const ParameterSpec& parameter = spec->units[0].parameters[0];
+  EXPECT_FALSE(parameter.trainable);
+  EXPECT_EQ(parameter.exp_avg_type, std::nullopt);
+  EXPECT_EQ(parameter.exp_avg_sq_type, std::nullopt);
+  EXPECT_EQ(parameter.master_type, std::nullopt);
+  EXPECT_EQ(ModelSpecFingerprint(*spec), plain) << "what steps read does not count";
+  First(proto).set_master_type(v1::MASTER_TYPE_FP32);
+  EXPECT_EQ(ParseModelSpec(proto)->units[0].parameters[0].master_type, MasterType::kFP32);
+  EXPECT_NE(ModelSpecFingerprint(ParseModelSpec(proto).value()), plain);
+}
+
+TEST(ParseModelSpecTest, AFrozenParameterTakesTheEncodingAloneFromARule) {
+  v1::ModelSpec proto = ValidSpec();
+  ByRules({{"*", v1::FORMAT_BF16}})(proto);
+  proto.mutable_format_rules(0)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  proto.mutable_format_rules(0)->set_exp_avg_type(v1::MOMENT_TYPE_FP8);
+  First(proto).set_trainable(false);
+  const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->units[0].parameters[0].encoding.format, paramshard::Format::kBF16);
+  EXPECT_EQ(spec->units[0].parameters[0].master_type, std::nullopt);
+  EXPECT_EQ(spec->units[1].parameters[0].master_type, MasterType::kBF16Remainder);
+}
+
 TEST(ParseModelSpecTest, AParameterThatNamesItsFormatTakesNothingFromRules) {
   v1::ModelSpec proto = ValidSpec();
   AddRule(proto, "*", v1::FORMAT_BF16).set_exp_avg_type(v1::MOMENT_TYPE_FP8);
@@ -532,6 +566,10 @@ v1::ModelSpec UnusualSpec() {
   remainder.set_name("remainder");
   remainder.set_format(v1::FORMAT_BF16);
   remainder.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  v1::ParameterSpec& frozen = *proto.mutable_units(1)->add_parameters();
+  frozen.set_name("frozen");
+  frozen.set_format(v1::FORMAT_MXFP8);
+  frozen.set_trainable(false);
   return proto;
 }
 

@@ -55,6 +55,7 @@ ParameterSpec RandomModel::Parameter(std::string name) {
   ParameterSpec spec =
       MakeParameter(std::move(name), Shape(), formats[Integer(0, static_cast<int64_t>(formats.size()) - 1)].format);
   if (OneIn(2)) spec.gradient_type = GradientType::kBF16;
+  spec.trainable = !OneIn(4);
   return spec;
 }
 

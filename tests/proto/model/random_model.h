@@ -21,7 +21,7 @@ class RandomModel {
   int64_t Integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator_); }
   bool OneIn(int64_t n) { return Integer(1, n) == 1; }
 
-  // All formats, 0 to 5 dimensions, resident units, small and large parameters.
+  // All formats, 0 to 5 dimensions, resident units, small and large parameters, frozen ones.
   ModelSpec Spec();
 
   // 1 to 64, often a power of two.

@@ -20,9 +20,14 @@ TEST_F(SequenceTest, ACommandOfNoKindIsRefused) {
   ExpectInvalid(command, "a gather, push, commit or discard expected");
 }
 
+TEST_F(SequenceTest, APushOfAUnitWithoutTrainableParametersIsRefused) {
+  ExpectInvalid(PushCommand(1, kFrozen, 0), "push frozen: a unit with trainable parameters expected");
+  SubmitAll(GatherCommand(1, kFrozen, 0));
+}
+
 TEST_F(SequenceTest, AGatherOfNoUnitSlotOrPhaseIsRefused) {
-  ExpectInvalid(GatherCommand(1, -1, 0), "gather: a unit in [0, 5) expected, got -1");
-  ExpectInvalid(GatherCommand(1, 5, 0), "got 5");
+  ExpectInvalid(GatherCommand(1, -1, 0), "gather: a unit in [0, 6) expected, got -1");
+  ExpectInvalid(GatherCommand(1, 6, 0), "got 6");
   ExpectInvalid(GatherCommand(1, kA, -1), "a slot in [0, 3) expected, got -1");
   ExpectInvalid(GatherCommand(1, kA, 3), "got 3");
   ExpectInvalid(GatherCommand(1, kA, 0, v1::PHASE_UNSPECIFIED), "a phase expected, got 0");
@@ -38,7 +43,7 @@ TEST_F(SequenceTest, AGatherThatItsSlotDoesNotHoldIsRefused) {
 }
 
 TEST_F(SequenceTest, APushOfNoUnitOrSlotIsRefused) {
-  ExpectInvalid(PushCommand(1, 5, 0), "push: a unit in [0, 5) expected");
+  ExpectInvalid(PushCommand(1, 6, 0), "push: a unit in [0, 6) expected");
   ExpectInvalid(PushCommand(1, -1, 0), "push: a unit");
   ExpectInvalid(PushCommand(1, kA, 2), "a gradient slot in [0, 2) expected, got 2");
   ExpectInvalid(PushCommand(1, kA, -1), "a gradient slot");

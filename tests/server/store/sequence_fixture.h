@@ -23,6 +23,7 @@ inline constexpr int kA = 0;
 inline constexpr int kB = 1;
 inline constexpr int kBig = 3;
 inline constexpr int kKept = 4;
+inline constexpr int kFrozen = 5;
 // Slots: two of the ring, of which the last one is large, then the resident one.
 inline constexpr int kResidentSlot = 2;
 
@@ -30,7 +31,9 @@ inline v1::ModelSpec SequenceSpec() {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {MakeParameter("a.w", {8, 4}), MakeParameter("a.b", {8})}),
             MakeUnit("b", {MakeParameter("b.w", {8, 4})}), MakeUnit("c", {MakeParameter("c.w", {8, 4})}),
-            MakeUnit("big", {MakeParameter("big.w", {256, 64})}), MakeUnit("kept", {MakeParameter("kept.w", {8, 4})})});
+            MakeUnit("big", {MakeParameter("big.w", {256, 64})}), MakeUnit("kept", {MakeParameter("kept.w", {8, 4})}),
+            MakeUnit("frozen", {MakeParameter("frozen.w", {8, 4})})});
+  spec.mutable_units(kFrozen)->mutable_parameters(0)->set_trainable(false);
   spec.mutable_units(kKept)->set_reshard_after_forward(false);
   spec.set_gather_slots(2);
   spec.set_gradient_slots(2);

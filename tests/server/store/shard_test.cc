@@ -611,6 +611,43 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
   }
 }
 
+v1::ParameterSpec Frozen(v1::ParameterSpec parameter, v1::MasterType master = v1::MASTER_TYPE_UNSPECIFIED) {
+  parameter.set_trainable(false);
+  parameter.set_master_type(master);
+  return parameter;
+}
+
+TEST(FrozenShardTest, TakesItsPlanesAndAMasterWhereItAsksForOne) {
+  const v1::ParameterSpec weight = MakeParameter("w", {64, 64}, v1::FORMAT_MXFP8);
+  const v1::ParameterSpec bf16 = MakeParameter("v", {64, 64}, v1::FORMAT_BF16);
+  constexpr int64_t kElements = 64 * 64;
+  const auto size_of = [](v1::ParameterSpec parameter) {
+    const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {std::move(parameter)})}));
+    return Shard::SizeOf(spec, Layout(spec, 1), 0);
+  };
+  EXPECT_EQ(size_of(weight).Total() - size_of(weight).planes, 4 * 4 * kElements);
+  const ShardBytes alone = size_of(Frozen(weight));
+  EXPECT_EQ(alone.planes, size_of(weight).planes);
+  EXPECT_EQ(alone.Total(), alone.planes);
+  EXPECT_EQ(size_of(Frozen(weight, v1::MASTER_TYPE_FP32)).Total(), alone.planes + 4 * kElements);
+  EXPECT_EQ(size_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)).Total(), size_of(bf16).planes + 2 * kElements);
+}
+
+// A master with a remainder is filled in room that only its filling has.
+TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
+  const v1::ParameterSpec bf16 = Normal(MakeParameter("v", {64, 64}, v1::FORMAT_BF16), 1);
+  v1::ParameterSpec trainable = bf16;
+  trainable.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  const auto master_of = [](v1::ParameterSpec parameter) {
+    const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {std::move(parameter)})}));
+    const Layout layout(spec, 1);
+    absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get());
+    EXPECT_OK(shard);
+    return *(*shard)->Read((*shard)->extents()[0], StateTensor::kMaster);
+  };
+  EXPECT_EQ(master_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)), master_of(trainable));
+}
+
 class ShardTest : public testing::Test {
  protected:
   ShardTest() { EXPECT_EQ(model_.shards().size(), 2u); }
