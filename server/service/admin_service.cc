@@ -88,7 +88,7 @@ v1::SessionSummary Summarize(const Model& model, const Model::Seat& seat) {
   summary.set_device(world.devices[seat.trainer.rank - world.first_rank]->Name());
   summary.set_pid(seat.trainer.pid);
   summary.set_uid(seat.trainer.uid);
-  summary.set_epoch(seat.epoch);
+  if (seat.epoch > 0) summary.set_epoch(seat.epoch);
   summary.set_last_command(seat.last_command);
   summary.set_waits_for(seat.waits_for);
   *summary.mutable_attached_at() = ToProto(seat.trainer.attached_at);

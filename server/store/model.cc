@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
+#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/collective/scratch_memory.h"
 #include "server/log/log.h"
@@ -25,8 +26,7 @@ constexpr int64_t kKeptGradientsShare = 4;
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
   const CommitLog::Numbers numbers = log.numbers();
   v1::EpochEnded ended;
-  ended.set_code(static_cast<int>(why.code()));
-  ended.set_message(std::string(why.message()));
+  *ended.mutable_why() = StatusToProto(why);
   ended.set_commit_number(numbers.commit_number);
   ended.set_version(numbers.version);
   trainer.on_ended(ended);
@@ -651,7 +651,7 @@ v1::Model Model::ToProto() const {
   proto.set_version(numbers.version);
   proto.set_commit_number(numbers.commit_number);
   proto.set_history_id(state().numbers.history.ToString());
-  proto.set_epoch(now.epoch);
+  if (now.epoch > 0) proto.set_epoch(now.epoch);
   proto.set_running(now.running);
   for (const UnitSpec& unit : spec().units) {
     proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));
