@@ -8,6 +8,7 @@
 #include "client/internal/session_stream.h"
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
+#include "proto/status.h"
 
 namespace paramshard::internal {
 namespace {
@@ -33,7 +34,7 @@ absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, const Deadl
       case v1::SessionResponse::kStarted:
         return std::move(*response.mutable_started());
       case v1::SessionResponse::kEnded:
-        return absl::Status(static_cast<absl::StatusCode>(response.ended().code()), response.ended().message());
+        return ReasonFromProto(response.ended().why());
       case v1::SessionResponse::MESSAGE_NOT_SET:
         break;
     }

@@ -1,6 +1,7 @@
 #include "server/cluster/cluster_messages.h"
 
 #include "proto/durations.h"
+#include "proto/status.h"
 
 namespace paramshard::server {
 
@@ -33,8 +34,7 @@ v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const a
   v1::Departure& departure = *request.mutable_departure();
   departure.set_model(std::string(model));
   departure.set_epoch(epoch);
-  departure.set_code(static_cast<int>(why.code()));
-  departure.set_message(std::string(why.message()));
+  *departure.mutable_why() = StatusToProto(why);
   return request;
 }
 
@@ -111,8 +111,7 @@ v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const 
   v1::EpochEnd& end = *response.mutable_end();
   end.set_model(model);
   end.set_epoch(epoch);
-  end.set_code(static_cast<int>(why.code()));
-  end.set_message(std::string(why.message()));
+  *end.mutable_why() = StatusToProto(why);
   return response;
 }
 
@@ -120,8 +119,7 @@ v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Statu
   v1::JoinResponse response;
   v1::EpochRefusal& refusal = *response.mutable_refusal();
   refusal.set_model(model);
-  refusal.set_code(static_cast<int>(why.code()));
-  refusal.set_message(std::string(why.message()));
+  *refusal.mutable_why() = StatusToProto(why);
   return response;
 }
 
@@ -182,17 +180,12 @@ CommitDecision DecisionOf(const v1::CommitDecision& message) {
   return {message.apply(), message.square_sum(), message.non_finite_count()};
 }
 
-absl::Status ReasonOf(int code, absl::string_view message) {
-  const bool known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, message);
-}
-
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
-  return status.ok() ? absl::OkStatus() : ReasonOf(status.error_code(), status.error_message());
+  return status.ok() ? absl::OkStatus() : Reason(status.error_code(), status.error_message());
 }
 
 }  // namespace paramshard::server

@@ -43,9 +43,6 @@ ModelReport ReportOf(const v1::ModelReport& message);
 CommitVote VoteOf(const v1::VoteRequest& message);
 CommitDecision DecisionOf(const v1::CommitDecision& message);
 
-// Code 0 and codes that do not exist become UNKNOWN: these messages carry reasons.
-absl::Status ReasonOf(int code, absl::string_view message);
-
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 

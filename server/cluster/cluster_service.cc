@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
+#include "proto/status.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 
@@ -89,7 +90,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       break;
     case v1::JoinRequest::kDeparture: {
       const v1::Departure& departure = request.departure();
-      coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonOf(departure.code(), departure.message()));
+      coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
       break;
     }
     case v1::JoinRequest::kDeletion:

@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "proto/durations.h"
+#include "proto/status.h"
 #include "server/base/grpc_deadline.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
@@ -303,11 +304,11 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     const v1::EpochEnd& end = response.end();
     running_.erase(end.model());
     ForgetAttached(end.model());
-    dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonOf(end.code(), end.message()));
+    dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonFromProto(end.why()));
   } else if (response.has_refusal()) {
     const v1::EpochRefusal& refusal = response.refusal();
     ForgetAttached(refusal.model());
-    dispatcher_.EpochRefused(refusal.model(), ReasonOf(refusal.code(), refusal.message()));
+    dispatcher_.EpochRefused(refusal.model(), ReasonFromProto(refusal.why()));
   }
 }
 

@@ -88,7 +88,7 @@ v1::SessionSummary Summarize(const Model& model, const Model::AttachedTrainer& a
   summary.set_device(world.devices[attached.trainer.rank - world.first_rank]->Name());
   summary.set_pid(attached.trainer.pid);
   summary.set_uid(attached.trainer.uid);
-  summary.set_epoch(attached.epoch);
+  if (attached.epoch > 0) summary.set_epoch(attached.epoch);
   summary.set_last_command(attached.last_command);
   summary.set_waits_for(attached.waits_for);
   *summary.mutable_attached_at() = ToProto(attached.trainer.attached_at);

@@ -67,7 +67,7 @@ v1::ModelSummary ToProto(const ModelSummary& summary) {
   proto.set_commit_number(summary.numbers.commit_number);
   proto.set_history_id(summary.numbers.history.ToString());
   proto.set_skipped_commits(summary.skipped_commits);
-  proto.set_epoch(summary.epoch);
+  if (summary.epoch > 0) proto.set_epoch(summary.epoch);
   proto.set_running(summary.running);
   proto.set_attached_ranks(summary.attached_ranks);
   proto.set_last_end(summary.last_end);

@@ -17,6 +17,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/durations.h"
+#include "proto/status.h"
 #include "proto/wire/ring.h"
 #include "server/base/steady_time.h"
 #include "server/service/call_timer.h"
@@ -50,10 +51,6 @@ absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, con
   if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
   return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": a holder of user ", caller.peer.uid,
                                                   " expected, got process ", holder.pid, " of user ", holder.uid));
-}
-
-absl::Status ToStatus(const v1::EpochEnded& ended) {
-  return absl::Status(static_cast<absl::StatusCode>(ended.code()), ended.message());
 }
 
 // A stream from its first message to its end. gRPC's threads only hand over what came; a worker acts on it. The model's
@@ -376,7 +373,7 @@ void SessionCall::SendNext() {
   LetGo(callers_.Close(caller_));
   // A trainer that closes its stream has asked for the end that it gets.
   StartWriteAndFinish(&response_, grpc::WriteOptions(),
-                      left_by_itself_ ? grpc::Status::OK : ToGrpc(ToStatus(response.ended())));
+                      left_by_itself_ ? grpc::Status::OK : ToGrpc(ReasonFromProto(response.ended().why())));
 }
 
 void SessionCall::EndCall(const absl::Status& status) {

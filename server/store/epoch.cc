@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/proto_enums.h"
+#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
@@ -341,8 +343,7 @@ void Epoch::SendEnded(int rank, const absl::Status& why) const {
   const CommitLog::Numbers numbers = options_.commit_log->numbers();
   v1::EpochEnded ended;
   ended.set_epoch(options_.number);
-  ended.set_code(static_cast<int>(why.code()));
-  ended.set_message(std::string(why.message()));
+  *ended.mutable_why() = StatusToProto(why);
   ended.set_commit_number(numbers.commit_number);
   ended.set_version(numbers.version);
   options_.trainers[rank].on_ended(ended);

@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
+#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
 
@@ -20,8 +21,7 @@ constexpr double kImbalanceWarning = 1.25;
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
   const CommitLog::Numbers numbers = log.numbers();
   v1::EpochEnded ended;
-  ended.set_code(static_cast<int>(why.code()));
-  ended.set_message(std::string(why.message()));
+  *ended.mutable_why() = StatusToProto(why);
   ended.set_commit_number(numbers.commit_number);
   ended.set_version(numbers.version);
   trainer.on_ended(ended);
@@ -647,7 +647,7 @@ v1::Model Model::ToProto() const {
   const History begun = history();
   proto.set_history_id(begun.id.ToString());
   proto.set_lineage(begun.lineage.ToString());
-  proto.set_epoch(now.epoch);
+  if (now.epoch > 0) proto.set_epoch(now.epoch);
   proto.set_running(now.running);
   for (const UnitSpec& unit : spec().units) {
     proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));

@@ -15,8 +15,8 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
     table.AddRow({model.name(), absl::StrCat(model.parameter_count()), absl::StrCat(model.element_count()),
                   absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
                   absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
-                  absl::StrCat(model.skipped_commits()), absl::StrCat(model.epoch()), YesNoCell(model.running()),
-                  TextCell(model.engine()), RealCell(model.imbalance()),
+                  absl::StrCat(model.skipped_commits()), model.has_epoch() ? absl::StrCat(model.epoch()) : "-",
+                  YesNoCell(model.running()), TextCell(model.engine()), RealCell(model.imbalance()),
                   TextCell(model.unusable().empty() ? model.last_end() : model.unusable())});
   }
   return table.Text();

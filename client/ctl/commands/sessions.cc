@@ -12,9 +12,9 @@ std::string SessionsText(const v1::ListSessionsResponse& response) {
                Right("EPOCH"), Right("LAST COMMAND"), Left("ATTACHED AT"), Left("WAITS FOR")});
   for (const v1::SessionSummary& session : response.sessions()) {
     table.AddRow({absl::StrCat(session.session()), session.model(), absl::StrCat(session.rank()), session.device(),
-                  absl::StrCat(session.pid()), absl::StrCat(session.uid()), absl::StrCat(session.epoch()),
-                  absl::StrCat(session.last_command()), TimeCell(session.attached_at()),
-                  TextCell(session.waits_for())});
+                  absl::StrCat(session.pid()), absl::StrCat(session.uid()),
+                  session.has_epoch() ? absl::StrCat(session.epoch()) : "-", absl::StrCat(session.last_command()),
+                  TimeCell(session.attached_at()), TextCell(session.waits_for())});
   }
   return table.Text();
 }

@@ -131,7 +131,7 @@ TEST_F(AdminServiceTest, SessionsAreListedAsTheyBegan) {
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse waiting, ListSessions());
   ASSERT_THAT(waiting.sessions(), SizeIs(1));
   EXPECT_EQ(waiting.sessions(0).rank(), 1);
-  EXPECT_EQ(waiting.sessions(0).epoch(), 0);
+  EXPECT_FALSE(waiting.sessions(0).has_epoch());
   EXPECT_EQ(waiting.sessions(0).waits_for(), "other ranks");
   EXPECT_EQ(waiting.sessions(0).pid(), getpid());
   EXPECT_EQ(waiting.sessions(0).uid(), geteuid());

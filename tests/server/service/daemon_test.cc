@@ -214,8 +214,8 @@ TEST_F(DaemonTest, StopTellsTrainersAndRemovesTheSockets) {
   std::thread stopper([this] { daemon_->Stop(); });
   for (TestSession* session : {&first, &second}) {
     const v1::EpochEnded ended = session->AwaitEnded();
-    EXPECT_EQ(ended.code(), static_cast<int>(absl::StatusCode::kUnavailable));
-    EXPECT_THAT(ended.message(), HasSubstr("the daemon stops; what was not exported is lost with it"));
+    EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(ended.why().text(), HasSubstr("the daemon stops; what was not exported is lost with it"));
     session->HalfClose();
     EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kUnavailable));
   }

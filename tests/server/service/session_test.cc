@@ -204,14 +204,14 @@ TEST_F(SessionTest, WhoNeverAttachesHoldsNoThreadAndIsSentAway) {
 TEST_F(SessionTest, TheStreamEndsWithTheEpochAlthoughTheTrainerKeepsItOpen) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->HalfClose();
-  EXPECT_THAT(second_->AwaitEnded().message(), HasSubstr("rank 0"));
+  EXPECT_THAT(second_->AwaitEnded().why().text(), HasSubstr("rank 0"));
   EXPECT_THAT(second_->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
 }
 
 TEST_F(SessionTest, ACommandThatNoRingWouldTakeEndsTheEpoch) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->SendCommand(CommitCommand(1, 1, std::string(1 << 20, 's')));
-  EXPECT_THAT(first_->AwaitEnded().message(), HasSubstr("a command of at most 163840 bytes expected"));
+  EXPECT_THAT(first_->AwaitEnded().why().text(), HasSubstr("a command of at most 163840 bytes expected"));
 }
 
 // --- Leaving ---
@@ -222,8 +222,8 @@ TEST_F(SessionTest, WhoHalfClosesEndsTheEpochForAll) {
   EXPECT_OK(first_->Finish()) << "it gets what it asked for";
   const v1::EpochEnded ended = second_->AwaitEnded();
   EXPECT_EQ(ended.epoch(), 1);
-  EXPECT_EQ(ended.code(), static_cast<int>(absl::StatusCode::kAborted));
-  EXPECT_THAT(ended.message(), AllOf(HasSubstr("rank 0"), HasSubstr("resume from commit 0")));
+  EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_THAT(ended.why().text(), AllOf(HasSubstr("rank 0"), HasSubstr("resume from commit 0")));
   second_->HalfClose();
   EXPECT_THAT(second_->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
 }
@@ -232,8 +232,9 @@ TEST_F(SessionTest, WhoLosesItsCompanionConnectionIsGone) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->client().CloseCompanion();
   const v1::EpochEnded ended = second_->AwaitEnded();
-  EXPECT_EQ(ended.code(), static_cast<int>(absl::StatusCode::kAborted));
-  EXPECT_THAT(ended.message(), AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat("process ", getpid(), " has gone"))));
+  EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_THAT(ended.why().text(),
+              AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat("process ", getpid(), " has gone"))));
 }
 
 // A forked child may keep the dead trainer's stream open for ever.
@@ -255,7 +256,7 @@ TEST_F(SessionTest, AWaitingCallersStreamEndsToo) {
 TEST_F(SessionTest, ABrokenStreamIsADeparture) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->Cancel();
-  EXPECT_THAT(second_->AwaitEnded().message(), HasSubstr("rank 0"));
+  EXPECT_THAT(second_->AwaitEnded().why().text(), HasSubstr("rank 0"));
 }
 
 TEST_F(SessionTest, ASecondAttachEndsTheEpoch) {
@@ -263,7 +264,7 @@ TEST_F(SessionTest, ASecondAttachEndsTheEpoch) {
   first_->Attach(MakeAttach("m", 0));
   EXPECT_THAT(first_->Finish(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a command or a detach expected")));
-  EXPECT_THAT(second_->AwaitEnded().message(), HasSubstr("a command or a detach expected"));
+  EXPECT_THAT(second_->AwaitEnded().why().text(), HasSubstr("a command or a detach expected"));
 }
 
 TEST_F(SessionTest, RanksThatDisagreeAreTold) {
@@ -272,8 +273,8 @@ TEST_F(SessionTest, RanksThatDisagreeAreTold) {
   second_->SendCommand(GatherCommand(1, 1, 0));
   for (TestSession* session : {first_.get(), second_.get()}) {
     const v1::EpochEnded ended = session->AwaitEnded();
-    EXPECT_EQ(ended.code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-    EXPECT_THAT(ended.message(), AllOf(HasSubstr("rank 0 sent gather u"), HasSubstr("rank 1 sent gather v")));
+    EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(ended.why().text(), AllOf(HasSubstr("rank 0 sent gather u"), HasSubstr("rank 1 sent gather v")));
     session->HalfClose();
     EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition));
   }
@@ -283,7 +284,7 @@ TEST_F(SessionTest, RanksThatDisagreeAreTold) {
 TEST_F(SessionTest, ACommandThatBreaksARuleIsInvalid) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->SendCommand(PushCommand(1, 0, 99));
-  EXPECT_THAT(first_->AwaitEnded().message(), HasSubstr("a gradient slot in"));
+  EXPECT_THAT(first_->AwaitEnded().why().text(), HasSubstr("a gradient slot in"));
 }
 
 TEST_F(SessionTest, ACommandBeforeTheEpochEndsTheSessionAlone) {
@@ -342,7 +343,7 @@ TEST_F(LargeModelTest, WhoDoesNotReadHoldsNobodyUp) {
   EXPECT_TRUE(reader.AwaitStarted());
   // It is noticed when it goes, too.
   sleeper.client().CloseCompanion();
-  EXPECT_THAT(reader.AwaitEnded().message(), HasSubstr("rank 0"));
+  EXPECT_THAT(reader.AwaitEnded().why().text(), HasSubstr("rank 0"));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST_P(AllocationFaultsTest, AnEpochThatFindsNoMemoryEndsAndTheNextOneStarts) {
       for (const auto& trainer : trainers) {
         const v1::EpochEnded* const ended = trainer->AwaitEnded();
         ASSERT_NE(ended, nullptr) << "allocation " << number;
-        EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kResourceExhausted)) << ended->message();
+        EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted)) << ended->why().text();
       }
     }
     EXPECT_TRUE(SettlesAt(before)) << "allocation " << number << ": " << faults_.allocated_bytes << " bytes, not "

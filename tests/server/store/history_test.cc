@@ -45,9 +45,9 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneKeepsEpochsFromStarting) {
   for (const auto& trainer : trainers) {
     const v1::EpochEnded* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-    EXPECT_THAT(ended->message(), HasSubstr("one history on all nodes expected"));
-    EXPECT_THAT(ended->message(), HasSubstr("import the same into every daemon"));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_THAT(ended->why().text(), HasSubstr("one history on all nodes expected"));
+    EXPECT_THAT(ended->why().text(), HasSubstr("import the same into every daemon"));
   }
   trainers.clear();
   Import(1, 5);

@@ -23,8 +23,8 @@ class DetachTest : public ModelTest {
   void ExpectGoes(int rank) {
     const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kAborted));
-    EXPECT_THAT(ended->message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
+    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
     trainer(rank).Leave(absl::AbortedError("its process has gone"));
   }
 };
@@ -74,8 +74,8 @@ TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   trainer(1).Gather(kMx, 0);
   const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kAborted));
-  EXPECT_THAT(ended->message(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
+  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
   ExpectNextEpochWorks();
 }
 

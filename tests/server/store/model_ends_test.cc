@@ -213,7 +213,7 @@ TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
   words.Ring();
   const v1::EpochEnded* ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
   trainers_.clear();
   EXPECT_EQ(StateHash(*model_), hash);
   ExpectNextEpochWorks();

@@ -99,10 +99,10 @@ void ModelTest::ExpectEnded(absl::StatusCode code, const testing::Matcher<std::s
   for (const auto& trainer : trainers_) {
     const v1::EpochEnded* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(code)) << ended->message();
-    EXPECT_THAT(ended->message(), message);
+    EXPECT_EQ(ended->why().code(), static_cast<int>(code)) << ended->why().text();
+    EXPECT_THAT(ended->why().text(), message);
     EXPECT_EQ(trainer->words().status().value, static_cast<uint32_t>(code));
-    EXPECT_EQ(trainer->words().EndText(), ended->message());
+    EXPECT_EQ(trainer->words().EndText(), ended->why().text());
   }
 }
 

@@ -300,7 +300,7 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
   if (const absl::Status attached = trainer.Attach(); attached.ok()) {
     const v1::EpochEnded* ended = trainer.AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kDataLoss));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kDataLoss));
   } else {
     EXPECT_THAT(attached, in_doubt);
   }
@@ -339,7 +339,7 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   for (const auto& trainer : trainers) {
     const v1::EpochEnded* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->message(), HasSubstr("the daemon stops"));
+    EXPECT_THAT(ended->why().text(), HasSubstr("the daemon stops"));
   }
   ASSERT_NE(lonely.AwaitEnded(), nullptr);
   EXPECT_THAT(Create(Spec("new")), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("drains")));

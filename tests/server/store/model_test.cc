@@ -86,8 +86,8 @@ TEST_F(ModelTest, AWaitingTrainerMayLeave) {
   first.Leave(absl::DeadlineExceededError("it waited too long"));
   const v1::EpochEnded* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_EQ(ended->message(), "it waited too long");
+  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(ended->why().text(), "it waited too long");
   EXPECT_TRUE(model_->AwaitDeparture(0, first.session(), absl::Seconds(30)));
   EXPECT_EQ(model_->HolderOf(0).session, 0);
   ExpectNextEpochWorks();
@@ -122,8 +122,8 @@ TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
     for (FakeTrainer* each : {&first, &second}) {
       const v1::EpochEnded* ended = each->AwaitEnded();
       ASSERT_NE(ended, nullptr);
-      EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kAborted));
-      EXPECT_THAT(ended->message(),
+      EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
+      EXPECT_THAT(ended->why().text(),
                   HasSubstr(absl::StrCat("rank 1: process ", 10'000 + second.session(), " has gone")));
     }
   }
@@ -139,7 +139,7 @@ TEST_F(ModelTest, MemoryThatCannotBeSentForAnotherReasonEndsTheEpochWithIt) {
   for (FakeTrainer* each : {&first, &second}) {
     const v1::EpochEnded* ended = each->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
   }
   ExpectNextEpochWorks();
 }
@@ -168,8 +168,8 @@ TEST_F(ModelTest, AnEpochThatGetsNoThreadsEndsWithThat) {
       for (FakeTrainer* each : {&first, &second}) {
         const v1::EpochEnded* ended = each->AwaitEnded();
         ASSERT_NE(ended, nullptr);
-        EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
-        EXPECT_THAT(ended->message(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
+        EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+        EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
       }
     }
     ExpectNextEpochWorks();

@@ -122,7 +122,7 @@ TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
   model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
   const v1::EpochEnded* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kUnavailable));
   FakeTrainer second(model_.get(), 1);
   EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kUnavailable));
 }
