@@ -64,8 +64,7 @@ v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank
   detached.set_epoch(epoch);
   detached.set_rank(rank);
   detached.set_command_count(command_count);
-  detached.set_code(static_cast<int>(why.code()));
-  detached.set_message(std::string(why.message()));
+  *detached.mutable_why() = StatusToProto(why);
   return request;
 }
 

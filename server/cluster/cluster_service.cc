@@ -105,7 +105,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
     case v1::JoinRequest::kDetached: {
       const v1::RankDetached& detached = request.detached();
       coordinator_->ReportDetached(node, detached.model(), detached.epoch(), detached.rank(), detached.command_count(),
-                                   ReasonOf(detached.code(), detached.message()));
+                                   ReasonFromProto(detached.why()));
       break;
     }
     case v1::JoinRequest::kCarriedOut: {

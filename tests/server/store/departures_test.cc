@@ -48,14 +48,14 @@ class DeparturesTest : public testing::TestWithParam<Case> {
     ASSERT_OK(trainer(rank).Detach());
     const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
+    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
     trainer(rank).Leave(absl::AbortedError("its process has gone"));
   }
   void ExpectEnded(int rank, const std::string& message) {
     const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kAborted)) << ended->message();
-    EXPECT_THAT(ended->message(), HasSubstr(message));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted)) << ended->why().text();
+    EXPECT_THAT(ended->why().text(), HasSubstr(message));
   }
   void ExpectNextEpochWorks() {
     daemons_.Attach();

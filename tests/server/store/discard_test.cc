@@ -156,9 +156,9 @@ TEST_P(DiscardTest, ACommitInItsPlaceEndsTheEpochAndNamesBoth) {
   for (int rank = 0; rank <= last; ++rank) {
     const v1::EpochEnded* const ended = daemons.trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->code(), static_cast<int>(absl::StatusCode::kFailedPrecondition)) << ended->message();
-    EXPECT_THAT(ended->message(), AllOf(HasSubstr("sent discard"), HasSubstr("sent commit 1")));
-    EXPECT_THAT(ended->message(), HasSubstr(absl::StrCat("rank ", last, " sent commit 1")));
+    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition)) << ended->why().text();
+    EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("sent discard"), HasSubstr("sent commit 1")));
+    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", last, " sent commit 1")));
     EXPECT_EQ(ended->commit_number(), 0);
   }
 }

@@ -81,7 +81,7 @@ TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
   model->OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
   for (const auto& trainer : trainers) {
     ASSERT_NE(trainer->AwaitEnded(), nullptr);
-    EXPECT_THAT(trainer->AwaitEnded()->message(), HasSubstr("rank 5: process 7 has gone"));
+    EXPECT_THAT(trainer->AwaitEnded()->why().text(), HasSubstr("rank 5: process 7 has gone"));
   }
 }
 

@@ -86,7 +86,7 @@ TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
   const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_THAT(ended->message(), HasSubstr("rank 0: process "));
+  EXPECT_THAT(ended->why().text(), HasSubstr("rank 0: process "));
 }
 
 TEST_F(DetachTest, TheLastOneEndsTheEpoch) {
@@ -143,7 +143,7 @@ TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
   EXPECT_TRUE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
   const v1::EpochEnded* ended = waiting.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->message(), "rank 1 did not come");
+  EXPECT_EQ(ended->why().text(), "rank 1 did not come");
   EXPECT_FALSE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
 }
 
