@@ -107,7 +107,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
     std::shared_ptr<SessionCall> self;
     absl::MutexLock lock(&mu_);
     StopTimer();
-    timer_ = grpc::Alarm();
+    timer_.reset();
     admission_.reset();
     // The last owner of a model waits for its epoch's end: not on gRPC's thread.
     workers_.Post([model = std::move(model_)] {});
@@ -166,7 +166,8 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   bool left_by_itself_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for the write under way
   bool finished_ ABSL_GUARDED_BY(mu_) = false;            // gRPC takes nothing more
-  grpc::Alarm timer_ ABSL_GUARDED_BY(mu_);
+  // Replaced by destruction: one that is assigned over is neither cancelled nor freed.
+  std::optional<grpc::Alarm> timer_ ABSL_GUARDED_BY(mu_);
   int64_t timer_generation_ ABSL_GUARDED_BY(mu_) = 0;  // of the timer that counts
 };
 
@@ -354,8 +355,8 @@ void SessionCall::EndCall(const absl::Status& status) {
 
 void SessionCall::SetTimer(absl::Duration wait, std::function<void()> then) {
   const int64_t generation = ++timer_generation_;
-  timer_ = grpc::Alarm();
-  timer_.Set(GrpcDeadline(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
+  timer_.emplace();
+  timer_->Set(GrpcDeadline(wait), [weak = weak_from_this(), generation, then = std::move(then)](bool) {
     const std::shared_ptr<SessionCall> self = weak.lock();
     if (self == nullptr) return;
     absl::MutexLock lock(&self->mu_);
