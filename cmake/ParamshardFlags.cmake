@@ -24,6 +24,14 @@ if(PARAMSHARD_SANITIZE)
   target_link_options(paramshard_flags INTERFACE -fsanitize=${PARAMSHARD_SANITIZE})
 endif()
 
+# The speed of a test is that of the libraries it calls.
+add_library(paramshard_test_flags INTERFACE)
+if(PARAMSHARD_SANITIZE)
+  target_compile_options(paramshard_test_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+else()
+  target_compile_options(paramshard_test_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Os>)
+endif()
+
 # Linked into every program.
 if(PARAMSHARD_SANITIZE MATCHES "thread")
   add_library(paramshard_tsan OBJECT ${PROJECT_SOURCE_DIR}/cmake/tsan/absl_synchronization.cc)
