@@ -1,7 +1,7 @@
 include(GoogleTest)
 
 # paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>]
-#                   [BUNDLED])
+#                   [BUNDLED] [ONE_THREAD])
 #
 #   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its DEPS are
 #              its users' too.
@@ -10,11 +10,12 @@ include(GoogleTest)
 #              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
 #              four times that with sanitizers.
 #              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along.
-#   BENCHMARK  a google-benchmark program in bin/bench/.
+#              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out there.
+#   BENCHMARK  a google-benchmark program in bin/bench/; left out with sanitizers, whose speed is nobody's.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
 function(paramshard_target name kind)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "BUNDLED" "TIMEOUT" "DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "BUNDLED;ONE_THREAD" "TIMEOUT" "DEPS;LABELS")
   set(sources ${arg_UNPARSED_ARGUMENTS})
 
   if(kind STREQUAL "LIBRARY")
@@ -27,6 +28,9 @@ function(paramshard_target name kind)
     endif()
     add_library(${name} STATIC ${sources})
     _paramshard_name_library(${name})
+    if(PARAMSHARD_PRECOMPILE)
+      target_precompile_headers(${name} REUSE_FROM paramshard_precompiled_library)
+    endif()
   elseif(kind MATCHES "^(BINARY|TEST|BENCHMARK)$")
     add_executable(${name} ${sources})
     if(TARGET paramshard_tsan)
@@ -43,15 +47,23 @@ function(paramshard_target name kind)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   elseif(kind STREQUAL "TEST")
-    target_link_libraries(${name} PRIVATE GTest::gmock_main)
-    # The speed of a test is that of the libraries it calls.
-    target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Os>)
+    target_link_libraries(${name} PRIVATE paramshard_test_flags GTest::gmock_main)
     if(arg_BUNDLED)
       set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/test)
     endif()
-    _paramshard_discover_tests(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+    if(PARAMSHARD_PRECOMPILE)
+      target_precompile_headers(${name} REUSE_FROM paramshard_precompiled_test)
+    endif()
+    if(arg_ONE_THREAD AND PARAMSHARD_SANITIZE STREQUAL "thread")
+      set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    else()
+      _paramshard_discover_tests(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+    endif()
   elseif(kind STREQUAL "BENCHMARK")
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)
+    if(PARAMSHARD_SANITIZE)
+      set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    endif()
     target_link_libraries(${name} PRIVATE benchmark::benchmark_main)
   endif()
 endfunction()

@@ -70,15 +70,15 @@ absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
 }
 
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {
-  uint8_t* received = received_.data() + receive_offset_[call.unit];
+  int64_t at_bytes = receive_offset_[call.unit];
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
     if (call.accumulators[slice.parameter] == nullptr) continue;  // absent
-    sums.push_back(Receive(call, slice, received, copies));
-    received += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
+    sums.push_back(Receive(call, slice, at_bytes, copies));
+    at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
   }
 }
 
-SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received,
+SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes,
                                 Copies& copies) const {
   const int64_t bytes = SliceBytes(*group_.model, call.unit, slice);
   SumTask sum{.sources = std::vector<const void*>(group_.ranks()),
@@ -92,8 +92,9 @@ SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& sli
     const int peer = (rank_ + step) % group_.ranks();
     sum.sources[peer] = group_.Gradients(call, slice, peer);
     if (!receives_) continue;
+    uint8_t* const received = received_.data() + at_bytes;
     copies.push_back({received, std::exchange(sum.sources[peer], received), bytes});
-    received += Padded(bytes);
+    at_bytes += Padded(bytes);
   }
   return sum;
 }

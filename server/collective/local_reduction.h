@@ -40,7 +40,7 @@ class LocalReduction {
   absl::Status CheckLanded(const ReduceCall& call) const;
   // Plans what the call asks for: copies of the peers' slices, where they are received, and then the sums.
   void Plan(const ReduceCall& call, Copies& copies, Sums& sums) const;
-  SumTask Receive(const ReduceCall& call, const GradientSlice& slice, uint8_t* received, Copies& copies) const;
+  SumTask Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes, Copies& copies) const;
 
   // Constant after Create.
   LocalGroup group_;

@@ -360,17 +360,20 @@ void Model::RunEpoch(Epoch& epoch) {
   Log(LogLevel::kInfo, "epoch ended",
       {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}, {"why", why.ToString()}});
   absl::Status lost;
+  std::map<int, Trainer> refused;
   {
     absl::MutexLock lock(&mu_);
-    last_end_ = why.ToString();
     Settle(epoch);
     epoch_ = nullptr;
     changed_.SignalAll();
     lost = usable_.ok() ? doubt_ : usable_;
-    if (lost.ok()) Report();
+    last_end_ = (lost.ok() ? why : lost).ToString();
+    // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is given
+    // up an import may settle the doubt.
+    if (!lost.ok()) refused = std::exchange(waiting_, {});
+    Report();
   }
-  // Trainers may have attached while the epoch ended.
-  if (!lost.ok()) OnEpochRefused(lost);
+  for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, lost);
 }
 
 void Model::Settle(const Epoch& epoch) {

@@ -11,6 +11,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -24,6 +25,7 @@
 #include "tests/process_counts.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/stepped_clock.h"
 
 namespace paramshard::test {
 namespace {
@@ -59,6 +61,7 @@ class World {
   absl::Status DeleteVictim() const;
   // Waits for the end of a trainer. The error for one that hangs quotes what the daemon says about it.
   absl::Status AwaitEnd(ChildProcess& trainer) const;
+  void StepWallClock(absl::Duration by) { clock_.Step(by); }
   absl::Status CheckAlive();
   // Everything that must hold between rounds.
   absl::Status Check(int64_t threads, int64_t descriptors);
@@ -67,25 +70,28 @@ class World {
   int64_t Descriptors() const { return Entries("fd"); }
 
  private:
-  World(const CampaignOptions& options, TemporaryDirectory directory, DaemonProcess daemon)
-      : ctl_(options.ctl), directory_(std::move(directory)), daemon_(std::move(daemon)) {}
+  World(const CampaignOptions& options, TemporaryDirectory directory, SteppedClock clock, DaemonProcess daemon)
+      : ctl_(options.ctl), directory_(std::move(directory)), clock_(std::move(clock)), daemon_(std::move(daemon)) {}
 
   int64_t Entries(const char* folder) const { return CountEntries(absl::StrCat("/proc/", daemon_.pid(), "/", folder)); }
   absl::StatusOr<nlohmann::json> Ctl(const std::string& arguments) const;
 
   std::string ctl_;
   TemporaryDirectory directory_;
+  SteppedClock clock_;
   DaemonProcess daemon_;
   std::string state_hash_;
 };
 
 absl::StatusOr<World> World::Start(const CampaignOptions& options) {
   TemporaryDirectory directory;
+  SteppedClock clock(options.wall_clock, directory.path() + "/wall_clock");
   ASSIGN_OR_RETURN(DaemonProcess daemon,
                    DaemonProcess::Start(options.daemon, directory.path(),
                                         {"--device=cpu:0,cpu:1", "--log-level=error",
-                                         absl::StrCat("--step-timeout=", absl::FormatDuration(kStepTimeout))}));
-  World world(options, std::move(directory), std::move(daemon));
+                                         absl::StrCat("--step-timeout=", absl::FormatDuration(kStepTimeout))},
+                                        kPatience, {.environment = clock.Environment()}));
+  World world(options, std::move(directory), std::move(clock), std::move(daemon));
   RETURN_IF_ERROR(world.Train(kBystander));
   ASSIGN_OR_RETURN(world.state_hash_, world.StateHash(kBystander));
   RETURN_IF_ERROR(world.Train(kVictim));
@@ -114,19 +120,14 @@ absl::StatusOr<std::string> World::StateHash(const std::string& model) const {
   return verified.value("/summary/stateHash"_json_pointer, std::string());
 }
 
+// The daemon sees ends and arrivals in their order: when it welcomes this client, it knows that the trainers have gone.
 absl::Status World::DeleteVictim() const {
-  ChildProcess child = ChildProcess::Run([&](Board&) -> absl::Status {
-    ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = socket_dir()}));
-    const absl::Time deadline = absl::Now() + kPatience / 2;
-    while (true) {
-      const absl::Status status = client.DeleteModel(kVictim);
-      if (status.ok() || absl::IsNotFound(status)) return absl::OkStatus();
-      // The daemon may not have seen yet that its trainers are gone.
-      if (!absl::IsFailedPrecondition(status) || absl::Now() > deadline) return status;
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-  });
-  return child.Await(kPatience);
+  return ChildProcess::Run([&](Board&) -> absl::Status {
+           ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = socket_dir()}));
+           const absl::Status status = client.DeleteModel(kVictim);
+           return absl::IsNotFound(status) ? absl::OkStatus() : status;
+         })
+      .Await(kPatience);
 }
 
 absl::Status World::AwaitEnd(ChildProcess& trainer) const {
@@ -153,13 +154,10 @@ absl::Status World::Check(int64_t threads, int64_t descriptors) {
   if (hash != state_hash_) {
     return absl::InternalError(absl::StrCat("the bystander's hash ", state_hash_, " expected, got ", hash));
   }
-  const absl::Time deadline = absl::Now() + kPatience;
-  while (Threads() > threads + kSlack || Descriptors() > descriptors + kSlack) {
-    if (absl::Now() > deadline) {
-      return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
-                                              Threads(), " and ", Descriptors()));
-    }
-    absl::SleepFor(absl::Milliseconds(10));
+  // What the round began has ended: the model is gone, with its epoch's threads, and so are the round's connections.
+  if (Threads() > threads + kSlack || Descriptors() > descriptors + kSlack) {
+    return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
+                                            Threads(), " and ", Descriptors()));
   }
   return absl::OkStatus();
 }
@@ -273,6 +271,32 @@ absl::Status StopDaemon(World& world, Random& random, Count& count) {
   });
 }
 
+absl::Status StopBoth(World& world, Random& random, Count& count) {
+  return TrainDisturbed(world, random, count, [&](ChildProcess& trainer) {
+    const auto stop_trainer = [&] { trainer.Signal(SIGSTOP); };
+    const auto stop_daemon = [&] { world.daemon().Pause(); };
+    const auto go_on_trainer = [&] { trainer.Signal(SIGCONT); };
+    const auto go_on_daemon = [&] { world.daemon().Signal(SIGCONT); };
+    const bool daemon_stops_first = random() % 2 == 0, daemon_goes_on_first = random() % 2 == 0;
+    daemon_stops_first ? (stop_daemon(), stop_trainer()) : (stop_trainer(), stop_daemon());
+    absl::SleepFor(UpTo(2 * kStepTimeout, random));
+    daemon_goes_on_first ? go_on_daemon() : go_on_trainer();
+    absl::SleepFor(UpTo(2 * kStepTimeout, random));
+    daemon_goes_on_first ? go_on_trainer() : go_on_daemon();
+  });
+}
+
+// Nothing that a trainer does depends on the wall clock: not one of them fails.
+absl::Status StepClock(World& world, Random& random, Count& count) {
+  const absl::Duration step = absl::Seconds(static_cast<int64_t>(random() % 14400) - 7200);
+  const absl::Status status = TrainDisturbed(world, random, count, [&](ChildProcess&) { world.StepWallClock(step); });
+  RETURN_IF_ERROR(status);
+  ASSIGN_OR_RETURN(const std::string hash, world.StateHash(kVictim));
+  world.StepWallClock(-step);
+  return Expect(hash == world.state_hash(), absl::StrCat("the bystander's hash expected after a step by ",
+                                                         absl::FormatDuration(step), ", got ", hash));
+}
+
 absl::Status Requests(World& world, Random& random, Count& count) {
   constexpr int kRequests = 40;
   ChildProcess child = ChildProcess::Run([&world, seed = random()](Board& board) -> absl::Status {
@@ -292,13 +316,21 @@ absl::Status Handoff(World& world, Random& random, Count&) {
   return child.Await(kPatience);
 }
 
-// Trains under a limit that is lifted afterwards.
-absl::Status TrainLimited(World& world, Count& count, __rlimit_resource resource, rlim_t soft) {
+// Does something under a limit that is lifted afterwards.
+absl::Status WithLimit(World& world, __rlimit_resource resource, rlim_t soft,
+                       absl::FunctionRef<absl::Status()> something) {
   const pid_t daemon = world.daemon().pid();
   rlimit before{};
   if (prlimit(daemon, resource, nullptr, &before) != 0) return absl::ErrnoToStatus(errno, "prlimit");
   const rlimit limit{.rlim_cur = soft, .rlim_max = before.rlim_max};
   if (prlimit(daemon, resource, &limit, nullptr) != 0) return absl::ErrnoToStatus(errno, "prlimit");
+  const absl::Status status = something();
+  if (prlimit(daemon, resource, &before, nullptr) != 0) return absl::ErrnoToStatus(errno, "prlimit");
+  return status;
+}
+
+// Trainers may fail, but must end.
+absl::Status TrainUnderLimit(World& world, Count& count) {
   std::vector<ChildProcess> trainers;
   for (int rank : {0, 1}) {
     Training training = world.TrainingOf(kVictim, rank);
@@ -309,20 +341,45 @@ absl::Status TrainLimited(World& world, Count& count, __rlimit_resource resource
   absl::Status first = trainers[0].Await(3 * kStepTimeout);
   absl::Status second = trainers[1].Await(3 * kStepTimeout);
   count.errors += !first.ok() + !second.ok();
-  if (prlimit(daemon, resource, &before, nullptr) != 0) return absl::ErrnoToStatus(errno, "prlimit");
   return absl::OkStatus();
 }
 
 absl::Status LimitDescriptors(World& world, Random& random, Count& count) {
-  return TrainLimited(world, count, RLIMIT_NOFILE, world.Descriptors() + random() % 16);
+  return WithLimit(world, RLIMIT_NOFILE, world.Descriptors() + random() % 16,
+                   [&] { return TrainUnderLimit(world, count); });
+}
+
+// What the daemon has mapped, and `more_mebibytes`.
+absl::StatusOr<rlim_t> AddressSpace(World& world, uint64_t more_mebibytes) {
+  ASSIGN_OR_RETURN(const std::string pages,
+                   OutputOf(absl::StrCat("cut -d' ' -f1 /proc/", world.daemon().pid(), "/statm")));
+  return std::stoull(pages) * sysconf(_SC_PAGESIZE) + (more_mebibytes << 20);
 }
 
 absl::Status LimitThreads(World& world, Random& random, Count& count) {
-  ASSIGN_OR_RETURN(const std::string pages,
-                   OutputOf(absl::StrCat("cut -d' ' -f1 /proc/", world.daemon().pid(), "/statm")));
-  const rlim_t size_bytes = std::stoull(pages) * sysconf(_SC_PAGESIZE);
   // A stack has 8 MiB.
-  return TrainLimited(world, count, RLIMIT_AS, size_bytes + (2 + random() % 30) * (1 << 20));
+  ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(world, 2 + random() % 30));
+  return WithLimit(world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(world, count); });
+}
+
+// A model of which some memory may fit, and not all: each of its matrices has 16 MiB of master.
+absl::Status CreateLarge(World& world, Count& count) {
+  ChildProcess child = ChildProcess::Run([&world](Board&) -> absl::Status {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = world.socket_dir()}));
+    ModelSpec spec = SmallModel(kVictim);
+    for (UnitSpec& unit : spec.units) unit.parameters[0].shape = {2048, 2048};
+    const absl::Status created = client.CreateModel(spec);
+    return absl::IsResourceExhausted(created) ? absl::OkStatus() : created;
+  });
+  const absl::Status status = child.Await(kPatience);
+  count.errors += !status.ok();
+  return status;
+}
+
+absl::Status LimitMemory(World& world, Random& random, Count& count) {
+  ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(world, 10 + random() % 200));
+  RETURN_IF_ERROR(WithLimit(world, RLIMIT_AS, limit, [&] { return CreateLarge(world, count); }));
+  return WithLimit(world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(world, count); });
 }
 
 absl::Status Hostile(World& world, Random& random, Count& count, PageArea area) {
@@ -352,10 +409,13 @@ constexpr Assault kAssaults[] = {
     {"kill-start", KillStart},
     {"stop-trainer", StopTrainer},
     {"stop-daemon", StopDaemon},
+    {"stop-both", StopBoth},
+    {"clock", StepClock},
     {"requests", Requests},
     {"handoff", Handoff},
     {"descriptors", LimitDescriptors},
     {"threads", LimitThreads},
+    {"memory", LimitMemory},
     {"ring", [](World& world, Random& random, Count& count) { return Hostile(world, random, count, PageArea::kRing); }},
     {"words",
      [](World& world, Random& random, Count& count) { return Hostile(world, random, count, PageArea::kWords); }},

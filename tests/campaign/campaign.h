@@ -19,10 +19,13 @@ namespace paramshard::test {
 //   kill-start     the same while it starts
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
 //   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
+//   stop-both      SIGSTOP of both, one after the other, and SIGCONT in any order
+//   clock          steps of the daemon's wall clock by up to two hours: trainings do not notice
 //   requests       mutated requests on every method
 //   handoff        random packets on the companion socket
 //   descriptors    a limit on the daemon's descriptors, so that an attach finds none
 //   threads        a limit on its address space, so that stacks of threads do not fit
+//   memory         the same, so that a large model does not fit
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();
@@ -30,6 +33,7 @@ std::vector<std::string> AssaultNames();
 struct CampaignOptions {
   std::string daemon;                 // the program
   std::string ctl;                    // the program
+  std::string wall_clock;             // the library that stepped_clock.h wants
   std::vector<std::string> assaults;  // empty: all, in turn
   int64_t rounds = 100;
   absl::Duration time = absl::InfiniteDuration();  // no round begins later

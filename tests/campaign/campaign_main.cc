@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   paramshard::test::CampaignOptions options;
   options.daemon = paramshard::test::Program(PARAMSHARDD);
   options.ctl = paramshard::test::Program(PARAMSHARDCTL);
+  options.wall_clock = WALL_CLOCK;
   int64_t seconds = 0;
   std::string json;
   CLI::App app("Mistreats a daemon in rounds, and looks after each whether it still is what it was.");

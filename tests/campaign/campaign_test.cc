@@ -17,8 +17,14 @@ constexpr int64_t kRounds = 8;
 class CampaignTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(CampaignTest, EverythingHolds) {
+#ifdef PARAMSHARD_SANITIZE
+  if (GetParam() == "threads" || GetParam() == "memory") {
+    GTEST_SKIP() << "a limit on the address space ends a daemon with sanitizers, which map what they like";
+  }
+#endif
   const CampaignResult result = RunCampaign({.daemon = Program(PARAMSHARDD),
                                              .ctl = Program(PARAMSHARDCTL),
+                                             .wall_clock = WALL_CLOCK,
                                              .assaults = {GetParam()},
                                              .rounds = kRounds,
                                              .seed = FirstSeed(1)});
@@ -29,18 +35,17 @@ TEST_P(CampaignTest, EverythingHolds) {
   EXPECT_EQ(json["held"], result.status.ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest,
-                         testing::Values("kill-trainer", "kill-start", "stop-trainer", "stop-daemon", "requests",
-                                         "handoff", "descriptors", "threads", "ring", "words"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest, testing::ValuesIn(AssaultNames()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 TEST(AssaultTest, AnUnknownAssaultIsAnError) {
-  const CampaignResult result =
-      RunCampaign({.daemon = Program(PARAMSHARDD), .ctl = Program(PARAMSHARDCTL), .assaults = {"kindness"}});
+  const CampaignResult result = RunCampaign({.daemon = Program(PARAMSHARDD),
+                                             .ctl = Program(PARAMSHARDCTL),
+                                             .wall_clock = WALL_CLOCK,
+                                             .assaults = {"kindness"}});
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kInvalidArgument));
 }
 

@@ -32,6 +32,7 @@ struct Surroundings {
   int standard_error = -1;                           // a descriptor; -1: the parent's
   std::vector<std::pair<int, int64_t>> limits = {};  // RLIMIT_* and its value, soft and hard
   std::vector<int> ignored_signals = {};
+  std::vector<std::pair<std::string, std::string>> environment = {};  // besides the parent's
 };
 
 // Killed with -9 at the end unless it has exited, and when its parent dies.

@@ -19,8 +19,7 @@ using Work = Sequence::Work;
 
 SimulatedEpoch::SimulatedEpoch(const ModelSpec* spec, const Layout* layout, const SimulationSize& size,
                                int64_t commit_number, std::mt19937_64* random)
-    : spec_(*spec),
-      layout_(*layout),
+    : layout_(*layout),
       random_(random),
       first_rank_(size.first_rank),
       trainers_(size.ranks),

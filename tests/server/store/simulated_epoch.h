@@ -128,7 +128,6 @@ class SimulatedEpoch : private TrainerWords {
   bool OneIn(int n) { return Random(n) == 0; }
   int ranks() const { return static_cast<int>(ranks_.size()); }
 
-  const ModelSpec& spec_;
   const Layout& layout_;
   std::mt19937_64* random_;
   const int first_rank_;
