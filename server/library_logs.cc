@@ -71,6 +71,7 @@ void LogProtobuf(google::protobuf::LogLevel severity, const char* file, int line
 
 void LogWhatLibrariesSay() {
   gpr_set_log_function(LogGrpc);
+  gpr_log_verbosity_init();  // before its first use gRPC says nothing at all
   google::protobuf::SetLogHandler(LogProtobuf);
 }
 

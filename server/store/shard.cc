@@ -116,6 +116,11 @@ struct HostPlane {
   }
 };
 
+// Rows of a row-wise plane that share scales; 1 where there are none.
+int64_t RowsOfABlock(const Encoding& encoding) {
+  return std::max<int64_t>(1, TraitsOf(encoding.format).row_wise_block.rows);
+}
+
 }  // namespace
 
 ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
@@ -245,7 +250,7 @@ absl::StatusOr<Shard::FrozenWork> Shard::LoadFrozen(int index) const {
 
 absl::StatusOr<std::vector<float>> Shard::DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const {
   const int64_t columns = Spec(extent).columns();
-  const int64_t block_rows = TraitsOf(EncodingOf(Spec(extent).encoding).format).row_wise_block.rows;
+  const int64_t block_rows = RowsOfABlock(EncodingOf(Spec(extent).encoding));
   std::vector<float> values(part.rows.size() * columns);
   // Rows that begin within a block are decoded up to its end, and all that follow at once.
   const int64_t end = part.rows.end - extent.rows.begin;
@@ -264,7 +269,7 @@ absl::Status Shard::DecodeRows(const ShardExtent& extent, RowRange rows, float* 
   const Encoding encoding = EncodingOf(Spec(extent).encoding);
   const int64_t columns = Spec(extent).columns();
   // What stands for the whole tensor stands before any row.
-  const int64_t block_rows = TraitsOf(encoding.format).row_wise_block.rows;
+  const int64_t block_rows = RowsOfABlock(encoding);
   const int64_t scaled_rows = rows.begin / block_rows * block_rows;
   const int64_t scales_before = scaled_rows == 0 ? 0 : ScaleBytes(encoding, Plane::kRowWise, scaled_rows, columns);
   const auto [all_data, all_scales, all_amax] = Spans(extent).front();
