@@ -1,5 +1,7 @@
 include(GoogleTest)
 
+add_custom_target(bundled)
+
 # paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>]
 #                   [BUNDLED] [ONE_THREAD])
 #
@@ -9,7 +11,8 @@ include(GoogleTest)
 #   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
 #              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
 #              four times that with sanitizers.
-#              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along.
+#              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along. The target `bundled`
+#              builds these, and all binaries and benchmarks.
 #              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out there.
 #   BENCHMARK  a google-benchmark program in bin/bench/; left out with sanitizers, whose speed is nobody's.
 #
@@ -43,6 +46,9 @@ function(paramshard_target name kind)
   _paramshard_include_from_root(${name} PUBLIC)
   target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:paramshard_flags> PUBLIC ${arg_DEPS})
 
+  if(kind MATCHES "^(BINARY|BENCHMARK)$" OR arg_BUNDLED)
+    add_dependencies(bundled ${name})
+  endif()
   if(kind STREQUAL "BINARY")
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

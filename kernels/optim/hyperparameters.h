@@ -3,6 +3,8 @@
 #ifndef PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
 #define PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
 
+#include <array>
+
 namespace paramshard {
 
 // All finite.
@@ -15,10 +17,10 @@ struct Hyperparameters {
 };
 
 // All of them, for what treats them alike.
-inline constexpr float Hyperparameters::*kHyperparameters[] = {&Hyperparameters::learning_rate, &Hyperparameters::beta1,
-                                                               &Hyperparameters::beta2, &Hyperparameters::epsilon,
-                                                               &Hyperparameters::weight_decay};
-static_assert(sizeof(kHyperparameters) / sizeof(kHyperparameters[0]) == sizeof(Hyperparameters) / sizeof(float),
+inline constexpr std::array<float Hyperparameters::*, 5> kHyperparameters = {
+    &Hyperparameters::learning_rate, &Hyperparameters::beta1, &Hyperparameters::beta2, &Hyperparameters::epsilon,
+    &Hyperparameters::weight_decay};
+static_assert(kHyperparameters.size() == sizeof(Hyperparameters) / sizeof(float),
               "a hyper-parameter that is not in the list");
 
 }  // namespace paramshard

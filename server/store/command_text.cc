@@ -44,8 +44,8 @@ std::string GroupText(const v1::GroupHyperparameters& group) {
 std::string CommitText(const ModelSpec& spec, const v1::Commit& commit) {
   std::string text;
   for (int i = 0; i < commit.groups_size(); ++i) {
-    absl::StrAppend(&text, i == 0 ? " with " : "; ", NameAt(spec.groups, i, "group"), ": ",
-                    GroupText(commit.groups(i)));
+    const std::string name = NameAt(spec.groups, i, "group");
+    absl::StrAppend(&text, i == 0 ? " with " : "; ", name, name.empty() ? "" : ": ", GroupText(commit.groups(i)));
   }
   if (commit.has_max_grad_norm()) absl::StrAppend(&text, "; clipped to norm ", FloatText(commit.max_grad_norm()));
   if (commit.has_gradient_scale()) absl::StrAppend(&text, "; gradient scale ", FloatText(commit.gradient_scale()));

@@ -81,7 +81,8 @@ absl::StatusOr<PlaneStatistics> MeasureExtent(const Shard& shard, const ShardExt
 
 // Requires shard.mutex().
 absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const ShardExtent& extent) {
-  ExtentDescription description{.rows = extent.rows};
+  ExtentDescription description;
+  description.rows = extent.rows;
   ASSIGN_OR_RETURN(description.planes, MeasureExtent(shard, extent));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg, shard.Read(extent, StateTensor::kExpAvg));
   ASSIGN_OR_RETURN(const std::vector<float> exp_avg_sq, shard.Read(extent, StateTensor::kExpAvgSq));
@@ -92,7 +93,9 @@ absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const Shard
 
 absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent)
     ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
-  ExtentVerification verification{.parameter = shard.Spec(extent).name, .rows = extent.rows};
+  ExtentVerification verification;
+  verification.parameter = shard.Spec(extent).name;
+  verification.rows = extent.rows;
   ASSIGN_OR_RETURN(verification.planes_match, shard.PlanesMatch(extent));
   const auto hash = [&](StateTensor tensor) -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(const std::vector<HostView> parts, shard.Stored(extent, tensor));
@@ -120,7 +123,8 @@ absl::Status CheckKnown(const Model& model, absl::string_view parameter) {
 // ABORTED when the state does not stay.
 absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::string_view parameter) {
   ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "describe"));
-  ParameterDescription description{.version = pinned.numbers().version};
+  ParameterDescription description;
+  description.version = pinned.numbers().version;
   const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     const ParameterSpec& spec = shard.Spec(extent);
     if (spec.name != parameter) return absl::OkStatus();
@@ -222,7 +226,8 @@ absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit
 absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
                                           absl::FunctionRef<absl::Status(const ExtentVerification&)> sink) {
   ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "verify"));
-  VerifySummary summary{.numbers = pinned.numbers()};
+  VerifySummary summary;
+  summary.numbers = pinned.numbers();
   std::string hashes;
   const auto verify = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     ExtentVerification verification;

@@ -15,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -385,7 +386,8 @@ TEST_F(FaultTest, AThousandSessionsLeaveNothingBehind) {
   const int64_t threads = EntriesOf(daemon_->pid(), "task");
   for (int i = 0; i < 3; ++i) round();
   EXPECT_LE(EntriesOf(daemon_->pid(), "fd"), descriptors + 2);
-  EXPECT_LE(EntriesOf(daemon_->pid(), "task"), threads + 2);
+  // gRPC's pools still grow, up to the number of cores; a thread for each session would be 750 more.
+  EXPECT_LE(EntriesOf(daemon_->pid(), "task"), threads + 2 + std::thread::hardware_concurrency());
 }
 
 TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
