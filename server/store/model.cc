@@ -8,7 +8,6 @@
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
-#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
 
@@ -19,12 +18,7 @@ namespace {
 constexpr double kImbalanceWarning = 1.25;
 
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
-  const CommitLog::Numbers numbers = log.numbers();
-  v1::EpochEnded ended;
-  *ended.mutable_why() = StatusToProto(why);
-  ended.set_commit_number(numbers.commit_number);
-  ended.set_version(numbers.version);
-  trainer.on_ended(ended);
+  trainer.on_ended({.epoch = std::nullopt, .numbers = log.numbers(), .why = why});
 }
 
 absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
@@ -68,10 +62,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .available_bytes = model->options_.available_bytes});
   RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
-  *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
-  model->greeting_.set_shard_size(model->layout_->ranks());
-  model->greeting_.set_layout_fingerprint(LayoutFingerprint(*model->layout_));
-  model->greeting_.set_world_size(model->topology().world_size());
+  model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   model->LogBudget();
   return model;
 }
@@ -337,7 +328,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .clock = options_.clock,
                          .nccl_library = world().engines.nccl_library,
                          .sums_at_commit = budget_->sums_at_commit(),
-                         .greeting = &greeting_};
+                         .layout_fingerprint = layout_fingerprint_};
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
@@ -642,7 +633,7 @@ v1::Model Model::ToProto() const {
   v1::Model proto;
   const Activity now = activity();
   const CommitLog::Numbers numbers = commit_log_.numbers();
-  *proto.mutable_spec() = greeting_.spec();
+  *proto.mutable_spec() = ModelSpecToProto(spec());
   proto.set_shard_size(topology_.shard_size());
   proto.set_world_size(topology_.world_size());
   proto.set_version(numbers.version);

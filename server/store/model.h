@@ -231,10 +231,10 @@ class Model {
   const Topology topology_;
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
+  uint64_t layout_fingerprint_ = 0;
   ScalingBook scaling_book_;
   std::optional<ModelBudget> budget_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  v1::EpochStarted greeting_;
   CommitLog commit_log_;
 
   mutable absl::Mutex mu_;
