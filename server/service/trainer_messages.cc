@@ -2,6 +2,7 @@
 
 #include "proto/model/model_spec_proto.h"
 #include "proto/status.h"
+#include "server/store/inspection.h"
 
 namespace paramshard::server {
 namespace {
@@ -17,6 +18,24 @@ v1::CommitResult ToProto(const CommitAnswer& answer) {
 }
 
 }  // namespace
+
+v1::Model ToProto(const Model& model) {
+  const ModelSummary summary = Summarize(model);
+  v1::Model proto;
+  *proto.mutable_spec() = ModelSpecToProto(model.spec());
+  proto.set_shard_size(summary.shard_size);
+  proto.set_world_size(summary.world_size);
+  proto.set_version(summary.numbers.version);
+  proto.set_commit_number(summary.numbers.commit_number);
+  proto.set_history_id(summary.numbers.history.ToString());
+  proto.set_lineage(summary.lineage.ToString());
+  if (summary.epoch > 0) proto.set_epoch(summary.epoch);
+  proto.set_running(summary.running);
+  proto.set_parameter_count(summary.parameter_count);
+  proto.set_element_count(summary.element_count);
+  proto.set_imbalance(summary.imbalance);
+  return proto;
+}
 
 v1::EpochStarted ToProto(const EpochGreeting& greeting) {
   v1::EpochStarted proto;

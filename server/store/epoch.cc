@@ -6,8 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/proto_enums.h"
-#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"

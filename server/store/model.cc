@@ -550,6 +550,7 @@ absl::StatusOr<History> Model::EndChange(const StateChange& change, const Histor
 Model::State Model::StateLocked() const {
   const CommitLog::Numbers numbers = commit_log_.numbers();
   return {.numbers = {.history = history_.id, .commit_number = numbers.commit_number, .version = numbers.version},
+          .lineage = history_.lineage,
           .generation = generation_};
 }
 
@@ -627,30 +628,6 @@ std::vector<int> Model::MissingRanks() const {
     if (!waiting_.contains(world().first_rank + i)) missing.push_back(world().first_rank + i);
   }
   return missing;
-}
-
-v1::Model Model::ToProto() const {
-  v1::Model proto;
-  const Activity now = activity();
-  const CommitLog::Numbers numbers = commit_log_.numbers();
-  *proto.mutable_spec() = ModelSpecToProto(spec());
-  proto.set_shard_size(topology_.shard_size());
-  proto.set_world_size(topology_.world_size());
-  proto.set_version(numbers.version);
-  proto.set_commit_number(numbers.commit_number);
-  const History begun = history();
-  proto.set_history_id(begun.id.ToString());
-  proto.set_lineage(begun.lineage.ToString());
-  if (now.epoch > 0) proto.set_epoch(now.epoch);
-  proto.set_running(now.running);
-  for (const UnitSpec& unit : spec().units) {
-    proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));
-    for (const ParameterSpec& parameter : unit.parameters) {
-      proto.set_element_count(proto.element_count() + parameter.rows() * parameter.columns());
-    }
-  }
-  proto.set_imbalance(layout_->Imbalance());
-  return proto;
 }
 
 }  // namespace paramshard::server

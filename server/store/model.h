@@ -142,6 +142,7 @@ class Model {
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
   struct State {
     StateNumbers numbers;
+    Lineage lineage;
     int64_t generation = 0;
   };
   State state() const;
@@ -183,7 +184,6 @@ class Model {
   Activity activity() const;
   // World ranks of this daemon without a trainer.
   std::vector<int> MissingRanks() const;
-  v1::Model ToProto() const;
 
  private:
   Model(Options options, Topology topology);
