@@ -23,6 +23,7 @@
 #include "server/service/call_timer.h"
 #include "server/service/grpc_status.h"
 #include "server/service/messages.h"
+#include "server/service/trainer_messages.h"
 
 namespace paramshard::server {
 namespace {
@@ -317,15 +318,15 @@ Trainer SessionCall::MakeTrainer(int rank) {
           .send_memory = [&handoff = callers_.handoff(), token = caller_.token](
                              const auto& message, auto fds) { return handoff.SendMemory(token, message, fds); },
           .on_started =
-              [self](const v1::EpochStarted& started) {
+              [self](const EpochGreeting& greeting) {
                 v1::SessionResponse response;
-                *response.mutable_started() = started;
+                *response.mutable_started() = ToProto(greeting);
                 self->Put(std::move(response));
               },
           .on_ended =
-              [self](const v1::EpochEnded& ended) {
+              [self](const EpochFarewell& farewell) {
                 v1::SessionResponse response;
-                *response.mutable_ended() = ended;
+                *response.mutable_ended() = ToProto(farewell);
                 self->Put(std::move(response));
               }};
 }

@@ -8,6 +8,7 @@
 #include "proto/model/model_spec_proto.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
+#include "server/service/trainer_messages.h"
 #include "server/version.h"
 
 namespace paramshard::server {
@@ -53,14 +54,14 @@ absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call&,
   ASSIGN_OR_RETURN(const ModelStore::Created created, store_->CreateOrJoin(std::move(spec)));
   v1::CreateModelResponse response;
   response.set_created(created.created);
-  *response.mutable_model() = created.model->ToProto();
+  *response.mutable_model() = ToProto(*created.model);
   return response;
 }
 
 absl::StatusOr<v1::GetModelResponse> TrainerService::GetModel(const Call&, const v1::GetModelRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
   v1::GetModelResponse response;
-  *response.mutable_model() = model->ToProto();
+  *response.mutable_model() = ToProto(*model);
   return response;
 }
 

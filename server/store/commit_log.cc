@@ -9,9 +9,9 @@ CommitLog::Numbers CommitLog::numbers() const {
   return numbers_;
 }
 
-std::optional<v1::CommitResult> CommitLog::last_result() const {
+std::optional<CommitAnswer> CommitLog::last_answer() const {
   absl::MutexLock lock(&mu_);
-  return last_result_;
+  return last_answer_;
 }
 
 std::string CommitLog::client_state(int rank) const {
@@ -19,26 +19,24 @@ std::string CommitLog::client_state(int rank) const {
   return client_states_[rank];
 }
 
-v1::CommitResult CommitLog::Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                                   std::vector<std::string> client_states) {
+CommitAnswer CommitLog::Answer(bool applied, double gradient_norm, int64_t non_finite_count,
+                               std::vector<std::string> client_states) {
   absl::MutexLock lock(&mu_);
   ++numbers_.commit_number;
   ++(applied ? numbers_.version : numbers_.skipped);
   client_states_ = std::move(client_states);
-  v1::CommitResult result;
-  result.set_commit_number(numbers_.commit_number);
-  result.set_version(numbers_.version);
-  result.set_skipped(!applied);
-  result.set_gradient_norm(gradient_norm);
-  result.set_non_finite_count(non_finite_count);
-  last_result_ = result;
-  return result;
+  last_answer_ = {.commit_number = numbers_.commit_number,
+                  .version = numbers_.version,
+                  .skipped = !applied,
+                  .gradient_norm = gradient_norm,
+                  .non_finite_count = non_finite_count};
+  return *last_answer_;
 }
 
 void CommitLog::Reset(int64_t commit_number, int64_t version) {
   absl::MutexLock lock(&mu_);
   numbers_ = {.commit_number = commit_number, .version = version, .skipped = 0};
-  last_result_.reset();
+  last_answer_.reset();
   for (std::string& state : client_states_) state.clear();
 }
 

@@ -9,12 +9,22 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::server {
 
 // Steps and commits are counted up from less than this, without overflow.
 inline constexpr int64_t kNumberLimit = int64_t{1} << 62;
+
+// What all ranks are told of a commit.
+struct CommitAnswer {
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  bool skipped = false;      // a gradient was not finite: nothing was applied
+  double gradient_norm = 0;  // after unscaling, before clipping
+  int64_t non_finite_count = 0;
+
+  friend bool operator==(const CommitAnswer&, const CommitAnswer&) = default;
+};
 
 // Thread-safe. Ranks are the daemon's own, from 0.
 class CommitLog {
@@ -28,19 +38,19 @@ class CommitLog {
   explicit CommitLog(int ranks) : client_states_(ranks) {}
 
   Numbers numbers() const;
-  std::optional<v1::CommitResult> last_result() const;
+  std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
 
-  // Answers the next commit and returns its result.
-  v1::CommitResult Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                          std::vector<std::string> client_states);
+  // Answers the next commit.
+  CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
+                      std::vector<std::string> client_states);
   // After an import: the last answer is unknown.
   void Reset(int64_t commit_number, int64_t version);
 
  private:
   mutable absl::Mutex mu_;
   Numbers numbers_ ABSL_GUARDED_BY(mu_);
-  std::optional<v1::CommitResult> last_result_ ABSL_GUARDED_BY(mu_);
+  std::optional<CommitAnswer> last_answer_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -6,8 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/proto_enums.h"
-#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
@@ -173,25 +171,28 @@ absl::Status Epoch::Greet() {
   return absl::OkStatus();
 }
 
+EpochGreeting Epoch::GreetingOf(int rank) const {
+  return {.epoch = options_.number,
+          .numbers = options_.commit_log->numbers(),
+          .client_state = options_.commit_log->client_state(rank),
+          .last_commit = options_.commit_log->last_answer(),
+          .spec = options_.spec,
+          .shard_size = options_.layout->ranks(),
+          .layout_fingerprint = options_.layout_fingerprint,
+          .world_size = options_.topology->world_size(),
+          .group_rank = options_.topology->GroupRank(rank),
+          .client_lands_own_pieces = !engines_[rank]->lands_own_pieces(),
+          .client_lands_own_gradients = engines_[rank]->sums_at_commit(),
+          .gpu_uuid = options_.shards[rank]->device().gpu_uuid()};
+}
+
 absl::Status Epoch::GreetTrainer(int rank) {
   const Trainer& trainer = options_.trainers[rank];
   Seat& seat = *seats_[rank];
   const Memory& planes = options_.shards[rank]->planes();
-  v1::EpochStarted started = *options_.greeting;
-  const CommitLog::Numbers numbers = options_.commit_log->numbers();
-  started.set_epoch(options_.number);
-  started.set_commit_number(numbers.commit_number);
-  started.set_version(numbers.version);
-  started.set_client_state(options_.commit_log->client_state(rank));
-  started.set_group_rank(options_.topology->GroupRank(rank));
-  started.set_client_lands_own_pieces(!engines_[rank]->lands_own_pieces());
-  started.set_client_lands_own_gradients(engines_[rank]->sums_at_commit());
-  started.set_gpu_uuid(options_.shards[rank]->device().gpu_uuid());
-  if (const auto result = options_.commit_log->last_result(); result.has_value()) {
-    *started.mutable_last_commit() = *result;
-    seat.WriteAnswer(*result);
-  }
-  seat.words().Publish(seat.words().committed(), static_cast<uint32_t>(numbers.commit_number));
+  const EpochGreeting greeting = GreetingOf(rank);
+  if (greeting.last_commit.has_value()) seat.WriteAnswer(*greeting.last_commit);
+  seat.words().Publish(seat.words().committed(), static_cast<uint32_t>(greeting.numbers.commit_number));
   wire::HandoffMemory message{.session = trainer.session,
                               .planes_bytes = planes.size_bytes(),
                               .slots_bytes = seat.memory().slots.size_bytes(),
@@ -202,7 +203,7 @@ absl::Status Epoch::GreetTrainer(int rank) {
     absl::MutexLock lock(&mu_);
     seat.started = true;
   }
-  trainer.on_started(started);
+  trainer.on_started(greeting);
   return absl::OkStatus();
 }
 
@@ -340,13 +341,7 @@ void Epoch::TellEnd(int rank, const absl::Status& why) {
 }
 
 void Epoch::SendEnded(int rank, const absl::Status& why) const {
-  const CommitLog::Numbers numbers = options_.commit_log->numbers();
-  v1::EpochEnded ended;
-  ended.set_epoch(options_.number);
-  *ended.mutable_why() = StatusToProto(why);
-  ended.set_commit_number(numbers.commit_number);
-  ended.set_version(numbers.version);
-  options_.trainers[rank].on_ended(ended);
+  options_.trainers[rank].on_ended({.epoch = options_.number, .numbers = options_.commit_log->numbers(), .why = why});
 }
 
 void Epoch::End(const absl::Status& why) {

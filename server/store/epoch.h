@@ -59,8 +59,7 @@ class Epoch : private TrainerWords {
     const Clock* clock = &Clock::Steady();  // outlives the epoch
     std::string nccl_library = {};          // see EngineSettings
     bool sums_at_commit = false;            // see EngineSpec
-    // Fills in what a trainer is told at the start besides memory and commit: spec and layout.
-    const v1::EpochStarted* greeting = nullptr;
+    uint64_t layout_fingerprint = 0;        // which a trainer compares with its own
   };
 
   explicit Epoch(Options options);
@@ -134,6 +133,7 @@ class Epoch : private TrainerWords {
   absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
+  EpochGreeting GreetingOf(int rank) const;
 
   // Fills `threads` as far as there are any to be had.
   absl::Status StartThreads(std::vector<std::thread>& threads);

@@ -329,9 +329,9 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
 
 // The next commit waits for this thread's part of it: answers follow each other in order.
 void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
-  const v1::CommitResult result = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
-                                                              decided.non_finite_count, std::move(client_states));
-  for (const auto& seat : seats_) seat->PublishAnswer(result);
+  const CommitAnswer answer = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
+                                                          decided.non_finite_count, std::move(client_states));
+  for (const auto& seat : seats_) seat->PublishAnswer(answer);
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();
   CheckDepartures();

@@ -150,10 +150,12 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
 ModelSummary Summarize(const Model& model) {
   const Model::Activity activity = model.activity();
   const absl::Status usable = model.usable();
+  const Model::State state = model.state();
   ModelSummary summary{.name = model.spec().name,
                        .shard_size = model.layout().ranks(),
                        .world_size = model.world().world_size,
-                       .numbers = model.state().numbers,
+                       .numbers = state.numbers,
+                       .lineage = state.lineage,
                        .skipped_commits = model.commit_log().numbers().skipped,
                        .epoch = activity.epoch,
                        .running = activity.running,

@@ -23,6 +23,7 @@ struct ModelSummary {
   int shard_size = 0;
   int world_size = 0;
   StateNumbers numbers;
+  Lineage lineage;
   int64_t skipped_commits = 0;
   int64_t epoch = 0;
   bool running = false;

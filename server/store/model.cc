@@ -8,7 +8,6 @@
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_proto.h"
-#include "proto/status.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
 
@@ -19,12 +18,7 @@ namespace {
 constexpr double kImbalanceWarning = 1.25;
 
 void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
-  const CommitLog::Numbers numbers = log.numbers();
-  v1::EpochEnded ended;
-  *ended.mutable_why() = StatusToProto(why);
-  ended.set_commit_number(numbers.commit_number);
-  ended.set_version(numbers.version);
-  trainer.on_ended(ended);
+  trainer.on_ended({.epoch = std::nullopt, .numbers = log.numbers(), .why = why});
 }
 
 absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
@@ -68,10 +62,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .available_bytes = model->options_.available_bytes});
   RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
-  *model->greeting_.mutable_spec() = ModelSpecToProto(model->spec());
-  model->greeting_.set_shard_size(model->layout_->ranks());
-  model->greeting_.set_layout_fingerprint(LayoutFingerprint(*model->layout_));
-  model->greeting_.set_world_size(model->topology().world_size());
+  model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   model->LogBudget();
   return model;
 }
@@ -337,7 +328,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .clock = options_.clock,
                          .nccl_library = world().engines.nccl_library,
                          .sums_at_commit = budget_->sums_at_commit(),
-                         .greeting = &greeting_};
+                         .layout_fingerprint = layout_fingerprint_};
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
@@ -559,6 +550,7 @@ absl::StatusOr<History> Model::EndChange(const StateChange& change, const Histor
 Model::State Model::StateLocked() const {
   const CommitLog::Numbers numbers = commit_log_.numbers();
   return {.numbers = {.history = history_.id, .commit_number = numbers.commit_number, .version = numbers.version},
+          .lineage = history_.lineage,
           .generation = generation_};
 }
 
@@ -636,30 +628,6 @@ std::vector<int> Model::MissingRanks() const {
     if (!waiting_.contains(world().first_rank + i)) missing.push_back(world().first_rank + i);
   }
   return missing;
-}
-
-v1::Model Model::ToProto() const {
-  v1::Model proto;
-  const Activity now = activity();
-  const CommitLog::Numbers numbers = commit_log_.numbers();
-  *proto.mutable_spec() = greeting_.spec();
-  proto.set_shard_size(topology_.shard_size());
-  proto.set_world_size(topology_.world_size());
-  proto.set_version(numbers.version);
-  proto.set_commit_number(numbers.commit_number);
-  const History begun = history();
-  proto.set_history_id(begun.id.ToString());
-  proto.set_lineage(begun.lineage.ToString());
-  if (now.epoch > 0) proto.set_epoch(now.epoch);
-  proto.set_running(now.running);
-  for (const UnitSpec& unit : spec().units) {
-    proto.set_parameter_count(proto.parameter_count() + static_cast<int64_t>(unit.parameters.size()));
-    for (const ParameterSpec& parameter : unit.parameters) {
-      proto.set_element_count(proto.element_count() + parameter.rows() * parameter.columns());
-    }
-  }
-  proto.set_imbalance(layout_->Imbalance());
-  return proto;
 }
 
 }  // namespace paramshard::server

@@ -142,6 +142,7 @@ class Model {
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
   struct State {
     StateNumbers numbers;
+    Lineage lineage;
     int64_t generation = 0;
   };
   State state() const;
@@ -183,7 +184,6 @@ class Model {
   Activity activity() const;
   // World ranks of this daemon without a trainer.
   std::vector<int> MissingRanks() const;
-  v1::Model ToProto() const;
 
  private:
   Model(Options options, Topology topology);
@@ -231,10 +231,10 @@ class Model {
   const Topology topology_;
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
+  uint64_t layout_fingerprint_ = 0;
   ScalingBook scaling_book_;
   std::optional<ModelBudget> budget_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  v1::EpochStarted greeting_;
   CommitLog commit_log_;
 
   mutable absl::Mutex mu_;

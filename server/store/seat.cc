@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "proto/wire/futex.h"
 
 namespace paramshard::server {
@@ -57,18 +58,18 @@ void Seat::PublishDrained(int slot, int64_t number) const {
   words_.Publish(words_.drained(slot), static_cast<uint32_t>(number));
 }
 
-void Seat::PublishAnswer(const v1::CommitResult& result) const {
-  WriteAnswer(result);
-  words_.Publish(words_.committed(), static_cast<uint32_t>(result.commit_number()));
+void Seat::PublishAnswer(const CommitAnswer& answer) const {
+  WriteAnswer(answer);
+  words_.Publish(words_.committed(), static_cast<uint32_t>(answer.commit_number));
 }
 
-void Seat::WriteAnswer(const v1::CommitResult& result) const {
-  wire::CommitRecord& record = words_.commit_record(result.commit_number());
-  record.commit_number = result.commit_number();
-  record.version = result.version();
-  record.gradient_norm = result.gradient_norm();
-  record.non_finite_count = result.non_finite_count();
-  record.skipped = result.skipped() ? 1 : 0;
+void Seat::WriteAnswer(const CommitAnswer& answer) const {
+  wire::CommitRecord& record = words_.commit_record(answer.commit_number);
+  record.commit_number = answer.commit_number;
+  record.version = answer.version;
+  record.gradient_norm = answer.gradient_norm;
+  record.non_finite_count = answer.non_finite_count;
+  record.skipped = answer.skipped ? 1 : 0;
 }
 
 void Seat::EndPage(const absl::Status& why) const {

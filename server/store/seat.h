@@ -9,12 +9,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "proto/wire/ring.h"
 #include "proto/wire/words.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
 #include "server/store/bell.h"
+#include "server/store/commit_log.h"
 #include "server/store/sequence.h"
 
 namespace paramshard::server {
@@ -54,9 +54,9 @@ class Seat {
   // Thread-safe.
   void PublishReady(int slot, int source, int64_t number) const;
   void PublishDrained(int slot, int64_t number) const;
-  void PublishAnswer(const v1::CommitResult& result) const;
+  void PublishAnswer(const CommitAnswer& answer) const;
   // Fills in the answer of a commit before the trainer comes.
-  void WriteAnswer(const v1::CommitResult& result) const;
+  void WriteAnswer(const CommitAnswer& answer) const;
 
   // Says the end to whoever waits on the page; again, when nothing writes words any more. Nothing where there is no
   // memory.

@@ -4,14 +4,40 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "paramshard/v1/trainer.pb.h"
+#include "proto/model/model_spec.h"
 #include "proto/wire/handoff.h"
+#include "server/store/commit_log.h"
 
 namespace paramshard::server {
+
+// What a trainer is told when its epoch starts.
+struct EpochGreeting {
+  int64_t epoch = 0;
+  CommitLog::Numbers numbers;               // of the last commit answered
+  std::string client_state;                 // what the rank sent with that commit
+  std::optional<CommitAnswer> last_commit;  // its answer, where it is known
+  const ModelSpec* spec = nullptr;          // valid while the model lives
+  int shard_size = 0;
+  uint64_t layout_fingerprint = 0;
+  int world_size = 0;
+  int group_rank = 0;
+  bool client_lands_own_pieces = false;
+  bool client_lands_own_gradients = false;
+  std::string gpu_uuid;  // empty: planes and slots are host memory
+};
+
+// What a trainer is told when its epoch ends, or when none starts for it.
+struct EpochFarewell {
+  std::optional<int64_t> epoch;  // unset: it waited for one
+  CommitLog::Numbers numbers;    // of the last commit answered
+  absl::Status why;
+};
 
 struct Trainer {
   int64_t session = 0;  // unique in the daemon
@@ -23,8 +49,8 @@ struct Trainer {
   // Passes [planes, slots, words] to the trainer's process. Does not wait for the trainer.
   std::function<absl::Status(const wire::HandoffMemory&, absl::Span<const int> fds)> send_memory;
   // Each called at most once, in this order, from a thread of the model. `on_ended` is the last call.
-  std::function<void(const v1::EpochStarted&)> on_started;
-  std::function<void(const v1::EpochEnded&)> on_ended;
+  std::function<void(const EpochGreeting&)> on_started;
+  std::function<void(const EpochFarewell&)> on_ended;
 };
 
 }  // namespace paramshard::server

@@ -29,6 +29,12 @@ const Headers kServices = {"paramshard/v1/", "grpc/", "grpcpp/"};
 // The domain knows messages but no gRPC; engines alone know what moves their bytes.
 const Headers kDomain = Headers{"server/", "proto/", "kernels/", "absl/", "xxhash.h"} + kMessages;
 
+// The store answers in plain values, and service/ makes messages of them.
+const Headers kStore = {"server/", "proto/model/", "proto/wire/", "kernels/", "absl/", "xxhash.h"};
+// Commands stay as they were sent: one is parsed once, in seat.cc, and its canonical bytes are what ranks are compared
+// by. These files are where commands are read, ordered, described and applied.
+const Headers kCommands = kStore + Headers{"paramshard/v1/trainer.pb.h"};
+
 const std::vector<Rule> kRules = {
     {"proto/", Headers{"proto/", "absl/"} + kMessages + kServices},
     // What both sides share of a model, formats included. It knows neither side, and no gRPC.
@@ -45,7 +51,11 @@ const std::vector<Rule> kRules = {
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
-    {"server/store/", kDomain},
+    {"server/store/", kStore},
+    {"server/store/command_text.h", kCommands},
+    {"server/store/commit_under_way.h", kCommands},
+    {"server/store/seat.cc", kCommands},
+    {"server/store/sequence.h", kCommands},
 };
 
 fs::path Repository() { return PARAMSHARD_SOURCE_DIR; }

@@ -67,9 +67,9 @@ TEST_P(AllocationFaultsTest, AnEpochThatFindsNoMemoryEndsAndTheNextOneStarts) {
         ASSERT_OK(trainers.back()->Attach());
       }
       for (const auto& trainer : trainers) {
-        const v1::EpochEnded* const ended = trainer->AwaitEnded();
+        const EpochFarewell* const ended = trainer->AwaitEnded();
         ASSERT_NE(ended, nullptr) << "allocation " << number;
-        EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted)) << ended->why().text();
+        EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted) << ended->why.message();
       }
     }
     EXPECT_TRUE(SettlesAt(before)) << "allocation " << number << ": " << faults_.allocated_bytes << " bytes, not "

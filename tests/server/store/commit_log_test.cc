@@ -12,24 +12,23 @@ TEST(CommitLogTest, BeginsWithNothing) {
   const CommitLog log(2);
   EXPECT_EQ(log.numbers().commit_number, 0);
   EXPECT_EQ(log.numbers().version, 0);
-  EXPECT_EQ(log.last_result(), std::nullopt);
+  EXPECT_EQ(log.last_answer(), std::nullopt);
   EXPECT_EQ(log.client_state(1), "");
 }
 
 TEST(CommitLogTest, AppliedAndSkippedCommitsAreCountedApart) {
   CommitLog log(1);
   log.Answer(/*applied=*/true, 1.5, 0, {"a"});
-  const v1::CommitResult result = log.Answer(/*applied=*/false, 2.5, 3, {"b"});
-  EXPECT_EQ(result.commit_number(), 2);
-  EXPECT_EQ(result.version(), 1);
-  EXPECT_TRUE(result.skipped());
-  EXPECT_EQ(result.gradient_norm(), 2.5);
-  EXPECT_EQ(result.non_finite_count(), 3);
+  const CommitAnswer answer = log.Answer(/*applied=*/false, 2.5, 3, {"b"});
+  EXPECT_EQ(answer.commit_number, 2);
+  EXPECT_EQ(answer.version, 1);
+  EXPECT_TRUE(answer.skipped);
+  EXPECT_EQ(answer.gradient_norm, 2.5);
+  EXPECT_EQ(answer.non_finite_count, 3);
   EXPECT_EQ(log.numbers().commit_number, 2);
   EXPECT_EQ(log.numbers().version, 1);
   EXPECT_EQ(log.numbers().skipped, 1);
-  ASSERT_TRUE(log.last_result().has_value());
-  EXPECT_EQ(log.last_result()->SerializeAsString(), result.SerializeAsString());
+  EXPECT_EQ(log.last_answer(), answer);
 }
 
 TEST(CommitLogTest, EveryRankGetsItsOwnStateOfTheLastCommit) {
@@ -48,9 +47,9 @@ TEST(CommitLogTest, ResetForgetsTheAnswerAndTheStates) {
   log.Reset(/*commit_number=*/10, /*version=*/7);
   EXPECT_EQ(log.numbers().commit_number, 10);
   EXPECT_EQ(log.numbers().version, 7);
-  EXPECT_EQ(log.last_result(), std::nullopt);
+  EXPECT_EQ(log.last_answer(), std::nullopt);
   EXPECT_EQ(log.client_state(0), "");
-  EXPECT_EQ(log.Answer(true, 0, 0, {""}).commit_number(), 11);
+  EXPECT_EQ(log.Answer(true, 0, 0, {""}).commit_number, 11);
 }
 
 }  // namespace

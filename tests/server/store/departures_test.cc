@@ -46,16 +46,16 @@ class DeparturesTest : public testing::TestWithParam<Case> {
   // The rank goes, and has heard that it may.
   void Detach(int rank) {
     ASSERT_OK(trainer(rank).Detach());
-    const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
+    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
+    EXPECT_THAT(ended->why.message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
     trainer(rank).Leave(absl::AbortedError("its process has gone"));
   }
   void ExpectEnded(int rank, const std::string& message) {
-    const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
+    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted)) << ended->why().text();
-    EXPECT_THAT(ended->why().text(), HasSubstr(message));
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted) << ended->why.message();
+    EXPECT_THAT(ended->why.message(), HasSubstr(message));
   }
   void ExpectNextEpochWorks() {
     daemons_.Attach();
@@ -131,7 +131,7 @@ TEST_P(DeparturesTest, ACommitThatAllHaveSentIsAnsweredOnEveryDaemon) {
   for (int rank = 0; rank < last(); ++rank) trainer(rank).Commit(1);
   for (int rank = 0; rank < last(); ++rank) EXPECT_TRUE(trainer(rank).AwaitCommitted(1).has_value()) << "rank " << rank;
   ASSERT_NE(trainer(last()).AwaitEnded(), nullptr);
-  EXPECT_EQ(trainer(last()).AwaitEnded()->commit_number(), 1);
+  EXPECT_EQ(trainer(last()).AwaitEnded()->numbers.commit_number, 1);
   EXPECT_TRUE(Runs());
 }
 

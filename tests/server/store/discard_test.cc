@@ -154,12 +154,12 @@ TEST_P(DiscardTest, ACommitInItsPlaceEndsTheEpochAndNamesBoth) {
   for (int rank = 0; rank < last; ++rank) daemons.trainer(rank).Discard();
   daemons.trainer(last).Commit(1);
   for (int rank = 0; rank <= last; ++rank) {
-    const v1::EpochEnded* const ended = daemons.trainer(rank).AwaitEnded();
+    const EpochFarewell* const ended = daemons.trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition)) << ended->why().text();
-    EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("sent discard"), HasSubstr("sent commit 1")));
-    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", last, " sent commit 1")));
-    EXPECT_EQ(ended->commit_number(), 0);
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition) << ended->why.message();
+    EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("sent discard"), HasSubstr("sent commit 1")));
+    EXPECT_THAT(ended->why.message(), HasSubstr(absl::StrCat("rank ", last, " sent commit 1")));
+    EXPECT_EQ(ended->numbers.commit_number, 0);
   }
 }
 

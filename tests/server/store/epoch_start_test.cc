@@ -45,8 +45,8 @@ TEST_F(EpochStartTest, ACommandBeforeStartedIsRefused) {
   EXPECT_THAT(submitted, StatusIs(absl::StatusCode::kFailedPrecondition,
                                   AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started` expected"))));
   for (const auto& trainer : trainers) {
-    EXPECT_EQ(trainer->AwaitEnded()->why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-    EXPECT_THAT(trainer->AwaitEnded()->why().text(), HasSubstr("rank 0: command 1"));
+    EXPECT_EQ(trainer->AwaitEnded()->why.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(trainer->AwaitEnded()->why.message(), HasSubstr("rank 0: command 1"));
   }
   ExpectEpochWorks(*model);
 }
@@ -57,8 +57,8 @@ TEST_F(EpochStartTest, ADeathBeforeThereIsMemoryEndsTheEpoch) {
   const FakeTrainers trainers =
       AttachThen(*model, [](FakeTrainer& first) { first.Leave(absl::AbortedError("process 7 has gone")); });
   for (const auto& trainer : trainers) {
-    EXPECT_EQ(trainer->AwaitEnded()->why().code(), static_cast<int>(absl::StatusCode::kAborted));
-    EXPECT_THAT(trainer->AwaitEnded()->why().text(), HasSubstr("rank 0: process 7 has gone"));
+    EXPECT_EQ(trainer->AwaitEnded()->why.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(trainer->AwaitEnded()->why.message(), HasSubstr("rank 0: process 7 has gone"));
   }
   ExpectEpochWorks(*model);
 }
@@ -81,7 +81,7 @@ TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
   model->OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
   for (const auto& trainer : trainers) {
     ASSERT_NE(trainer->AwaitEnded(), nullptr);
-    EXPECT_THAT(trainer->AwaitEnded()->why().text(), HasSubstr("rank 5: process 7 has gone"));
+    EXPECT_THAT(trainer->AwaitEnded()->why.message(), HasSubstr("rank 5: process 7 has gone"));
   }
 }
 

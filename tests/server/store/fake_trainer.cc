@@ -61,13 +61,13 @@ Trainer FakeTrainer::MakeTrainer() {
           .attached_at = absl::Now(),
           .send_memory = [this](const auto& message, auto fds) { return TakeMemory(message, fds); },
           .on_started =
-              [this](const v1::EpochStarted& started) {
+              [this](const EpochGreeting& greeting) {
                 absl::MutexLock lock(&mu_);
-                started_ = started;
+                started_ = greeting;
                 is_started_ = true;
               },
           .on_ended =
-              [this](const v1::EpochEnded& ended) {
+              [this](const EpochFarewell& farewell) {
                 std::function<void()> when_ended;
                 {
                   absl::MutexLock lock(&mu_);
@@ -75,7 +75,7 @@ Trainer FakeTrainer::MakeTrainer() {
                 }
                 if (when_ended) when_ended();
                 absl::MutexLock lock(&mu_);
-                ended_ = ended;
+                ended_ = farewell;
                 is_ended_ = true;
               }};
 }
@@ -110,7 +110,7 @@ bool FakeTrainer::AwaitStarted() {
   return mu_.AwaitWithTimeout(absl::Condition(&is_started_), kPatience);
 }
 
-const v1::EpochEnded* FakeTrainer::AwaitEnded() {
+const EpochFarewell* FakeTrainer::AwaitEnded() {
   absl::MutexLock lock(&mu_);
   return mu_.AwaitWithTimeout(absl::Condition(&is_ended_), kPatience) ? &ended_ : nullptr;
 }
@@ -126,7 +126,7 @@ uint8_t* FakeTrainer::gradient_slot(int index) const {
 }
 
 bool FakeTrainer::HoldsPlanes(int unit, int index, Phase phase) const {
-  const int group_rank = started_.group_rank();
+  const int group_rank = started_.group_rank;
   for (int source = 0; source < model_->layout().ranks(); ++source) {
     // One's own pieces are copied by the client library, which has no part in this.
     if (source == group_rank) continue;
@@ -192,7 +192,7 @@ void FakeTrainer::Release(int slot, int64_t number) {
 
 bool FakeTrainer::AwaitReady(int slot, int64_t number) const {
   for (int source = 0; source < model_->layout().ranks(); ++source) {
-    if (source == started_.group_rank()) continue;
+    if (source == started_.group_rank) continue;
     if (!words_.AwaitReached(words_.ready(slot, source), static_cast<uint32_t>(number), kPatience)) return false;
   }
   return words_.status().value.load() == 0;

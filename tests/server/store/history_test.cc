@@ -43,11 +43,11 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneKeepsEpochsFromStarting) {
     ASSERT_OK(trainers.back()->Attach());
   }
   for (const auto& trainer : trainers) {
-    const v1::EpochEnded* ended = trainer->AwaitEnded();
+    const EpochFarewell* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-    EXPECT_THAT(ended->why().text(), HasSubstr("one history on all nodes expected"));
-    EXPECT_THAT(ended->why().text(), HasSubstr("import the same into every daemon"));
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(ended->why.message(), HasSubstr("one history on all nodes expected"));
+    EXPECT_THAT(ended->why.message(), HasSubstr("import the same into every daemon"));
   }
   trainers.clear();
   Import(1, 5);

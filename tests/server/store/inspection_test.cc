@@ -76,6 +76,8 @@ TEST_F(InspectionTest, SummaryOfANewModel) {
   EXPECT_EQ(summary.element_count, 96 * 64 + 8 + 3 * 64 + 130 * 64);
   EXPECT_EQ(summary.shard_size, 3);
   EXPECT_EQ(summary.world_size, 3);
+  EXPECT_EQ(summary.numbers.history, model_->history().id);
+  EXPECT_EQ(summary.lineage, model_->history().lineage);
   EXPECT_EQ(summary.epoch, 0);
   EXPECT_FALSE(summary.running);
   EXPECT_EQ(summary.attached_ranks, 0);

@@ -21,10 +21,10 @@ class DetachTest : public ModelTest {
   }
   // The rank hears that it may go, and its process goes.
   void ExpectGoes(int rank) {
-    const v1::EpochEnded* const ended = trainer(rank).AwaitEnded();
+    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
-    EXPECT_THAT(ended->why().text(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(ended->why.message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
     trainer(rank).Leave(absl::AbortedError("its process has gone"));
   }
 };
@@ -55,7 +55,7 @@ TEST_F(DetachTest, ACommitThatAllSendIsAnsweredBeforeItsSenderGoes) {
   trainer(1).Commit(1, "last");
   EXPECT_TRUE(trainer(1).AwaitCommitted(1).has_value());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 1);
+  EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 1);
   EXPECT_EQ(model_->commit_log().client_state(0), "last");
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
 }
@@ -72,10 +72,10 @@ TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
   EXPECT_TRUE(model_->activity().running);
   trainer(1).Gather(kMx, 0);
-  const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
+  const EpochFarewell* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
-  EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
+  EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
   ExpectNextEpochWorks();
 }
 
@@ -84,9 +84,9 @@ TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
   ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  const v1::EpochEnded* const ended = trainer(1).AwaitEnded();
+  const EpochFarewell* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_THAT(ended->why().text(), HasSubstr("rank 0: process "));
+  EXPECT_THAT(ended->why.message(), HasSubstr("rank 0: process "));
 }
 
 TEST_F(DetachTest, TheLastOneEndsTheEpoch) {
@@ -109,7 +109,7 @@ TEST_F(DetachTest, ItsRankIsFreeForTheNextEpoch) {
   ASSERT_NE(trainer(1).AwaitEnded(), nullptr);
   ASSERT_OK(other.Attach());
   EXPECT_TRUE(again.AwaitStarted());
-  EXPECT_EQ(again.started().epoch(), 2);
+  EXPECT_EQ(again.started().epoch, 2);
 }
 
 TEST_F(DetachTest, ADeathBeforeItMayGoIsADeath) {
@@ -141,9 +141,9 @@ TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
   FakeTrainer waiting(model_.get(), 0);
   ASSERT_OK(waiting.Attach());
   EXPECT_TRUE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
-  const v1::EpochEnded* ended = waiting.AwaitEnded();
+  const EpochFarewell* ended = waiting.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->why().text(), "rank 1 did not come");
+  EXPECT_EQ(ended->why.message(), "rank 1 did not come");
   EXPECT_FALSE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
 }
 

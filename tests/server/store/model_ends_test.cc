@@ -65,15 +65,15 @@ TEST_P(DeathTest, LeavesTheStateAsItWasAndTheNextEpochGoesOn) {
   trainer(1).Leave();
   ExpectEnded(absl::StatusCode::kAborted,
               AllOf(HasSubstr("epoch 1 of m"), HasSubstr("rank 1"), HasSubstr("resume from commit 1 (version 1)")));
-  EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 1);
-  EXPECT_EQ(trainer(0).AwaitEnded()->version(), 1);
+  EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 1);
+  EXPECT_EQ(trainer(0).AwaitEnded()->numbers.version, 1);
   Attach();
   EXPECT_EQ(StateHash(*model_), hash);
-  EXPECT_EQ(trainer(1).started().epoch(), 2);
-  EXPECT_EQ(trainer(1).started().commit_number(), 1);
-  EXPECT_EQ(trainer(1).started().client_state(), "rank 1, commit 1");
-  ASSERT_TRUE(trainer(1).started().has_last_commit());
-  EXPECT_EQ(trainer(1).started().last_commit().version(), 1);
+  EXPECT_EQ(trainer(1).started().epoch, 2);
+  EXPECT_EQ(trainer(1).started().numbers.commit_number, 1);
+  EXPECT_EQ(trainer(1).started().client_state, "rank 1, commit 1");
+  ASSERT_TRUE(trainer(1).started().last_commit.has_value());
+  EXPECT_EQ(trainer(1).started().last_commit->version, 1);
 
   // The step that was lost, done again, gives what it gives without a death.
   Push(kMx, [](int) { return 1.0f; });
@@ -211,9 +211,9 @@ TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
     __atomic_store_n(page + i, 0x9e3779b9u * static_cast<uint32_t>(i + 1), __ATOMIC_RELAXED);
   }
   words.Ring();
-  const v1::EpochEnded* ended = trainer(1).AwaitEnded();
+  const EpochFarewell* ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(ended->why.code(), absl::StatusCode::kInvalidArgument);
   trainers_.clear();
   EXPECT_EQ(StateHash(*model_), hash);
   ExpectNextEpochWorks();

@@ -97,12 +97,12 @@ std::vector<float> ModelTest::Read(int unit, StateTensor tensor) const {
 
 void ModelTest::ExpectEnded(absl::StatusCode code, const testing::Matcher<std::string>& message) {
   for (const auto& trainer : trainers_) {
-    const v1::EpochEnded* ended = trainer->AwaitEnded();
+    const EpochFarewell* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(code)) << ended->why().text();
-    EXPECT_THAT(ended->why().text(), message);
+    EXPECT_EQ(ended->why.code(), code) << ended->why.message();
+    EXPECT_THAT(std::string(ended->why.message()), message);
     EXPECT_EQ(trainer->words().status().value, static_cast<uint32_t>(code));
-    EXPECT_EQ(trainer->words().EndText(), ended->why().text());
+    EXPECT_EQ(trainer->words().EndText(), ended->why.message());
   }
 }
 

@@ -53,9 +53,9 @@ class HostileTest : public ModelTest {
     }
   }
   void ExpectToldAndOver() {
-    const v1::EpochEnded* ended = trainer(1).AwaitEnded();
+    const EpochFarewell* ended = trainer(1).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(trainer(1).words().end_code(), static_cast<uint32_t>(ended->why().code()));
+    EXPECT_EQ(trainer(1).words().end_code(), static_cast<uint32_t>(ended->why.code()));
     StopTorment();
   }
 
@@ -105,7 +105,7 @@ TEST_F(HostileTest, ItsNeighboursWaitIsEndedInTime) {
   ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
   clock_.Advance(absl::Milliseconds(50));
   ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
-  EXPECT_THAT(trainer(1).AwaitEnded()->why().text(), HasSubstr("rank 0 did not reach gather mx"));
+  EXPECT_THAT(trainer(1).AwaitEnded()->why.message(), HasSubstr("rank 0 did not reach gather mx"));
 }
 
 }  // namespace

@@ -273,7 +273,7 @@ TEST_F(ModelTest, ARepeatedCommitIsAnsweredNotApplied) {
   const std::string hash = StateHash(*model_);
   trainers_.clear();
   Attach();
-  EXPECT_EQ(trainer(0).started().commit_number(), 1);
+  EXPECT_EQ(trainer(0).started().numbers.commit_number, 1);
   for (const auto& trainer : trainers_) {
     const auto record = trainer->AwaitCommitted(1);
     ASSERT_TRUE(record.has_value()) << "the answer is there from the start";

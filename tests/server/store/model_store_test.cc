@@ -298,9 +298,9 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
   // Whoever attaches while the epoch still ends is told later.
   FakeTrainer trainer(model.get(), 0);
   if (const absl::Status attached = trainer.Attach(); attached.ok()) {
-    const v1::EpochEnded* ended = trainer.AwaitEnded();
+    const EpochFarewell* ended = trainer.AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kDataLoss));
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kDataLoss);
   } else {
     EXPECT_THAT(attached, in_doubt);
   }
@@ -337,9 +337,9 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   ASSERT_OK(lonely.Attach());
   store().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
   for (const auto& trainer : trainers) {
-    const v1::EpochEnded* ended = trainer->AwaitEnded();
+    const EpochFarewell* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->why().text(), HasSubstr("the daemon stops"));
+    EXPECT_THAT(ended->why.message(), HasSubstr("the daemon stops"));
   }
   ASSERT_NE(lonely.AwaitEnded(), nullptr);
   EXPECT_THAT(Create(Spec("new")), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("drains")));
@@ -380,7 +380,7 @@ TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
 TEST(EpochNumberTest, GoesOnThroughAllEpochsOfAModel) {
   TestWorld world({.ranks = 1});
   const std::shared_ptr<Model> model = world.Create(Spec("m"));
-  for (int epoch = 1; epoch <= 3; ++epoch) EXPECT_EQ(AttachAll(*model)[0]->started().epoch(), epoch);
+  for (int epoch = 1; epoch <= 3; ++epoch) EXPECT_EQ(AttachAll(*model)[0]->started().epoch, epoch);
 }
 
 }  // namespace

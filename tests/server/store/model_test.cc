@@ -43,18 +43,18 @@ TEST_F(ModelTest, AnEpochStartsWhenEveryRankIsAttached) {
   ASSERT_TRUE(second.AwaitStarted());
   EXPECT_TRUE(model_->activity().running);
   EXPECT_THAT(model_->MissingRanks(), IsEmpty());
-  EXPECT_EQ(first.started().epoch(), 1);
-  EXPECT_EQ(first.started().commit_number(), 0);
-  EXPECT_EQ(first.started().version(), 0);
-  EXPECT_FALSE(first.started().has_last_commit());
-  EXPECT_EQ(first.started().client_state(), "");
-  EXPECT_EQ(first.started().group_rank(), 1);
-  EXPECT_EQ(first.started().world_size(), 2);
-  EXPECT_TRUE(first.started().client_lands_own_pieces());
-  EXPECT_EQ(first.started().spec().name(), "m");
-  EXPECT_EQ(first.started().shard_size(), model_->layout().ranks());
-  EXPECT_EQ(first.started().layout_fingerprint(), LayoutFingerprint(model_->layout()));
-  EXPECT_EQ(second.started().group_rank(), 0);
+  EXPECT_EQ(first.started().epoch, 1);
+  EXPECT_EQ(first.started().numbers.commit_number, 0);
+  EXPECT_EQ(first.started().numbers.version, 0);
+  EXPECT_FALSE(first.started().last_commit.has_value());
+  EXPECT_EQ(first.started().client_state, "");
+  EXPECT_EQ(first.started().group_rank, 1);
+  EXPECT_EQ(first.started().world_size, 2);
+  EXPECT_TRUE(first.started().client_lands_own_pieces);
+  EXPECT_EQ(first.started().spec->name, "m");
+  EXPECT_EQ(first.started().shard_size, model_->layout().ranks());
+  EXPECT_EQ(first.started().layout_fingerprint, LayoutFingerprint(model_->layout()));
+  EXPECT_EQ(second.started().group_rank, 0);
 }
 
 TEST_F(ModelTest, ARankOfNobodyIsRefused) {
@@ -84,10 +84,10 @@ TEST_F(ModelTest, AWaitingTrainerMayLeave) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
   first.Leave(absl::DeadlineExceededError("it waited too long"));
-  const v1::EpochEnded* ended = first.AwaitEnded();
+  const EpochFarewell* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_EQ(ended->why().text(), "it waited too long");
+  EXPECT_EQ(ended->why.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ended->why.message(), "it waited too long");
   EXPECT_TRUE(model_->AwaitDeparture(0, first.session(), absl::Seconds(30)));
   EXPECT_EQ(model_->HolderOf(0).session, 0);
   ExpectNextEpochWorks();
@@ -120,10 +120,10 @@ TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
     ASSERT_OK(first.Attach());
     ASSERT_OK(second.Attach());
     for (FakeTrainer* each : {&first, &second}) {
-      const v1::EpochEnded* ended = each->AwaitEnded();
+      const EpochFarewell* ended = each->AwaitEnded();
       ASSERT_NE(ended, nullptr);
-      EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kAborted));
-      EXPECT_THAT(ended->why().text(),
+      EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
+      EXPECT_THAT(ended->why.message(),
                   HasSubstr(absl::StrCat("rank 1: process ", 10'000 + second.session(), " has gone")));
     }
   }
@@ -137,9 +137,9 @@ TEST_F(ModelTest, MemoryThatCannotBeSentForAnotherReasonEndsTheEpochWithIt) {
   ASSERT_OK(first.Attach());
   ASSERT_OK(second.Attach());
   for (FakeTrainer* each : {&first, &second}) {
-    const v1::EpochEnded* ended = each->AwaitEnded();
+    const EpochFarewell* ended = each->AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+    EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted);
   }
   ExpectNextEpochWorks();
 }
@@ -166,10 +166,10 @@ TEST_F(ModelTest, AnEpochThatGetsNoThreadsEndsWithThat) {
       ASSERT_OK(first.Attach());
       ASSERT_OK(second.Attach());
       for (FakeTrainer* each : {&first, &second}) {
-        const v1::EpochEnded* ended = each->AwaitEnded();
+        const EpochFarewell* ended = each->AwaitEnded();
         ASSERT_NE(ended, nullptr);
-        EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
-        EXPECT_THAT(ended->why().text(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
+        EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted);
+        EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
       }
     }
     ExpectNextEpochWorks();
@@ -206,9 +206,9 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   ASSERT_OK(change(&calls)) << "an epoch that is ending is waited for";
   EXPECT_EQ(calls, 1);
   Attach();
-  EXPECT_EQ(trainer(0).started().commit_number(), 12);
-  EXPECT_EQ(trainer(0).started().version(), 10);
-  EXPECT_FALSE(trainer(0).started().has_last_commit());
+  EXPECT_EQ(trainer(0).started().numbers.commit_number, 12);
+  EXPECT_EQ(trainer(0).started().numbers.version, 10);
+  EXPECT_FALSE(trainer(0).started().last_commit.has_value());
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(3));
   StateHash(*model_);
   Step();

@@ -47,14 +47,14 @@ class VoteTest : public ModelTest {
   }
   void ExpectApplied() {
     EXPECT_EQ(commit_number(), 1);
-    EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 1);
+    EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 1);
     EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
     EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value()) << "it was answered before the end";
     EXPECT_EQ(model_->commit_log().client_state(1), "state");
   }
   void ExpectNotApplied() {
     EXPECT_EQ(commit_number(), 0);
-    EXPECT_EQ(trainer(0).AwaitEnded()->commit_number(), 0);
+    EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 0);
     EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1));
     EXPECT_FALSE(trainer(0).AwaitCommitted(1).has_value());
     StateHash(*model_);
@@ -120,9 +120,9 @@ TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
   model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
-  const v1::EpochEnded* ended = first.AwaitEnded();
+  const EpochFarewell* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
-  EXPECT_EQ(ended->why().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ended->why.code(), absl::StatusCode::kUnavailable);
   FakeTrainer second(model_.get(), 1);
   EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kUnavailable));
 }

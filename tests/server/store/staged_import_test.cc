@@ -487,7 +487,7 @@ TEST_F(StagedImportTest, AChangeHoldsUpNobody) {
   EXPECT_EQ(world_.store().List().size(), 1u);
   EXPECT_FALSE(model_->activity().running);
   EXPECT_OK(model_->usable());
-  EXPECT_EQ(model_->ToProto().commit_number(), 0);
+  EXPECT_EQ(model_->state().numbers.commit_number, 0);
   EXPECT_EQ(model_->HolderOf(0).session, 0);
   EXPECT_FALSE(model_->MissingRanks().empty());
   model_->OnEpochRefused(absl::UnavailableError("as the cluster may say"));
