@@ -460,6 +460,8 @@ absl::Status Model::Close(const absl::Status& why) {
     drain_reason_ = why;
     // This also ends a vote that is in doubt: what becomes of its commit matters to nobody here any more.
     options_.world.cluster->Forget(spec().name);
+    // Its own trainers have left it. The world's word for the end may never come: node 0 may hang.
+    if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", spec().name, ": deleted")));
   }
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
   mu_.Await(absl::Condition(&idle));

@@ -112,6 +112,16 @@ TEST_F(DetachTest, ItsRankIsFreeForTheNextEpoch) {
   EXPECT_EQ(again.started().epoch(), 2);
 }
 
+TEST_F(DetachTest, AModelThatAllHaveLeftIsDeletedWithoutTheWorld) {
+  world_->cluster().Hang();
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_OK(trainer(rank).Detach());
+    ASSERT_NE(trainer(rank).AwaitEnded(), nullptr);
+  }
+  ASSERT_TRUE(model_->activity().running) << "nobody has ended the epoch";
+  EXPECT_OK(model_->Close(absl::NotFoundError("deleted")));
+}
+
 TEST_F(DetachTest, ADeathBeforeItMayGoIsADeath) {
   trainer(0).Commit(1);
   ASSERT_OK(trainer(0).Detach());
