@@ -123,14 +123,11 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
   return sockets;
 }
 
-ConnectionAcceptor::ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets,
-                                       Options options)
+ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options)
     : options_(std::move(options)),
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       places_(options_.max_connections, geteuid()),
       sockets_(std::move(sockets)),
-      server_(builder.experimental().AddExternalConnectionAcceptor(
-          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials())),
       stop_(eventfd(0, EFD_CLOEXEC)) {}
 
 ConnectionAcceptor::~ConnectionAcceptor() {
@@ -138,6 +135,11 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   if (!thread_.joinable()) return;
   (void)!write(stop_.get(), &one, sizeof(one));
   thread_.join();
+}
+
+void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& builder) {
+  servers_[user] = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
 }
 
 absl::Status ConnectionAcceptor::Start() {
@@ -167,39 +169,42 @@ void ConnectionAcceptor::Serve() {
 bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
   wire::FileDescriptor connection(system_->Accept(listener.fd.get()));
   if (!connection.valid()) return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED || errno == EPROTO;
-  if (const absl::Status refused = Admit(connection.get(), listener.names_callers); !refused.ok()) {
+  const absl::StatusOr<Server*> server = Admit(connection.get(), listener.names_callers);
+  if (!server.ok()) {
     if (const std::optional<int64_t> count = refusals_.Pass()) {
       Log(LogLevel::kWarning, "connections to gRPC are refused",
-          {{"count", absl::StrCat(*count)}, {"last", std::string(refused.message())}});
+          {{"count", absl::StrCat(*count)}, {"last", std::string(server.status().message())}});
     }
     return true;
   }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
   taken.listener_fd = listener.fd.get();
   taken.fd = connection.Release();
-  server_->HandleNewConnection(&taken);
+  (*server)->HandleNewConnection(&taken);
   return true;
 }
 
-absl::Status ConnectionAcceptor::Admit(int connection, bool names_caller) {
+absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::Admit(int connection, bool names_caller) {
   // Whoever had the number before is gone.
   Forget(connection);
   // The kernel gives out the lowest free number: as many descriptors are open at least.
   if (connection >= DescriptorLimit() / 4 * 3) {
     return absl::ResourceExhaustedError("connect: a quarter of the descriptors free expected, got less");
   }
-  if (!names_caller) return TakePlace(connection, std::nullopt);
-  ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(connection));
-  if (peer.uid == geteuid()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckUser(peer.uid));
-  return TakePlace(connection, peer.uid);
+  UserPlaces::User user;
+  if (names_caller) {
+    ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(connection));
+    user = peer.uid;
+  }
+  ASSIGN_OR_RETURN(Server* const server, ServerOf(user));
+  if (user != geteuid()) RETURN_IF_ERROR(TakePlace(connection, user));
+  return server;
 }
 
-absl::Status ConnectionAcceptor::CheckUser(uid_t user) const {
-  const auto& users = options_.allowed_users;
-  if (std::find(users.begin(), users.end(), user) != users.end()) return absl::OkStatus();
+absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserPlaces::User user) const {
+  if (const auto found = servers_.find(user); found != servers_.end()) return found->second.get();
   return absl::PermissionDeniedError(
-      absl::StrCat("connect: user ", user, " is not the daemon's and not named by --allow-user"));
+      absl::StrCat("connect: ", UserName(user), " is not the daemon's and not named by --allow-user"));
 }
 
 absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {

@@ -1,4 +1,4 @@
-// Takes connections for a gRPC server.
+// Takes connections for gRPC servers.
 #ifndef PARAMSHARD_SERVER_CONNECTION_ACCEPTOR_H_
 #define PARAMSHARD_SERVER_CONNECTION_ACCEPTOR_H_
 
@@ -36,32 +36,34 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
 // gRPC's own listener stops for good when there is no descriptor for a connection, and asks nobody who connects. This one
 // waits until there is a descriptor, and closes connections
 //
-// - of users who are not let in, as far as the kernel names them;
+// - of users who have no server, as far as the kernel names them;
 // - of others than the daemon's own user that go beyond their share;
 // - that would take the last quarter of all descriptors, which the daemon needs for memory and for those whom it serves
 //   already.
+//
+// Each user has a server, and so memory of gRPC's, of its own: at its end gRPC cancels calls, whoever has made them.
 //
 // One thread; it sleeps while nothing happens.
 class ConnectionAcceptor {
  public:
   struct Options {
-    // Of Unix sockets, besides the daemon's own user.
-    std::vector<uid_t> allowed_users;
     // Of which other users, and those who come over TCP, have their shares (UserPlaces).
     int max_connections = 8192;
     // Outlives the acceptor. Null: the kernel's.
     SystemCalls* system = nullptr;
   };
 
-  // `builder` builds the server next.
-  ConnectionAcceptor(grpc::ServerBuilder& builder, std::vector<ListeningSocket> sockets, Options options);
-  // Ends before the server does.
+  ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options);
+  // Ends before the servers do.
   ~ConnectionAcceptor();
 
-  // Once the server is built. RESOURCE_EXHAUSTED.
+  // `builder` builds the server of the user's connections next; that of nobody takes those whose user is not known.
+  void AddServer(UserPlaces::User user, grpc::ServerBuilder& builder);
+  // Once the servers are built. RESOURCE_EXHAUSTED.
   absl::Status Start();
 
  private:
+  using Server = grpc::experimental::ExternalConnectionAcceptor;
   // A connection that gRPC has now, and may have closed.
   struct Held {
     UserPlaces::User user;
@@ -71,9 +73,9 @@ class ConnectionAcceptor {
   void Serve();
   // False when connections have to wait.
   bool Accept(const ListeningSocket& listener);
-  // OK when the connection may be gRPC's.
-  absl::Status Admit(int connection, bool names_caller);
-  absl::Status CheckUser(uid_t user) const;
+  // The server that the connection may go to.
+  absl::StatusOr<Server*> Admit(int connection, bool names_caller);
+  absl::StatusOr<Server*> ServerOf(UserPlaces::User user) const;
   absl::Status TakePlace(int connection, UserPlaces::User user);
   void Forget(int connection);
   void ForgetClosed();
@@ -86,8 +88,8 @@ class ConnectionAcceptor {
   std::map<int, Held> held_;  // by descriptor
   LogThrottle refusals_;
   const std::vector<ListeningSocket> sockets_;
-  const std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
-  wire::FileDescriptor stop_;  // an eventfd
+  std::map<UserPlaces::User, std::unique_ptr<Server>> servers_;  // constant after Start
+  wire::FileDescriptor stop_;                                    // an eventfd
   std::thread thread_;
 };
 

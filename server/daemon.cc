@@ -12,6 +12,7 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/base/grpc_deadline.h"
+#include "server/base/user_places.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
@@ -51,7 +53,7 @@ constexpr int kStreamWindowBytes = 64 << 10;
 // That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call that
 // finds none is RESOURCE_EXHAUSTED.
 constexpr int kMaxGrpcThreads = 8;
-// What has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
+// Of each user: what has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
 constexpr size_t kMaxGrpcBytes = size_t{1} << 30;
 constexpr int kMaxClusterThreads = 1024;
 // After drain_timeout: for handlers to see that their streams are over.
@@ -77,16 +79,22 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
   return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
 }
 
-// A gRPC server and what brings it connections, which ends first.
-struct RunningServer {
-  std::unique_ptr<grpc::Server> server;
+// A gRPC server for each user, and what brings them connections, which ends first.
+struct RunningServers {
+  std::vector<std::unique_ptr<grpc::Server>> servers;
   std::unique_ptr<ConnectionAcceptor> acceptor;
 
-  grpc::Server* operator->() const { return server.get(); }
-  bool running() const { return server != nullptr; }
+  // Of a service; "" is the daemon.
+  void SetHealth(const std::string& service, bool serving) const {
+    for (const auto& server : servers) server->GetHealthCheckService()->SetServingStatus(service, serving);
+  }
+  void SetHealth(bool serving) const {
+    for (const auto& server : servers) server->GetHealthCheckService()->SetServingStatus(serving);
+  }
   void Stop() {
     acceptor.reset();
-    if (running()) server->Shutdown(GrpcDeadline(kShutdownGrace));
+    const auto deadline = GrpcDeadline(kShutdownGrace);
+    for (const auto& server : servers) server->Shutdown(deadline);
   }
 };
 
@@ -112,19 +120,26 @@ void LimitResources(grpc::ServerBuilder& builder, int threads) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
 }
 
-absl::StatusOr<RunningServer> StartServer(std::vector<ListeningSocket> sockets, std::vector<uid_t> users,
-                                          const std::vector<grpc::Service*>& services, int max_threads) {
-  grpc::ServerBuilder builder;
-  LimitWhatIsReceived(builder);
-  LimitResources(builder, max_threads);
-  RunningServer started;
+// What one user makes gRPC hold takes nothing from another.
+absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
+                                            const std::set<UserPlaces::User>& users,
+                                            const std::vector<grpc::Service*>& services, int max_threads) {
+  RunningServers started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(
-      builder, std::move(sockets),
-      ConnectionAcceptor::Options{.allowed_users = std::move(users),
-                                  .max_connections = CompanionConnectionsWithin(DescriptorLimit())});
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  started.server = builder.BuildAndStart();
-  if (!started.running()) return absl::InternalError("start gRPC: a server expected, got none");
+      std::move(sockets),
+      ConnectionAcceptor::Options{.max_connections = CompanionConnectionsWithin(DescriptorLimit())});
+  for (const UserPlaces::User user : users) {
+    grpc::ServerBuilder builder;
+    LimitWhatIsReceived(builder);
+    LimitResources(builder, max_threads);
+    started.acceptor->AddServer(user, builder);
+    for (grpc::Service* service : services) builder.RegisterService(service);
+    started.servers.push_back(builder.BuildAndStart());
+    if (started.servers.back() == nullptr) {
+      started.servers.pop_back();
+      return absl::InternalError("start gRPC: a server expected, got none");
+    }
+  }
   RETURN_IF_ERROR(started.acceptor->Start());
   return started;
 }
@@ -157,7 +172,7 @@ class Daemon::Impl {
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
   std::unique_ptr<Cluster> own_cluster_;          // elsewhere
   Cluster* cluster_ = nullptr;
-  RunningServer cluster_server_;
+  RunningServers cluster_server_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;
@@ -165,7 +180,7 @@ class Daemon::Impl {
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
-  RunningServer server_;
+  RunningServers servers_;
   std::string tcp_address_;
   absl::Notification stop_requested_;
   absl::Mutex mu_;
@@ -219,7 +234,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
   ASSIGN_OR_RETURN(cluster_server_,
-                   StartServer(std::move(sockets), {}, {coordinator_->service.get()}, kMaxClusterThreads));
+                   StartServers(std::move(sockets), {std::nullopt}, {coordinator_->service.get()}, kMaxClusterThreads));
   return absl::OkStatus();
 }
 
@@ -257,14 +272,16 @@ absl::Status Daemon::Impl::Serve() {
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
-  ASSIGN_OR_RETURN(std::vector<uid_t> users, AllowedUsers(config_.allow_users));
-  ASSIGN_OR_RETURN(server_, StartServer(std::move(sockets), std::move(users),
-                                        {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
+  ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, AllowedUsers(config_.allow_users));
+  std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
+  if (config_.listen.has_value()) users.insert(std::nullopt);
+  ASSIGN_OR_RETURN(servers_, StartServers(std::move(sockets), users, {trainer_service_.get(), admin_service_.get()},
+                                          kMaxGrpcThreads));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
-    server_->GetHealthCheckService()->SetServingStatus(service, true);
+    servers_.SetHealth(service, true);
   }
-  server_->GetHealthCheckService()->SetServingStatus(true);
+  servers_.SetHealth(true);
   WatchDevices();
   return absl::OkStatus();
 }
@@ -273,8 +290,8 @@ void Daemon::Impl::WatchDevices() {
   for (const auto& device : devices_) {
     device->health().SetListener([this, name = device->Name()](const absl::Status& why) {
       Log(LogLevel::kError, "device is broken", {{"device", name}, {"why", why.ToString()}});
-      server_->GetHealthCheckService()->SetServingStatus("", false);
-      server_->GetHealthCheckService()->SetServingStatus(v1::TrainerService::service_full_name(), false);
+      servers_.SetHealth("", false);
+      servers_.SetHealth(v1::TrainerService::service_full_name(), false);
     });
   }
 }
@@ -291,13 +308,13 @@ void Daemon::Impl::Stop() {
     if (std::exchange(stopped_, true)) return;
   }
   for (const auto& device : devices_) device->health().SetListener(nullptr);
-  if (server_.running()) server_->GetHealthCheckService()->SetServingStatus(false);
+  servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
     store_->Drain(deadline, absl::UnavailableError("the daemon stops; what was not exported is lost with it"));
   }
   if (cluster_ != nullptr) cluster_->Stop();
-  server_.Stop();
+  servers_.Stop();
   cluster_server_.Stop();
   if (socket_dir_ != nullptr) unlink(socket_dir_->grpc_path().c_str());
 }

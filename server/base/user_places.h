@@ -22,6 +22,8 @@ class UserPlaces {
   // False when there is none for the user; then nothing is taken.
   bool Take(User user);
   void GiveBack(User user);
+  // Whether there is one for the user.
+  bool WouldFind(User user) const { return HasRoom(user, std::nullopt); }
   // Whether `user` would find a place if `leaving`, who has one, gave it back.
   bool WouldFind(User user, User leaving) const { return HasRoom(user, Leaving{.user = leaving}); }
 

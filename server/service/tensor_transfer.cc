@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -198,8 +199,16 @@ struct ExportPlan {
   std::vector<TensorKind> kinds;
 };
 
+absl::Status AskedTwice(const Model& model, absl::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("export ", model.spec().name, ": each ", what, " at most once expected, got one twice"));
+}
+
+// What is asked for twice is refused: one request of a few MiB could name so many tensors that nobody sees the end.
 absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportRequest& request) {
   ExportPlan plan;
+  std::set<absl::string_view> names;
+  std::set<TensorKind> kinds;
   const std::map<std::string, ParameterIndex> index = IndexParameters(model.spec());
   for (const std::string& name : request.parameters()) {
     const auto found = index.find(name);
@@ -207,6 +216,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
       return absl::NotFoundError(
           absl::StrCat("export ", model.spec().name, ": no parameter is named ", name.substr(0, kMaxNameBytes)));
     }
+    if (!names.insert(name).second) return AskedTwice(model, "parameter");
     plan.parameters.push_back(found->second);
   }
   if (request.parameters().empty()) {
@@ -221,6 +231,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
       return absl::InvalidArgumentError(
           absl::StrCat("export ", model.spec().name, ": a tensor kind expected, got ", number));
     }
+    if (!kinds.insert(*kind).second) return AskedTwice(model, "tensor kind");
     plan.kinds.push_back(*kind);
   }
   if (plan.kinds.empty()) plan.kinds.push_back(TensorKind::kMaster);

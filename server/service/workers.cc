@@ -1,5 +1,6 @@
 #include "server/service/workers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -28,17 +29,17 @@ Workers::~Workers() {
 bool Workers::Post(const Callers::Caller& caller, std::function<void()> work) {
   absl::MutexLock lock(&mu_);
   if (!TakePlace(caller)) return false;
-  queue_.push_back([this, caller, work = std::move(work)]() mutable {
-    work();
-    work = nullptr;
-    GiveBackPlace(caller);
-  });
+  queue_.push_back({.user = caller.peer.uid, .run = [this, caller, work = std::move(work)]() mutable {
+                      work();
+                      work = nullptr;
+                      GiveBackPlace(caller);
+                    }});
   return true;
 }
 
 void Workers::Post(std::function<void()> work) {
   absl::MutexLock lock(&mu_);
-  queue_.push_back(std::move(work));
+  queue_.push_back({.user = geteuid(), .run = std::move(work)});
 }
 
 bool Workers::TakePlace(const Callers::Caller& caller) {
@@ -58,17 +59,26 @@ void Workers::GiveBackPlace(const Callers::Caller& caller) {
   if (--works->second == 0) works_of_token_.erase(works);
 }
 
+std::deque<Workers::Work>::iterator Workers::Next() {
+  return std::find_if(queue_.begin(), queue_.end(), [&](const Work& work) { return busy_.WouldFind(work.user); });
+}
+
 void Workers::Run() {
   while (true) {
-    std::function<void()> work;
+    Work work;
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &Workers::HasNews));
-      if (queue_.empty()) return;
-      work = std::move(queue_.front());
-      queue_.pop_front();
+      const auto next = Next();
+      if (next == queue_.end()) return;
+      work = std::move(*next);
+      queue_.erase(next);
+      busy_.Take(work.user);
     }
-    work();
+    work.run();
+    work.run = nullptr;
+    absl::MutexLock lock(&mu_);
+    busy_.GiveBack(work.user);
   }
 }
 

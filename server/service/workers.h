@@ -22,12 +22,13 @@
 
 namespace paramshard::server {
 
-// A fixed number of threads and a queue with a bound. Nothing that a client does starts a thread later. Thread-safe.
+// A fixed number of threads and a queue with a bound, which users share (UserPlaces): whoever fills its share of either
+// does not hold up the daemon's own user. Nothing that a client does starts a thread later. Thread-safe.
 class Workers {
  public:
   struct Options {
     int threads = 1;
-    // Most works that wait or run at a time, which users share (UserPlaces).
+    // Most works that wait or run at a time.
     int max_works = 1;
     // Most of one companion connection.
     int max_works_of_connection = INT_MAX;
@@ -43,16 +44,25 @@ class Workers {
   void Post(std::function<void()> work);
 
  private:
-  explicit Workers(Options options) : options_(options), places_(options.max_works, geteuid()) {}
+  struct Work {
+    UserPlaces::User user;
+    std::function<void()> run;
+  };
+
+  explicit Workers(Options options)
+      : options_(options), places_(options.max_works, geteuid()), busy_(options.threads, geteuid()) {}
   void Run();
+  // The oldest work whose user may have one more thread; none while there is no such.
+  std::deque<Work>::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool TakePlace(const Callers::Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GiveBackPlace(const Callers::Caller& caller);
-  bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !queue_.empty(); }
+  bool HasNews() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Next() != queue_.end() || (closed_ && queue_.empty()); }
 
   const Options options_;
   absl::Mutex mu_;
-  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  std::deque<Work> queue_ ABSL_GUARDED_BY(mu_);
   UserPlaces places_ ABSL_GUARDED_BY(mu_);                          // of works that are queued or run
+  UserPlaces busy_ ABSL_GUARDED_BY(mu_);                            // threads
   std::map<std::string, int> works_of_token_ ABSL_GUARDED_BY(mu_);  // likewise
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;  // constant after Start

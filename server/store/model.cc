@@ -436,9 +436,17 @@ absl::Status Model::CheckVacant(absl::string_view operation) const {
 }
 
 absl::Status Model::AwaitVacant(absl::string_view operation) const {
-  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || !Present().empty(); };
+  const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
+  while (Running() && Present().empty() && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  // One that has ended is soon over.
+  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
   mu_.Await(absl::Condition(&settled));
-  return CheckVacant(operation);
+  RETURN_IF_ERROR(CheckVacant(operation));
+  if (Idle()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name, ": no epoch expected, got epoch ",
+                                                    epoch_->number(),
+                                                    ", which goes on at other daemons; let their trainers leave"));
 }
 
 absl::Status Model::Close(const absl::Status& why) {
@@ -451,6 +459,8 @@ absl::Status Model::Close(const absl::Status& why) {
     drain_reason_ = why;
     // This also ends a vote that is in doubt: what becomes of its commit matters to nobody here any more.
     options_.world.cluster->Forget(spec().name);
+    // Its own trainers have left it. The world's word for the end may never come: node 0 may hang.
+    if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", spec().name, ": deleted")));
   }
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
   mu_.Await(absl::Condition(&idle));

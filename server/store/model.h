@@ -218,9 +218,10 @@ class Model {
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
   absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for an epoch that is ending.
+  // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for the end of an epoch that all have
+  // left, for as long as a step may take: it may go on elsewhere.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status AwaitVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status AwaitVacant(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
   absl::Status StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

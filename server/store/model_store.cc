@@ -14,6 +14,8 @@ namespace {
 
 // Enough for every client that could still repeat a deletion.
 constexpr size_t kMaxRememberedDeletions = 1024;
+// Of an id that is remembered.
+constexpr size_t kMaxRequestIdBytes = 512;
 
 int64_t BytesOf(const Model& model) {
   int64_t bytes = model.slots_bytes() * model.world().rank_count();
@@ -89,6 +91,10 @@ std::vector<std::shared_ptr<Model>> ModelStore::List() const {
 }
 
 absl::Status ModelStore::Delete(const std::string& name, const std::string& request_id) {
+  if (request_id.size() > kMaxRequestIdBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("delete model ", DisplayName(name), ": a request id of at most ",
+                                                   kMaxRequestIdBytes, " bytes expected, got ", request_id.size()));
+  }
   {
     absl::MutexLock lock(&mu_);
     if (const auto answered = deletions_.find(request_id); !request_id.empty() && answered != deletions_.end()) {

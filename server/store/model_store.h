@@ -46,7 +46,7 @@ class ModelStore : public EpochListener {
   std::vector<std::shared_ptr<Model>> List() const;
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
-  // request id answers like the first. FAILED_PRECONDITION while a trainer is attached.
+  // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.

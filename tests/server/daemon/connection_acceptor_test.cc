@@ -8,7 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/grpc_deadline.h"
 #include "server/base/thread.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
@@ -28,19 +31,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A server that refuses every call, behind an acceptor.
+// Servers that refuse every call, behind an acceptor.
 class ConnectionAcceptorTest : public testing::Test {
  protected:
-  absl::Status Start(std::vector<ListeningSocket> sockets, ConnectionAcceptor::Options options = {}) {
-    grpc::ServerBuilder builder;
-    builder.RegisterCallbackGenericService(&service_);
-    acceptor_ = std::make_unique<ConnectionAcceptor>(builder, std::move(sockets), std::move(options));
-    server_ = builder.BuildAndStart();
+  absl::Status Start(std::vector<ListeningSocket> sockets, ConnectionAcceptor::Options options = {},
+                     std::vector<UserPlaces::User> users = {geteuid(), std::nullopt}) {
+    acceptor_ = std::make_unique<ConnectionAcceptor>(std::move(sockets), std::move(options));
+    for (const UserPlaces::User user : users) {
+      grpc::ServerBuilder builder;
+      builder.RegisterCallbackGenericService(services_.emplace_back(std::make_unique<Service>()).get());
+      acceptor_->AddServer(user, builder);
+      servers_[user] = builder.BuildAndStart();
+    }
     return acceptor_->Start();
   }
   ~ConnectionAcceptorTest() override {
     acceptor_.reset();
-    if (server_ != nullptr) server_->Shutdown();
+    for (const auto& [user, server] : servers_) server->Shutdown();
   }
 
   static bool Answers(const std::string& target) {
@@ -52,8 +59,9 @@ class ConnectionAcceptorTest : public testing::Test {
   void StartFor(std::vector<uid_t> users, int max_connections = 8192) {
     std::vector<ListeningSocket> sockets(1);
     ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
-    ASSERT_OK(Start(std::move(sockets),
-                    {.allowed_users = std::move(users), .max_connections = max_connections, .system = &system_}));
+    std::vector<UserPlaces::User> served(users.begin(), users.end());
+    served.emplace_back(geteuid());
+    ASSERT_OK(Start(std::move(sockets), {.max_connections = max_connections, .system = &system_}, std::move(served)));
   }
   // A connection as `user`; none when it is closed before gRPC has said anything.
   wire::FileDescriptor ConnectAs(uid_t user) {
@@ -69,6 +77,15 @@ class ConnectionAcceptorTest : public testing::Test {
     char first = 0;
     if (read(connection.get(), &first, 1) != 1) connection.Reset();
     return connection;
+  }
+
+  // Waits for the server to close the connection.
+  static bool IsClosed(const wire::FileDescriptor& connection) {
+    std::array<char, 256> bytes{};
+    ssize_t got = 0;
+    while ((got = read(connection.get(), bytes.data(), bytes.size())) > 0) {
+    }
+    return got == 0;
   }
 
   // The kernel, which takes everybody for one user.
@@ -87,8 +104,9 @@ class ConnectionAcceptorTest : public testing::Test {
   OneUser system_;
   const test::TemporaryDirectory directory_;
   const std::string path_ = directory_.path() + "/grpc.sock";
-  grpc::CallbackGenericService service_;
-  std::unique_ptr<grpc::Server> server_;
+  using Service = grpc::CallbackGenericService;
+  std::vector<std::unique_ptr<Service>> services_;
+  std::map<UserPlaces::User, std::unique_ptr<grpc::Server>> servers_;
   std::unique_ptr<ConnectionAcceptor> acceptor_;
 };
 
@@ -109,6 +127,15 @@ TEST_F(ConnectionAcceptorTest, WhoIsNotNamedIsTurnedAway) {
   EXPECT_FALSE(ConnectAs(kStranger).valid());
   EXPECT_TRUE(ConnectAs(kNamed).valid());
   EXPECT_TRUE(ConnectAs(geteuid()).valid());
+}
+
+TEST_F(ConnectionAcceptorTest, EachUserHasAServer) {
+  StartFor({kNamed});
+  const wire::FileDescriptor named = ConnectAs(kNamed);
+  const wire::FileDescriptor own = ConnectAs(geteuid());
+  servers_[kNamed]->Shutdown(GrpcDeadline(absl::ZeroDuration()));
+  EXPECT_TRUE(IsClosed(named));
+  EXPECT_TRUE(ConnectAs(geteuid()).valid()) << "the other server";
 }
 
 TEST_F(ConnectionAcceptorTest, ANamedUserHasAShareAndTheDaemonsOwnMore) {
@@ -141,7 +168,8 @@ TEST_F(ConnectionAcceptorTest, LeavesNothingBehind) {
     std::vector<ListeningSocket> sockets(1);
     ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
     grpc::ServerBuilder builder;
-    ConnectionAcceptor never_started(builder, std::move(sockets), {});
+    ConnectionAcceptor never_started(std::move(sockets), {});
+    never_started.AddServer(std::nullopt, builder);
   };
   make_and_drop();  // gRPC keeps descriptors of its own from the first time on
   const int64_t descriptors = OpenDescriptors();

@@ -523,6 +523,12 @@ TEST_F(TensorTransferTest, ExportsCoverTheAskedKinds) {
   EXPECT_EQ(exported.tensors.begin()->second, Floats(5));
 }
 
+TEST_F(TensorTransferTest, WhatIsAskedForTwiceIsRefused) {
+  EXPECT_THAT(Export(ExportOf({"b", "w", "b"})), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("parameter")));
+  EXPECT_THAT(Export(ExportOf({"b"}, {v1::TENSOR_KIND_MASTER, v1::TENSOR_KIND_MASTER})),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor kind")));
+}
+
 TEST_F(TensorTransferTest, UnknownExportsAreRefused) {
   v1::ExportRequest request;
   request.set_model("x");

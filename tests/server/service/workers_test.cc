@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -63,6 +64,30 @@ TEST_F(WorkersTest, WhatIsDoneGivesItsPlaceBack) {
     }
     done.WaitForNotification();
   }
+}
+
+TEST_F(WorkersTest, OtherUsersLeaveThreadsToTheDaemonsOwn) {
+  if (geteuid() == kOther) GTEST_SKIP() << "another user expected";
+  Start({.threads = 4, .max_works = 16});
+  EXPECT_EQ(PostAll("a", kOther), 8);
+  EXPECT_EQ(PostAll("b", kOther + 1), 4);
+  absl::Notification done;
+  ASSERT_TRUE(workers_->Post({.token = "c", .peer = {.pid = 1, .uid = geteuid()}}, [&] { done.Notify(); }));
+  done.WaitForNotification();
+}
+
+TEST_F(WorkersTest, WhatWaitsForAThreadOfItsUserIsCarriedOutAtTheEnd) {
+  Start({.threads = 2, .max_works = 16});
+  std::atomic<int> carried_out = 0;
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(workers_->Post({.token = "a", .peer = {.pid = 1, .uid = kOther}}, [&] {
+      end_.WaitForNotification();
+      ++carried_out;
+    }));
+  }
+  End();
+  workers_.reset();
+  EXPECT_EQ(carried_out, 8);
 }
 
 TEST_F(WorkersTest, TheDaemonsOwnWorkIsNeverTooMuch) {

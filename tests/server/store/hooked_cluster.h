@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_TESTS_SERVER_STORE_HOOKED_CLUSTER_H_
 #define PARAMSHARD_TESTS_SERVER_STORE_HOOKED_CLUSTER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -36,6 +37,9 @@ class HookedCluster final : public Cluster {
     rendezvous_ = std::move(hook);
   }
 
+  // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
+  void Hang() { hangs_ = true; }
+
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     RETURN_IF_ERROR(Hook(before_vote_)());
     absl::StatusOr<CommitDecision> decision = cluster_->Vote(vote);
@@ -49,9 +53,11 @@ class HookedCluster final : public Cluster {
   absl::Status AwaitWorld(absl::Duration timeout) override { return cluster_->AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
   void Report(const ModelReport& report) override { cluster_->Report(report); }
-  void Forget(absl::string_view model) override { cluster_->Forget(model); }
+  void Forget(absl::string_view model) override {
+    if (!hangs_) cluster_->Forget(model);
+  }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
-    cluster_->EndEpoch(model, epoch, why);
+    if (!hangs_) cluster_->EndEpoch(model, epoch, why);
   }
   void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
                      absl::string_view command) override {
@@ -59,7 +65,7 @@ class HookedCluster final : public Cluster {
   }
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override {
-    cluster_->ReportDetached(model, epoch, rank, command_count, why);
+    if (!hangs_) cluster_->ReportDetached(model, epoch, rank, command_count, why);
   }
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
     cluster_->ReportCarriedOut(model, epoch, command, more);
@@ -89,6 +95,7 @@ class HookedCluster final : public Cluster {
   }
 
   const std::unique_ptr<Cluster> cluster_;
+  std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
   std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these three guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;

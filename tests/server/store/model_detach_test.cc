@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/store/staged_import.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/status_matchers.h"
 
@@ -110,6 +111,31 @@ TEST_F(DetachTest, ItsRankIsFreeForTheNextEpoch) {
   ASSERT_OK(other.Attach());
   EXPECT_TRUE(again.AwaitStarted());
   EXPECT_EQ(again.started().epoch, 2);
+}
+
+TEST_F(DetachTest, AModelThatAllHaveLeftIsDeletedWithoutTheWorld) {
+  world_->cluster().Hang();
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_OK(trainer(rank).Detach());
+    ASSERT_NE(trainer(rank).AwaitEnded(), nullptr);
+  }
+  ASSERT_TRUE(model_->activity().running) << "nobody has ended the epoch";
+  EXPECT_OK(model_->Close(absl::NotFoundError("deleted")));
+}
+
+TEST_F(ModelTest, AnImportWaitsForTheEndOfAnEpochWithinABound) {
+  v1::ModelSpec spec = TestSpec();
+  spec.mutable_step_timeout()->set_nanos(50'000'000);
+  Open(spec);
+  Attach();
+  world_->cluster().Hang();
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_OK(trainer(rank).Detach());
+    ASSERT_NE(trainer(rank).AwaitEnded(), nullptr);
+  }
+  ASSERT_OK_AND_ASSIGN(StagedImport staged, StagedImport::Begin(model_));
+  EXPECT_THAT(staged.Apply({}).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("goes on at other daemons")));
 }
 
 TEST_F(DetachTest, ADeathBeforeItMayGoIsADeath) {

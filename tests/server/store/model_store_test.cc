@@ -182,6 +182,14 @@ TEST_F(ModelStoreTest, ARepeatedDeletionAnswersLikeTheFirst) {
   EXPECT_THAT(store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ModelStoreTest, ALongRequestIdIsNotRemembered) {
+  ASSERT_OK(Create(Spec("m")));
+  EXPECT_THAT(store().Delete("m", std::string(513, 'r')),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 512 bytes expected, got 513")));
+  EXPECT_OK(store().Find("m"));
+  EXPECT_OK(store().Delete("m", std::string(512, 'r')));
+}
+
 TEST_F(ModelStoreTest, ARefusedDeletionMayBeRepeatedLater) {
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
   {
