@@ -26,8 +26,9 @@ struct RemoteOptions {
 // connection to node 0 is lost it is tried again, with growing pauses, until Stop; every epoch that ran ends with
 // UNAVAILABLE naming node 0.
 //
-// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a live daemon has the node number;
-// INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no thread.
+// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a live daemon has
+// the node number; INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no
+// thread.
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options);
 
 }  // namespace paramshard::server
