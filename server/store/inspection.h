@@ -126,7 +126,7 @@ struct BrokenDevice {
   std::string reason;
 };
 
-// In the order of ranks.
+// Lists them in the order of ranks.
 std::vector<BrokenDevice> ListBrokenDevices(const World& world);
 
 // Bytes of one model on one device; `device` is empty for host memory that all devices share.

@@ -159,7 +159,7 @@ class Model {
   const CommitLog& commit_log() const { return commit_log_; }
   // Counts the histories of amaxes, which lie in host memory whatever the devices are.
   int64_t history_bytes() const { return scaling_book_.history_bytes(); }
-  // As ModelBudget says.
+  // These two are what ModelBudget counts.
   int64_t slots_bytes() const { return budget_->slots_bytes(); }
   std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
 

@@ -201,7 +201,7 @@ class Shard {
   const ExtentState& StateOf(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return states_[IndexOf(extent)];
   }
-  // Of the trainable extents.
+  // Returns what the trainable extents were encoded with.
   std::vector<TensorScaling> Scalings() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.
