@@ -113,7 +113,7 @@ struct VerifySummary {
   StateNumbers numbers;
   int64_t extent_count = 0;
   int64_t mismatch_count = 0;
-  std::string state_hash;  // of all hashes of masters and moments, in order
+  std::string state_hash = {};  // of all hashes of masters and moments, in order
 };
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
