@@ -19,7 +19,7 @@ struct RemoteOptions {
   absl::Duration join_timeout = absl::Minutes(5);
   // How long a vote waits for the word of a node 0 that does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
-  std::stop_token stop;  // gives up joining
+  std::stop_token stop = {};  // gives up joining
 };
 
 // Joins the world; returns when node 0 has accepted this node (then AwaitWorld waits for the others). While the

@@ -307,8 +307,12 @@ TEST_F(StagedImportTest, SlicesOfSeveralTypesMeet) {
     values.insert(values.end(), part.begin(), part.end());
   }
   for (int row = 0; row < 96; ++row) {
-    if (row < 10 || (row >= 40 && row < 50)) EXPECT_EQ(values[row * 64], 2.0f) << row;
-    if (row >= 50) EXPECT_EQ(values[row * 64], 1.1f) << row;
+    if (row < 10 || (row >= 40 && row < 50)) {
+      EXPECT_EQ(values[row * 64], 2.0f) << row;
+    }
+    if (row >= 50) {
+      EXPECT_EQ(values[row * 64], 1.1f) << row;
+    }
   }
 }
 
