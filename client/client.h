@@ -12,24 +12,24 @@
 //   auto commit = model->Commit({.learning_rate = 1e-3f, .max_grad_norm = 1.0f, .client_state = state});
 //   auto result = commit->Wait();                          // only when the result is wanted now
 //
-// Every rank of the world issues the same sequence of Gather, Push, Commit and Discard. Calls return at once: the daemon carries
-// them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another trainer dies,
-// the next call is ABORTED: drop every handle, call OpenModel again, and go on from Model::commit_number() and
-// Model::client_state(). A Model and its handles may be used from one thread at a time; different models are
-// independent.
+// Every rank of the world issues the same sequence of Gather, Push, Commit and Discard. Calls return at once: the
+// daemon carries them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another
+// trainer dies, the next call is ABORTED: drop every handle, call OpenModel again, and go on from
+// Model::commit_number() and Model::client_state(). A Model and its handles may be used from one thread at a time;
+// different models are independent.
 //
-// **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle is
-// FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like. Views
-// are not mapped in the child: reading one is a segmentation fault. Nor can the child connect, for gRPC's threads do not
-// live on in it: processes that need a daemon fork before the first Connect, or exec (in Python: the start methods spawn
-// and forkserver).
+// **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle
+// is FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like.
+// Views are not mapped in the child: reading one is a segmentation fault. Nor can the child connect, for gRPC's threads
+// do not live on in it: processes that need a daemon fork before the first Connect, or exec (in Python: the start
+// methods spawn and forkserver).
 //
 // **GPUs.** Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie
-// there, and every call here means the same as in host memory. What a call hands out (Wait, Gradients) is ready for every
-// stream on return: the host has waited. What it takes back (Push, Release) it takes after the work that the GPU's
-// default stream has been given by then, and every stream that waits for that one (all but those of
-// cudaStreamNonBlocking); the host goes on. Whoever uses other streams synchronizes them before, or names them: trainers
-// that compute on the GPU use client/cuda.h beside this header, the same calls on streams.
+// there, and every call here means the same as in host memory. What a call hands out (Wait, Gradients) is ready for
+// every stream on return: the host has waited. What it takes back (Push, Release) it takes after the work that the
+// GPU's default stream has been given by then, and every stream that waits for that one (all but those of
+// cudaStreamNonBlocking); the host goes on. Whoever uses other streams synchronizes them before, or names them:
+// trainers that compute on the GPU use client/cuda.h beside this header, the same calls on streams.
 #ifndef PARAMSHARD_CLIENT_CLIENT_H_
 #define PARAMSHARD_CLIENT_CLIENT_H_
 
@@ -176,8 +176,8 @@ class GatheredUnit {
 // A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
 // it, then push it once; or push once for each micro-batch: pushes within a step add up.
 //
-// On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after what the default stream
-// has been given by then, copies from pageable memory included; other streams are synchronized before.
+// On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after what the default
+// stream has been given by then, copies from pageable memory included; other streams are synchronized before.
 class UnitGradients {
  public:
   UnitGradients(UnitGradients&&) noexcept;
@@ -207,7 +207,7 @@ class UnitGradients {
 // The future of one commit. Copyable. May outlive its Model, whose memory it keeps.
 class PendingCommit {
  public:
-  // Blocks until the daemon has answered, and may be called again: the answers of the last 64 commits are kept. When the
+  // Blocks until the daemon has answered, and may be called again: the last 64 commits' answers are kept. When the
   // epoch ends before: its end status; Model::commit_number() after the next OpenModel says whether the commit counted.
   absl::StatusOr<StepResult> Wait();
   // Whether Wait would return at once.
@@ -240,21 +240,21 @@ class Model {
   // What Gather would answer now, OK or its error. Sends nothing, and needs no other rank to ask the same.
   absl::Status CanGather(absl::string_view unit, Phase phase) const;
 
-  // The slots, ascending, that such a gather fits: units whose slots are the same share them, and as many of them can be
-  // held at a time as there are slots. Slots are numbered from 0: first the ModelSpec::gather_slots that units share, the
-  // large ones last, then one of its own for each unit with reshard_after_forward = false. The errors of Gather, but for
-  // RESOURCE_EXHAUSTED and the epoch's end.
+  // The slots, ascending, that such a gather fits: units whose slots are the same share them, and as many of them can
+  // be held at a time as there are slots. Slots are numbered from 0: first the ModelSpec::gather_slots that units
+  // share, the large ones last, then one of its own for each unit with reshard_after_forward = false. The errors of
+  // Gather, but for RESOURCE_EXHAUSTED and the epoch's end.
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
 
-  // Hands out a zeroed gradient slot, waiting for one to drain if none is free. RESOURCE_EXHAUSTED when all that fit are
-  // held, unpushed (names their units); NOT_FOUND an unknown unit; INVALID_ARGUMENT a unit whose parameters are all frozen;
-  // the epoch's end status once it has ended.
+  // Hands out a zeroed gradient slot, waiting for one to drain if none is free. RESOURCE_EXHAUSTED when all that fit
+  // are held, unpushed (names their units); NOT_FOUND an unknown unit; INVALID_ARGUMENT a unit whose parameters are all
+  // frozen; the epoch's end status once it has ended.
   absl::StatusOr<UnitGradients> Gradients(absl::string_view unit);
 
   // Applies one optimizer step. Returns at once, unless three commits are unanswered: then it waits for the oldest.
   // FAILED_PRECONDITION while a gathered unit or an unpushed gradient slot is held (names it), or for a commit number
-  // that is not the next or the last; INVALID_ARGUMENT for hyper-parameters that are out of range (says which), a number
-  // of groups that is not the model's, or a client state that is too large; the epoch's end status.
+  // that is not the next or the last; INVALID_ARGUMENT for hyper-parameters that are out of range (says which), a
+  // number of groups that is not the model's, or a client state that is too large; the epoch's end status.
   absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
 
   // Drops all gradients pushed since the last commit, as if they had never been pushed: a step that went wrong begins
@@ -287,7 +287,7 @@ class Model {
   // have come past the wait.
   absl::Status status() const;
 
-  // Leaves behind the last command of this rank, and waits until the daemon has let go. What all ranks have sent by
+  // Leaves after the last command of this rank, and waits until the daemon has let go. What all ranks have sent by
   // then is carried out and answered to the others; the first command of another rank that this one has not sent is
   // ABORTED.
   absl::Status Detach();
@@ -300,7 +300,7 @@ class Model {
 };
 
 // A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that
-// none of them has keep their bytes. Its elements are in one of the three.
+// none of them has keep their bytes. One of `values`, `bits` and `bytes` holds its elements.
 struct ImportTensor {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;
@@ -348,9 +348,9 @@ struct ExportSummary {
 
 // A connection to the daemon. Thread-safe. Movable.
 //
-// It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to whatever
-// daemon listens at the same place by then. While there is none, calls are UNAVAILABLE and say what to do; they may be
-// repeated. What the dead daemon held is gone unless exported: create the model again, and import.
+// It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
+// whatever daemon listens at the same place by then. While there is none, calls are UNAVAILABLE and say what to do;
+// they may be repeated. What the dead daemon held is gone unless exported: create the model again, and import.
 class Client {
  public:
   struct Options {
@@ -391,7 +391,7 @@ class Client {
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of
   // FP8_TENSOR_DELAYED begin anew.
   //
-  // Of a frozen parameter without a master all rows that the daemon owns come in one import: its planes are made of them.
+  // A frozen parameter without a master needs all rows that the daemon owns in one import: its planes are made of them.
   //
   // This daemon keeps the rows of its own ranks: in a world of several daemons one client of each imports the same
   // tensors, whole or at least the rows that the daemon owns, with the same options. An epoch starts only where all
@@ -400,8 +400,8 @@ class Client {
   absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                       const ImportOptions& options = {});
 
-  // Reads tensors of one state, calling `sink` for every extent that this daemon owns; stops at
-  // the first error, which is ABORTED when a commit or an import changes the state meanwhile. Client states and the histories of FP8_TENSOR_DELAYED are not among them.
+  // Reads tensors of one state, without client states and histories of FP8_TENSOR_DELAYED; calls `sink` for each extent
+  // that this daemon owns. Stops at the first error; ABORTED when a commit or an import changes the state meanwhile.
   absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
                                        const std::function<absl::Status(const ExportedExtent&)>& sink);
 

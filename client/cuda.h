@@ -17,9 +17,9 @@
 // capture. What is given to one stream in a slot comes before what another one is given to do there later. A stream
 // that a handle was given to must live until the handle is gone and the stream has done its work.
 //
-// The calls of client.h may be mixed with these. What they hand out is ready for every stream; what they take back, they
-// take after the default stream's work and that of the streams which wait for it, as client.h says, or on the stream that
-// the handle was given to last.
+// The calls of client.h may be mixed with these. What they hand out is ready for every stream; what they take back,
+// they take after the default stream's work and that of the streams which wait for it, as client.h says, or on the
+// stream that the handle was given to last.
 //
 // While a stream waits for the daemon, cudaFree, cudaFreeHost, cudaHostUnregister, cudaDeviceSynchronize and the first
 // launch of a kernel that is loaded lazily wait with it (CUDA_MODULE_LOADING=EAGER loads kernels at start).

@@ -33,8 +33,8 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
 // On `HOST:PORT`, on every address of the host; port 0 takes a free one for all. At least one; UNAVAILABLE.
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address);
 
-// gRPC's own listener stops for good when there is no descriptor for a connection, and asks nobody who connects. This one
-// waits until there is a descriptor, and closes connections
+// gRPC's own listener stops for good when there is no descriptor for a connection, and asks nobody who connects. This
+// one waits until there is a descriptor, and closes connections
 //
 // - of users who have no server, as far as the kernel names them;
 // - of others than the daemon's own user that go beyond their share;

@@ -50,8 +50,8 @@ namespace {
 // What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
 constexpr int kMaxStreamsOfConnection = 1024;
 constexpr int kStreamWindowBytes = 64 << 10;
-// That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call that
-// finds none is RESOURCE_EXHAUSTED.
+// That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call
+// that finds none is RESOURCE_EXHAUSTED.
 constexpr int kMaxGrpcThreads = 8;
 // Of each user: what has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
 constexpr size_t kMaxGrpcBytes = size_t{1} << 30;

@@ -41,7 +41,8 @@ class Reader {
   CLI::App& Group(const std::string& name);
 
   CommandLine& command_line_;
-  CLI::App app_{"Inspects the paramshard daemon of this machine, and encodes matrices offline.", "paramshardctl"};
+  CLI::App app_{"Inspects the paramshard daemon of this machine; converts checkpoints and imports them.",
+                "paramshardctl"};
   std::map<std::string, CLI::App*> groups_;
   std::vector<std::unique_ptr<Command>> commands_;
 };

@@ -19,8 +19,8 @@ namespace paramshard::internal {
 using Worker = std::optional<GpuStream>;
 
 // Carries out waits, copies and writes of words, in the order of the calls. The host waits itself; where it copies in
-// memory of a GPU, the session's own stream does that, and Finish waits for it. On a stream everything is enqueued, words
-// in batches, and the host waits for nothing.
+// memory of a GPU, the session's own stream does that, and Finish waits for it. On a stream everything is enqueued,
+// words in batches, and the host waits for nothing.
 //
 //   RETURN_IF_ERROR(carrier.Begin("wait", worker));
 //   RETURN_IF_ERROR(carrier.Await(word, number));
@@ -48,16 +48,16 @@ class Carrier {
   // Until a commit is answered; until a word of the daemon has reached a number.
   absl::Status AwaitAnswer(int64_t commit_number);
   absl::Status Await(wire::Word& word, int64_t number);
-  // Until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits for that,
-  // whoever works.
+  // Until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits for
+  // that, whoever works.
   void AwaitWriter(wire::Word& word, int64_t number, GpuStream writer);
 
   // Inside the memory. Copies do not overlap, and have no order among themselves.
   absl::Status Copy(absl::Span<const ByteCopy> copies);
   absl::Status Zero(uint8_t* data, int64_t bytes);
 
-  // Stores a word of the trainer after everything before: at once where nothing before is left to be done. Whether it is
-  // stream() that will store it.
+  // Stores a word of the trainer after everything before: at once where nothing before is left to be done. Whether it
+  // is stream() that will store it.
   bool Write(wire::Word& word, int64_t number);
 
   // Enqueues what has not been.

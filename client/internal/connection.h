@@ -35,8 +35,8 @@ class Connection {
   const std::string& token() const { return companion_.token(); }
   void Authenticate(grpc::ClientContext& context) const;
 
-  // Passes on what a call of this connection has answered. Where the daemon went away under the call, the answer says so,
-  // and what to do.
+  // Passes on what a call of this connection has answered. Where the daemon went away under the call, the answer says
+  // so, and what to do.
   absl::Status Explain(absl::string_view call, absl::Status answer) const;
 
  private:

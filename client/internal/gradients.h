@@ -61,7 +61,7 @@ class Gradients {
   GradientSlots slots_;
   std::vector<Worker> given_back_by_;  // by slot: the stream that may still write it, though it was not pushed
   std::vector<bool> pushed_;           // by unit: since the last commit
-  // By unit: the push since the last commit that kept its rows in the landing area; its number is 0 when there was none.
+  // By unit: the push since the last commit that kept its rows in the landing area, by its number; 0: there was none.
   struct Landing {
     int slot = 0;
     int64_t number = 0;

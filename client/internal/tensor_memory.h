@@ -49,8 +49,8 @@ class TensorMemory {
   virtual uint8_t* scratch() const = 0;
   // This process's index of the GPU; -1: host memory.
   virtual int gpu() const = 0;
-  // What the session itself enqueues on; null where there are no streams. The host waits for the first. On the second it
-  // gives back what the trainer's work may still be using, and waits for nothing.
+  // What the session itself enqueues on; null where there are no streams. The host waits for the first. On the second
+  // it gives back what the trainer's work may still be using, and waits for nothing.
   virtual GpuStream own_stream() const = 0;
   virtual GpuStream return_stream() const = 0;
 

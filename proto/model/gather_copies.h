@@ -38,11 +38,11 @@ class GatherCopies {
   std::vector<std::array<std::optional<ByteRange>, 2>> assembled_;  // by parameter and plane
 };
 
-// Of every unit.
+// The copies of every unit.
 using UnitGatherCopies = std::vector<PerPhase<GatherCopies>>;
 UnitGatherCopies AllGatherCopies(const Layout& layout, int rank);
 
-// By slot: the scratch that the largest of the gathers that it may hold takes.
+// Returns, by slot, the scratch that is taken by the largest of the gathers that the slot may hold.
 std::vector<int64_t> ScratchBytes(const Layout& layout, const UnitGatherCopies& copies);
 
 }  // namespace paramshard

@@ -138,10 +138,10 @@ class Layout {
   std::vector<PieceCopy> LandingCopies(int unit, int rank, int gradient_slot,
                                        absl::Span<const int> absent_parameters) const;
 
-  // Slots: gather slots in two size classes (units larger than twice the median share the last of
-  // the ring's slots: see slot_sizes.h), then one slot for each resident unit. Only units with
-  // reshard_after_forward count for the ring: its slots have no bytes when there are none. Gradient
-  // slots likewise, for all units with trainable parameters. Offsets are multiples of 4096 in one memory of slots_bytes().
+  // Slots: gather slots in two size classes (units larger than twice the median share the last of the ring's slots: see
+  // slot_sizes.h), then one slot for each resident unit. Only units with reshard_after_forward count for the ring: its
+  // slots have no bytes when there are none. Gradient slots likewise, for all units with trainable parameters. Offsets
+  // are multiples of 4096 in one memory of slots_bytes().
   const std::vector<int64_t>& slot_offsets() const { return slot_offsets_; }
   const std::vector<int64_t>& slot_bytes() const { return slot_bytes_; }
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }

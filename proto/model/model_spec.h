@@ -57,9 +57,9 @@ struct ParameterSpec {
   std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
   int group = 0;                               // index into ModelSpec::groups
   InitialValue initial_value = {};
-  // False: the parameter is frozen. It is gathered, imported and exported; it has no moments, no gradient and no room for
-  // one, and commits leave it alone. It has a master only if master_type asks for one; else its planes are all that there
-  // is of it, and an export gives what they decode to.
+  // False: the parameter is frozen. It is gathered, imported and exported; it has no moments, no gradient and no room
+  // for one, and commits leave it alone. It has a master only if master_type asks for one; else its planes are all that
+  // there is of it, and an export gives what they decode to.
   bool trainable = true;
 
   // Of the matrix; a scalar is 1 x 1. Dimensions are >= 1 and their product fits, as in a checked spec.
@@ -71,8 +71,8 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name = {};  // unique among the units
   std::vector<ParameterSpec> parameters = {};
-  // Unset it to keep the unit gathered from the forward to the backward pass: it has a slot of its own, which one gather
-  // of Phase::kBoth fills.
+  // Unset it to keep the unit gathered from the forward to the backward pass: it has a slot of its own, which one
+  // gather of Phase::kBoth fills.
   bool reshard_after_forward = true;
 };
 
@@ -96,8 +96,8 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
-// A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT that
-// names the parameter or the field.
+// A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT
+// that names the parameter or the field.
 struct ModelSpec {
   std::string name = {};  // unique on the daemon; no '/'
   std::vector<UnitSpec> units = {};

@@ -89,4 +89,8 @@ std::string DisplayName(absl::string_view name) {
   return absl::StrCat(Escape(head), "... (", name.size(), " bytes)");
 }
 
+absl::Status UnknownParameter(absl::string_view operation, absl::string_view name) {
+  return absl::NotFoundError(absl::StrCat(operation, ": a parameter of the model expected, got ", DisplayName(name)));
+}
+
 }  // namespace paramshard

@@ -23,6 +23,9 @@ absl::Status CheckName(absl::string_view name);
 // a long one cut to its first 64 bytes and its length, an empty one as "".
 std::string DisplayName(absl::string_view name);
 
+// NOT_FOUND for a name that no parameter of the model has: "export m: a parameter of the model expected, got w".
+absl::Status UnknownParameter(absl::string_view operation, absl::string_view name);
+
 }  // namespace paramshard
 
 #endif  // PARAMSHARD_PROTO_MODEL_NAMES_H_

@@ -21,14 +21,14 @@ enum class TensorKind : uint8_t {
   kExpAvgSqScales = 9,
 };
 
-// All of a state, bit for bit: what an export of these brings an import brings back. What a parameter does not store is left
-// out for it.
+// A state bit for bit: what an export of these brings, an import brings back. What a parameter does not store is left
+// out for it: of a frozen one without a master that is all, and kMaster brings what its planes decode to.
 inline constexpr TensorKind kStoredState[] = {TensorKind::kMasterElements,   TensorKind::kMasterRemainders,
                                               TensorKind::kExpAvgElements,   TensorKind::kExpAvgScales,
                                               TensorKind::kExpAvgSqElements, TensorKind::kExpAvgSqScales};
 
-// The elements of a tensor. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the type
-// in which they are stored. Quantized planes are no source of a tensor. The numbers are sent.
+// The elements of a tensor. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the
+// type in which they are stored. Quantized planes are no source of a tensor. The numbers are sent.
 enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8E4M3 = 4, kInt16 = 5 };
 
 // "FP32", ...; "unknown" for a number that was cast to the type and is none.

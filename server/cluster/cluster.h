@@ -72,8 +72,8 @@ class EpochListener {
   virtual ~EpochListener() = default;
   // Every rank of the world is attached.
   virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
-  // Some rank of the world sends no command behind this one. Said again when it is an earlier one. The node answers with
-  // ReportCarriedOut.
+  // Some rank of the world sends no command behind this one. Said again when it is an earlier one. The node answers
+  // with ReportCarriedOut.
   virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // Every rank is attached, and no epoch can start: nodes hold different specs or states.

@@ -19,15 +19,16 @@ struct RemoteOptions {
   absl::Duration join_timeout = absl::Minutes(5);
   // How long a vote waits for the word of a node 0 that does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
-  std::stop_token stop;  // gives up joining
+  std::stop_token stop = {};  // gives up joining
 };
 
 // Joins the world; returns when node 0 has accepted this node (then AwaitWorld waits for the others). While the
 // connection to node 0 is lost it is tried again, with growing pauses, until Stop; every epoch that ran ends with
 // UNAVAILABLE naming node 0.
 //
-// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a live daemon has the node number;
-// INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no thread.
+// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a live daemon has
+// the node number; INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no
+// thread.
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options);
 
 }  // namespace paramshard::server

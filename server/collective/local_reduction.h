@@ -17,8 +17,8 @@ namespace paramshard::server {
 //
 // At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy
 // engines: a kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies
-// them, each unit into receive memory of its own, and leaves the sums to whoever takes them. A unit's second push between two
-// commits is summed at once, after what was left of the first. Used by one thread at a time.
+// them, each unit into receive memory of its own, and leaves the sums to whoever takes them. A unit's second push
+// between two commits is summed at once, after what was left of the first. Used by one thread at a time.
 class LocalReduction {
  public:
   // RESOURCE_EXHAUSTED.

@@ -73,8 +73,8 @@ class ShardArithmetic {
   // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
   virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
 
-  // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients of
-  // all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of
+  // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients
+  // of all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of
   // more than 16 sources on a GPU.
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                             absl::Span<const SumTask> sums) = 0;

@@ -108,7 +108,7 @@ class HandoffServer {
   wire::FileDescriptor stop_;  // an eventfd
   wire::FileDescriptor own_pidfd_;
 
-  // Of the serving thread.
+  // These belong to the serving thread.
   WatchList watched_;
   wire::FileDescriptor spare_;  // given up when there is no other descriptor, to take and refuse a connection
   uint64_t last_number_ = 0;

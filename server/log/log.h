@@ -23,15 +23,15 @@ using LogFields = std::initializer_list<std::pair<absl::string_view, std::string
 // Called before the first Log. Without it the log is text from level info on.
 void ConfigureLog(LogFormat format, LogLevel least);
 
-// From now on a thread writes the lines and Log never blocks: when standard error is a pipe that nobody reads, lines are
-// dropped, and counted in one that says so. Before, Log writes itself. RESOURCE_EXHAUSTED without a thread.
+// From now on a thread writes the lines and Log never blocks: when standard error is a pipe that nobody reads, lines
+// are dropped, and counted in one that says so. Before, Log writes itself. RESOURCE_EXHAUSTED without a thread.
 absl::Status DetachLog();
 
 // Waits until the lines so far are written, but not for longer than the timeout.
 void FlushLog(absl::Duration timeout);
 
-// Thread-safe. Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an object
-// of "time", "level", "event" and the fields.
+// Thread-safe. Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an
+// object of "time", "level", "event" and the fields.
 void Log(LogLevel level, absl::string_view event, LogFields fields = {});
 
 }  // namespace paramshard::server

@@ -37,8 +37,8 @@ struct CallMethod {
 //
 // A caller who neither sends nor takes anything keeps a call for as long as the method's patience lasts, and a worker
 // only once the first message has come. The patience is whole for the first message and for the last answer; all that
-// the body reads and writes between shares what it has left. The call ends with DEADLINE_EXCEEDED then; one whose answer
-// nobody takes is cancelled.
+// the body reads and writes between shares what it has left. The call ends with DEADLINE_EXCEEDED then; one whose
+// answer nobody takes is cancelled.
 class Call final : public CallReactor, public std::enable_shared_from_this<Call> {
  public:
   // Begins the call, and returns at once.

@@ -22,8 +22,8 @@ class CallTimer {
   // `mu` is the call's.
   explicit CallTimer(absl::Mutex* mu) : mu_(mu) {}
 
-  // After `wait`, unless the timer is set again or stopped before, `then` runs on a thread of gRPC's with the mutex held.
-  // It does not run when `call` is gone by then.
+  // After `wait`, unless the timer is set again or stopped before, `then` runs on a thread of gRPC's with the mutex
+  // held. It does not run when `call` is gone by then.
   void Set(absl::Duration wait, std::weak_ptr<void> call, std::function<void()> then) {
     mu_->AssertHeld();
     const int64_t generation = ++generation_;

@@ -9,8 +9,8 @@
 
 namespace paramshard::server {
 
-// A call waits for its caller for `longest_wait` in all. What the caller sends and takes earns time back, so that one who
-// keeps the pace is never late, and one who sends a byte now and then is.
+// A call waits for its caller for `longest_wait` in all. What the caller sends and takes earns time back, so that one
+// who keeps the pace is never late, and one who sends a byte now and then is.
 struct Patience {
   absl::Duration longest_wait = absl::Minutes(2);
   int64_t bytes_per_second = 1 << 20;

@@ -88,10 +88,7 @@ class ImportStream {
 
 absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
   const auto found = index_.find(header.parameter());
-  if (found == index_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("import into ", name_, ": no parameter is named ", header.parameter().substr(0, kMaxNameBytes)));
-  }
+  if (found == index_.end()) return UnknownParameter(absl::StrCat("import into ", name_), header.parameter());
   const ParameterSpec& spec = spec_.units[found->second.unit].parameters[found->second.parameter];
   const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
   if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
@@ -212,10 +209,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
   const std::map<std::string, ParameterIndex> index = IndexParameters(model.spec());
   for (const std::string& name : request.parameters()) {
     const auto found = index.find(name);
-    if (found == index.end()) {
-      return absl::NotFoundError(
-          absl::StrCat("export ", model.spec().name, ": no parameter is named ", name.substr(0, kMaxNameBytes)));
-    }
+    if (found == index.end()) return UnknownParameter(absl::StrCat("export ", model.spec().name), name);
     if (!names.insert(name).second) return AskedTwice(model, "parameter");
     plan.parameters.push_back(found->second);
   }

@@ -145,8 +145,8 @@ class Epoch : private TrainerWords {
   // `why` with what a trainer needs besides: the epoch, and where to resume from.
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
-  // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far this
-  // daemon is, until the epoch ends.
+  // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far
+  // this daemon is, until the epoch ends.
   void ServeDepartures();
   // Says what is to be said to a trainer and to the cluster.
   struct DepartureNews {

@@ -1,11 +1,11 @@
 // Which state a model holds, as far as its numbers do not say it.
 //
 // Commit numbers count what was done to a state, not which state it was done to: daemons with equal numbers hold equal
-// bytes only when they began alike. A history begins when a model is created and with every import. Its **lineage** says
-// how it began: all daemons make the same one without asking each other, at creation out of the spec, which decides every
-// initial value, and at an import out of what was imported. Its **id** says which beginning it was: it is drawn at random,
-// so that no two have the same one. When an epoch starts, daemons of one lineage that have made no commit since take
-// node 0's id; daemons that differ otherwise do not train together.
+// bytes only when they began alike. A history begins when a model is created and with every import. Its **lineage**
+// says how it began: all daemons make the same one without asking each other, at creation out of the spec, which
+// decides every initial value, and at an import out of what was imported. Its **id** says which beginning it was: it is
+// drawn at random, so that no two have the same one. When an epoch starts, daemons of one lineage that have made no
+// commit since take node 0's id; daemons that differ otherwise do not train together.
 #ifndef PARAMSHARD_SERVER_STORE_HISTORY_H_
 #define PARAMSHARD_SERVER_STORE_HISTORY_H_
 

@@ -116,8 +116,7 @@ absl::Status CheckKnown(const Model& model, absl::string_view parameter) {
       if (spec.name == parameter) return absl::OkStatus();
     }
   }
-  return absl::NotFoundError(
-      absl::StrCat("describe ", model.spec().name, ": no parameter is named ", parameter.substr(0, kMaxNameBytes)));
+  return UnknownParameter(absl::StrCat("describe ", model.spec().name), parameter);
 }
 
 // ABORTED when the state does not stay.

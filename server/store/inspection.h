@@ -17,21 +17,21 @@
 namespace paramshard::server {
 
 struct ModelSummary {
-  std::string name;
+  std::string name = {};
   int64_t parameter_count = 0;
   int64_t element_count = 0;
   int shard_size = 0;
   int world_size = 0;
-  StateNumbers numbers;
-  Lineage lineage;
+  StateNumbers numbers = {};
+  Lineage lineage = {};
   int64_t skipped_commits = 0;
   int64_t epoch = 0;
   bool running = false;
   int attached_ranks = 0;  // of this daemon
-  std::string last_end;
-  std::string engine;
+  std::string last_end = {};
+  std::string engine = {};
   double imbalance = 0;
-  std::string unusable;  // why
+  std::string unusable = {};  // why
 };
 
 ModelSummary Summarize(const Model& model);
@@ -41,8 +41,8 @@ struct ShardListing {
   const ParameterSpec* parameter = nullptr;
   const UnitSpec* unit = nullptr;
   int rank = 0;  // of the world
-  std::string device;
-  RowRange rows;
+  std::string device = {};
+  RowRange rows = {};
   int64_t plane_bytes = 0;
   int64_t optimizer_bytes = 0;  // master, moments and gradient accumulator
   bool small = false;
@@ -58,11 +58,11 @@ struct ValueRange {
 
 struct ExtentDescription {
   int rank = 0;  // of the world
-  std::string device;
-  RowRange rows;
-  PlaneStatistics planes;  // the row-wise one
-  ValueRange exp_avg;
-  ValueRange exp_avg_sq;
+  std::string device = {};
+  RowRange rows = {};
+  PlaneStatistics planes = {};  // the row-wise one
+  ValueRange exp_avg = {};
+  ValueRange exp_avg_sq = {};
 };
 
 // `parameter` and `unit`, into the model, are null when other daemons own all of it.
@@ -72,9 +72,9 @@ struct ParameterDescription {
   int64_t version = 0;
   int64_t step = 0;
   // Holds what the planes were encoded with besides their own rows, where the format has such a thing.
-  std::optional<double> amax;
-  std::optional<double> scale;
-  std::vector<ExtentDescription> extents;
+  std::optional<double> amax = {};
+  std::optional<double> scale = {};
+  std::vector<ExtentDescription> extents = {};
 };
 
 // Describes one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state;
@@ -85,11 +85,11 @@ absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl:
 struct ParameterStats {
   const ParameterSpec* parameter = nullptr;
   const UnitSpec* unit = nullptr;
-  PlaneStatistics planes;
+  PlaneStatistics planes = {};
 };
 
 struct RankedStats {
-  std::vector<ParameterStats> parameters;
+  std::vector<ParameterStats> parameters = {};
   int64_t parameter_count = 0;  // without the limit
 };
 
@@ -100,21 +100,21 @@ absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit
 
 // Hashes are XXH3-128 of the stored bytes, in hexadecimal.
 struct ExtentVerification {
-  std::string parameter;
+  std::string parameter = {};
   int rank = 0;  // of the world
-  RowRange rows;
+  RowRange rows = {};
   bool planes_match = false;  // the served bytes are the master's encoding
-  std::string master_hash;
-  std::string exp_avg_hash;
-  std::string exp_avg_sq_hash;
-  std::string planes_hash;
+  std::string master_hash = {};
+  std::string exp_avg_hash = {};
+  std::string exp_avg_sq_hash = {};
+  std::string planes_hash = {};
 };
 
 struct VerifySummary {
-  StateNumbers numbers;
+  StateNumbers numbers = {};
   int64_t extent_count = 0;
   int64_t mismatch_count = 0;
-  std::string state_hash;  // of all hashes of masters and moments, in order
+  std::string state_hash = {};  // of all hashes of masters and moments, in order
 };
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
@@ -123,17 +123,17 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
                                           absl::FunctionRef<absl::Status(const ExtentVerification&)> sink);
 
 struct BrokenDevice {
-  std::string device;
-  std::string reason;
+  std::string device = {};
+  std::string reason = {};
 };
 
-// In the order of ranks.
+// Lists them in the order of ranks.
 std::vector<BrokenDevice> ListBrokenDevices(const World& world);
 
 // Bytes of one model on one device; `device` is empty for host memory that all devices share.
 struct MemoryUse {
-  std::string device;
-  std::string memory_class;
+  std::string device = {};
+  std::string memory_class = {};
   int64_t size_bytes = 0;
 };
 

@@ -359,8 +359,8 @@ void Model::RunEpoch(Epoch& epoch) {
     changed_.SignalAll();
     lost = usable_.ok() ? doubt_ : usable_;
     last_end_ = (lost.ok() ? why : lost).ToString();
-    // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is given
-    // up an import may settle the doubt.
+    // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
+    // given up an import may settle the doubt.
     if (!lost.ok()) refused = std::exchange(waiting_, {});
     Report();
   }

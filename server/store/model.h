@@ -67,13 +67,13 @@ class Model {
   ~Model();
 
   // Gives a rank a trainer. When every rank of the world has one, an epoch starts. INVALID_ARGUMENT a rank of another
-  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining and while the state is changed; what broke a
-  // device; usable().
+  // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining and while the state is changed; what
+  // broke a device; usable().
   absl::Status Attach(Trainer trainer);
   // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
   // ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
-  // Does the same for a trainer that still waits for an epoch. Returns false, and does nothing, when its epoch has begun.
+  // Does the same for a trainer that waits for an epoch. Returns false, and does nothing, when its epoch has begun.
   bool LeaveIfWaiting(int64_t session, const absl::Status& why);
   // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
   // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
@@ -119,12 +119,12 @@ class Model {
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
     ImportedContent content = {};
   };
-  // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns the
-  // history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the state
-  // that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state is: the
-  // model is not usable any more.
-  // FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT numbers out of order; UNAVAILABLE another
-  // change is under way, or the daemon drains; what broke a device; usable().
+  // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
+  // the history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the
+  // state that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state
+  // is: the model is not usable any more. FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT
+  // numbers out of order; UNAVAILABLE another change is under way, or the daemon drains; what broke a device;
+  // usable().
   absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
   // The turn to import, which one caller at a time has from OK until EndImport. UNAVAILABLE another one has it, or the
@@ -147,7 +147,7 @@ class Model {
   };
   State state() const;
   History history() const;
-  // Returns the same for a reader of the state. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
+  // state() for a reader. UNAVAILABLE while it is being changed; usable(). `operation` begins the message.
   absl::StatusOr<State> Look(absl::string_view operation) const;
 
   const ModelSpec& spec() const { return options_.spec; }
@@ -160,7 +160,7 @@ class Model {
   const CommitLog& commit_log() const { return commit_log_; }
   // Counts the histories of amaxes, which lie in host memory whatever the devices are.
   int64_t history_bytes() const { return scaling_book_.history_bytes(); }
-  // As ModelBudget says.
+  // These two are what ModelBudget counts.
   int64_t slots_bytes() const { return budget_->slots_bytes(); }
   std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
 

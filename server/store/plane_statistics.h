@@ -11,8 +11,8 @@
 
 namespace paramshard::server {
 
-// The statistics of the row-wise planes of one or more extents. Elements whose master is not finite are counted and left
-// out of the rest.
+// The statistics of the row-wise planes of one or more extents. Elements whose master is not finite are counted and
+// left out of the rest.
 struct PlaneStatistics {
   int64_t elements = 0;
   int64_t non_finite = 0;

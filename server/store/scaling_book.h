@@ -41,8 +41,8 @@ class ScalingBook {
   // Host memory of the histories.
   int64_t history_bytes() const;
 
-  // Returns what the planes of the master that was settled last are encoded with. Other parameters get the default, which no
-  // format of theirs reads.
+  // Returns what the planes of the master that was settled last are encoded with. Other parameters get the default,
+  // which no format of theirs reads.
   TensorScaling Present(int unit, int parameter) const;
   // Returns what the coming step encodes FP8_TENSOR_DELAYED with.
   TensorScaling Next(int unit, int parameter) const;

@@ -47,8 +47,8 @@ class Seat {
   void Call();
   Bell& bell() { return bell_; }
 
-  // Returns what the trainer has sent since the last call, at most `most` commands. INVALID_ARGUMENT a ring that cannot be
-  // read. For the gather thread alone.
+  // Returns what the trainer has sent since the last call, at most `most` commands. INVALID_ARGUMENT a ring that cannot
+  // be read. For the gather thread alone.
   absl::StatusOr<std::vector<SentCommand>> ReadCommands(int most);
 
   // Thread-safe.

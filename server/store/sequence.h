@@ -4,7 +4,7 @@
 // for work; times are given. The rules (docs/architecture.md, "The sequence of commands"):
 //
 // * the n-th commands of all ranks are equal, or Submit refuses and names both;
-// * gathers run in order, pushes and commits run in order; a commit waits for every earlier command, and every later
+// * gathers run in order, and so do all others; a commit waits for every earlier command, and every later
 //   command waits for the commit;
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
 //   trainer may release what has not arrived yet, and the late pieces would land among the new ones), a push when every
@@ -12,7 +12,7 @@
 // * a discard runs on a rank when that rank's pushes before it are done;
 // * a commit has stages: every rank sums, one votes, every rank applies; where formats need amaxes of whole tensors one
 //   shares them and every rank encodes; then it is answered;
-// * what trainers can make the daemon hold is bounded: commits that are not answered, and commands that are not finished;
+// * what trainers can make the daemon hold is bounded: unanswered commits, and commands that are not finished;
 // * after Stop nothing begins, except what a decided commit still needs.
 #ifndef PARAMSHARD_SERVER_STORE_SEQUENCE_H_
 #define PARAMSHARD_SERVER_STORE_SEQUENCE_H_
@@ -100,7 +100,7 @@ class Sequence {
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // Returned once all ranks are through with all stages, these are what they sent with the commit: it is to be answered.
+  // What the ranks sent with the commit. Returned once all are through with all stages: it is to be answered.
   using ClientStates = std::vector<std::string>;
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);

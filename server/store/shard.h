@@ -52,8 +52,8 @@ struct ShardExtent {
   int64_t gradient_offset = 0;
 };
 
-// Whole rows of an extent, or a part of one row that begins at a multiple of kMomentBlockSize and ends at one or with the
-// row: what lies in one piece in every array in which a tensor is stored.
+// Whole rows of an extent, or a part of one row that begins at a multiple of kMomentBlockSize and ends at one or with
+// the row: what lies in one piece in every array in which a tensor is stored.
 struct ExtentPart {
   RowRange rows;  // of the parameter
   int64_t first_column = 0;
@@ -157,8 +157,8 @@ class Shard {
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
-  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of a
-  // master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
+  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of
+  // a master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
   // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
@@ -201,7 +201,7 @@ class Shard {
   const ExtentState& StateOf(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return states_[IndexOf(extent)];
   }
-  // Of the trainable extents.
+  // Returns what the trainable extents were encoded with.
   std::vector<TensorScaling> Scalings() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.

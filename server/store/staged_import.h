@@ -19,9 +19,9 @@
 
 namespace paramshard::server {
 
-// Holds the model's turn to import for as long as it lives. It keeps the rows of this daemon's ranks alone, each once, in
-// the type in which they come: what it takes is bounded by the model's own state in fp32. It hashes the other daemons'
-// rows with its own, so that all that are given the same come to the same history.
+// Holds the model's turn to import for as long as it lives. It keeps the rows of this daemon's ranks alone, each once,
+// in the type in which they come: what it takes is bounded by the model's own state in fp32. It hashes the other
+// daemons' rows with its own, so that all that are given the same come to the same history.
 //
 //   ASSIGN_OR_RETURN(StagedImport import, StagedImport::Begin(model));
 //   RETURN_IF_ERROR(import.BeginSlice({.unit = 0, .parameter = 1, .rows = {0, 96}}));

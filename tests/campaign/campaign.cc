@@ -75,6 +75,7 @@ class World {
 
   int64_t Entries(const char* folder) const { return CountEntries(absl::StrCat("/proc/", daemon_.pid(), "/", folder)); }
   absl::StatusOr<nlohmann::json> Ctl(const std::string& arguments) const;
+  absl::Status AwaitCounts(int64_t threads, int64_t descriptors) const;
 
   std::string ctl_;
   TemporaryDirectory directory_;
@@ -154,10 +155,19 @@ absl::Status World::Check(int64_t threads, int64_t descriptors) {
   if (hash != state_hash_) {
     return absl::InternalError(absl::StrCat("the bystander's hash ", state_hash_, " expected, got ", hash));
   }
-  // What the round began has ended: the model is gone, with its epoch's threads, and so are the round's connections.
-  if (Threads() > threads + kSlack || Descriptors() > descriptors + kSlack) {
-    return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
-                                            Threads(), " and ", Descriptors()));
+  return AwaitCounts(threads, descriptors);
+}
+
+// What the round began has ended: the model is gone, with its epoch's threads, and the round's clients are. But gRPC
+// closes a connection some time after its client has gone.
+absl::Status World::AwaitCounts(int64_t threads, int64_t descriptors) const {
+  const absl::Time end = absl::Now() + kPatience;
+  while (Threads() > threads + kSlack || Descriptors() > descriptors + kSlack) {
+    if (absl::Now() > end) {
+      return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
+                                              Threads(), " and ", Descriptors()));
+    }
+    absl::SleepFor(absl::Milliseconds(1));
   }
   return absl::OkStatus();
 }

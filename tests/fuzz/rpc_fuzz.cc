@@ -1,6 +1,6 @@
 // Calls of every method of a daemon: a byte that chooses the method, one whose lowest bit asks for a valid token, then
-// messages, each after two bytes with its length. Whatever was sent, the daemon answers the next caller, every model can
-// be deleted, and one that no call has named has its bytes.
+// messages, each after two bytes with its length. Whatever was sent, the daemon answers the next caller, every model
+// can be deleted, and one that no call has named has its bytes.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A library that a daemon is started with (LD_PRELOAD): its wall clock differs from the machine's by as many seconds as the
-// file holds that SteppedClock::kVariable names.
+// A library that a daemon is started with (LD_PRELOAD): its wall clock differs from the machine's by as many seconds as
+// the file holds that SteppedClock::kVariable names.
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -61,7 +61,8 @@ std::string ScalesText(const v1::DescribeParameterResponse& response) {
 
 std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
   if (response.extents().empty()) return "no extents on this daemon\n";
-  return absl::StrCat(PlanesText(response), "\n", MomentsText(response), ScalesText(response));
+  const std::string moments = response.frozen() ? "" : absl::StrCat("\n", MomentsText(response));
+  return absl::StrCat(PlanesText(response), moments, ScalesText(response));
 }
 
 std::string ParameterText(const v1::DescribeParameterResponse& response) {

@@ -139,6 +139,9 @@ TEST(TablesTest, AFrozenParameter) {
             "group      0\n"
             "\n"
             "no extents on this daemon\n");
+  response.add_extents()->set_device("cpu:0");
+  EXPECT_THAT(ParameterText(response),
+              testing::AllOf(testing::HasSubstr("cpu:0"), testing::Not(testing::HasSubstr("EXP_AVG"))));
 }
 
 TEST(TablesTest, ScalesThatAFormatHasNotAreDashes) {

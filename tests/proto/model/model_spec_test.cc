@@ -409,7 +409,7 @@ TEST(ParseModelSpecTest, EveryTypeOfStateIsAccepted) {
   }
 }
 
-// The example: the first rule that matches counts.
+// Rules overlap: the first that matches counts.
 TEST(ParseModelSpecTest, ParametersTakeTheFirstRuleThatMatchesTheirName) {
   v1::ModelSpec proto = ValidSpec();
   ByRules({{"*norm", v1::FORMAT_FP32}, {"u1.?", v1::FORMAT_BF16}, {"*", v1::FORMAT_MXFP8}})(proto);

@@ -258,8 +258,9 @@ TEST_F(TensorTransferTest, TheFirstMessageIsTheHeader) {
 
 TEST_F(TensorTransferTest, UnknownNamesAreNotFound) {
   ExpectRefused({Header("x")}, absl::StatusCode::kNotFound, "model x");
-  ExpectRefused({Header(), Tensor("x", {5})}, absl::StatusCode::kNotFound, "no parameter is named x");
-  ExpectRefused({Header(), Tensor("", {5})}, absl::StatusCode::kNotFound, "no parameter is named");
+  ExpectRefused({Header(), Tensor("x", {5})}, absl::StatusCode::kNotFound,
+                "import into m: a parameter of the model expected, got x");
+  ExpectRefused({Header(), Tensor("", {5})}, absl::StatusCode::kNotFound, "got \"\"");
 }
 
 TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
@@ -534,7 +535,7 @@ TEST_F(TensorTransferTest, UnknownExportsAreRefused) {
   request.set_model("x");
   EXPECT_THAT(Export(request), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(Export(ExportOf({"b", "x"})),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter is named x")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("export m: a parameter of the model expected, got x")));
   EXPECT_THAT(Export(ExportOf({"b"}, {v1::TENSOR_KIND_UNSPECIFIED})),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a tensor kind expected, got 0")));
   EXPECT_THAT(Export(ExportOf({"b"}, {static_cast<v1::TensorKind>(77)})), StatusIs(absl::StatusCode::kInvalidArgument));
