@@ -42,6 +42,10 @@ void MultiplyEdge(int64_t tile_rows, int64_t tile_columns, int64_t columns, int6
 
 PARAMSHARD_SIMD_CLONES
 void Multiply(int64_t rows, int64_t columns, int64_t inner, StridedMatrix a, const float* b, float* product) {
+  if (inner == 0) {  // then the factors may be null
+    std::fill_n(product, rows * columns, 0.0f);
+    return;
+  }
   for (int64_t i = 0; i < rows; i += kTileRows) {
     const int64_t tile_rows = std::min<int64_t>(kTileRows, rows - i);
     StridedMatrix a_tile = a;

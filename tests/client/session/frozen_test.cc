@@ -202,7 +202,9 @@ TEST_P(FrozenTest, ExportsGiveTheMasterOrWhatPlanesDecodeTo) {
     absl::StatusOr<GatheredUnit> unit = model.Gather("base", Phase::kForward);
     ASSERT_OK(unit);
     ASSERT_OK(unit->Wait());
-    if (rank == 0) ASSERT_OK(unit->Get("base.w")->Decode(decoded.data()));
+    if (rank == 0) {
+      ASSERT_OK(unit->Get("base.w")->Decode(decoded.data()));
+    }
   });
   EXPECT_EQ(masters.at(master("base.w")), decoded);
   EXPECT_EQ(masters.at(master("base.w")) == twins.at(master("base.w")), format_ == Format::kFP32);

@@ -153,7 +153,7 @@ TEST_F(ConnectionAcceptorTest, ANamedUserHasAShareAndTheDaemonsOwnMore) {
 TEST_F(ConnectionAcceptorTest, CallersWithoutAUserShareOneShare) {
   ASSERT_OK_AND_ASSIGN(std::vector<ListeningSocket> sockets, ListenOnAddress("127.0.0.1:0"));
   const int port = sockets[0].port;
-  ASSERT_OK(Start(std::move(sockets), {.max_connections = 2, .allowed_users = {}}));
+  ASSERT_OK(Start(std::move(sockets), {.max_connections = 2}));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
