@@ -1,6 +1,5 @@
 #include "server/service/workers.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -60,7 +59,9 @@ void Workers::GiveBackPlace(const Callers::Caller& caller) {
 }
 
 std::deque<Workers::Work>::iterator Workers::Next() {
-  return std::find_if(queue_.begin(), queue_.end(), [&](const Work& work) { return busy_.WouldFind(work.user); });
+  auto next = queue_.begin();
+  while (next != queue_.end() && !busy_.WouldFind(next->user)) ++next;
+  return next;
 }
 
 void Workers::Run() {
