@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "tests/campaign/hostile_client.h"
@@ -161,15 +162,13 @@ absl::Status World::Check(int64_t threads, int64_t descriptors) {
 // What the round began has ended: the model is gone, with its epoch's threads, and the round's clients are. But gRPC
 // closes a connection some time after its client has gone.
 absl::Status World::AwaitCounts(int64_t threads, int64_t descriptors) const {
-  const absl::Time end = absl::Now() + kPatience;
-  while (Threads() > threads + kSlack || Descriptors() > descriptors + kSlack) {
-    if (absl::Now() > end) {
-      return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
-                                              Threads(), " and ", Descriptors()));
-    }
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return absl::OkStatus();
+  const auto are_level = [&]() -> absl::StatusOr<bool> {
+    return Threads() <= threads + kSlack && Descriptors() <= descriptors + kSlack;
+  };
+  ASSIGN_OR_RETURN(const bool level, Poll({.timeout = kPatience}, are_level));
+  if (level) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(threads, " threads and ", descriptors, " descriptors expected, got ",
+                                          Threads(), " and ", Descriptors()));
 }
 
 // --- What rounds do ---
