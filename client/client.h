@@ -47,6 +47,7 @@
 #include "absl/types/span.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
+#include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges
 #include "kernels/reduce/gradient_sum.h"
 #include "proto/model/model_spec.h"   // ModelSpec: how a model is described
 #include "proto/model/phase.h"        // Phase: what a gather brings
@@ -54,17 +55,11 @@
 
 namespace paramshard {
 
-// Hyper-parameters of one commit for one parameter group, all finite. What is out of range is refused by Commit.
-struct GroupHyperparameters {
-  float learning_rate = 1e-3f;  // >= 0
-  float beta1 = 0.9f;           // 0 <= beta1 < 1
-  float beta2 = 0.999f;         // 0 <= beta2 < 1
-  float epsilon = 1e-8f;        // >= 0
-  float weight_decay = 0.0f;    // >= 0
-};
+// Those of one commit for one parameter group. What is out of range is refused by Commit.
+using GroupHyperparameters = Hyperparameters;
 
 struct CommitOptions {
-  // For every group, unless `groups` is given; the ranges are those of GroupHyperparameters.
+  // For every group, unless `groups` is given; the ranges are those of Hyperparameters.
   float learning_rate = 1e-3f;
   float beta1 = 0.9f;
   float beta2 = 0.999f;
@@ -174,7 +169,8 @@ class GatheredUnit {
 };
 
 // A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
-// it, then push it once; or push once for each micro-batch: pushes within a step add up.
+// it, then push it once; or push once for each micro-batch: pushes within a step add up. A model whose
+// accumulator_type is BF16 takes one push of a unit between two commits.
 //
 // On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after what the default
 // stream has been given by then, copies from pageable memory included; other streams are synchronized before.
@@ -193,7 +189,8 @@ class UnitGradients {
   absl::Status MarkAbsent(absl::string_view parameter);
 
   // Hands the slot to the daemon. Returns at once; the views end here. On the stream that cuda::Gradients named, if
-  // any.
+  // any. FAILED_PRECONDITION for a second push of the unit before a commit or a discard, where accumulators are BF16
+  // (names the unit): nothing is sent, and the slot is held as before.
   absl::Status Push();
 
  private:

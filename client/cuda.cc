@@ -46,10 +46,12 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
 }
 
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
-  const auto impl = std::move(HandleAccess::ImplOf(gradients));
-  if (impl == nullptr) {
+  auto& held = HandleAccess::ImplOf(gradients);
+  if (held == nullptr) {
     return absl::FailedPreconditionError("gradients: an unpushed slot expected, it has been pushed");
   }
+  RETURN_IF_ERROR(held->CheckPush());
+  const auto impl = std::move(held);
   return impl->PushOn(stream);
 }
 

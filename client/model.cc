@@ -275,6 +275,7 @@ absl::Status UnitGradients::MarkAbsent(absl::string_view parameter) {
 
 absl::Status UnitGradients::Push() {
   if (impl_ == nullptr) return Pushed();
+  RETURN_IF_ERROR(impl_->CheckPush());
   const std::unique_ptr<Impl> impl = std::move(impl_);
   return impl->Push();
 }

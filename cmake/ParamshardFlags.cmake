@@ -35,6 +35,8 @@ endif()
 
 # Linked into every program.
 if(PARAMSHARD_SANITIZE MATCHES "thread")
-  add_library(paramshard_tsan OBJECT ${PROJECT_SOURCE_DIR}/cmake/tsan/absl_synchronization.cc)
-  target_link_libraries(paramshard_tsan PRIVATE paramshard_flags PUBLIC absl::synchronization)
+  add_library(paramshard_tsan OBJECT
+    ${PROJECT_SOURCE_DIR}/cmake/tsan/absl_synchronization.cc
+    ${PROJECT_SOURCE_DIR}/cmake/tsan/grpc_completion.cc)
+  target_link_libraries(paramshard_tsan PRIVATE paramshard_flags PUBLIC absl::synchronization gRPC::grpc++)
 endif()

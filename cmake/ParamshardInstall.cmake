@@ -1,5 +1,5 @@
-# What `cmake --install` puts beside the programs: the client library as the package paramshard, the protos, and the files
-# of deploy/.
+# What `cmake --install` puts beside the programs: the client library as the package paramshard, the protos, and the
+# files of deploy/.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paramshard)
@@ -9,7 +9,8 @@ function(paramshard_collect_libraries target result)
   set(libraries ${target})
   get_target_property(dependencies ${target} INTERFACE_LINK_LIBRARIES)
   foreach(dependency IN LISTS dependencies)
-    if(dependency MATCHES "^paramshard_" AND NOT dependency STREQUAL "paramshard_flags" AND NOT dependency IN_LIST libraries)
+    if(dependency MATCHES "^paramshard_" AND NOT dependency STREQUAL "paramshard_flags"
+       AND NOT dependency IN_LIST libraries)
       paramshard_collect_libraries(${dependency} more)
       list(APPEND libraries ${more})
     endif()
@@ -35,9 +36,10 @@ set(headers
   kernels/formats/format.h
   kernels/formats/scale_layout.h
   kernels/optim/adam.h
-  kernels/optim/adam_math.h
   kernels/optim/hyperparameters.h
   kernels/optim/moment.h
+  kernels/optim/moment_kind.h
+  kernels/optim/optimizer_step.h
   kernels/random/initial_values.h
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h

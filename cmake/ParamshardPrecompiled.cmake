@@ -1,5 +1,6 @@
-# Compiles the headers that most sources include once for all libraries, and once for all tests: half of the time of a build
-# that does not optimize much. Sources include what they need all the same; builds without this say what they forget.
+# Compiles the headers that most sources include once for all libraries, and once for all tests: half of the time of a
+# build that does not optimize much. Sources include what they need all the same; builds without this say what they
+# forget.
 if(NOT PARAMSHARD_PRECOMPILE)
   return()
 endif()

@@ -2,18 +2,19 @@ include(GoogleTest)
 
 add_custom_target(bundled)
 
-# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...] [TIMEOUT <seconds>]
-#                   [BUNDLED] [ONE_THREAD])
+# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...]
+#                   [TIMEOUT <seconds>] [BUNDLED] [ONE_THREAD])
 #
-#   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its DEPS are
-#              its users' too.
+#   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its
+#              DEPS are its users' too.
 #   BINARY     a program in bin/, installed.
 #   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
 #              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
 #              four times that with sanitizers.
 #              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along. The target `bundled`
 #              builds these, and all binaries and benchmarks.
-#              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out there.
+#              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out
+#              there.
 #   BENCHMARK  a google-benchmark program in bin/bench/; left out with sanitizers, whose speed is nobody's.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.

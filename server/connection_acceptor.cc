@@ -124,7 +124,7 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
 }
 
 ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options)
-    : options_(std::move(options)),
+    : options_(options),
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       places_(options_.max_connections, geteuid()),
       sockets_(std::move(sockets)),

@@ -154,7 +154,7 @@ class Daemon::Impl {
 
   absl::Status Start(DeviceOpener open, const std::stop_token& stop);
   void Wait() { stop_requested_.WaitForNotification(); }
-  void RequestStop();
+  bool RequestStop();  // whether this is the first request
   void Stop();
   std::string tcp_address() const { return tcp_address_; }
 
@@ -263,7 +263,9 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
-  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] { RequestStop(); });
+  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] {
+    if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
+  });
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
@@ -296,9 +298,11 @@ void Daemon::Impl::WatchDevices() {
   }
 }
 
-void Daemon::Impl::RequestStop() {
+bool Daemon::Impl::RequestStop() {
   absl::MutexLock lock(&mu_);
-  if (!std::exchange(requested_, true)) stop_requested_.Notify();
+  if (std::exchange(requested_, true)) return false;
+  stop_requested_.Notify();
+  return true;
 }
 
 void Daemon::Impl::Stop() {
@@ -325,7 +329,7 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
-                                                      std::stop_token stop) {
+                                                      const std::stop_token& stop) {
   // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;

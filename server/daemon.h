@@ -32,11 +32,12 @@ class Daemon {
   // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon serves
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // what OpenDevices and Check refuse. When a device breaks, health says NOT_SERVING for good; inspection goes on.
-  // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait returns.
+  // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait
+  // returns.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,
-                                                       std::stop_token stop = {});
+                                                       const std::stop_token& stop = {});
   ~Daemon();
 
   // Blocks until Stop or RequestStop is called.

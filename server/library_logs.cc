@@ -20,7 +20,8 @@
 namespace paramshard::server {
 namespace {
 
-constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
+// Libraries quote what callers have sent.
+constexpr size_t kMaxTextBytes = 1024;
 
 // One for each place in the libraries: there are as many as these have lines of code that log.
 class Throttles {
@@ -45,7 +46,7 @@ void LogLine(LogLevel level, absl::string_view library, absl::string_view file, 
   Log(level, "library says",
       {{"library", std::string(library)},
        {"place", place},
-       {"text", std::string(text)},
+       {"text", std::string(text.substr(0, kMaxTextBytes))},
        {"count", absl::StrCat(count.value_or(1))}});
   if (is_last) FlushLog(kFlushTimeout);
 }

@@ -23,6 +23,7 @@
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
 #include "server/exit_codes.h"
+#include "server/last_resort.h"
 #include "server/library_logs.h"
 #include "server/log/log.h"
 #include "server/version.h"
@@ -30,8 +31,9 @@
 namespace paramshard::server {
 namespace {
 
-// How long the end waits for lines of the log that nobody reads.
-constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
+// How long the end may take beyond the drain, for calls under way and what devices still do. With the default drain
+// that is less than the 30 s after which deploy/'s units kill the daemon.
+constexpr absl::Duration kEndTimeout = absl::Seconds(15);
 // More than gRPC starts before it serves its first call.
 constexpr size_t kThreadsOfGrpc = 32;
 
@@ -50,16 +52,17 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// Before there is another thread: all inherit this. Writing to who has gone is an error of the write; other signals are
-// taken by one thread, with sigwait.
+// Before there is another thread: all inherit this. Writing to who has gone, or beyond a limit on files (which counts
+// shared memory too), is an error of the call; other signals are taken by one thread, with sigwait.
 void PrepareSignals() {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
 // The first signal drains, the second does not wait. A hang-up is no second one: a terminal that closes sends several.
-void AwaitSignals(std::stop_source stop) {
+void AwaitSignals(const std::stop_source& stop) {
   sigset_t signals = StopSignals();
   int signal = 0;
   sigwait(&signals, &signal);
@@ -127,7 +130,9 @@ int Serve(const DaemonConfig& config) {
   if (daemon.ok()) {
     LogStart(config, **daemon);
     (*daemon)->Wait();
+    const LastResort last_resort(config.drain_timeout + kEndTimeout);
     (*daemon)->Stop();
+    daemon->reset();
   }
   Log(LogLevel::kInfo, "stopped");
   return kExitOk;

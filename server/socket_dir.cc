@@ -26,7 +26,8 @@ absl::Status DirectoryError(const std::string& path, absl::string_view why) {
   return absl::UnavailableError(absl::StrCat("socket directory ", path, ": ", why));
 }
 
-// Refuses a link in the directory's place: whoever can put one there would choose what gets this mode and these sockets.
+// Refuses a link in the directory's place: whoever can put one there would choose what gets this mode and these
+// sockets.
 absl::StatusOr<wire::FileDescriptor> OpenOwnDirectory(const std::string& path, mode_t mode) {
   std::error_code error;
   std::filesystem::create_directories(path, error);

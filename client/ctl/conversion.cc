@@ -459,6 +459,11 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress) {
   if (options.encoding.has_value()) RETURN_IF_ERROR(CheckFileEncoding(*options.encoding));
   ASSIGN_OR_RETURN(Checkpoint input, Checkpoint::Open(options.input));
+  if (input.is_sharded()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.input,
+                     ": whole tensors in one file or with an index expected, got tensors in parts: import takes them"));
+  }
   return Conversion(options, std::move(input)).Run(progress);
 }
 

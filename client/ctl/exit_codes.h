@@ -12,7 +12,7 @@ enum ExitCode : int {
   kUsage = 2,
   // No daemon answers, or not in time.
   kUnreachable = 3,
-  // verify: planes differ from what the master encodes to.
+  // verify: planes differ from what the master encodes to. checkpoint verify: something is damaged.
   kMismatch = 4,
 };
 

@@ -24,15 +24,15 @@ struct NpyArray {
   std::vector<uint8_t> bytes;
 };
 
-// Parses the contents of a .npy file. InvalidArgument for a file that is malformed, truncated or longer than its shape
-// says; Unimplemented for a valid one of another version, dtype or order.
+// Parses the contents of a .npy file. INVALID_ARGUMENT for a file that is malformed, truncated or longer than its shape
+// says; UNIMPLEMENTED for a valid one of another version, dtype or order.
 absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents);
 
-// The contents of a .npy file. InvalidArgument when dtype, shape and bytes do not fit together.
+// The contents of a .npy file. INVALID_ARGUMENT when dtype, shape and bytes do not fit together.
 absl::StatusOr<std::string> SerializeNpy(const NpyArray& array);
 
-// The same on files, of at most 16 GiB to read. Errors are the file system's, and name the file: NotFound ...;
-// InvalidArgument also for what is no regular file, or larger; Unavailable when reading or writing fails.
+// The same on files, of at most 16 GiB to read. Errors are the file system's, and name the file: NOT_FOUND ...;
+// INVALID_ARGUMENT also for what is no regular file, or larger; UNAVAILABLE when reading or writing fails.
 absl::StatusOr<NpyArray> ReadNpy(const std::string& path);
 absl::Status WriteNpy(const std::string& path, const NpyArray& array);
 

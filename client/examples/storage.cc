@@ -25,6 +25,12 @@ absl::StatusOr<MasterType> ParseMaster(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("master: FP32 or BF16_REMAINDER expected, got \"", name, "\""));
 }
 
+absl::StatusOr<GradientType> ParseAccumulators(absl::string_view name) {
+  if (name == "FP32") return GradientType::kFP32;
+  if (name == "BF16") return GradientType::kBF16;
+  return absl::InvalidArgumentError(absl::StrCat("accumulators: FP32 or BF16 expected, got \"", name, "\""));
+}
+
 absl::StatusOr<FormatRule> ParseRule(absl::string_view text) {
   const size_t equals = text.rfind('=');
   if (equals == absl::string_view::npos) {
@@ -63,6 +69,8 @@ void AddStorageFlags(CLI::App& app, StorageFlags& flags) {
       ->capture_default_str();
   app.add_option("--exp-avg", flags.exp_avg, "Type of the first moment; default: as --moments");
   app.add_option("--exp-avg-sq", flags.exp_avg_sq, "Type of the second moment; default: as --moments");
+  app.add_option("--accumulators", flags.accumulators, "Type of the daemon's sums of gradients: FP32 or BF16")
+      ->capture_default_str();
 }
 
 absl::StatusOr<Storage> ParseStorage(const StorageFlags& flags) {
@@ -73,6 +81,7 @@ absl::StatusOr<Storage> ParseStorage(const StorageFlags& flags) {
   ASSIGN_OR_RETURN(storage.rules.emplace_back(), LastRule(flags));
   ASSIGN_OR_RETURN(storage.exp_avg, ParseMoment(FirstGiven(flags.exp_avg, flags.moments)));
   ASSIGN_OR_RETURN(storage.exp_avg_sq, ParseMoment(FirstGiven(flags.exp_avg_sq, flags.moments)));
+  ASSIGN_OR_RETURN(storage.accumulators, ParseAccumulators(flags.accumulators));
   return storage;
 }
 
@@ -88,11 +97,13 @@ std::vector<std::string> ToArguments(const StorageFlags& flags) {
   add("--moments", flags.moments);
   add("--exp-avg", flags.exp_avg);
   add("--exp-avg-sq", flags.exp_avg_sq);
+  add("--accumulators", flags.accumulators);
   return arguments;
 }
 
 void SetStorage(const Storage& storage, ModelSpec& model) {
   model.format_rules = storage.rules;
+  model.accumulator_type = storage.accumulators;
   for (UnitSpec& unit : model.units) {
     for (ParameterSpec& parameter : unit.parameters) {
       if (parameter.shape.size() < 2) parameter.encoding.format = Format::kFP32;

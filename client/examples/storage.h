@@ -20,6 +20,7 @@ struct Storage {
   std::vector<FormatRule> rules = {{.pattern = "*", .encoding = {.format = Format::kMXFP8}}};  // for matrices
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
+  GradientType accumulators = GradientType::kFP32;
 };
 
 // The flags as a user types them.
@@ -31,6 +32,7 @@ struct StorageFlags {
   std::string moments = "FP32";
   std::string exp_avg = {};     // empty: as `moments`
   std::string exp_avg_sq = {};  // empty: as `moments`
+  std::string accumulators = "FP32";
 };
 
 // The app refers to `flags`, which outlive it.
@@ -42,7 +44,7 @@ absl::StatusOr<Storage> ParseStorage(const StorageFlags& flags);
 // The same choices as arguments for another program.
 std::vector<std::string> ToArguments(const StorageFlags& flags);
 
-// Has the model's parameters stored so.
+// Has the model stored so.
 void SetStorage(const Storage& storage, ModelSpec& model);
 
 }  // namespace paramshard::examples

@@ -80,7 +80,7 @@ absl::Status AwaitWork(absl::string_view what, int gpu, absl::Duration timeout,
 
 // --- Memory
 
-class CudaTensorMemory : public TensorMemory {
+class CudaTensorMemory final : public TensorMemory {
  public:
   static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(int device, const TensorMemoryParts& parts);
   ~CudaTensorMemory() override;

@@ -12,7 +12,7 @@ Gradients::Gradients(const Attachment& attached, const Commits* commits)
       commits_(*commits),
       slots_(attached.layout.gradient_slot_bytes()),
       given_back_by_(attached.layout.gradient_slot_bytes().size()),
-      pushed_(attached.layout.units().size(), false),
+      step_pushes_(attached.layout.spec()),
       landings_(attached.layout.units().size()) {}
 
 uint8_t* Gradients::SlotMemory(int slot) const {
@@ -102,9 +102,14 @@ absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int>
   return carrier.Flush();
 }
 
+absl::Status Gradients::CheckPush(const GradientTicket& ticket) const {
+  RETURN_IF_ERROR(attached_.page.status());
+  return step_pushes_.Check(ticket.unit);
+}
+
 absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
   RETURN_IF_ERROR(attached_.page.CheckProcess());
-  const bool lands = attached_.started.client_lands_own_gradients() && !pushed_[ticket.unit];
+  const bool lands = attached_.started.client_lands_own_gradients() && !step_pushes_.Has(ticket.unit);
   v1::Command command;
   command.mutable_push()->set_own_slices_landed(lands);
   command.mutable_push()->set_unit(ticket.unit);
@@ -117,7 +122,7 @@ absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int>
     return number.status();
   }
   slots_.Push(ticket.slot, *number);
-  pushed_[ticket.unit] = true;
+  step_pushes_.Add(ticket.unit);
   if (lands) landings_[ticket.unit] = {.slot = ticket.slot, .number = *number};
   return absl::OkStatus();
 }

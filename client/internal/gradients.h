@@ -13,6 +13,7 @@
 #include "client/internal/attachment.h"
 #include "client/internal/commits.h"
 #include "client/internal/slots.h"
+#include "proto/model/step_pushes.h"
 
 namespace paramshard::internal {
 
@@ -33,6 +34,8 @@ class Gradients {
 
   absl::StatusOr<GradientTicket> Take(absl::string_view unit, Worker worker = {}, bool zeroed = true);
   GradientView View(const GradientTicket& ticket, int parameter) const;
+  // Says whether the ticket's unit may be pushed now.
+  absl::Status CheckPush(const GradientTicket& ticket) const;
   // Hands over what `worker` has written. `absent_parameters` ascend.
   absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
   void GiveBack(const GradientTicket& ticket, Worker worker = {});
@@ -42,7 +45,7 @@ class Gradients {
   // A commit was sent: the next push of a unit is its first again.
   void EndStep();
   // The same after a discard.
-  void RestartStep() { pushed_.assign(pushed_.size(), false); }
+  void RestartStep() { step_pushes_.Clear(); }
 
  private:
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
@@ -60,7 +63,7 @@ class Gradients {
   const Commits& commits_;
   GradientSlots slots_;
   std::vector<Worker> given_back_by_;  // by slot: the stream that may still write it, though it was not pushed
-  std::vector<bool> pushed_;           // by unit: since the last commit
+  StepPushes step_pushes_;
   // By unit: the push since the last commit that kept its rows in the landing area, by its number; 0: there was none.
   struct Landing {
     int slot = 0;

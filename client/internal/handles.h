@@ -59,6 +59,8 @@ class UnitGradients::Impl {
   // INVALID_ARGUMENT for a frozen parameter.
   absl::StatusOr<int> FindTrainable(absl::string_view operation, absl::string_view parameter) const;
   absl::Status MarkAbsent(absl::string_view parameter);
+  // Whether a push would be sent: if not, the slot stays as it is.
+  absl::Status CheckPush() const { return session_->gradients().CheckPush(ticket_); }
   // The last call.
   absl::Status Push();
   absl::Status PushOn(internal::GpuStream stream);

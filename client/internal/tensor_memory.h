@@ -37,8 +37,9 @@ struct WordOperation {
 };
 
 // Work on the memory of a GPU is enqueued on a stream and done in the stream's order; on host memory, which has no
-// streams, it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps; where they
-// are not done within the timeout, the memory stays mapped for the life of the process. Used by one thread at a time.
+// streams, it is done at once. Destroying the object waits until every stream of the GPU is done, and unmaps; where
+// they are not done within the timeout, the memory stays mapped for the life of the process. Used by one thread at a
+// time.
 class TensorMemory {
  public:
   virtual ~TensorMemory() = default;

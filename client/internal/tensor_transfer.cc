@@ -147,7 +147,10 @@ class ImportStream {
 // Columns of a row of scales.
 int64_t Scales(int64_t columns) { return (columns + kMomentBlockSize - 1) / kMomentBlockSize; }
 
-bool IsScales(TensorKind kind) { return kind == TensorKind::kExpAvgScales || kind == TensorKind::kExpAvgSqScales; }
+bool IsScales(TensorKind kind) {
+  const std::optional<StateArray> array = StateArrayOf(kind);
+  return array.has_value() && array->form == TensorForm::kRest && MomentOf(array->tensor).has_value();
+}
 
 // One extent, as its chunks arrive.
 class ExtentReader {

@@ -1,280 +1,26 @@
 #include "kernels/formats/codec_cuda.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/encoded_plane_cuda.h"
 #include "kernels/formats/float8.h"
-#include "kernels/formats/packed_casts_cuda.h"
-#include "kernels/formats/scale_math.h"
+#include "kernels/gpu/global_memory.h"
 #include "kernels/gpu/status.h"
 
 namespace paramshard::gpu {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreadsLog2 = 8;
+constexpr int kThreads = 1 << kThreadsLog2;
 
-// A thread decodes this many groups of elements, whose codes are all on their way before the first is decoded. They lie
-// in rows below each other, which share the scales of a block; or in one long row where nothing ties elements together.
-constexpr int kGroups = 8;
-
-// What codes stand for. Unpack() takes the codes of a group as words, the first code in the lowest bits; of a NaN it
-// gives some NaN.
-
-template <int kBits, int kCount>
-constexpr int kWordsOf = (kBits * kCount + 31) / 32;
-
-struct FloatCodes {
-  static constexpr int kBits = 32;
-  template <int kCount>
-  __device__ static void Unpack(const uint32_t (&words)[kCount], float (&values)[kCount]) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values[j] = FloatFromBits(words[j]);
-  }
-};
-
-struct BFloat16Codes {
-  static constexpr int kBits = 16;
-  template <int kCount>
-  __device__ static void Unpack(const uint32_t (&words)[kCount / 2], float (&values)[kCount]) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      values[j] = FloatFromBits(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u);
-    }
-  }
-};
-
-struct Float16Codes {
-  static constexpr int kBits = 16;
-  template <int kCount>
-  __device__ static void Unpack(const uint32_t (&words)[kCount / 2], float (&values)[kCount]) {
-#pragma unroll
-    for (int j = 0; j < kCount; j += 2) DecodeFloat16Pair(words[j / 2], values[j], values[j + 1]);
-  }
-};
-
-template <typename Element>
-struct Float8Codes {
-  static constexpr int kBits = 8;
-  template <int kCount>
-  __device__ static void Unpack(const uint32_t (&words)[kCount / 4], float (&values)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      float quad[4];
-      if constexpr (std::is_same_v<Element, E4M3>) {
-        DecodeE4M3Quad(words[i], quad);
-      } else {
-        DecodeE5M2Quad(words[i], quad);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) values[4 * i + j] = quad[j];
-    }
-  }
-};
-
-struct Float4Codes {
-  static constexpr int kBits = 4;
-  template <int kCount>
-  __device__ static void Unpack(const uint32_t (&words)[1], float (&values)[kCount]) {
-    static_assert(kCount <= 8);
-    float octet[8];
-    DecodeE2M1Octet(words[0], octet);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values[j] = octet[j];
-  }
-};
-
-// The scales of a plane. OfTensor() gives what all elements share, At() the scale of one element, and Apply() what a
-// code's value stands for under both.
-//
-// kColumns: how many columns share a scale; 0 where all do. kRowsShare: whether the kGroups rows of a thread do.
-
-__device__ float LoadFloat(const uint8_t* address) {
-  float value;
-  memcpy(&value, address, sizeof(value));
-  return value;
-}
-
-struct NoScales {
-  static constexpr int kColumns = 0;
-  static constexpr bool kRowsShare = true;
-  __device__ float OfTensor() const { return 1.0f; }
-  __device__ float At(int64_t, int64_t) const { return 1.0f; }
-  __device__ static float Apply(float value, float, float) { return value; }
-};
-
-struct TensorScale {
-  static constexpr int kColumns = 0;
-  static constexpr bool kRowsShare = true;
-  __device__ float OfTensor() const { return LoadFloat(scale_inv); }
-  __device__ float At(int64_t, int64_t) const { return 1.0f; }
-  __device__ static float Apply(float value, float, float of_tensor) { return value * of_tensor; }
-
-  const uint8_t* scale_inv;
-};
-
-// What the formats have in common whose scales serve blocks, and that have none of the tensor.
-struct BlockScales {
-  __device__ float OfTensor() const { return 1.0f; }
-  __device__ static float Apply(float value, float scale, float) { return value * scale; }
-
-  const uint8_t* scales;
-  int64_t across;
-};
-
-struct Fp8BlockScales : BlockScales {
-  static constexpr int kColumns = 128;
-  static constexpr bool kRowsShare = true;
-  __device__ float At(int64_t row, int64_t col) const {
-    return LoadFloat(scales + (row / 128 * across + col / 128) * sizeof(float));
-  }
-};
-
-// The row-wise plane of MXFP8, and MXFP8_2D.
-struct Mxfp8RowScales : BlockScales {
-  static constexpr int kColumns = 32;
-  static constexpr bool kRowsShare = false;
-  __device__ float At(int64_t row, int64_t col) const {
-    return DecodeE8M0(scales[(row >> row_shift) * across + col / 32]);
-  }
-
-  int row_shift;  // log2 of the rows that share a scale
-};
-
-struct Mxfp8ColumnScales : BlockScales {
-  static constexpr int kColumns = 1;
-  static constexpr bool kRowsShare = true;
-  __device__ float At(int64_t row, int64_t col) const { return DecodeE8M0(scales[row / 32 * across + col]); }
-};
-
-struct Nvfp4Scales {
-  static constexpr int kColumns = 16;
-  static constexpr bool kRowsShare = true;
-  __device__ float OfTensor() const { return LoadFloat(amax); }
-  __device__ float At(int64_t row, int64_t col) const { return E4M3::Decode(scales[row / 16 * across + col / 16]); }
-  __device__ static float Apply(float value, float scale, float of_tensor) {
-    return DecodeNvfp4(value, scale, of_tensor);
-  }
-
-  const uint8_t* scales;
-  const uint8_t* amax;
-  int64_t across;
-};
-
-// A plane as it is read: `pitch` codes to a row, padding included.
-template <typename CodesType, typename ScalesType>
-struct Source {
-  using Codes = CodesType;
-  using Scales = ScalesType;
-
-  const uint8_t* data;
-  int64_t pitch;
-  Scales scales;
-};
-
-struct FloatOut {
-  using Stored = float;
-  __device__ static uint4 Pack(const float (&values)[4]) {
-    return {FloatBits(CanonicalNan(values[0])), FloatBits(CanonicalNan(values[1])), FloatBits(CanonicalNan(values[2])),
-            FloatBits(CanonicalNan(values[3]))};
-  }
-  __device__ static Stored Store(float value) { return CanonicalNan(value); }
-};
-
-struct BFloat16Out {
-  using Stored = uint16_t;
-  __device__ static uint4 Pack(const float (&values)[8]) {
-    return {EncodeBFloat16Pair(values[0], values[1]), EncodeBFloat16Pair(values[2], values[3]),
-            EncodeBFloat16Pair(values[4], values[5]), EncodeBFloat16Pair(values[6], values[7])};
-  }
-  __device__ static Stored Store(float value) { return static_cast<uint16_t>(EncodeBFloat16Pair(value, 0.0f)); }
-};
-
-// Elements that one thread stores at once, 16 bytes of them.
-template <typename Out>
-constexpr int kGroupOf = 16 / sizeof(typename Out::Stored);
-
-template <int kBytes>
-struct VectorOf;
-template <>
-struct VectorOf<2> {
-  using Type = uint16_t;
-};
-template <>
-struct VectorOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct VectorOf<8> {
-  using Type = uint2;
-};
-template <>
-struct VectorOf<16> {
-  using Type = uint4;
-};
-
-// Reads the kCount codes from number `first` on, which begin at a multiple of their size.
-template <int kBits, int kCount>
-__device__ void ReadAligned(const uint8_t* data, int64_t first, uint32_t (&words)[kWordsOf<kBits, kCount>]) {
-  constexpr int kBytes = kBits * kCount / 8;
-  using Vector = typename VectorOf<(kBytes < 16 ? kBytes : 16)>::Type;
-  Vector vectors[kBytes / sizeof(Vector)];
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Vector)); ++i) {
-    vectors[i] = reinterpret_cast<const Vector*>(data + first * kBits / 8)[i];
-  }
-  words[kWordsOf<kBits, kCount> - 1] = 0;
-  memcpy(words, vectors, kBytes);
-}
-
-// The same for codes that begin anywhere: the aligned words that hold some of them, shifted.
-template <int kBits, int kCount>
-__device__ void ReadShifted(const uint8_t* data, int64_t first, uint32_t (&words)[kWordsOf<kBits, kCount>]) {
-  constexpr int kWords = kWordsOf<kBits, kCount>;
-  const auto address = reinterpret_cast<uintptr_t>(data + first * kBits / 8);
-  const auto* const aligned = reinterpret_cast<const uint32_t*>(address - address % 4);
-  const uint32_t shift = address % 4 * 8 + (kBits == 4 ? first % 2 * 4 : 0);
-  uint32_t word = aligned[0];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const bool goes_on = shift + kBits * kCount > 32 * (i + 1);
-    const uint32_t next = goes_on ? aligned[i + 1] : 0;
-    words[i] = __funnelshift_r(word, next, shift);
-    word = next;
-  }
-}
-
-// One code, in the low bits.
-template <int kBits>
-__device__ uint32_t ReadOne(const uint8_t* data, int64_t first) {
-  const uint8_t* const source = data + first * kBits / 8;
-  if constexpr (kBits == 4) return source[0] >> (first % 2 * 4) & 0xf;
-  uint32_t code = 0;
-#pragma unroll
-  for (int i = 0; i < kBits / 8; ++i) code |= uint32_t{source[i]} << (8 * i);
-  return code;
-}
-
-// The scales of the kCount elements from a place on, all in one row.
-template <bool kAligned, typename Scales, int kCount>
-__device__ void ReadScales(const Scales& scales, int64_t row, int64_t col, float (&out)[kCount]) {
-  if constexpr (Scales::kColumns == 1) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) out[j] = scales.At(row, col + j);
-    return;
-  }
-  const float first = scales.At(row, col);
-  float last = first;
-  int of_first = kCount;
-  if constexpr (!kAligned && Scales::kColumns > 1) {
-    last = scales.At(row, col + kCount - 1);
-    of_first = Scales::kColumns - static_cast<int>(col % Scales::kColumns);
-  }
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) out[j] = j < of_first ? first : last;
-}
+// A thread decodes this many groups of elements, which lie below each other or one after another, and that many blocks
+// share a multiprocessor. All codes and scales are on their way before the first of them is used.
+constexpr int kGroupsBelow = 8;
+constexpr int kBlocksBelow = 3;
+constexpr int kGroupsAlong = 4;
+constexpr int kBlocksAlong = 4;
 
 template <typename Out, typename SourcePlane>
 __device__ typename Out::Stored DecodeOne(const SourcePlane& source, int64_t row, int64_t col) {
@@ -283,119 +29,294 @@ __device__ typename Out::Stored DecodeOne(const SourcePlane& source, int64_t row
   uint32_t words[kWordsOf<Codes::kBits, kGroup>] = {ReadOne<Codes::kBits>(source.data, row * source.pitch + col)};
   float values[kGroup];
   Codes::Unpack(words, values);
-  return Out::Store(source.scales.Apply(values[0], source.scales.At(row, col), source.scales.OfTensor()));
+  const auto& scales = source.scales;
+  return Out::Store(scales.Apply(values[0], scales.Decode(scales.Read(scales.Index(row, col))), scales.OfTensor()));
 }
 
-// Where stores of 16 bytes lie in a row: `head` elements come before the first of them, `tail` after the last.
-struct RowEdges {
-  template <typename Stored>
-  __device__ RowEdges(const Stored* row, int64_t cols, bool is_aligned) {
-    constexpr int kGroup = 16 / sizeof(Stored);
-    const auto phase = is_aligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Stored));
-    head = static_cast<int>(min(int64_t{(kGroup - phase) % kGroup}, cols));
-    tail = static_cast<int>((cols - head) % kGroup);
-  }
-
-  int head;
-  int tail;
-};
-
-// Which groups a thread decodes. A block has a rectangle of them, or a part of one long row.
-template <typename SourcePlane>
-struct Walk {
-  static constexpr bool kIsFlat = SourcePlane::Scales::kColumns == 0;
-
-  // `across_log2`: log2 of the threads of a block that lie beside each other.
-  __device__ Walk(uint32_t blocks_across, int across_log2) {
-    const int64_t block_row = blockIdx.x / blocks_across;
-    const int64_t block_col = blockIdx.x % blocks_across;
-    begins_rows = block_col == 0;
-    if (kIsFlat) {
-      rows_of_block = 1;
-      first_row_of_block = first_row = block_row;
-      first_group = block_col * (kThreads * kGroups) + threadIdx.x;
-    } else {
-      rows_of_block = (kThreads >> across_log2) * kGroups;
-      first_row_of_block = block_row * rows_of_block;
-      first_row = first_row_of_block + static_cast<int64_t>(threadIdx.x >> across_log2) * kGroups;
-      first_group = (block_col << across_log2) + (threadIdx.x & ((1 << across_log2) - 1));
-    }
-  }
-
-  __device__ int64_t Row(int i) const { return kIsFlat ? first_row : first_row + i; }
-  __device__ int64_t Group(int i) const { return kIsFlat ? first_group + i * kThreads : first_group; }
-
-  bool begins_rows;
-  int rows_of_block;
-  int64_t first_row_of_block;
-  int64_t first_row;
-  int64_t first_group;
-};
-
-// Decodes what the stores of 16 bytes leave of a block's rows, an element a thread.
-template <typename Out, bool kAligned, typename SourcePlane>
-__device__ void DecodeEdges(const SourcePlane& source, const Walk<SourcePlane>& walk, int64_t rows, int64_t cols,
-                            typename Out::Stored* out) {
-  constexpr int kGroup = kGroupOf<Out>;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < walk.rows_of_block * 2 * kGroup; i += kThreads) {
-    const int64_t row = walk.first_row_of_block + i / (2 * kGroup);
-    if (row >= rows) return;
-    typename Out::Stored* const target = out + row * cols;
-    const RowEdges edges(target, cols, kAligned);
-    const int place = i % (2 * kGroup);
-    const bool is_tail = place >= kGroup;
-    if (place - (is_tail ? kGroup : 0) >= (is_tail ? edges.tail : edges.head)) continue;
-    const int64_t col = is_tail ? cols - edges.tail + place - kGroup : place;
-    target[col] = DecodeOne<Out>(source, row, col);
-  }
-}
-
-// A group's stores are aligned to 16 bytes. kAligned: so is every row, and groups of codes are aligned to their size.
-template <typename Out, bool kAligned, typename SourcePlane>
-__global__ __launch_bounds__(kThreads) void DecodeKernel(const SourcePlane source, int64_t rows, int64_t cols,
-                                                         uint32_t blocks_across, int across_log2,
-                                                         typename Out::Stored* out) {
+// Decodes kCount groups below each other, which are aligned. All codes and scales are read before the first store: no
+// load is moved across one.
+template <typename Out, int kCount, typename SourcePlane>
+__device__ void DecodeGroupsBelow(const SourcePlane& source, int64_t row, int64_t col, int64_t cols,
+                                  typename Out::Stored* out) {
   using Codes = typename SourcePlane::Codes;
   using Scales = typename SourcePlane::Scales;
   constexpr int kGroup = kGroupOf<Out>;
-  constexpr int kWords = kWordsOf<Codes::kBits, kGroup>;
-  constexpr bool kScalesStay = kAligned && Scales::kRowsShare;
-  const Walk<SourcePlane> walk(blocks_across, across_log2);
-  const auto column = [&](int i) -> int64_t {
-    const int64_t first = walk.Group(i) * kGroup;
-    return kAligned ? first : first + RowEdges(out + walk.Row(i) * cols, cols, false).head;
-  };
-  const auto exists = [&](int i, int64_t col) { return walk.Row(i) < rows && col + kGroup <= cols; };
-
-  uint32_t words[kGroups][kWords];
+  constexpr int kScaleRows = Scales::kRows % kCount == 0 ? 1 : kCount;
+  constexpr int kScaleCols = Scales::kColumns == 1 ? kGroup : 1;
+  static_assert(Scales::kColumns == 1 || Scales::kColumns % kGroup == 0);
+  uint32_t words[kCount][kWordsOf<Codes::kBits, kGroup>];
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const int64_t col = column(i);
-    if (!exists(i, col)) continue;
-    const int64_t first = walk.Row(i) * source.pitch + col;
-    if constexpr (kAligned) {
-      ReadAligned<Codes::kBits, kGroup>(source.data, first, words[i]);
-    } else {
-      ReadShifted<Codes::kBits, kGroup>(source.data, first, words[i]);
+  for (int i = 0; i < kCount; ++i) {
+    ReadAligned<Codes::kBits, kGroup>(source.data, (row + i) * source.pitch + col, words[i]);
+  }
+  uint32_t scale_codes[kScaleRows][kScaleCols];
+#pragma unroll
+  for (int i = 0; i < kScaleRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kScaleCols; ++j) {
+      scale_codes[i][j] = source.scales.Read(source.scales.Index(row + i, col + j));
     }
   }
+  if (kCount > 1) HoldLoads();
   const float of_tensor = source.scales.OfTensor();
-  float scales[kGroup];
-  if (kScalesStay && exists(0, column(0))) ReadScales<kAligned>(source.scales, walk.Row(0), column(0), scales);
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const int64_t row = walk.Row(i);
-    const int64_t col = column(i);
-    if (!exists(i, col)) continue;
-    if (!kScalesStay) ReadScales<kAligned>(source.scales, row, col, scales);
+  for (int i = 0; i < kCount; ++i) {
     float values[kGroup];
     Codes::Unpack(words[i], values);
 #pragma unroll
-    for (int j = 0; j < kGroup; ++j) values[j] = Scales::Apply(values[j], scales[j], of_tensor);
-    *reinterpret_cast<uint4*>(out + row * cols + col) = Out::Pack(values);
+    for (int j = 0; j < kGroup; ++j) {
+      const float scale = Scales::Decode(scale_codes[i % kScaleRows][j % kScaleCols]);
+      values[j] = Scales::Apply(values[j], scale, of_tensor);
+    }
+    StoreGlobal(Out::Pack(values), out + (row + i) * cols + col);
   }
-  if (walk.begins_rows && !(kAligned && cols % kGroup == 0)) DecodeEdges<Out, kAligned>(source, walk, rows, cols, out);
+}
+
+// Of planes whose rows consist of whole groups, which are aligned: a rectangle of a block's threads.
+template <typename Out, typename SourcePlane>
+__global__ __launch_bounds__(kThreads, kBlocksBelow) void DecodeRowsKernel(const SourcePlane source, int64_t rows,
+                                                                           int64_t cols, uint32_t blocks_across,
+                                                                           int across_log2, typename Out::Stored* out) {
+  const int64_t block_row = blockIdx.x / blocks_across;
+  const int64_t block_col = blockIdx.x % blocks_across;
+  const int64_t row = ((block_row << (kThreadsLog2 - across_log2)) + (threadIdx.x >> across_log2)) * kGroupsBelow;
+  const int64_t col = ((block_col << across_log2) + (threadIdx.x & ((1 << across_log2) - 1))) * kGroupOf<Out>;
+  if (col >= cols) return;
+  const int64_t last_row = row + (((threadIdx.x | 31) >> across_log2) - (threadIdx.x >> across_log2)) * kGroupsBelow;
+  if (last_row + kGroupsBelow <= rows) return DecodeGroupsBelow<Out, kGroupsBelow>(source, row, col, cols, out);
+#pragma unroll 1
+  for (int64_t last = row; last < rows; ++last) DecodeGroupsBelow<Out, 1>(source, last, col, cols, out);
+}
+
+struct Place {
+  int64_t row;
+  int64_t col;
+};
+
+// Where the elements of a matrix lie, counted row after row.
+struct Rows {
+  // `element` < 2^53.
+  __device__ Place Find(int64_t element) const {
+    // One too many or too few at most.
+    auto row = static_cast<int64_t>(static_cast<double>(element) * per_row);
+    int64_t col = element - row * cols;
+    if (col < 0) {
+      --row;
+      col += cols;
+    } else if (col >= cols) {
+      ++row;
+      col -= cols;
+    }
+    return {row, col};
+  }
+
+  int64_t cols;
+  double per_row;
+};
+
+// A place in a matrix whose sides are below 2^31, and how far on the next group of a thread begins.
+struct WrappedPlace {
+  uint32_t row;
+  uint32_t col;
+};
+
+struct WrappedStep {
+  __device__ void Advance(WrappedPlace& place) const {
+    place.row += rows;
+    place.col += cols;
+    if (place.col >= matrix_cols) {
+      place.col -= matrix_cols;
+      ++place.row;
+    }
+  }
+
+  uint32_t matrix_cols;
+  uint32_t rows;
+  uint32_t cols;
+};
+
+// The scales of a group that begins anywhere in a row and may go on in the next one. A row holds at least a group.
+template <typename Scales, int kGroup, int kColumns = Scales::kColumns>
+class WrappedScales {
+ public:
+  // A group is no larger than what shares a scale, so that it has two scales of the row where it begins, and one below.
+  static_assert(kColumns >= kGroup);
+
+  __device__ void Read(const Scales& scales, WrappedPlace place, uint32_t cols) {
+    of_first_ = kColumns - static_cast<int>(place.col % kColumns);
+    of_row_ = static_cast<int>(min(cols - place.col, uint32_t{kGroup}));
+    const int64_t first = scales.Index(place.row, place.col);
+    first_ = scales.Read(first);
+    second_ = scales.Read(of_first_ < of_row_ ? first + 1 : first);
+    below_ = scales.Read(of_row_ < kGroup ? scales.Index(place.row + 1, 0) : first);
+  }
+
+  __device__ void Decode(float (&out)[kGroup]) const {
+    const float first = Scales::Decode(first_);
+    const float second = Scales::Decode(second_);
+    // Bits make fewer instructions than comparisons.
+    const uint32_t after_first = ~0u << min(of_first_, 31);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) out[j] = (after_first >> j & 1) != 0 ? second : first;
+    if (of_row_ == kGroup) return;
+    const float below = Scales::Decode(below_);
+#pragma unroll
+    for (int j = 1; j < kGroup; ++j) out[j] = j < of_row_ ? out[j] : below;
+  }
+
+ private:
+  int of_first_;
+  int of_row_;
+  uint32_t first_;
+  uint32_t second_;
+  uint32_t below_;
+};
+
+template <typename Scales, int kGroup>
+class WrappedScales<Scales, kGroup, 0> {
+ public:
+  __device__ void Read(const Scales&, WrappedPlace, uint32_t) {}
+  __device__ void Decode(float (&out)[kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) out[j] = 1.0f;
+  }
+};
+
+// Those of every column, which are bytes.
+template <typename Scales, int kGroup>
+class WrappedScales<Scales, kGroup, 1> {
+ public:
+  __device__ void Read(const Scales& scales, WrappedPlace place, uint32_t cols) {
+    const uint32_t of_row = cols - place.col;
+    const int64_t first = scales.Index(place.row, place.col);
+    if (of_row >= kGroup) {
+      ReadShifted<8, kGroup>(scales.scales, first, words_);
+      return;
+    }
+    const int64_t below = scales.Index(place.row + 1, 0) - of_row;
+#pragma unroll
+    for (int w = 0; w < kGroup / 4; ++w) words_[w] = 0;
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) words_[j / 4] |= scales.Read((j < of_row ? first : below) + j) << (j % 4 * 8);
+  }
+
+  __device__ void Decode(float (&out)[kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) out[j] = Scales::Decode(words_[j / 4] >> (j % 4 * 8) & 0xff);
+  }
+
+ private:
+  uint32_t words_[kGroup / 4];
+};
+
+// The plane as one long row, whose groups are aligned to 16 bytes where they are stored, wherever the matrix's rows
+// begin and end. Those hold at least a group.
+template <typename OutType, typename SourcePlane>
+struct WrappedPlane {
+  using Out = OutType;
+  using Codes = typename SourcePlane::Codes;
+  using Scales = typename SourcePlane::Scales;
+
+  static constexpr int kGroup = kGroupOf<Out>;
+  static constexpr int kStep = kThreads * kGroup;
+  static constexpr bool kHasPlaces = Scales::kColumns > 0;
+  static constexpr bool kMayBePadded = kHasPlaces && Codes::kBits == 4;
+
+  __device__ void DecodeElement(int64_t element) const {
+    const Place place = rows.Find(element);
+    out[element] = DecodeOne<Out>(source, place.row, place.col);
+  }
+
+  SourcePlane source;
+  Rows rows;
+  WrappedStep step;
+  int64_t count;
+  // Elements before the first group.
+  int head;
+  typename Out::Stored* out;
+};
+
+// Reads a group's codes. kAligned: they are aligned to their size.
+template <bool kAligned, typename Plane>
+__device__ void ReadWrapped(const Plane& plane, int64_t element, WrappedPlace place,
+                            uint32_t (&words)[kWordsOf<Plane::Codes::kBits, Plane::kGroup>]) {
+  constexpr int kBits = Plane::Codes::kBits;
+  if constexpr (kAligned) {
+    ReadAligned<kBits, Plane::kGroup>(plane.source.data, element, words);
+  } else if constexpr (Plane::kMayBePadded) {
+    // Rows of nibbles may end with one that is padding, which a group that goes on below passes over.
+    const bool is_padded = plane.source.pitch != plane.rows.cols;
+    const uint32_t of_row = plane.step.matrix_cols - place.col;
+    const bool passes_padding = is_padded && of_row < Plane::kGroup;
+    uint32_t window[2];
+    const uint32_t shift = ReadWindow<kBits>(plane.source.data, element + (is_padded ? place.row : 0),
+                                             Plane::kGroup + (passes_padding ? 1 : 0), window);
+    const uint64_t codes = (uint64_t{window[1]} << 32 | window[0]) >> shift;
+    const uint32_t mask = passes_padding ? (1u << (kBits * of_row)) - 1 : ~0u;
+    words[0] = (static_cast<uint32_t>(codes) & mask) | (static_cast<uint32_t>(codes >> kBits) & ~mask);
+  } else {
+    ReadShifted<kBits, Plane::kGroup>(plane.source.data, element, words);
+  }
+}
+
+// Decodes kCount groups of a thread. All codes and scales are read before the first store: no load is moved across one.
+template <bool kAligned, int kCount, typename Plane>
+__device__ void DecodeGroupsAlong(const Plane& plane, int64_t first, WrappedPlace& place) {
+  using Scales = typename Plane::Scales;
+  constexpr int kGroup = Plane::kGroup;
+  uint32_t words[kCount][kWordsOf<Plane::Codes::kBits, kGroup>];
+  WrappedScales<Scales, kGroup> group_scales[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    ReadWrapped<kAligned>(plane, first + i * Plane::kStep, place, words[i]);
+    group_scales[i].Read(plane.source.scales, place, plane.step.matrix_cols);
+    if (Plane::kHasPlaces) plane.step.Advance(place);
+  }
+  if (kCount > 1) HoldLoads();
+  const float of_tensor = plane.source.scales.OfTensor();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    float scales[kGroup];
+    group_scales[i].Decode(scales);
+    float values[kGroup];
+    Plane::Codes::Unpack(words[i], values);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) values[j] = Scales::Apply(values[j], scales[j], of_tensor);
+    StoreGlobal(Plane::Out::Pack(values), plane.out + first + i * Plane::kStep);
+  }
+}
+
+template <bool kAligned, typename Plane>
+__global__ __launch_bounds__(kThreads, kBlocksAlong) void DecodeWrappedKernel(const Plane plane) {
+  constexpr int kGroup = Plane::kGroup;
+  const int thread = static_cast<int>(threadIdx.x);
+  int64_t first = plane.head + int64_t{blockIdx.x} * (Plane::kStep * kGroupsAlong) + thread * kGroup;
+  WrappedPlace place = {};
+  if (Plane::kHasPlaces && first < plane.count) {
+    const Place found = plane.rows.Find(first);
+    place = {static_cast<uint32_t>(found.row), static_cast<uint32_t>(found.col)};
+  }
+  const int64_t last = first + (31 - thread % 32) * kGroup;
+  if (last + (kGroupsAlong - 1) * Plane::kStep + kGroup <= plane.count) {
+    DecodeGroupsAlong<kAligned, kGroupsAlong>(plane, first, place);
+  } else {
+#pragma unroll 1
+    for (; first + kGroup <= plane.count; first += Plane::kStep) DecodeGroupsAlong<kAligned, 1>(plane, first, place);
+  }
+  // The elements before and after all groups.
+  if (blockIdx.x > 0 || thread >= 2 * kGroup) return;
+  const auto tail = static_cast<int>((plane.count - plane.head) % kGroup);
+  const bool is_tail = thread >= kGroup;
+  if (is_tail ? thread - kGroup >= tail : thread >= plane.head) return;
+  const int64_t element = is_tail ? plane.count - tail + thread - kGroup : thread;
+  plane.DecodeElement(element);
+}
+
+// An element a thread: rows that are shorter than a group.
+template <typename Plane>
+__global__ __launch_bounds__(kThreads) void DecodeElementsKernel(const Plane plane) {
+  const int64_t element = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (element < plane.count) plane.DecodeElement(element);
 }
 
 int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
@@ -407,33 +328,59 @@ int AcrossLog2(int64_t groups) {
   return log2;
 }
 
-template <typename Out, bool kAligned, typename SourcePlane>
-void LaunchDecode(const SourcePlane& source, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
-  constexpr int kGroup = kGroupOf<Out>;
-  // A row without any has edges all the same.
-  const int64_t groups = std::max<int64_t>(1, cols / kGroup);
-  const int across_log2 = AcrossLog2(groups);
-  const bool is_flat = Walk<SourcePlane>::kIsFlat;
-  const int64_t across = CeilDivide(groups, is_flat ? kThreads * kGroups : 1 << across_log2);
-  const int64_t down = is_flat ? rows : CeilDivide(rows, (kThreads >> across_log2) * kGroups);
-  const auto blocks = static_cast<unsigned int>(across * down);
-  DecodeKernel<Out, kAligned><<<blocks, kThreads, 0, stream>>>(source, rows, cols, static_cast<uint32_t>(across),
-                                                               across_log2, static_cast<typename Out::Stored*>(out));
-}
-
 bool IsAligned(const void* address, size_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
+// What a group of codes must be aligned to, to be read as a whole.
 template <typename Out, typename SourcePlane>
-void Decode(const SourcePlane& source, int64_t rows, int64_t cols, void* out, cudaStream_t stream) {
-  constexpr int kGroup = kGroupOf<Out>;
-  constexpr size_t kGroupBytes = SourcePlane::Codes::kBits * kGroup / 8;
-  const bool is_aligned = (rows == 1 || cols % kGroup == 0) && IsAligned(out, 16) &&
-                          IsAligned(source.data, std::min<size_t>(kGroupBytes, 16));
-  if (is_aligned) {
-    LaunchDecode<Out, true>(source, rows, cols, out, stream);
-  } else {
-    LaunchDecode<Out, false>(source, rows, cols, out, stream);
+constexpr size_t kReadAlignment = std::min<size_t>(SourcePlane::Codes::kBits* kGroupOf<Out> / 8, 16);
+
+template <typename Out, typename SourcePlane>
+void DecodeRows(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out, cudaStream_t stream) {
+  const int64_t groups = cols / kGroupOf<Out>;
+  const int across_log2 = AcrossLog2(groups);
+  const int64_t across = CeilDivide(groups, 1 << across_log2);
+  const int64_t down = CeilDivide(rows, (kThreads >> across_log2) * kGroupsBelow);
+  const auto blocks = static_cast<unsigned int>(across * down);
+  DecodeRowsKernel<Out>
+      <<<blocks, kThreads, 0, stream>>>(source, rows, cols, static_cast<uint32_t>(across), across_log2, out);
+}
+
+template <typename Out, typename SourcePlane>
+void DecodeWrapped(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out,
+                   cudaStream_t stream) {
+  using Plane = WrappedPlane<Out, SourcePlane>;
+  constexpr int64_t kMostSide = (int64_t{1} << 31) - 1;
+  Plane plane = {source, {cols, 1.0 / static_cast<double>(cols)}, {}, rows * cols, 0, out};
+  if (Plane::kHasPlaces && (cols < Plane::kGroup || std::max(rows, cols) > kMostSide)) {
+    const auto blocks = static_cast<unsigned int>(CeilDivide(plane.count, kThreads));
+    DecodeElementsKernel<<<blocks, kThreads, 0, stream>>>(plane);
+    return;
   }
+  if (Plane::kHasPlaces) {
+    plane.step = {static_cast<uint32_t>(cols), static_cast<uint32_t>(Plane::kStep / cols),
+                  static_cast<uint32_t>(Plane::kStep % cols)};
+  }
+  const auto phase = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 16 / sizeof(typename Out::Stored));
+  plane.head = static_cast<int>(std::min((Plane::kGroup - phase) % Plane::kGroup, plane.count));
+  const int64_t head_bits = int64_t{plane.head} * SourcePlane::Codes::kBits;
+  const bool is_aligned = source.pitch == cols && head_bits % 8 == 0 &&
+                          IsAligned(source.data + head_bits / 8, kReadAlignment<Out, SourcePlane>);
+  const int64_t elements_of_block = int64_t{Plane::kStep} * kGroupsAlong;
+  const auto blocks =
+      static_cast<unsigned int>(std::max<int64_t>(1, CeilDivide(plane.count - plane.head, elements_of_block)));
+  const auto kernel = is_aligned ? DecodeWrappedKernel<true, Plane> : DecodeWrappedKernel<false, Plane>;
+  kernel<<<blocks, kThreads, 0, stream>>>(plane);
+}
+
+template <typename Out, typename SourcePlane>
+void Decode(const SourcePlane& source, int64_t rows, int64_t cols, void* untyped_out, cudaStream_t stream) {
+  auto* const out = static_cast<typename Out::Stored*>(untyped_out);
+  if constexpr (SourcePlane::Scales::kColumns > 0) {
+    const bool has_whole_groups =
+        cols % kGroupOf<Out> == 0 && IsAligned(out, 16) && IsAligned(source.data, kReadAlignment<Out, SourcePlane>);
+    if (has_whole_groups) return DecodeRows<Out>(source, rows, cols, out, stream);
+  }
+  DecodeWrapped<Out>(source, rows, cols, out, stream);
 }
 
 template <typename Out, typename Element>
@@ -448,18 +395,17 @@ void DecodeFloat8(const Encoding& encoding, Plane plane, ConstPlane encoded, int
                          stream);
     case Format::kMXFP8:
       if (plane == Plane::kColumnWise) {
-        const Mxfp8ColumnScales column_scales = {{scales, across}};
-        return Decode<Out>(Source<Codes, Mxfp8ColumnScales>{encoded.data, cols, column_scales}, rows, cols, out,
-                           stream);
+        using Scales = Mxfp8Scales<5, 1>;
+        return Decode<Out>(Source<Codes, Scales>{encoded.data, cols, {{scales, across}}}, rows, cols, out, stream);
       }
-      return Decode<Out>(Source<Codes, Mxfp8RowScales>{encoded.data, cols, {{scales, across}, 0}}, rows, cols, out,
+      return Decode<Out>(Source<Codes, Mxfp8Scales<0, 32>>{encoded.data, cols, {{scales, across}}}, rows, cols, out,
                          stream);
     case Format::kMXFP8_2D:
-      return Decode<Out>(Source<Codes, Mxfp8RowScales>{encoded.data, cols, {{scales, across}, 5}}, rows, cols, out,
+      return Decode<Out>(Source<Codes, Mxfp8Scales<5, 32>>{encoded.data, cols, {{scales, across}}}, rows, cols, out,
                          stream);
     case Format::kFP8TensorCurrent:
     case Format::kFP8TensorDelayed:
-      return Decode<Out>(Source<Codes, TensorScale>{encoded.data, cols, {scales}}, 1, rows * cols, out, stream);
+      return Decode<Out>(Source<Codes, TensorScale>{encoded.data, cols, {{}, scales}}, 1, rows * cols, out, stream);
     case Format::kFP32:
     case Format::kBF16:
     case Format::kFP16:
@@ -481,7 +427,7 @@ void DecodeInto(const Encoding& encoding, Plane plane, ConstPlane encoded, int64
       return Decode<Out>(Source<Float16Codes, NoScales>{data, cols, {}}, 1, rows * cols, out, stream);
     case Format::kNVFP4_2D: {
       const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
-      const Nvfp4Scales scales = {encoded.scales, encoded.amax, across};
+      const Nvfp4Scales scales = {{encoded.scales, across}, encoded.amax};
       return Decode<Out>(Source<Float4Codes, Nvfp4Scales>{data, (cols + 1) / 2 * 2, scales}, rows, cols, out, stream);
     }
     case Format::kFP8TensorCurrent:

@@ -39,7 +39,7 @@ class DelayedScaling {
   static constexpr int64_t kMaxHistoryLength = 1 << 16;
   static constexpr int32_t kMaxMargin = 64;
 
-  // InvalidArgument for a history length outside [1, kMaxHistoryLength] or a margin outside [-kMaxMargin, kMaxMargin].
+  // INVALID_ARGUMENT for a history length outside [1, kMaxHistoryLength] or a margin outside [-kMaxMargin, kMaxMargin].
   static absl::Status Check(const Options& options);
 
   // A window of zeros. `fp8_max` is the kMax of the element type.

@@ -228,11 +228,11 @@ absl::string_view ElementTypeName(ElementType element);
 // The names of all formats: "FP32, BF16, ... or NVFP4_2D".
 std::string FormatNames();
 
-// The inverse of the names above, which are matched exactly. InvalidArgument for any other text.
+// The inverse of the names above, which are matched exactly. INVALID_ARGUMENT for any other text.
 absl::StatusOr<Format> ParseFormat(absl::string_view name);
 absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 
-// Ok when EncodePlanes and DecodePlane take this encoding. InvalidArgument for an encoding that makes no sense (MXFP8
+// Ok when EncodePlanes and DecodePlane take this encoding. INVALID_ARGUMENT for an encoding that makes no sense (MXFP8
 // of E2M1). Call it before any function that takes an Encoding: those CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/float_bits.h"
 #include "kernels/formats/float8.h"
 
 namespace paramshard::gpu {
@@ -48,6 +49,20 @@ __device__ __forceinline__ void DecodeE4M3Quad(uint32_t codes, float (&values)[4
       "cvt.f32.f16 %3, d;}"
       : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
       : "r"(codes));
+}
+
+// The value of one E4M3 code. Of a NaN, some NaN.
+__device__ __forceinline__ float DecodeE4M3Code(uint32_t code) {
+  float values[4];
+  DecodeE4M3Quad(code, values);
+  return values[0];
+}
+
+// The value of an E8M0 code (DecodeE8M0() of scale_math.h): a float32's exponent, of which 0 is the subnormal 2^-127.
+// The exponent of an infinity stands for NaN, which infinity times zero gives.
+__device__ __forceinline__ float DecodeE8M0Code(uint32_t code) {
+  const float value = FloatFromBits(max(code << kFloatMantissaBits, 0x00400000u));
+  return fmaf(value, 0.0f, value);
 }
 
 // The values of two float16 codes, the first one in the low half. Of a NaN, some NaN.

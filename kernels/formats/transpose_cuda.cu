@@ -1,12 +1,12 @@
 #include "kernels/formats/transpose_cuda.h"
 
+#include "kernels/gpu/global_memory.h"
 #include "kernels/gpu/status.h"
 
 namespace paramshard::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarp = 32;
 
 // A block transposes a square whose columns fill this many words each. In shared memory a row is a column of the
 // square, and word w of row c lies at w ^ Swizzle(c): threads that write different rows beside each other, and threads
@@ -22,6 +22,10 @@ template <int kBits>
 constexpr int kPerWord = 32 / kBits;
 template <int kBits>
 constexpr int kSide = kWords* kPerWord<kBits>;
+
+__device__ uint32_t WordOf(const uint4& piece, int i) {
+  return i == 0 ? piece.x : i == 1 ? piece.y : i == 2 ? piece.z : piece.w;
+}
 
 // `column`: of the square. Columns of one piece of a row share it.
 template <int kBits>
@@ -63,52 +67,10 @@ __device__ void TransposeWords(const uint32_t (&rows)[8], uint32_t (&columns)[8]
   }
 }
 
-// Reads 16 bytes of a row, of which the first `count` exist; the others are anything, and all are zero without any.
-template <bool kAligned>
-__device__ void ReadPiece(const uint8_t* source, int64_t count, uint32_t (&words)[4]) {
-  if constexpr (kAligned) {
-    const uint4 piece = count > 0 ? *reinterpret_cast<const uint4*>(source) : uint4{};
-    words[0] = piece.x;
-    words[1] = piece.y;
-    words[2] = piece.z;
-    words[3] = piece.w;
-  } else {
-    const int offset = static_cast<int>(reinterpret_cast<uintptr_t>(source) % 4);
-    const auto* const aligned = reinterpret_cast<const uint32_t*>(source - offset);
-    const int64_t end = count > 0 ? offset + count : 0;
-    uint32_t word = end > 0 ? aligned[0] : 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool is_needed = 4 * (i + 1) < end && 4 * (i + 1) < offset + kPieceBytes;
-      const uint32_t next = is_needed ? aligned[i + 1] : 0;
-      words[i] = __funnelshift_r(word, next, 8 * offset);
-      word = next;
-    }
-  }
-}
-
-// Stores the first `count` bytes of a row of the transpose, by a warp: whole words where they are aligned, and single
-// bytes before and after them. `word(i)` gives word i of the row.
-template <typename Words>
-__device__ void StoreShiftedRow(const Words& word, int count, uint8_t* target) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int head = static_cast<int>(-reinterpret_cast<uintptr_t>(target) % 4);
-  const int words_end = count < head ? head : head + (count - head) / 4 * 4;
-  if (head + 4 * lane < words_end) {
-    const uint32_t shifted = __funnelshift_r(word(lane), word((lane + 1) % kWords), 8 * head);
-    *reinterpret_cast<uint32_t*>(target + head + 4 * lane) = shifted;
-  }
-  if (lane >= 8) return;
-  // Up to three bytes before the words, up to three after them.
-  const int byte = lane < 4 ? lane : words_end + lane - 4;
-  if ((lane < 4 && byte >= head) || byte >= count) return;
-  target[byte] = static_cast<uint8_t>(word(byte / 4) >> (byte % 4 * 8));
-}
-
-// Rows of the matrix and of its transpose begin at multiples of 16 bytes where so it is said.
-template <int kBits, bool kAlignedIn, bool kAlignedOut>
-__global__ __launch_bounds__(kThreads) void TransposeKernel(const uint8_t* data, int64_t rows, int64_t cols,
-                                                            uint32_t squares_across, uint8_t* out) {
+// Rows of the matrix and of its transpose begin at multiples of 16 bytes.
+template <int kBits>
+__global__ __launch_bounds__(kThreads) void TransposeSquaresKernel(const uint8_t* data, int64_t rows, int64_t cols,
+                                                                   uint32_t squares_across, uint8_t* out) {
   constexpr int kRowsOfThread = kPerWord<kBits>;
   __shared__ uint4 square[kSide<kBits>][kPieces];
   const int64_t row_bytes = (cols * kBits + 7) / 8;
@@ -119,11 +81,12 @@ __global__ __launch_bounds__(kThreads) void TransposeKernel(const uint8_t* data,
   const int line = static_cast<int>(threadIdx.x) / kPieces;
 
   const int64_t byte = first_col * kBits / 8 + piece * kPieceBytes;
-  uint32_t words[kRowsOfThread][4];
+  uint4 words[kRowsOfThread];
 #pragma unroll
   for (int i = 0; i < kRowsOfThread; ++i) {
     const int64_t row = first_row + line * kRowsOfThread + i;
-    ReadPiece<kAlignedIn>(data + row * row_bytes + byte, row < rows ? row_bytes - byte : 0, words[i]);
+    const bool exists = row < rows && byte < row_bytes;
+    words[i] = exists ? *reinterpret_cast<const uint4*>(data + row * row_bytes + byte) : uint4{};
   }
   auto* const shared_words = reinterpret_cast<uint32_t*>(square);
 #pragma unroll
@@ -131,7 +94,7 @@ __global__ __launch_bounds__(kThreads) void TransposeKernel(const uint8_t* data,
     uint32_t lines[kRowsOfThread];
     uint32_t columns[kRowsOfThread];
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) lines[i] = words[i][w];
+    for (int i = 0; i < kRowsOfThread; ++i) lines[i] = WordOf(words[i], w);
     TransposeWords(lines, columns);
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
@@ -142,21 +105,166 @@ __global__ __launch_bounds__(kThreads) void TransposeKernel(const uint8_t* data,
   __syncthreads();
 
   const int64_t out_byte = first_row * kBits / 8;
-  if constexpr (kAlignedOut) {
-    if (out_byte + piece * kPieceBytes >= out_row_bytes) return;
+  if (out_byte + piece * kPieceBytes >= out_row_bytes) return;
 #pragma unroll
-    for (int column = line; column < kSide<kBits>; column += kThreads / kPieces) {
-      if (first_col + column >= cols) return;
-      uint8_t* const target = out + (first_col + column) * out_row_bytes + out_byte;
-      reinterpret_cast<uint4*>(target)[piece] = square[column][piece ^ (Swizzle<kBits>(column) / 4)];
+  for (int column = line; column < kSide<kBits>; column += kThreads / kPieces) {
+    if (first_col + column >= cols) return;
+    uint8_t* const target = out + (first_col + column) * out_row_bytes + out_byte;
+    reinterpret_cast<uint4*>(target)[piece] = square[column][piece ^ (Swizzle<kBits>(column) / 4)];
+  }
+}
+
+// Transposes a matrix whose rows, or those of its transpose, begin anywhere.
+//
+// A block reads a band of rows into shared memory, as the aligned pieces that hold them, and shifts words of it where
+// it transposes. Of a row of the transpose it stores the aligned pieces that begin in kStoredBytes of it, put together
+// of two that lie in shared memory: the band is one piece longer than what is stored of it, so that none is put
+// together of two bands.
+template <int kBits>
+struct Band {
+  static constexpr int kColumns = 128;
+  // Of a row of the transpose.
+  static constexpr int kPieces = 16;
+  static constexpr int kStoredBytes = (kPieces - 1) * kPieceBytes;
+  static constexpr int kRowsOfPiece = kPieceBytes * 8 / kBits;
+  static constexpr int kRows = kPieces * kRowsOfPiece;
+  static constexpr int kRowBytes = kColumns * kBits / 8;
+  static constexpr int kRowWords = kRowBytes / 4;
+  // A row begins anywhere in the first of the pieces that are read.
+  static constexpr int kReadPieces = kRowBytes / kPieceBytes + 1;
+  static constexpr int kPitchBytes = kReadPieces * kPieceBytes;
+  // A thread transposes so many squares of a piece of the transpose and a word of the matrix.
+  static constexpr int kTurns = kPieces * kRowWords / kThreads;
+  static_assert(kPieces * kRowWords % kThreads == 0 && kRows * kReadPieces % kThreads == 0);
+
+  // Where a piece of the transpose lies in shared memory: threads beside each other use all banks.
+  __device__ static int Place(int column, int piece) {
+    return column * kPieces + (piece ^ (column / kPerWord<kBits> % 8));
+  }
+};
+
+// Where a band begins.
+struct BandOrigin {
+  int64_t row;
+  int64_t byte;
+};
+
+// Copies a band; zeros where the matrix has no rows.
+template <int kBits>
+__device__ void FetchBand(const uint8_t* data, int64_t rows, int64_t row_bytes, BandOrigin origin, uint4* shared) {
+  using B = Band<kBits>;
+  const int count = static_cast<int>(min(int64_t{B::kRowBytes}, row_bytes - origin.byte));
+#pragma unroll
+  for (int i = 0; i < B::kRows * B::kReadPieces / kThreads; ++i) {
+    const int place = i * kThreads + static_cast<int>(threadIdx.x);
+    const int64_t row = origin.row + place / B::kReadPieces;
+    const int skipped = place % B::kReadPieces * kPieceBytes;
+    const uint8_t* const begin = data + row * row_bytes + origin.byte;
+    const auto phase = static_cast<int>(reinterpret_cast<uintptr_t>(begin) % kPieceBytes);
+    const int wanted = row < rows ? min(max(count + phase - skipped, 0), kPieceBytes) : 0;
+    CopyAsync<kPieceBytes>(shared + place, begin - phase + skipped, wanted);
+  }
+  CommitCopies();
+}
+
+// Transposes a word's columns of a piece: kRowsOfPiece rows, which begin at `rows` in shared memory, the first of them
+// `phase` bytes later.
+template <int kBits>
+__device__ void TransposePiece(const uint8_t* rows, uint32_t phase, uint32_t row_bytes,
+                               uint32_t (&columns)[4][kPerWord<kBits>]) {
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    uint32_t lines[kPerWord<kBits>];
+#pragma unroll
+    for (int i = 0; i < kPerWord<kBits>; ++i) {
+      const int row = w * kPerWord<kBits> + i;
+      const uint32_t begin = (phase + row * row_bytes) % kPieceBytes;
+      const auto* const words =
+          reinterpret_cast<const uint32_t*>(rows + row * Band<kBits>::kPitchBytes + begin / 4 * 4);
+      lines[i] = __funnelshift_r(words[0], words[1], 8 * begin);
     }
-  } else {
-    const int count = static_cast<int>(min(int64_t{kSideBytes}, out_row_bytes - out_byte));
-    for (int column = static_cast<int>(threadIdx.x) / kWarp; column < kSide<kBits>; column += kThreads / kWarp) {
-      if (first_col + column >= cols) return;
-      const uint32_t* const row = shared_words + column * kWords;
-      StoreShiftedRow([&](int w) { return row[w ^ Swizzle<kBits>(column)]; }, count,
-                      out + (first_col + column) * out_row_bytes + out_byte);
+    TransposeWords(lines, columns[w]);
+  }
+}
+
+// The 16 bytes from byte `shift` < 16 on of two pieces.
+__device__ uint4 ShiftPieces(const uint4& first, const uint4& second, uint32_t shift) {
+  const bool by_two = (shift & 8) != 0;
+  const bool by_one = (shift & 4) != 0;
+  const uint32_t halves[6] = {by_two ? first.z : first.x,  by_two ? first.w : first.y,   by_two ? second.x : first.z,
+                              by_two ? second.y : first.w, by_two ? second.z : second.x, by_two ? second.w : second.y};
+  uint32_t words[5];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = by_one ? halves[i + 1] : halves[i];
+  return {__funnelshift_r(words[0], words[1], 8 * shift), __funnelshift_r(words[1], words[2], 8 * shift),
+          __funnelshift_r(words[2], words[3], 8 * shift), __funnelshift_r(words[3], words[4], 8 * shift)};
+}
+
+// Stores bytes [first, last) of a piece.
+__device__ void StorePart(const uint4& piece, int first, int last, uint8_t* target) {
+#pragma unroll
+  for (int i = 0; i < kPieceBytes; ++i) {
+    if (i >= first && i < last) target[i] = static_cast<uint8_t>(WordOf(piece, i / 4) >> (i % 4 * 8));
+  }
+}
+
+template <int kBits>
+__global__ __launch_bounds__(kThreads) void TransposeBandsKernel(const uint8_t* data, int64_t rows, int64_t cols,
+                                                                 uint32_t bands_across, uint8_t* out) {
+  using B = Band<kBits>;
+  __shared__ uint4 shared[B::kRows * B::kReadPieces];
+  const int64_t row_bytes = (cols * kBits + 7) / 8;
+  const int64_t out_row_bytes = (rows * kBits + 7) / 8;
+  const int64_t out_byte = int64_t{blockIdx.x / bands_across} * B::kStoredBytes;
+  const int64_t first_col = int64_t{blockIdx.x % bands_across} * B::kColumns;
+  const BandOrigin origin = {out_byte * 8 / kBits, first_col * kBits / 8};
+  FetchBand<kBits>(data, rows, row_bytes, origin, shared);
+  AwaitCopies<0>();
+  __syncthreads();
+
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int word = thread % B::kRowWords;
+  const int first_piece = thread / B::kRowWords;
+  const auto phase = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(data) + origin.row * row_bytes + origin.byte);
+  uint32_t columns[B::kTurns][4][kPerWord<kBits>];
+#pragma unroll
+  for (int turn = 0; turn < B::kTurns; ++turn) {
+    const int row = (first_piece + turn * (B::kPieces / B::kTurns)) * B::kRowsOfPiece;
+    const uint8_t* const rows_of_piece = reinterpret_cast<const uint8_t*>(shared) + row * B::kPitchBytes + 4 * word;
+    const auto step = static_cast<uint32_t>(row_bytes);
+    TransposePiece<kBits>(rows_of_piece, phase + row * step, step, columns[turn]);
+  }
+  // The transpose takes the place of the rows.
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < B::kTurns; ++turn) {
+    const int piece = first_piece + turn * (B::kPieces / B::kTurns);
+#pragma unroll
+    for (int i = 0; i < kPerWord<kBits>; ++i) {
+      const auto& words = columns[turn];
+      shared[B::Place(word * kPerWord<kBits> + i, piece)] = {words[0][i], words[1][i], words[2][i], words[3][i]};
+    }
+  }
+  __syncthreads();
+
+  // Each lane stores a piece of a row, and the last one what comes before the first aligned piece of the matrix.
+  const int lane = thread % B::kPieces;
+  const bool is_head = lane == B::kPieces - 1;
+  if (is_head && out_byte > 0) return;
+#pragma unroll 2
+  for (int column = thread / B::kPieces; column < B::kColumns; column += kThreads / B::kPieces) {
+    if (first_col + column >= cols) return;
+    uint8_t* const row = out + (first_col + column) * out_row_bytes + out_byte;
+    const auto shift = static_cast<int>(-reinterpret_cast<uintptr_t>(row) % kPieceBytes);
+    const int piece = is_head ? -1 : lane;
+    const int begin = shift + piece * kPieceBytes;
+    const int64_t left = out_row_bytes - out_byte - begin;
+    const uint4 stored =
+        ShiftPieces(shared[B::Place(column, max(piece, 0))], shared[B::Place(column, piece + 1)], shift);
+    if (!is_head && left >= kPieceBytes) {
+      StoreGlobal(stored, row + begin);
+    } else {
+      StorePart(stored, is_head ? -begin : 0, static_cast<int>(min(left, int64_t{kPieceBytes})), row + begin);
     }
   }
 }
@@ -165,15 +273,17 @@ bool IsAligned(const uint8_t* data, int64_t row_bytes) {
   return reinterpret_cast<uintptr_t>(data) % kPieceBytes == 0 && row_bytes % kPieceBytes == 0;
 }
 
+int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
 template <int kBits>
 void Transpose(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream) {
-  const int64_t across = (cols + kSide<kBits> - 1) / kSide<kBits>;
-  const int64_t down = (rows + kSide<kBits> - 1) / kSide<kBits>;
-  const bool in_aligned = IsAligned(data, (cols * kBits + 7) / 8);
-  const bool out_aligned = IsAligned(out, (rows * kBits + 7) / 8);
-  const auto kernel = in_aligned
-                          ? (out_aligned ? TransposeKernel<kBits, true, true> : TransposeKernel<kBits, true, false>)
-                          : (out_aligned ? TransposeKernel<kBits, false, true> : TransposeKernel<kBits, false, false>);
+  const int64_t row_bytes = (cols * kBits + 7) / 8;
+  const int64_t out_row_bytes = (rows * kBits + 7) / 8;
+  const bool is_aligned = IsAligned(data, row_bytes) && IsAligned(out, out_row_bytes);
+  const int64_t across = CeilDivide(cols, is_aligned ? kSide<kBits> : Band<kBits>::kColumns);
+  const int64_t down =
+      is_aligned ? CeilDivide(rows, kSide<kBits>) : CeilDivide(out_row_bytes, Band<kBits>::kStoredBytes);
+  const auto kernel = is_aligned ? TransposeSquaresKernel<kBits> : TransposeBandsKernel<kBits>;
   const auto blocks = static_cast<unsigned int>(across * down);
   kernel<<<blocks, kThreads, 0, stream>>>(data, rows, cols, static_cast<uint32_t>(across), out);
 }

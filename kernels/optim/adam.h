@@ -7,8 +7,8 @@
 
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
-#include "kernels/optim/adam_math.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/optimizer_step.h"
 #include "kernels/reduce/gradient.h"
 
 namespace paramshard {
@@ -23,9 +23,8 @@ struct AdamState {
   float* master = nullptr;
   // The lower half of a master whose upper half is the data of a BF16 row-wise plane (master_remainder.h); else null.
   int16_t* remainder = nullptr;
-  MutableMoment exp_avg;
-  // Holds square roots where its type has scales (moment.h).
-  MutableMoment exp_avg_sq;
+  // Those that the optimizer keeps (optimizers.h).
+  PerMoment<MutableMoment> moments = {};
 };
 
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
@@ -35,14 +34,14 @@ float BiasCorrection(float beta, int64_t step);
 // planes. The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the
 // extent's granules one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).
 //
-// `gradient` is rows x cols like the state, and widened where it is BF16. A plane whose data is null is not written (see EncodePlanes). None of the
-// arrays overlap.
+// `gradient` is rows x cols like the state, and widened where it is BF16. A plane whose data is null is not written
+// (see EncodePlanes). None of the arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
 // FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded. Returns the amax
 // of the new master where NeedsAmax(), else 0.
 //
-// Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); BF16 with row_wise.data where the master is stored with a remainder.
+// Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data.
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling = {});

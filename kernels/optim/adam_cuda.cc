@@ -36,13 +36,15 @@ bool IsInPhase(const void* address, int64_t size, int phase) {
   return address == nullptr || PhaseOf(address, size, kQuad) == phase % kQuad;
 }
 
-// Whether the step walks an extent of the format as one long row: nothing ties its rows together, or what does waits for
-// the amax (NVFP4_2D).
+// Whether the step walks an extent of the format as one long row: nothing ties its rows together, or what does waits
+// for the amax (NVFP4_2D).
 bool IsFlat(Format format) { return GpuFormatOf(format).step_tiles == StepTiles::kFlat; }
 
 // Whether a flat extent is walked row by row all the same, because blocks of moments end inside of it.
 bool WalksRows(const AdamExtent& extent) {
-  const bool has_scales = HasMomentScales(extent.state.exp_avg.type) || HasMomentScales(extent.state.exp_avg_sq.type);
+  const auto& moments = extent.state.moments;
+  const bool has_scales = std::any_of(moments.begin(), moments.end(),
+                                      [](const MutableMoment& moment) { return HasMomentScales(moment.type); });
   return IsFlat(extent.encoding.format) && has_scales && extent.rows > 1 && extent.columns % kMomentBlockSize != 0;
 }
 
@@ -51,8 +53,7 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   device_extent.gradient = extent.gradient;
   device_extent.master = extent.state.master;
   device_extent.remainder = extent.state.remainder;
-  device_extent.exp_avg = extent.state.exp_avg;
-  device_extent.exp_avg_sq = extent.state.exp_avg_sq;
+  device_extent.moments = extent.state.moments;
   device_extent.row_wise = extent.row_wise;
   device_extent.column_wise = extent.column_wise;
   device_extent.rows = extent.rows;
@@ -80,8 +81,9 @@ absl::Status CheckExtent(const AdamExtent& extent) {
 bool IsInPhase(const DeviceExtent& extent) {
   const auto moment = [&](const MutableMoment& m) { return IsInPhase(m.data, MomentBytes(m.type), extent.phase); };
   const bool split = extent.remainder != nullptr;
-  return IsInPhase(extent.gradient.data, GradientBytes(extent.gradient.type), extent.phase) && moment(extent.exp_avg) &&
-         moment(extent.exp_avg_sq) && IsInPhase(extent.remainder, sizeof(int16_t), extent.phase) &&
+  return IsInPhase(extent.gradient.data, GradientBytes(extent.gradient.type), extent.phase) &&
+         std::all_of(extent.moments.begin(), extent.moments.end(), moment) &&
+         IsInPhase(extent.remainder, sizeof(int16_t), extent.phase) &&
          (!split || IsInPhase(extent.row_wise.data, sizeof(uint16_t), extent.phase));
 }
 
@@ -95,8 +97,10 @@ bool HasWholeQuads(const DeviceExtent& extent) {
 }
 
 AdamMoments MomentsOf(const DeviceExtent& extent) {
-  const MomentType type = extent.exp_avg.type;
-  return type == extent.exp_avg_sq.type ? static_cast<AdamMoments>(type) : AdamMoments::kAny;
+  const MomentType type = extent.moments.begin()->type;
+  const bool are_equal = std::all_of(extent.moments.begin(), extent.moments.end(),
+                                     [&](const MutableMoment& moment) { return moment.type == type; });
+  return are_equal ? static_cast<AdamMoments>(type) : AdamMoments::kAny;
 }
 
 // The access, and the moments that a kernel of it takes.
@@ -151,11 +155,22 @@ DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& sca
   return {multiplier, 1.0f / multiplier, StoredScaling::kScaleInv};
 }
 
+// The kernels step by AdamElements (adam_math_cuda.h). An optimizer with another policy has kernels of its own.
+bool StepsByAdamElements(AdamMode mode) {
+  switch (mode) {
+    case AdamMode::kAdamW:
+    case AdamMode::kL2:
+      return true;
+  }
+  return false;
+}
+
 // Bit by bit: -0 is another weight decay than 0.
+static_assert(sizeof(AdamStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");
 bool AreSame(const AdamStep& a, const AdamStep& b) {
   const auto same = [](float x, float y) { return FloatBits(x) == FloatBits(y); };
-  for (float Hyperparameters::*const member : kHyperparameters) {
-    if (!same(a.*member, b.*member)) return false;
+  for (const HyperparameterTraits& each : kHyperparameters) {
+    if (!same(a.*each.member, b.*each.member)) return false;
   }
   return a.mode == b.mode && same(a.bias_correction1, b.bias_correction1) &&
          same(a.bias_correction2, b.bias_correction2) && same(a.gradient_scale, b.gradient_scale);
@@ -254,6 +269,15 @@ void AddToKind(const AdamKind& kind, uint32_t extent, std::vector<KindTiles>& ki
   if (place == kinds.end()) place = kinds.insert(kinds.end(), KindTiles{kind, {}});
   place->extents.push_back(extent);
 }
+
+constexpr bool OnlyNvfp4HasLateTiles() {
+  for (const FormatTraits& traits : kFormats) {
+    const bool has_late_tiles = GpuFormatOf(traits.format).late_tile_shape.rows != 0;
+    if (has_late_tiles != (traits.format == Format::kNVFP4_2D)) return false;
+  }
+  return true;
+}
+static_assert(OnlyNvfp4HasLateTiles(), "late tiles that no kernel encodes");
 
 // A kind of its own in the table of encodings.
 constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamGradients::kAny, AdamAccess::kNvfp4, StepTiles::kFlat};
@@ -405,7 +429,9 @@ absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const 
 absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
                                        absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
-  for (const std::optional<AdamStep>& step : steps) PARAMSHARD_CHECK(!step.has_value() || IsAdamMode(step->mode));
+  for (const std::optional<AdamStep>& step : steps) {
+    PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->mode));
+  }
   const DeviceScope scope(device_);
   std::vector<bool> active(steps.size());
   std::vector<bool> encoded(steps.size());

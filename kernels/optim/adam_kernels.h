@@ -20,8 +20,7 @@ struct DeviceExtent {
   // Null where the master is the row-wise plane's data and `remainder`.
   float* master;
   int16_t* remainder;
-  MutableMoment exp_avg;
-  MutableMoment exp_avg_sq;
+  PerMoment<MutableMoment> moments;
   MutablePlane row_wise;
   MutablePlane column_wise;
   int64_t rows;
@@ -124,7 +123,7 @@ enum class AdamPass : uint8_t {
   kMeasure,  // finds the amax of the master
 };
 
-// How both moments are stored: the same way, by the numbers of MomentType, or (kAny) as each extent says.
+// How all moments are stored: the same way, by the numbers of MomentType, or (kAny) as each extent says.
 enum class AdamMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
 
 // How gradients are stored: by the numbers of GradientType, or as each extent says. kAny goes with any moments.

@@ -10,18 +10,15 @@
 #include <cstdint>
 
 #include "kernels/base/host_device.h"
-#include "kernels/optim/hyperparameters.h"
+#include "kernels/optim/moment_kind.h"
+#include "kernels/optim/optimizer_step.h"
 
 namespace paramshard {
-
-// AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"); L2 adds the
-// decay to the gradient.
-enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
 
 // Where a mode applies the weight decay: what the modes differ in, for every loop and kernel.
 enum class WeightDecay : uint8_t { kOfParameter, kOfGradient };
 
-// Requires a mode of the enumeration: IsAdamMode().
+// Requires a mode of the enumeration: IsAdamMode() (optimizers.h).
 constexpr WeightDecay DecayOf(AdamMode mode) {
   switch (mode) {
     case AdamMode::kAdamW:
@@ -31,25 +28,6 @@ constexpr WeightDecay DecayOf(AdamMode mode) {
   }
   return {};
 }
-
-constexpr bool IsAdamMode(AdamMode mode) {
-  switch (mode) {
-    case AdamMode::kAdamW:
-    case AdamMode::kL2:
-      return true;
-  }
-  return false;
-}
-
-// One step: the same for every element of a parameter group.
-struct AdamStep : Hyperparameters {
-  AdamMode mode = AdamMode::kAdamW;
-  // BiasCorrection(beta, step), or 1 without bias correction.
-  float bias_correction1 = 1.0f;
-  float bias_correction2 = 1.0f;
-  // What gradients are multiplied by before anything else: inverse loss scale, mean and clip in one float.
-  float gradient_scale = 1.0f;
-};
 
 // The optimizer's state of one element, as float32.
 struct AdamElement {
@@ -72,6 +50,26 @@ PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float
   fresh.master = old.master - step.learning_rate * change;
   return fresh;
 }
+
+// Adam as a policy (optimizers.h).
+template <WeightDecay kDecay>
+struct Adam {
+  static constexpr int kMomentCount = 2;
+  static constexpr int kExpAvg = static_cast<int>(MomentKind::kExpAvg);
+  static constexpr int kExpAvgSq = static_cast<int>(MomentKind::kExpAvgSq);
+
+  PARAMSHARD_HOST_DEVICE static void Update(const AdamStep& step, float gradient, float& master,
+                                            float (&moments)[kMomentCount]) {
+    const AdamElement old = {master, moments[kExpAvg], moments[kExpAvgSq]};
+    const AdamElement fresh = UpdateAdamElement<kDecay>(step, gradient, old);
+    master = fresh.master;
+    moments[kExpAvg] = fresh.exp_avg;
+    moments[kExpAvgSq] = fresh.exp_avg_sq;
+  }
+};
+
+using AdamW = Adam<DecayOf(AdamMode::kAdamW)>;
+using AdamL2 = Adam<DecayOf(AdamMode::kL2)>;
 
 }  // namespace paramshard
 

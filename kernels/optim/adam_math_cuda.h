@@ -8,14 +8,14 @@
 // them) make the step twice as slow or worse. Here one test for all of them picks one of three ways, which give the
 // same bytes:
 //
-//  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An approximate
-//     reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused multiply-add gives
-//     exactly; for the root one such correction. For the divisions by bias corrections the host gives reciprocals of
-//     which two instructions make the quotient (reciprocal_pair.h).
+//  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An
+//     approximate reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused
+//     multiply-add gives exactly; for the root one such correction. For the divisions by bias corrections the host
+//     gives reciprocals of which two instructions make the quotient (reciprocal_pair.h).
 //  2. Small moments down to zero, too. Bias corrections divide as a product in double: with c <= 1 the quotient of two
 //     float32 is never a tie and is at least 2^-48 of itself away from one, and the product is off by 2^-52. Root and
-//     quotient are taken of operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second time,
-//     which is made good where it matters.
+//     quotient are taken of operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second
+//     time, which is made good where it matters.
 //  3. Anything else, infinities and NaN among it: the formula, element by element.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
@@ -238,6 +238,28 @@ __device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constant
     elements[i] = fresh[i];
   }
 }
+
+// Adam as the policy of StepRows (adam_rows_cuda.h): kCount elements side by side, a row for each moment.
+struct AdamElements {
+  static constexpr int kMomentCount = AdamW::kMomentCount;
+
+  template <int kCount>
+  static __device__ __forceinline__ void Update(const AdamConstants& constants, const float (&gradients)[kCount],
+                                                float (&masters)[kCount], float (&moments)[kMomentCount][kCount]) {
+    AdamElement elements[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      elements[i] = {masters[i], moments[AdamW::kExpAvg][i], moments[AdamW::kExpAvgSq][i]};
+    }
+    UpdateAdamElements(constants, gradients, elements);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      masters[i] = elements[i].master;
+      moments[AdamW::kExpAvg][i] = elements[i].exp_avg;
+      moments[AdamW::kExpAvgSq][i] = elements[i].exp_avg_sq;
+    }
+  }
+};
 
 #endif  // defined(__CUDACC__)
 

@@ -16,6 +16,7 @@
 #include "kernels/optim/adam_math_cuda.h"
 #include "kernels/optim/master_rows_cuda.h"
 #include "kernels/optim/moment_rows_cuda.h"
+#include "kernels/optim/moment_set_cuda.h"
 #include "kernels/optim/shifted_tiles_cuda.h"
 #include "kernels/optim/tile_memory_cuda.h"
 #include "kernels/optim/tiles_cuda.h"
@@ -73,16 +74,12 @@ class GradientRows<Access, AdamGradients::kAny> {
   const ConstGradient& gradient_;
 };
 
-// Moves the rows of one tile through shared memory and updates them.
-template <typename Access, AdamMoments kMoments, AdamGradients kGradients, int kSharedBytes>
+// Moves the rows of one tile through shared memory and updates them by the policy.
+template <typename Policy, typename Access, AdamMoments kMoments, AdamGradients kGradients, int kSharedBytes>
 class StepRows {
  public:
   __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
-      : extent_(extent),
-        constants_(constants),
-        gradients_(extent.gradient),
-        exp_avg_(extent.exp_avg),
-        exp_avg_sq_(extent.exp_avg_sq) {}
+      : extent_(extent), constants_(constants), gradients_(extent.gradient), moments_(extent.moments) {}
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
@@ -95,8 +92,7 @@ class StepRows {
     const Masters masters(extent_);
     const auto& walk = tile.walk();
     uint8_t* const slots = MasterRow(kRows) + TileType::kExtraBytes;
-    exp_avg_.LoadScales(walk);
-    exp_avg_sq_.LoadScales(walk);
+    moments_.LoadScales(walk);
     // The master has all rows at once, and the first rows of the others come with it.
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -124,69 +120,47 @@ class StepRows {
       CommitCopies();
       walk.Advance(fetched);
       if (!Access::kInPart || valid != 0) {
-        Update(elements);
+        Policy::Update(constants_, elements.gradient, elements.master.values, elements.moments);
         masters.Store(elements.master, place.index, valid, row);
-        exp_avg_.Store(elements.exp_avg, place.index, row, valid);
-        exp_avg_sq_.Store(elements.exp_avg_sq, place.index, row, valid);
+        moments_.Store(elements.moments, place.index, row, valid);
         tile.Visit(place, valid, elements.master.values);
       }
       walk.Advance(place);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
-    exp_avg_.StoreScales(walk);
-    exp_avg_sq_.StoreScales(walk);
+    moments_.StoreScales(walk);
     tile.Finish();
   }
 
  private:
   using Gradients = GradientRows<Access, kGradients>;
-  using ExpAvg = MomentRows<Access, kMoments, false>;
-  using ExpAvgSq = MomentRows<Access, kMoments, true>;
+  using Moments = MomentSet<Access, kMoments, Policy::kMomentCount>;
 
   static constexpr int kGradientBytes = Gradients::kSlotBytes;
-  static constexpr int kSlotBytes = kGradientBytes + ExpAvg::kSlotBytes + ExpAvgSq::kSlotBytes;
+  static constexpr int kSlotBytes = kGradientBytes + Moments::kSlotBytes;
 
   struct Elements {
     Quad<float> master;
     float gradient[kQuad];
-    float exp_avg[kQuad];
-    float exp_avg_sq[kQuad];
+    float moments[Policy::kMomentCount][kQuad];
   };
 
   template <typename TileType, typename Place>
   __device__ void FetchOthers(const TileType& tile, const Place& place, uint8_t* slot) {
     const uint32_t valid = tile.Valid(place);
     gradients_.Fetch(place.index, valid, slot);
-    exp_avg_.Fetch(place.index, valid, slot + kGradientBytes);
-    exp_avg_sq_.Fetch(place.index, valid, slot + kGradientBytes + ExpAvg::kSlotBytes);
+    moments_.Fetch(place.index, valid, slot + kGradientBytes);
   }
 
   __device__ void ReadOthers(int64_t index, int row, const uint8_t* slot, Elements& elements) {
     gradients_.Read(index, slot, elements.gradient);
-    exp_avg_.Read(index, row, slot + kGradientBytes, elements.exp_avg);
-    exp_avg_sq_.Read(index, row, slot + kGradientBytes + ExpAvg::kSlotBytes, elements.exp_avg_sq);
-  }
-
-  __device__ void Update(Elements& elements) const {
-    AdamElement updated[kQuad];
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      updated[j] = {elements.master.values[j], elements.exp_avg[j], elements.exp_avg_sq[j]};
-    }
-    UpdateAdamElements(constants_, elements.gradient, updated);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      elements.master.values[j] = updated[j].master;
-      elements.exp_avg[j] = updated[j].exp_avg;
-      elements.exp_avg_sq[j] = updated[j].exp_avg_sq;
-    }
+    moments_.Read(index, row, slot + kGradientBytes, elements.moments);
   }
 
   const DeviceExtent& extent_;
   const AdamConstants& constants_;
   const Gradients gradients_;
-  ExpAvg exp_avg_;
-  ExpAvgSq exp_avg_sq_;
+  Moments moments_;
 };
 
 // Brings the master's rows into shared memory, and nothing else.
@@ -259,6 +233,7 @@ class TileRun {
       if (e4m3) return RunAs<typename Tiles::template Fp8Block<E4M3>>();
       RunAs<typename Tiles::template Fp8Block<E5M2>>();
     } else {
+      static_assert(kTiles == StepTiles::kMxfp8, "tiles that are not run");
       if (e4m3) return RunAs<typename Tiles::template Mxfp8<E4M3>>();
       RunAs<typename Tiles::template Mxfp8<E5M2>>();
     }
@@ -305,7 +280,7 @@ __global__ __launch_bounds__(kThreads,
   const AdamTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = launch.extents[tile.extent];
   const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
-  using Rows = StepRows<Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
+  using Rows = StepRows<AdamElements, Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
   RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants));
 }
 

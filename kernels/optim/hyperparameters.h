@@ -3,7 +3,7 @@
 #ifndef PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
 #define PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
 
-#include <array>
+#include <cstdint>
 
 namespace paramshard {
 
@@ -16,11 +16,26 @@ struct Hyperparameters {
   float weight_decay = 0.0f;    // >= 0
 };
 
+enum class HyperparameterRange : uint8_t { kNotNegative, kFraction };
+
+using HyperparameterMember = float Hyperparameters::*;
+
+struct HyperparameterTraits {
+  HyperparameterMember member;
+  const char* name;
+  HyperparameterRange range;
+};
+
 // All of them, for what treats them alike.
-inline constexpr std::array<float Hyperparameters::*, 5> kHyperparameters = {
-    &Hyperparameters::learning_rate, &Hyperparameters::beta1, &Hyperparameters::beta2, &Hyperparameters::epsilon,
-    &Hyperparameters::weight_decay};
-static_assert(kHyperparameters.size() == sizeof(Hyperparameters) / sizeof(float),
+inline constexpr HyperparameterTraits kHyperparameters[] = {
+    {&Hyperparameters::learning_rate, "learning_rate", HyperparameterRange::kNotNegative},
+    {&Hyperparameters::beta1, "beta1", HyperparameterRange::kFraction},
+    {&Hyperparameters::beta2, "beta2", HyperparameterRange::kFraction},
+    {&Hyperparameters::epsilon, "epsilon", HyperparameterRange::kNotNegative},
+    {&Hyperparameters::weight_decay, "weight_decay", HyperparameterRange::kNotNegative},
+};
+inline constexpr int kHyperparameterCount = sizeof(kHyperparameters) / sizeof(kHyperparameters[0]);
+static_assert(kHyperparameterCount == sizeof(Hyperparameters) / sizeof(float),
               "a hyper-parameter that is not in the list");
 
 }  // namespace paramshard

@@ -56,38 +56,26 @@ PARAMSHARD_ALWAYS_INLINE void DecodeRows(const ConstMoment& moment, int64_t rows
 PARAMSHARD_SIMD_CLONES
 void EncodeFloat16Blocks(MomentKind kind, const float* values, int64_t rows, int64_t cols,
                          const MutableMoment& moment) {
-  if (kind == MomentKind::kExpAvg) {
-    EncodeRows<Float16Moment, false>(values, rows, cols, moment);
-  } else {
-    EncodeRows<Float16Moment, true>(values, rows, cols, moment);
-  }
+  if (TraitsOf(kind).is_square) return EncodeRows<Float16Moment, true>(values, rows, cols, moment);
+  EncodeRows<Float16Moment, false>(values, rows, cols, moment);
 }
 
 PARAMSHARD_SIMD_CLONES
 void EncodeFloat8Blocks(MomentKind kind, const float* values, int64_t rows, int64_t cols, const MutableMoment& moment) {
-  if (kind == MomentKind::kExpAvg) {
-    EncodeRows<Float8Moment, false>(values, rows, cols, moment);
-  } else {
-    EncodeRows<Float8Moment, true>(values, rows, cols, moment);
-  }
+  if (TraitsOf(kind).is_square) return EncodeRows<Float8Moment, true>(values, rows, cols, moment);
+  EncodeRows<Float8Moment, false>(values, rows, cols, moment);
 }
 
 PARAMSHARD_SIMD_CLONES
 void DecodeFloat16Blocks(MomentKind kind, const ConstMoment& moment, int64_t rows, int64_t cols, float* values) {
-  if (kind == MomentKind::kExpAvg) {
-    DecodeRows<Float16Moment, false>(moment, rows, cols, values);
-  } else {
-    DecodeRows<Float16Moment, true>(moment, rows, cols, values);
-  }
+  if (TraitsOf(kind).is_square) return DecodeRows<Float16Moment, true>(moment, rows, cols, values);
+  DecodeRows<Float16Moment, false>(moment, rows, cols, values);
 }
 
 PARAMSHARD_SIMD_CLONES
 void DecodeFloat8Blocks(MomentKind kind, const ConstMoment& moment, int64_t rows, int64_t cols, float* values) {
-  if (kind == MomentKind::kExpAvg) {
-    DecodeRows<Float8Moment, false>(moment, rows, cols, values);
-  } else {
-    DecodeRows<Float8Moment, true>(moment, rows, cols, values);
-  }
+  if (TraitsOf(kind).is_square) return DecodeRows<Float8Moment, true>(moment, rows, cols, values);
+  DecodeRows<Float8Moment, false>(moment, rows, cols, values);
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 // FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements
 // of a row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or
 // infinite; the code is cast(x / scale_inv), saturating. Of exp_avg_sq these types hold the square roots: the square of
-// code * scale_inv is the moment. This project proposes them, after 8-bit optimizers (Dettmers et al., "8-bit Optimizers
-// via Block-wise Quantization").
+// code * scale_inv is the moment. This project proposes them, after 8-bit optimizers (Dettmers et al., "8-bit
+// Optimizers via Block-wise Quantization").
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
+#include "kernels/optim/moment_kind.h"
 
 namespace paramshard {
 
@@ -35,10 +36,6 @@ int64_t MomentBytes(MomentType type);
 // Number of scales of rows x cols elements, [rows, ceil(cols / 128)] of them; 0 for types without.
 int64_t MomentScaleCount(MomentType type, int64_t rows, int64_t cols);
 
-// Which of the two moments a tensor is. Types with scales hold the square roots of exp_avg_sq; the others hold either
-// moment as it is.
-enum class MomentKind : uint8_t { kExpAvg = 1, kExpAvgSq = 2 };
-
 // One stored moment. Views: the caller owns the memory.
 struct MutableMoment {
   void* data = nullptr;
@@ -56,7 +53,7 @@ struct ConstMoment {
 // As a moment of one row it reaches to the end of that row at most.
 MutableMoment MomentAt(const MutableMoment& moment, int64_t cols, int64_t row, int64_t col);
 
-// Stores rows x cols values. Every NaN is stored as 0x7fc00000 (bf16, fp16: 0x7fff, fp8: 0x7f).
+// Stores rows x cols values; of squares the roots, in types with scales. NaN: 0x7fc00000 (16 bits 0x7fff; FP8 0x7f).
 void EncodeMoment(MomentKind kind, const float* values, int64_t rows, int64_t cols, const MutableMoment& moment);
 
 // Reads rows x cols values. Every NaN is 0x7fc00000.

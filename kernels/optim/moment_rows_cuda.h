@@ -2,8 +2,8 @@
 //
 // A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp, and the scale of
 // the warp's r-th row stays with lane r. The bytes are those of moment_math.h. Codes have few bits: an approximate
-// quotient nearly always shows which one it is. Where it does not, and for amaxes at the ends of the range, the quotient
-// and the root are exact.
+// quotient nearly always shows which one it is. Where it does not, and for amaxes at the ends of the range, the
+// quotient and the root are exact.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -53,8 +53,8 @@ template <>
 struct MomentCasts<AdamMoments::kFP16> {
   using Stored = uint16_t;
   static constexpr float kMax = kFloat16Max;
-  // What a quotient may be off, relatively, that a code is taken from (see EncodeBlock), and whether its reciprocal is
-  // refined for that.
+  // What a quotient may be off, relatively, that a code is taken from (see EstimateBlock), and whether its reciprocal
+  // is refined for that.
   static constexpr float kDoubt = 0x1p-21f;
   static constexpr bool kRefined = true;
   // The smallest amax of exp_avg_sq whose block is cast so, and what its elements are multiplied by: those whose codes
@@ -155,8 +155,8 @@ __device__ __forceinline__ float ApproximateRoot(float x) {
   return result;
 }
 
-// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. The amax of the block is 0, or
-// in [2^-60, 2^60), or of exp_avg_sq in [kLeastSquare, 2^64).
+// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. The amax of the block is 0,
+// or in [2^-60, 2^60), or of exp_avg_sq in [kLeastSquare, 2^64).
 //
 // In units of 2^-24, relatively: the approximate root is off by 2 and the exact one by 1, the reciprocal by 2, or 1
 // where it is refined, and each product by 1: 8 at most with the rounding of the exact quotient, 7 where refined. What
@@ -195,28 +195,46 @@ __device__ __forceinline__ float OrdinaryScaleInv(float amax) {
 }
 
 // The codes and the scale of a block, of which each lane of a warp has a part.
+template <typename Casts>
+struct EncodedBlock {
+  Quad<typename Casts::Stored> codes;
+  float scale_inv;
+  // What is stored of the block; of one that is not ordinary, not yet known.
+  float amax;
+  // The same in all lanes.
+  bool is_ordinary;
+};
+
+// Without branches, so that the blocks of several moments are estimated side by side. False where CorrectBlock() must
+// follow: where a code is in doubt, in this lane, or where the block is not ordinary, in all.
 template <typename Casts, bool kRoot>
-__device__ __forceinline__ Quad<typename Casts::Stored> EncodeBlock(const float (&values)[kQuad], float& scale_inv) {
+__device__ __forceinline__ bool EstimateBlock(const float (&values)[kQuad], EncodedBlock<Casts>& encoded) {
   constexpr float kLeast = kRoot ? Casts::kLeastSquare : 0x1p-60f;
   constexpr float kEnd = kRoot ? 0x1p64f : 0x1p60f;
   const uint32_t largest = LargestOfBlock<kRoot>(values);
-  const bool ordinary = largest == 0 || largest - FloatBits(kLeast) < FloatBits(kEnd) - FloatBits(kLeast);
-  float to_store[kQuad] = {values[0], values[1], values[2], values[3]};
-  float amax = FloatFromBits(largest);
-  if (ordinary) {
-    // The root of zero is a NaN here, and not used.
-    if constexpr (kRoot) amax = largest == 0 ? 0.0f : Root(amax, ApproximateReciprocalRoot(amax));
-    scale_inv = OrdinaryScaleInv<Casts>(amax);
-    Quad<typename Casts::Stored> codes;
-    if (EncodeByEstimate<Casts, kRoot>(values, scale_inv, codes)) return codes;
-    if constexpr (kRoot) TakeRoots(to_store);
-  } else {
-    if constexpr (kRoot) TakeRoots(to_store);
-    amax = AmaxOfBlock(to_store);
-    scale_inv = MomentScaleInv(amax, Casts::kMax);
+  encoded.is_ordinary = largest == 0 || largest - FloatBits(kLeast) < FloatBits(kEnd) - FloatBits(kLeast);
+  encoded.amax = FloatFromBits(largest);
+  if constexpr (kRoot) {
+    const float root = Root(encoded.amax, ApproximateReciprocalRoot(encoded.amax));
+    // The root of zero is a NaN here.
+    encoded.amax = largest == 0 ? 0.0f : root;
   }
-  DivideByScale(amax, scale_inv, to_store);
-  return Casts::Encode(to_store);
+  encoded.scale_inv = OrdinaryScaleInv<Casts>(encoded.amax);
+  const bool is_certain = EncodeByEstimate<Casts, kRoot>(values, encoded.scale_inv, encoded.codes);
+  return encoded.is_ordinary && is_certain;
+}
+
+// All lanes call it for a block that is not ordinary.
+template <typename Casts, bool kRoot>
+__device__ __forceinline__ void CorrectBlock(const float (&values)[kQuad], EncodedBlock<Casts>& encoded) {
+  float to_store[kQuad] = {values[0], values[1], values[2], values[3]};
+  if constexpr (kRoot) TakeRoots(to_store);
+  if (!encoded.is_ordinary) {
+    encoded.amax = AmaxOfBlock(to_store);
+    encoded.scale_inv = MomentScaleInv(encoded.amax, Casts::kMax);
+  }
+  DivideByScale(encoded.amax, encoded.scale_inv, to_store);
+  encoded.codes = Casts::Encode(to_store);
 }
 
 // One moment of an extent. kRoot: exp_avg_sq.
@@ -262,13 +280,26 @@ class MomentRows {
     }
   }
 
-  __device__ void Store(const float (&values)[kQuad], int64_t index, int row, uint32_t valid) {
+  // What Store() stores of a row: estimated, which false says is not enough, and then corrected.
+  using Encoded = std::conditional_t<kHasScales, EncodedBlock<Casts>, Quad<Stored>>;
+
+  __device__ static bool Estimate(const float (&values)[kQuad], Encoded& encoded) {
     if constexpr (kHasScales) {
-      float scale_inv;
-      Access::Store(EncodeBlock<Casts, kRoot>(values, scale_inv), index, valid, data_);
-      if (Lane() == row) scale_inv_ = scale_inv;
+      return EstimateBlock<Casts, kRoot>(values, encoded);
     } else {
-      Access::Store(Casts::Encode(values), index, valid, data_);
+      encoded = Casts::Encode(values);
+      return true;
+    }
+  }
+  __device__ static void Correct(const float (&values)[kQuad], Encoded& encoded) {
+    if constexpr (kHasScales) CorrectBlock<Casts, kRoot>(values, encoded);
+  }
+  __device__ void Store(const Encoded& encoded, int64_t index, int row, uint32_t valid) {
+    if constexpr (kHasScales) {
+      Access::Store(encoded.codes, index, valid, data_);
+      if (Lane() == row) scale_inv_ = encoded.scale_inv;
+    } else {
+      Access::Store(encoded, index, valid, data_);
     }
   }
 
@@ -303,8 +334,20 @@ class MomentRows<Access, AdamMoments::kAny, kRoot> {
   __device__ void Read(int64_t index, int row, const uint8_t* slot, float (&values)[kQuad]) {
     WithType([&](auto& rows) { rows.Read(index, row, slot, values); });
   }
-  __device__ void Store(const float (&values)[kQuad], int64_t index, int row, uint32_t valid) {
-    WithType([&](auto& rows) { rows.Store(values, index, row, valid); });
+  // Encoded where it is stored.
+  using Encoded = Quad<float>;
+
+  __device__ static bool Estimate(const float (&values)[kQuad], Encoded& encoded) {
+    encoded = {{values[0], values[1], values[2], values[3]}};
+    return true;
+  }
+  __device__ static void Correct(const float (&/*values*/)[kQuad], Encoded& /*encoded*/) {}
+  __device__ void Store(const Encoded& encoded, int64_t index, int row, uint32_t valid) {
+    WithType([&](auto& rows) {
+      typename std::decay_t<decltype(rows)>::Encoded codes;
+      if (!rows.Estimate(encoded.values, codes)) rows.Correct(encoded.values, codes);
+      rows.Store(codes, index, row, valid);
+    });
   }
 
  private:

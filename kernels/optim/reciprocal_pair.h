@@ -4,10 +4,11 @@
 // constants".
 //
 // With high + low next to 1 / divisor, fma(x, high, x * low) is off from x / divisor by at most 2^-45 of it before its
-// last rounding: `low` by three and a half places, 2^-47 each, and its product by half a one. It rounds like x / divisor unless the quotient lies so close to the middle between two
-// floats. As integers X and C in [2^23, 2^24), significands of dividend and divisor, and with an odd M in [2^24, 2^25)
-// for the middle, X * 2^k - M * C = d is then a small number, and not zero, because C has fewer than 25 bits. For each
-// such d there are few X, which a congruence modulo C gives: if they round rightly, all do.
+// last rounding: `low` by three and a half places, 2^-47 each, and its product by half a one. It rounds like x /
+// divisor unless the quotient lies so close to the middle between two floats. As integers X and C in [2^23, 2^24),
+// significands of dividend and divisor, and with an odd M in [2^24, 2^25) for the middle, X * 2^k - M * C = d is then a
+// small number, and not zero, because C has fewer than 25 bits. For each such d there are few X, which a congruence
+// modulo C gives: if they round rightly, all do.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_RECIPROCAL_PAIR_H_
 #define PARAMSHARD_KERNELS_OPTIM_RECIPROCAL_PAIR_H_

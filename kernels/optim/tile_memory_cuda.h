@@ -12,6 +12,7 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/packed_casts_cuda.h"
 #include "kernels/formats/scale_math.h"
+#include "kernels/gpu/global_memory.h"
 
 namespace paramshard::gpu {
 
@@ -28,64 +29,6 @@ constexpr int kFloatRowBytes = kThreads * kQuad * 4;
 
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
-
-// Copies 16 or 8 bytes into shared memory until AwaitCopies(). The lines around come into the second-level cache: 3 to
-// 7 % of the time where rows are not aligned to them.
-template <int kBytes>
-__device__ __forceinline__ void CopyAsync(void* shared, const void* global) {
-  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(target), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], %2;" ::"r"(target), "l"(global), "n"(kBytes)
-                 : "memory");
-  }
-}
-
-// The same for the first `source_bytes` of 16, 8 or 4, and zeros for the others.
-template <int kBytes>
-__device__ __forceinline__ void CopyAsync(void* shared, const void* global, int source_bytes) {
-  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(global), "r"(source_bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], %2, %3;" ::"r"(target), "l"(global), "n"(kBytes),
-                 "r"(source_bytes)
-                 : "memory");
-  }
-}
-
-__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits for this thread's copies, except those of its kPending latest commits.
-template <int kPending>
-__device__ __forceinline__ void AwaitCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// Stores an object of 1, 2, 4, 8 or 16 bytes to global memory, at once. Written as an assignment, four floats become
-// four stores to an address of a space that the compiler does not know.
-template <typename T>
-__device__ __forceinline__ void StoreGlobal(const T& value, void* address) {
-  if constexpr (sizeof(T) == 16) {
-    uint4 words;
-    memcpy(&words, &value, sizeof(words));
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
-                 "r"(words.w));
-  } else if constexpr (sizeof(T) == 8) {
-    uint2 words;
-    memcpy(&words, &value, sizeof(words));
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words.x), "r"(words.y));
-  } else {
-    uint32_t word = 0;
-    memcpy(&word, &value, sizeof(value));
-    if constexpr (sizeof(T) == 4) asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(word));
-    if constexpr (sizeof(T) == 2)
-      asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16_t>(word)));
-    if constexpr (sizeof(T) == 1) asm volatile("st.global.b8 [%0], %1;" ::"l"(address), "r"(word));
-  }
-}
 
 // Stores an object anywhere.
 template <typename T>

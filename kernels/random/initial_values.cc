@@ -123,7 +123,7 @@ absl::Status CheckInitialValue(const InitialValue& value) {
     case Initializer::kTruncatedNormal:
       return CheckTruncatedNormal(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat("unknown initializer ", static_cast<int>(value.kind)));
+  return absl::InvalidArgumentError(absl::StrCat("an initializer expected, got number ", static_cast<int>(value.kind)));
 }
 
 void FillInitialValues(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,

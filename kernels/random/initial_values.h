@@ -43,7 +43,7 @@ struct InitialValue {
   float high = 2.0f;
 };
 
-// InvalidArgument unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal), a < b
+// INVALID_ARGUMENT unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal), a < b
 // (uniform), or b > 0 and low < high (truncated normal).
 absl::Status CheckInitialValue(const InitialValue& value);
 

@@ -48,6 +48,7 @@ PARAMSHARD_HOST_DEVICE double NaturalLog(double x) {
 // cos(2 pi turns) for turns in [0, 1]: the nearest quarter turn, then a Taylor series of at most pi/4.
 PARAMSHARD_HOST_DEVICE double CosineOfTurns(double turns) {
   constexpr double kHalfPi = 1.57079632679489661923;
+  // Never negative. NOLINTNEXTLINE(bugprone-incorrect-roundings)
   const int32_t quarter = static_cast<int32_t>(turns * 4.0 + 0.5);
   const double x = (turns * 4.0 - static_cast<double>(quarter)) * kHalfPi;
   const double s = x * x;
@@ -116,8 +117,8 @@ PARAMSHARD_HOST_DEVICE double Polynomial7(const double (&c)[8], double x) {
 }
 
 // The standard normal's inverse distribution function, at the probability 0.5 + q with |q| <= 0.5, which is `tail` away
-// from 0 or 1, whichever is nearer; 2^-1022 <= tail <= 0.5. Three quotients of polynomials: Wichura, "Algorithm AS 241: The
-// Percentage Points of the Normal Distribution" (1988), PPND16, good to about 1e-16.
+// from 0 or 1, whichever is nearer; 2^-1022 <= tail <= 0.5. Three quotients of polynomials: Wichura, "Algorithm AS 241:
+// The Percentage Points of the Normal Distribution" (1988), PPND16, good to about 1e-16.
 PARAMSHARD_HOST_DEVICE double InverseNormal(double q, double tail) {
   if (q >= -0.425 && q <= 0.425) {
     constexpr double kNumerator[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
@@ -182,7 +183,8 @@ struct TruncatedNormal {
   double high_probability;
 };
 
-// One value: the inverse distribution function of a probability between the ends'. What rounds beyond an end is the end.
+// One value: the inverse distribution function of a probability between the ends'. What rounds beyond an end is the
+// end.
 PARAMSHARD_HOST_DEVICE float TruncatedNormalValue(PhiloxBlock words, const TruncatedNormal& normal) {
   const double unit = UnitDouble(words.word[0], words.word[1]);
   const double probability = normal.low_probability + (normal.high_probability - normal.low_probability) * unit;

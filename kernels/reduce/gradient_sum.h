@@ -12,10 +12,10 @@
 namespace paramshard {
 
 // For each of `count` elements: s = ((source[0] + source[1]) + source[2]) + ... in float32, sources in rank order, then
-// accumulator = s when `overwrite`, else accumulator + s. It is stored as float32, with NaN as 0x7fc00000, or rounded once
-// more, to BF16: to nearest even, NaN 0x7fff. A single source keeps its -0.
+// accumulator = s when `overwrite`, else accumulator + s. It is stored as float32, with NaN as 0x7fc00000, or rounded
+// once more, to BF16: to nearest even, NaN 0x7fff. A single source keeps its -0.
 //
-// A BF16 accumulator loses bits at each push: it is meant for parameters that are pushed once a step.
+// A BF16 accumulator loses bits at each sum: models that have them are pushed once a step.
 //
 // Sources hold `count` elements of `type` each, aligned for it, and do not overlap the accumulator, of which nothing is
 // read when `overwrite`. Requires at least one source.

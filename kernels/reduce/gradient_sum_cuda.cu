@@ -6,6 +6,7 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/packed_casts_cuda.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 
@@ -20,7 +21,8 @@ constexpr int kQuadsPerThread = kRounds / 4;
 constexpr int64_t kChunk = int64_t{kThreads} * kRounds;
 constexpr int kTasksPerLaunch = 64;
 
-// The tasks of one launch, and which blocks are whose. It travels as the kernel's parameter.
+// The tasks of one launch, whose accumulators have one type, and which blocks are whose. It travels as the kernel's
+// parameter.
 struct TaskList {
   GradientSumTask tasks[kTasksPerLaunch];
   int64_t first_block[kTasksPerLaunch + 1];
@@ -31,27 +33,42 @@ struct TaskList {
   SquareSum* results[kTasksPerLaunch];
 };
 
-// Four gradients as float32.
+__device__ float4 Add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Gradients in memory as float32, one or four. Store() gives what is there then.
 struct FloatGradient {
   using Stored = float;
   __device__ static float Load(const Stored* source) { return *source; }
   __device__ static float4 LoadQuad(const Stored* source) { return *reinterpret_cast<const float4*>(source); }
+  __device__ static float Store(float value, Stored* target) { return *target = CanonicalNan(value); }
+  __device__ static float4 StoreQuad(float4 values, Stored* target) {
+    return *reinterpret_cast<float4*>(target) = {CanonicalNan(values.x), CanonicalNan(values.y), CanonicalNan(values.z),
+                                                 CanonicalNan(values.w)};
+  }
 };
 
 struct BFloat16Gradient {
   using Stored = uint16_t;
   __device__ static float Load(const Stored* source) { return DecodeBFloat16(*source); }
   __device__ static float4 LoadQuad(const Stored* source) {
-    const ushort4 codes = *reinterpret_cast<const ushort4*>(source);
-    return {DecodeBFloat16(codes.x), DecodeBFloat16(codes.y), DecodeBFloat16(codes.z), DecodeBFloat16(codes.w)};
+    return DecodeQuad(*reinterpret_cast<const uint2*>(source));
+  }
+  __device__ static float Store(float value, Stored* target) {
+    *target = static_cast<uint16_t>(EncodeBFloat16Pair(value, 0.0f));
+    return DecodeBFloat16(*target);
+  }
+  __device__ static float4 StoreQuad(float4 values, Stored* target) {
+    const uint2 codes = {EncodeBFloat16Pair(values.x, values.y), EncodeBFloat16Pair(values.z, values.w)};
+    *reinterpret_cast<uint2*>(target) = codes;
+    return DecodeQuad(codes);
+  }
+
+ private:
+  __device__ static float4 DecodeQuad(uint2 codes) {
+    return {FloatFromBits(codes.x << 16), FloatFromBits(codes.x & 0xffff0000u), FloatFromBits(codes.y << 16),
+            FloatFromBits(codes.y & 0xffff0000u)};
   }
 };
-
-__device__ float4 Add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-
-__device__ float4 CanonicalNans(float4 a) {
-  return {CanonicalNan(a.x), CanonicalNan(a.y), CanonicalNan(a.z), CanonicalNan(a.w)};
-}
 
 // What a block leaves in its accumulator, for the squares.
 struct ChunkValues {
@@ -71,19 +88,19 @@ template <typename Value>
 __device__ void Keep(Value, int, NoValues&) {}
 
 // The loads of all quads and of a few sources are on their way before the first is added.
-template <typename Gradient, typename Values>
+template <typename Gradient, typename Accumulator, typename Values>
 __device__ void SumQuads(const GradientSumTask& task, int64_t first, Values& values) {
   using Stored = typename Gradient::Stored;
   float4 sums[kQuadsPerThread];
-  float4* const accumulator = reinterpret_cast<float4*>(task.accumulator + first) + threadIdx.x;
+  const int64_t first_of_thread = first + threadIdx.x * 4;
+  auto* const accumulator = static_cast<typename Accumulator::Stored*>(task.accumulator.data) + first_of_thread;
   if (task.source_count == 0) {
 #pragma unroll
-    for (int q = 0; q < kQuadsPerThread; ++q) sums[q] = accumulator[q * kThreads];
+    for (int q = 0; q < kQuadsPerThread; ++q) sums[q] = Accumulator::LoadQuad(accumulator + q * kThreads * 4);
 #pragma unroll
     for (int q = 0; q < kQuadsPerThread; ++q) Keep(sums[q], q * kThreads + threadIdx.x, values);
     return;
   }
-  const int64_t first_of_thread = first + threadIdx.x * 4;
 #pragma unroll
   for (int q = 0; q < kQuadsPerThread; ++q) {
     sums[q] = Gradient::LoadQuad(static_cast<const Stored*>(task.sources[0]) + first_of_thread + q * kThreads * 4);
@@ -96,51 +113,51 @@ __device__ void SumQuads(const GradientSumTask& task, int64_t first, Values& val
   }
 #pragma unroll
   for (int q = 0; q < kQuadsPerThread; ++q) {
-    if (!task.overwrite) sums[q] = Add(accumulator[q * kThreads], sums[q]);
-    sums[q] = CanonicalNans(sums[q]);
-    accumulator[q * kThreads] = sums[q];
-    Keep(sums[q], q * kThreads + threadIdx.x, values);
+    auto* const target = accumulator + q * kThreads * 4;
+    if (!task.overwrite) sums[q] = Add(Accumulator::LoadQuad(target), sums[q]);
+    Keep(Accumulator::StoreQuad(sums[q], target), q * kThreads + threadIdx.x, values);
   }
 }
 
-template <typename Gradient>
+template <typename Gradient, typename Accumulator>
 __device__ float SumOne(const GradientSumTask& task, int64_t i) {
   using Stored = typename Gradient::Stored;
-  if (task.source_count == 0) return task.accumulator[i];
+  auto* const target = static_cast<typename Accumulator::Stored*>(task.accumulator.data) + i;
+  if (task.source_count == 0) return Accumulator::Load(target);
   float sum = Gradient::Load(static_cast<const Stored*>(task.sources[0]) + i);
   for (int s = 1; s < task.source_count; ++s) {
     sum = sum + Gradient::Load(static_cast<const Stored*>(task.sources[s]) + i);
   }
-  if (!task.overwrite) sum = task.accumulator[i] + sum;
-  return task.accumulator[i] = CanonicalNan(sum);
+  if (!task.overwrite) sum = Accumulator::Load(target) + sum;
+  return Accumulator::Store(sum, target);
 }
 
 // Whether four elements of every array can be accessed at once.
 __device__ bool HasQuads(const GradientSumTask& task) {
-  const uintptr_t source_quad = task.type == GradientType::kFP32 ? 16 : 8;
-  uintptr_t misaligned = reinterpret_cast<uintptr_t>(task.accumulator) % 16;
+  const auto quad = [](GradientType type) { return static_cast<uintptr_t>(4 * GradientBytes(type)); };
+  uintptr_t misaligned = reinterpret_cast<uintptr_t>(task.accumulator.data) % quad(task.accumulator.type);
   for (int s = 0; s < task.source_count; ++s) {
-    misaligned |= reinterpret_cast<uintptr_t>(task.sources[s]) % source_quad;
+    misaligned |= reinterpret_cast<uintptr_t>(task.sources[s]) % quad(task.type);
   }
   return misaligned == 0;
 }
 
 // Elements behind the last one count as zeros, which change no lane.
-template <typename Gradient, typename Values>
+template <typename Gradient, typename Accumulator, typename Values>
 __device__ void SumChunk(const GradientSumTask& task, int64_t first, Values& values) {
-  if (first + kChunk <= task.count && HasQuads(task)) return SumQuads<Gradient>(task, first, values);
+  if (first + kChunk <= task.count && HasQuads(task)) return SumQuads<Gradient, Accumulator>(task, first, values);
 #pragma unroll 4
   for (int i = threadIdx.x; i < kChunk; i += kThreads) {
-    Keep(first + i < task.count ? SumOne<Gradient>(task, first + i) : 0.0f, i, values);
+    Keep(first + i < task.count ? SumOne<Gradient, Accumulator>(task, first + i) : 0.0f, i, values);
   }
 }
 
-template <typename Values>
-__device__ void SumChunk(const GradientSumTask& task, int64_t first, Values& values) {
+template <typename Accumulator, typename Values>
+__device__ void SumChunkOf(const GradientSumTask& task, int64_t first, Values& values) {
   if (task.type == GradientType::kFP32) {
-    SumChunk<FloatGradient>(task, first, values);
+    SumChunk<FloatGradient, Accumulator>(task, first, values);
   } else {
-    SumChunk<BFloat16Gradient>(task, first, values);
+    SumChunk<BFloat16Gradient, Accumulator>(task, first, values);
   }
 }
 
@@ -154,10 +171,11 @@ __device__ int TaskOf(const TaskList& list) {
   return task;
 }
 
+template <typename Accumulator>
 __global__ __launch_bounds__(kThreads) void SumGradientsKernel(const __grid_constant__ TaskList list) {
   const int task = TaskOf(list);
   NoValues none;
-  SumChunk(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, none);
+  SumChunkOf<Accumulator>(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, none);
 }
 
 // The tree of step 3 in sum_of_squares.h. The result is thread 0's. Not again before a barrier.
@@ -181,10 +199,11 @@ __device__ double CombineLanes(double lane) {
 }
 
 // The same sums, and the sum of squares of each chunk.
+template <typename Accumulator>
 __global__ __launch_bounds__(kThreads, 5) void SumSquaresKernel(const __grid_constant__ TaskList list) {
   __shared__ ChunkValues values;
   const int task = TaskOf(list);
-  SumChunk(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, values);
+  SumChunkOf<Accumulator>(list.tasks[task], (blockIdx.x - list.first_block[task]) * kChunk, values);
   __syncthreads();
   double lane = 0;
   int non_finite = 0;
@@ -249,7 +268,10 @@ absl::Status CheckTask(const GradientSumTask& task, int least_sources) {
                                                  " sources expected, got ", task.source_count));
 }
 
-// Calls launch(list, blocks) for the tasks that are not empty, up to 64 at a time. `results` has a place for each task.
+GradientType AccumulatorOf(const TaskList& list) { return list.tasks[0].accumulator.type; }
+
+// Calls launch(list, blocks) for the tasks that are not empty, up to 64 at a time, with accumulators of one type.
+// `results` has a place for each task.
 template <typename LaunchList>
 absl::Status ForEachList(absl::Span<const GradientSumTask> tasks, SquareSum* results, const LaunchList& launch) {
   TaskList list = {};
@@ -261,6 +283,7 @@ absl::Status ForEachList(absl::Span<const GradientSumTask> tasks, SquareSum* res
   };
   for (size_t i = 0; i < tasks.size(); ++i) {
     if (tasks[i].count == 0) continue;
+    if (list.count > 0 && tasks[i].accumulator.type != AccumulatorOf(list)) RETURN_IF_ERROR(flush());
     list.tasks[list.count] = tasks[i];
     list.results[list.count] = results + i;
     list.first_block[list.count + 1] = list.first_block[list.count] + ChunksIn(tasks[i].count);
@@ -274,7 +297,9 @@ absl::Status ForEachList(absl::Span<const GradientSumTask> tasks, SquareSum* res
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream) {
   for (const GradientSumTask& task : tasks) RETURN_IF_ERROR(CheckTask(task, 1));
   return ForEachList(tasks, nullptr, [&](const TaskList& list, int64_t blocks) {
-    SumGradientsKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
+    const auto kernel = AccumulatorOf(list) == GradientType::kFP32 ? SumGradientsKernel<FloatGradient>
+                                                                   : SumGradientsKernel<BFloat16Gradient>;
+    kernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
     return LaunchStatus("sum gradients");
   });
 }
@@ -319,7 +344,9 @@ absl::Status SquareSummer::Enqueue(absl::Span<const GradientSumTask> tasks, cuda
     list.chunk_counts = next_counts;
     next_sums += blocks;
     next_counts += blocks;
-    SumSquaresKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
+    const auto kernel = AccumulatorOf(list) == GradientType::kFP32 ? SumSquaresKernel<FloatGradient>
+                                                                   : SumSquaresKernel<BFloat16Gradient>;
+    kernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(list);
     CombineChunksKernel<<<list.count, kThreads, 0, stream>>>(list);
     return LaunchStatus("sum squares");
   }));

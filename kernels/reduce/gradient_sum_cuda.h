@@ -1,5 +1,5 @@
-// Summing gradients on a GPU: the bytes of SumGradients() (gradient_sum.h), for many parameters at once; and the sums of
-// squares of what they give, the bits of SumOfSquares() (sum_of_squares.h), in the same pass.
+// Summing gradients on a GPU: the bytes of SumGradients() (gradient_sum.h), for many parameters at once; and the sums
+// of squares of what they give, the bits of SumOfSquares() (sum_of_squares.h), in the same pass.
 
 #ifndef PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
 #define PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
@@ -21,18 +21,19 @@ namespace paramshard::gpu {
 
 inline constexpr int kMaxGradientSources = 16;
 
-// One call of the host's SumGradients(). Sources are memory of the device or of its peers, aligned for their elements.
+// One call of the host's SumGradients(). Sources are memory of the device or of its peers. All arrays are aligned for
+// their elements.
 struct GradientSumTask {
   const void* sources[kMaxGradientSources] = {};
   int source_count = 0;
   GradientType type = GradientType::kFP32;
   int64_t count = 0;
   bool overwrite = false;
-  float* accumulator = nullptr;
+  MutableGradient accumulator;
 };
 
-// Enqueues the sums on the current device: one launch for every 64 tasks. The tasks are copied; their accumulators do
-// not overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
+// Enqueues the sums on the current device: one launch for every 64 tasks with accumulators of one type. The tasks are
+// copied; their accumulators do not overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
 
 // Makes sums of gradients and finds the sums of squares of their accumulators on the way. Move-only; owns its partial

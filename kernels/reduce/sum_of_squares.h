@@ -4,8 +4,8 @@
 //  1. The array is cut into chunks of 4096 consecutive elements; the last one may be shorter.
 //  2. Within a chunk there are 256 lanes that start at 0. Lane j adds the squares of the chunk's elements j, j + 256,
 //     j + 512, ... in this order. (The square of a float is exact in double.)
-//  3. The lanes become one by a binary tree: for w = 128, 64, ..., 1, lane[j] = lane[j] + lane[j + w] for all j < w. Lane 0
-//     is the chunk's sum.
+//  3. The lanes become one by a binary tree: for w = 128, 64, ..., 1, lane[j] = lane[j] + lane[j + w] for all j < w.
+//     Lane 0 is the chunk's sum.
 //  4. While more than one chunk sum is left, the array of chunk sums takes the place of the array in 1 to 3, its values
 //     being added as they are instead of squared.
 // The sum of an empty array is 0.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/model/limits.h"
+#include "proto/model/moment_fields.h"
 #include "proto/model/names.h"
 
 namespace paramshard {
@@ -54,8 +55,10 @@ absl::StatusOr<v1::ParameterSpec> ApplyRule(const v1::FormatRule& rule, const v1
   if (rule.has_power_of_two_scales()) complete.set_power_of_two_scales(rule.power_of_two_scales());
   if (rule.has_delayed_scaling()) *complete.mutable_delayed_scaling() = rule.delayed_scaling();
   if (parameter.has_trainable() && !parameter.trainable()) return complete;
-  if (complete.exp_avg_type() == v1::MOMENT_TYPE_UNSPECIFIED) complete.set_exp_avg_type(rule.exp_avg_type());
-  if (complete.exp_avg_sq_type() == v1::MOMENT_TYPE_UNSPECIFIED) complete.set_exp_avg_sq_type(rule.exp_avg_sq_type());
+  for (const MomentTraits& moment : kMomentKinds) {
+    if (MomentTypeIn(complete, moment.kind) != v1::MOMENT_TYPE_UNSPECIFIED) continue;
+    SetMomentType(complete, moment.kind, MomentTypeIn(rule, moment.kind));
+  }
   if (complete.master_type() == v1::MASTER_TYPE_UNSPECIFIED) complete.set_master_type(rule.master_type());
   return complete;
 }

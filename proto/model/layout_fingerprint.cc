@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "proto/model/model_spec_proto.h"
+#include "proto/model/model_spec_difference.h"
 
 namespace paramshard {
 namespace {

@@ -16,7 +16,7 @@ inline constexpr int kMaxGroups = 1024;
 // Ranks that a model can be cut over; with it the sizes of every checked spec's layout fit int64.
 inline constexpr int kMaxShardSize = 4096;
 inline constexpr int kMaxFormatRules = 256;
-// A trainer that hangs holds the others up for so long at most.
+// A trainer that hangs holds the others up for so long at most; no timeout of the daemon is longer.
 inline constexpr absl::Duration kMaxStepTimeout = absl::Hours(24);
 inline constexpr size_t kMaxClientStateBytes = 64 * 1024;
 

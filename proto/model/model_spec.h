@@ -12,6 +12,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/moment_kind.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 
@@ -96,6 +97,19 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
+// What a ParameterSpec or a FormatRule says of how a moment is stored. In a checked spec it is unset where the parameter
+// does not have the moment.
+template <typename Spec>
+auto& MomentTypeOf(Spec& spec, MomentKind kind) {
+  switch (kind) {
+    case MomentKind::kExpAvg:
+      return spec.exp_avg_type;
+    case MomentKind::kExpAvgSq:
+      break;
+  }
+  return spec.exp_avg_sq_type;
+}
+
 // A model, as every rank describes it alike. CreateModel and OpenModel refuse what cannot be, with INVALID_ARGUMENT
 // that names the parameter or the field.
 struct ModelSpec {
@@ -116,6 +130,9 @@ struct ModelSpec {
   std::vector<FormatRule> format_rules = {};  // the first that matches a name counts
   // Default: at the commit on GPUs of one daemon that have much memory left, else at the push.
   std::optional<GradientSums> gradient_sums = {};
+  // How the daemon stores the sums of gradients that wait for a commit. kBF16 halves that memory, and every unit is
+  // then pushed once between two commits: a trainer adds its micro-batches up in the gradient slot.
+  GradientType accumulator_type = GradientType::kFP32;
 };
 
 }  // namespace paramshard

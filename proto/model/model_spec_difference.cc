@@ -1,5 +1,11 @@
-// Where two specs differ, said for people: with the names of units and parameters and whole values. MessageDifferencer
-// has their indices and single elements instead, and so is asked only for what nobody has found words for.
+// Where two specs differ is said with the names of units and parameters and whole values. MessageDifferencer has their
+// indices and single elements instead, and so is asked only for what nobody has found words for.
+#include "proto/model/model_spec_difference.h"
+
+// In this file alone: whoever links the library needs no other.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -7,7 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "kernels/optim/optimizers.h"
 #include "proto/model/model_spec_proto.h"
 #include "proto/model/names.h"
 
@@ -16,7 +25,7 @@ namespace {
 
 // A part of a spec as people read it, in the order in which differences are told.
 struct Field {
-  absl::string_view name;
+  std::string name;
   std::string value;
 };
 using Fields = std::vector<Field>;
@@ -56,7 +65,7 @@ std::string ToText(const DelayedScaling::Options& scaling) {
 }
 
 std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
-std::string ToText(AdamMode mode) { return mode == AdamMode::kAdamW ? "AdamW" : "L2"; }
+std::string ToText(AdamMode mode) { return TraitsOf(mode).name; }
 
 std::string ToText(absl::string_view text) { return std::string(text); }
 
@@ -67,18 +76,21 @@ std::string MasterText(const ParameterSpec& spec) {
 
 Fields Describe(const ParameterSpec& spec) {
   const Encoding encoding = EncodingOf(spec.encoding);
-  return {{"shape", absl::StrCat("[", absl::StrJoin(spec.shape, ", "), "]")},
-          {"format", ToText(FormatName(encoding.format))},
-          {"element", ToText(ElementTypeName(encoding.element))},
-          {"power_of_two_scales", OnOff(encoding.power_of_two_scales)},
-          {"delayed_scaling", ToText(spec.encoding.delayed_scaling.value_or(DelayedScaling::Options()))},
-          {"gradient type", ToText(spec.gradient_type)},
-          {"exp_avg type", ToText(spec.exp_avg_type.value_or(MomentType::kFP32))},
-          {"exp_avg_sq type", ToText(spec.exp_avg_sq_type.value_or(MomentType::kFP32))},
-          {"trainable", OnOff(spec.trainable)},
-          {"master type", MasterText(spec)},
-          {"group", absl::StrCat(spec.group)},
-          {"initial value", ToText(spec.initial_value)}};
+  Fields fields = {{"shape", absl::StrCat("[", absl::StrJoin(spec.shape, ", "), "]")},
+                   {"format", ToText(FormatName(encoding.format))},
+                   {"element", ToText(ElementTypeName(encoding.element))},
+                   {"power_of_two_scales", OnOff(encoding.power_of_two_scales)},
+                   {"delayed_scaling", ToText(spec.encoding.delayed_scaling.value_or(DelayedScaling::Options()))},
+                   {"gradient type", ToText(spec.gradient_type)},
+                   {"trainable", OnOff(spec.trainable)},
+                   {"master type", MasterText(spec)},
+                   {"group", absl::StrCat(spec.group)},
+                   {"initial value", ToText(spec.initial_value)}};
+  for (const MomentTraits& moment : kMomentKinds) {
+    fields.push_back(
+        {absl::StrCat(moment.name, " type"), ToText(MomentTypeOf(spec, moment.kind).value_or(MomentType::kFP32))});
+  }
+  return fields;
 }
 
 Fields Describe(const UnitSpec& spec) { return {{"reshard_after_forward", OnOff(spec.reshard_after_forward)}}; }
@@ -99,7 +111,8 @@ Fields Describe(const ModelSpec& spec) {
           {"gradient_reduction", spec.gradient_reduction == GradientReduction::kMean ? "mean" : "sum"},
           {"seed", absl::StrCat(spec.seed)},
           {"step_timeout", spec.step_timeout.has_value() ? absl::FormatDuration(*spec.step_timeout) : "unset"},
-          {"gradient_sums", spec.gradient_sums.has_value() ? ToText(*spec.gradient_sums) : "unset"}};
+          {"gradient_sums", spec.gradient_sums.has_value() ? ToText(*spec.gradient_sums) : "unset"},
+          {"accumulator_type", ToText(spec.accumulator_type)}};
 }
 
 std::string Say(absl::string_view object, absl::string_view field, absl::string_view expected, absl::string_view got) {
@@ -163,7 +176,22 @@ std::string OtherDifference(absl::string_view object, const ModelSpec& expected,
   return absl::StrCat(object, ": ", report.substr(0, report.find('\n')));
 }
 
+std::string SerializeDeterministically(const v1::ModelSpec& proto) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  proto.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
 }  // namespace
+
+uint64_t ModelSpecFingerprint(const ModelSpec& spec) {
+  const std::string bytes = SerializeDeterministically(ModelSpecToProto(spec));
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
 
 std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got) {
   const std::string object = absl::StrCat("model ", DisplayName(expected.name));

@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/optimizers.h"
 #include "proto/durations.h"
 #include "proto/model/format_rules.h"
 #include "proto/model/limits.h"
 #include "proto/model/model_spec_proto.h"
+#include "proto/model/moment_fields.h"
 #include "proto/model/names.h"
 #include "proto/model/plane_bytes.h"
 
@@ -48,10 +50,10 @@ absl::StatusOr<Enum> ParseEnum(int number, Enum unspecified, Enum last, absl::st
 static_assert(std::size(kFormats) == v1::Format_MAX);
 static_assert(static_cast<int>(ElementType::kE2M1) == v1::ELEMENT_E2M1);
 static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
-static_assert(static_cast<int>(MomentType::kFP8) == v1::MOMENT_TYPE_FP8);
+static_assert(std::size(kMomentTypes) == v1::MomentType_MAX);
 static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF16_REMAINDER);
 static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
-static_assert(static_cast<int>(AdamMode::kL2) == v1::ADAM_MODE_L2);
+static_assert(kOptimizerCount == v1::AdamMode_MAX);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 
@@ -106,10 +108,11 @@ absl::StatusOr<DelayedScaling::Options> ParseDelayedScaling(const v1::DelayedSca
 
 template <typename Proto>
 absl::Status ParseState(const Proto& proto, ParameterSpec& spec) {
-  ASSIGN_OR_RETURN(spec.exp_avg_type,
-                   ParseEnum(proto.exp_avg_type(), MomentType::kFP32, MomentType::kFP8, "a type of exp_avg"));
-  ASSIGN_OR_RETURN(spec.exp_avg_sq_type,
-                   ParseEnum(proto.exp_avg_sq_type(), MomentType::kFP32, MomentType::kFP8, "a type of exp_avg_sq"));
+  for (const MomentTraits& moment : kMomentKinds) {
+    ASSIGN_OR_RETURN(MomentTypeOf(spec, moment.kind),
+                     ParseEnum(MomentTypeIn(proto, moment.kind), MomentType::kFP32, *std::rbegin(kMomentTypes),
+                               absl::StrCat("a type of ", moment.name)));
+  }
   ASSIGN_OR_RETURN(spec.master_type, ParseEnum(proto.master_type(), MasterType::kFP32, MasterType::kBF16Remainder,
                                                "a type of the master"));
   if (spec.master_type == MasterType::kBF16Remainder && spec.encoding.format != Format::kBF16) {
@@ -173,25 +176,31 @@ absl::Status CheckInitial(const InitialValue& value) {
   return Unexpected("a finite constant", value.a);
 }
 
+// Leaves the first `count` moments, those that the parameter's optimizer keeps.
+void KeepMoments(ParameterSpec& spec, int count) {
+  for (int i = count; i < kMomentCount; ++i) MomentTypeOf(spec, kMomentKinds[i].kind).reset();
+}
+
 // What only steps read is dropped; a master is kept where it is asked for.
 void Freeze(const v1::ParameterSpec& proto, ParameterSpec& spec) {
   spec.trainable = false;
   spec.gradient_type = GradientType::kFP32;
-  spec.exp_avg_type.reset();
-  spec.exp_avg_sq_type.reset();
+  KeepMoments(spec, 0);
   if (proto.master_type() == v1::MASTER_TYPE_UNSPECIFIED) spec.master_type.reset();
   spec.group = 0;
 }
 
-absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto, int group_count) {
+absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
+                                             const std::vector<ParameterGroup>& groups) {
   ParameterSpec spec;
   spec.name = proto.name();
   RETURN_IF_ERROR(ParseShape(proto, spec));
   RETURN_IF_ERROR(ParseStorage(proto, spec));
   ASSIGN_OR_RETURN(spec.gradient_type,
                    ParseEnum(proto.gradient_type(), GradientType::kFP32, GradientType::kBF16, "a gradient type"));
-  RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, group_count - 1));
+  RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, static_cast<int>(groups.size()) - 1));
   spec.group = proto.group();
+  KeepMoments(spec, TraitsOf(groups[spec.group].mode).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value));
@@ -203,7 +212,7 @@ absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
   // Groups are known by their index; a name is for people, and may be missing.
   if (!proto.name().empty()) RETURN_IF_ERROR(CheckName(proto.name()));
   group.name = proto.name();
-  ASSIGN_OR_RETURN(group.mode, ParseEnum(proto.mode(), AdamMode::kAdamW, AdamMode::kL2, "a mode"));
+  ASSIGN_OR_RETURN(group.mode, ParseEnum(proto.mode(), AdamMode::kAdamW, std::rbegin(kOptimizers)->mode, "a mode"));
   if (proto.has_bias_correction()) group.bias_correction = proto.bias_correction();
   return group;
 }
@@ -296,6 +305,8 @@ class Parser {
       ASSIGN_OR_RETURN(spec_.gradient_sums, ParseEnum(proto_.gradient_sums(), GradientSums::kAtPush,
                                                       GradientSums::kAtPush, "gradient_sums AT_COMMIT or AT_PUSH"));
     }
+    ASSIGN_OR_RETURN(spec_.accumulator_type, ParseEnum(proto_.accumulator_type(), GradientType::kFP32,
+                                                       GradientType::kBF16, "accumulator_type FP32 or BF16"));
     return absl::OkStatus();
   }
 
@@ -365,12 +376,11 @@ class Parser {
   }
 
   absl::StatusOr<ParameterSpec> ParseByRules(const v1::ParameterSpec& proto) {
-    const int groups = static_cast<int>(spec_.groups.size());
     const v1::FormatRule* rule = rules_.Match(proto.name());
-    if (proto.format() != v1::FORMAT_UNSPECIFIED) return ParseParameter(proto, groups);
+    if (proto.format() != v1::FORMAT_UNSPECIFIED) return ParseParameter(proto, spec_.groups);
     if (rule == nullptr) return Unexpected("a format or a format rule that matches the name", "none");
     ASSIGN_OR_RETURN(const v1::ParameterSpec complete, ApplyRule(*rule, proto));
-    absl::StatusOr<ParameterSpec> parameter = ParseParameter(complete, groups);
+    absl::StatusOr<ParameterSpec> parameter = ParseParameter(complete, spec_.groups);
     if (parameter.ok()) return parameter;
     return Annotate(parameter.status(), absl::StrCat("by format rule ", DisplayName(rule->pattern())));
   }

@@ -1,14 +1,9 @@
 #include "proto/model/model_spec_proto.h"
 
-// In this file alone: whoever links the library needs no other.
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "proto/durations.h"
+#include "proto/model/moment_fields.h"
 
 namespace paramshard {
 namespace {
@@ -61,8 +56,10 @@ void SetStorage(const Spec& spec, Proto& proto) {
   if (encoding.element.has_value()) proto.set_element(static_cast<v1::Element>(*encoding.element));
   if (encoding.power_of_two_scales.has_value()) proto.set_power_of_two_scales(*encoding.power_of_two_scales);
   if (encoding.delayed_scaling.has_value()) *proto.mutable_delayed_scaling() = ToProto(*encoding.delayed_scaling);
-  if (spec.exp_avg_type.has_value()) proto.set_exp_avg_type(static_cast<v1::MomentType>(*spec.exp_avg_type));
-  if (spec.exp_avg_sq_type.has_value()) proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(*spec.exp_avg_sq_type));
+  for (const MomentTraits& moment : kMomentKinds) {
+    const std::optional<MomentType> type = MomentTypeOf(spec, moment.kind);
+    if (type.has_value()) SetMomentType(proto, moment.kind, static_cast<v1::MomentType>(*type));
+  }
   if (spec.master_type.has_value()) proto.set_master_type(static_cast<v1::MasterType>(*spec.master_type));
 }
 
@@ -103,16 +100,6 @@ v1::FormatRule ToProto(const FormatRule& rule) {
   return proto;
 }
 
-std::string SerializeDeterministically(const v1::ModelSpec& proto) {
-  std::string bytes;
-  google::protobuf::io::StringOutputStream stream(&bytes);
-  google::protobuf::io::CodedOutputStream coded(&stream);
-  coded.SetSerializationDeterministic(true);
-  proto.SerializeToCodedStream(&coded);
-  coded.Trim();
-  return bytes;
-}
-
 }  // namespace
 
 v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
@@ -132,12 +119,11 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = DurationToProto(*spec.step_timeout);
   for (const FormatRule& rule : spec.format_rules) *proto.add_format_rules() = ToProto(rule);
   if (spec.gradient_sums.has_value()) proto.set_gradient_sums(static_cast<v1::GradientSums>(*spec.gradient_sums));
+  // Likewise.
+  if (spec.accumulator_type != GradientType::kFP32) {
+    proto.set_accumulator_type(static_cast<v1::GradientType>(spec.accumulator_type));
+  }
   return proto;
-}
-
-uint64_t ModelSpecFingerprint(const ModelSpec& spec) {
-  const std::string bytes = SerializeDeterministically(ModelSpecToProto(spec));
-  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 }  // namespace paramshard

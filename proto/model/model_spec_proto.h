@@ -2,9 +2,6 @@
 #ifndef PARAMSHARD_PROTO_MODEL_MODEL_SPEC_PROTO_H_
 #define PARAMSHARD_PROTO_MODEL_MODEL_SPEC_PROTO_H_
 
-#include <cstdint>
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/model/model_spec.h"
@@ -21,13 +18,6 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const v1::ModelSpec& proto);
 // equal bytes, and is the inverse of ParseModelSpec. shard_size, step_timeout and gradient_sums, whose defaults are the
 // daemon's, stay unset where they are.
 v1::ModelSpec ModelSpecToProto(const ModelSpec& spec);
-
-// XXH3-64 of the deterministic serialization of ModelSpecToProto(spec), of a checked spec.
-uint64_t ModelSpecFingerprint(const ModelSpec& spec);
-
-// Says where two checked specs of one name first differ, for people: "parameter blocks.0.w1: shape [4, 4]
-// expected, got [4, 8]". Empty when they are equal.
-std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got);
 
 }  // namespace paramshard
 

@@ -38,9 +38,14 @@ absl::StatusOr<int> NameIndex::FindParameter(int unit, absl::string_view name) c
 }
 
 const ParameterSpec* NameIndex::Find(absl::string_view parameter) const {
+  const std::optional<ParameterPlace> place = PlaceOf(parameter);
+  return place.has_value() ? &spec_->units[place->unit].parameters[place->parameter] : nullptr;
+}
+
+std::optional<ParameterPlace> NameIndex::PlaceOf(absl::string_view parameter) const {
   const auto found = parameters_.find(parameter);
-  if (found == parameters_.end()) return nullptr;
-  return &spec_->units[found->second.unit].parameters[found->second.parameter];
+  if (found == parameters_.end()) return std::nullopt;
+  return found->second;
 }
 
 }  // namespace paramshard

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_PROTO_MODEL_NAME_INDEX_H_
 #define PARAMSHARD_PROTO_MODEL_NAME_INDEX_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,12 @@
 #include "proto/model/model_spec.h"
 
 namespace paramshard {
+
+// A parameter's indices.
+struct ParameterPlace {
+  int unit = 0;
+  int parameter = 0;  // within the unit
+};
 
 // Immutable. Refers to the spec, which outlives it and stays where it is.
 class NameIndex {
@@ -27,13 +34,9 @@ class NameIndex {
   absl::StatusOr<int> FindParameter(int unit, absl::string_view name) const;
   // Null when the model has no such parameter.
   const ParameterSpec* Find(absl::string_view parameter) const;
+  std::optional<ParameterPlace> PlaceOf(absl::string_view parameter) const;
 
  private:
-  struct ParameterPlace {
-    int unit = 0;
-    int parameter = 0;
-  };
-
   const ModelSpec* spec_;
   absl::flat_hash_map<absl::string_view, int> units_;
   absl::flat_hash_map<absl::string_view, ParameterPlace> parameters_;

@@ -1,10 +1,9 @@
 #include "proto/model/state_tensor.h"
 
-#include <array>
-
 #include "kernels/base/check.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/moment.h"
+#include "proto/model/proto_enums.h"
 
 namespace paramshard {
 namespace {
@@ -49,6 +48,10 @@ Format FormatOf(TensorType type) {
 
 }  // namespace
 
+// A tensor travels in each form.
+static_assert(v1::TensorKind_MAX == 3 * std::size(kStateTensors), "a tensor that imports and exports do not carry");
+static_assert(std::size(kStoredState) == 2 * std::size(kStateTensors), "a tensor that is not in kStoredState");
+
 std::optional<StateArray> StateArrayOf(TensorKind kind) {
   switch (kind) {
     case TensorKind::kMaster:
@@ -73,21 +76,29 @@ std::optional<StateArray> StateArrayOf(TensorKind kind) {
   return std::nullopt;
 }
 
-absl::string_view TensorName(StateTensor tensor, TensorForm form) {
-  static constexpr std::array<std::array<absl::string_view, 3>, kStateTensorCount> kNames = {
-      {{"master", "master elements", "master remainders"},
-       {"exp_avg", "exp_avg elements", "exp_avg scales"},
-       {"exp_avg_sq", "exp_avg_sq elements", "exp_avg_sq scales"}}};
-  return kNames[static_cast<int>(tensor)][static_cast<int>(form)];
+std::string TensorName(StateTensor tensor, TensorForm form) {
+  const std::optional<MomentKind> moment = MomentOf(tensor);
+  const std::string name = moment.has_value() ? TraitsOf(*moment).name : "master";
+  switch (form) {
+    case TensorForm::kValues:
+      return name;
+    case TensorForm::kElements:
+      return name + " elements";
+    case TensorForm::kRest:
+      return name + (moment.has_value() ? " scales" : " remainders");
+  }
+  PARAMSHARD_CHECK(false);
+  return name;
 }
 
 TensorRow RowOf(const ParameterSpec& spec, StateTensor tensor, TensorForm form) {
-  if (tensor != StateTensor::kMaster && !spec.trainable) return {TensorType::kFP32, 0};
+  const std::optional<MomentKind> moment = MomentOf(tensor);
+  const std::optional<MomentType> type = moment.has_value() ? MomentTypeOf(spec, *moment) : std::nullopt;
+  if (moment.has_value() && !type.has_value()) return {TensorType::kFP32, 0};
   if (form == TensorForm::kValues) return {TensorType::kFP32, spec.columns()};
-  if (tensor == StateTensor::kMaster) return MasterRow(spec, form);
-  const MomentType type = *(tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type);
-  if (form == TensorForm::kElements) return {ElementsOf(type), spec.columns()};
-  return {TensorType::kFP32, MomentScaleCount(type, /*rows=*/1, spec.columns())};
+  if (!moment.has_value()) return MasterRow(spec, form);
+  if (form == TensorForm::kElements) return {ElementsOf(*type), spec.columns()};
+  return {TensorType::kFP32, MomentScaleCount(*type, /*rows=*/1, spec.columns())};
 }
 
 void DecodeElements(TensorType type, const uint8_t* elements, int64_t count, float* values) {

@@ -3,17 +3,27 @@
 #define PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <string>
 
-#include "absl/strings/string_view.h"
+#include "kernels/optim/moment_kind.h"
 #include "proto/model/model_spec.h"
 #include "proto/model/tensor_kind.h"
 
 namespace paramshard {
 
-// Which tensor of the optimizer's state.
+// Which tensor of the optimizer's state: the master, then each moment.
 enum class StateTensor : uint8_t { kMaster, kExpAvg, kExpAvgSq };
-inline constexpr int kStateTensorCount = 3;
+inline constexpr StateTensor kStateTensors[] = {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq};
+
+// The tensor that is a moment, and back; null for the master.
+constexpr StateTensor TensorOf(MomentKind kind) { return kStateTensors[1 + static_cast<int>(kind)]; }
+constexpr std::optional<MomentKind> MomentOf(StateTensor tensor) {
+  if (tensor == StateTensor::kMaster) return std::nullopt;
+  return kMomentKinds[static_cast<int>(tensor) - 1].kind;
+}
+static_assert(std::size(kStateTensors) == 1 + kMomentCount, "a moment that is no tensor");
 
 // How a tensor's rows are given: decoded, or one of the arrays in which they are stored.
 enum class TensorForm : uint8_t {
@@ -30,7 +40,7 @@ struct StateArray {
 std::optional<StateArray> StateArrayOf(TensorKind kind);
 
 // "master", "exp_avg elements", "exp_avg_sq scales", ...
-absl::string_view TensorName(StateTensor tensor, TensorForm form);
+std::string TensorName(StateTensor tensor, TensorForm form);
 
 // One row of a tensor in a form.
 struct TensorRow {

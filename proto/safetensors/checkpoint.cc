@@ -1,5 +1,6 @@
 #include "proto/safetensors/checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "proto/safetensors/regular_file.h"
+#include "proto/safetensors/sharding_info.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -68,37 +70,118 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   return weight_map;
 }
 
-absl::StatusOr<std::string> FindInFolder(const std::string& folder) {
+// The index of a folder; without one all its .safetensors files, by name.
+absl::StatusOr<std::vector<std::string>> FindInFolder(const std::string& folder) {
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename() == kIndexFileName) return entry->path().string();
+    if (entry->path().filename() == kIndexFileName) return std::vector<std::string>{entry->path().string()};
     if (entry->path().extension() == ".safetensors") found.push_back(entry->path().string());
   }
   if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(folder, ": reading the folder failed"));
-  if (found.size() == 1) return found.front();
-  return Invalid(folder, absl::StrCat(kIndexFileName, " or one .safetensors file expected, got ", found.size(),
-                                      " files and no index"));
+  if (found.empty()) return Invalid(folder, absl::StrCat(kIndexFileName, " or .safetensors files expected, got none"));
+  std::sort(found.begin(), found.end());
+  return found;
 }
+
+// The bytes of a tensor before a row.
+int64_t RowBytes(const TensorInfo& info) { return info.shape.empty() ? 0 : info.size_bytes / info.shape[0]; }
 
 }  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
-  std::string file_path = path;
+  std::vector<std::string> paths = {path};
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    absl::StatusOr<std::string> found = FindInFolder(path);
+    absl::StatusOr<std::vector<std::string>> found = FindInFolder(path);
     if (!found.ok()) return found.status();
-    file_path = *std::move(found);
+    paths = *std::move(found);
   }
   Checkpoint checkpoint;
+  if (paths.size() > 1) {
+    if (absl::Status status = checkpoint.OpenShards(paths); !status.ok()) return status;
+    return checkpoint;
+  }
   const absl::Status status =
-      absl::EndsWith(file_path, ".json") ? checkpoint.OpenIndex(file_path) : checkpoint.OpenFile(file_path);
+      absl::EndsWith(paths[0], ".json") ? checkpoint.OpenIndex(paths[0]) : checkpoint.OpenFile(paths[0]);
   if (!status.ok()) return status;
   for (const SafetensorsFile& file : checkpoint.files_) {
-    for (const TensorInfo& info : file.tensors()) checkpoint.tensors_[info.name] = {&file, &info};
+    for (const TensorInfo& info : file.tensors()) checkpoint.tensors_[info.name] = {&file, &info, {{&file, &info, 0}}};
   }
   return checkpoint;
+}
+
+absl::Status Checkpoint::Tensor::Read(int64_t offset_bytes, absl::Span<uint8_t> out) const {
+  for (const Part& part : parts) {
+    const int64_t begin = std::max<int64_t>(0, offset_bytes - part.offset_bytes);
+    if (begin >= part.info->size_bytes || out.empty()) continue;
+    const auto piece = out.subspan(0, std::min<int64_t>(part.info->size_bytes - begin, out.size()));
+    if (absl::Status status = part.file->Read(*part.info, begin, piece); !status.ok()) return status;
+    out.remove_prefix(piece.size());
+    offset_bytes += static_cast<int64_t>(piece.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::OpenShards(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    if (absl::Status status = OpenFile(path); !status.ok()) return status;
+  }
+  is_sharded_ = true;
+  return JoinShards();
+}
+
+absl::Status Checkpoint::JoinShards() {
+  std::map<std::string, std::vector<Part>> parts;
+  for (const SafetensorsFile& file : files_) {
+    const absl::StatusOr<SavedOffsets> offsets = ParseShardingInfo(file.header());
+    if (!offsets.ok()) {
+      return Invalid(file.path(), absl::StrCat("one file, an index, or files of one sharded checkpoint expected: ",
+                                               offsets.status().message()));
+    }
+    for (const TensorInfo& info : file.tensors()) {
+      const std::vector<int64_t>& saved = offsets->find(info.name)->second;
+      const bool is_of_rows =
+          std::all_of(saved.begin() + (saved.empty() ? 0 : 1), saved.end(), [](int64_t offset) { return offset == 0; });
+      if (!is_of_rows) {
+        return Invalid(file.path(), absl::StrCat("tensor ", NameText(info.name),
+                                                 ": cut on its first dimension alone expected, got another: load it "
+                                                 "with torch and save it whole"));
+      }
+      // Its first row, until the parts are in order.
+      if (info.size_bytes > 0) parts[info.name].push_back({&file, &info, saved.empty() ? 0 : saved[0]});
+    }
+  }
+  for (auto& [name, of_tensor] : parts) {
+    if (absl::Status status = JoinParts(name, std::move(of_tensor)); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::JoinParts(const std::string& name, std::vector<Part> parts) {
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.offset_bytes < b.offset_bytes; });
+  const TensorInfo& first = *parts.front().info;
+  TensorInfo whole = first;
+  whole.size_bytes = 0;
+  int64_t rows = 0;
+  for (Part& part : parts) {
+    const bool fits =
+        part.info->dtype == first.dtype && part.info->shape.size() == first.shape.size() &&
+        RowBytes(*part.info) == RowBytes(first) &&
+        (first.shape.empty() || std::equal(first.shape.begin() + 1, first.shape.end(), part.info->shape.begin() + 1));
+    if (!fits || part.offset_bytes != rows || (first.shape.empty() && parts.size() > 1)) {
+      return Invalid(part.file->path(),
+                     absl::StrCat("tensor ", NameText(name), ": rows from ", rows, " on, as in ",
+                                  parts.front().file->path(), ", expected, got them from ", part.offset_bytes, " on"));
+    }
+    part.offset_bytes = whole.size_bytes;
+    whole.size_bytes += part.info->size_bytes;
+    if (!first.shape.empty()) rows += part.info->shape[0];
+  }
+  if (!whole.shape.empty()) whole.shape[0] = rows;
+  const TensorInfo& info = joined_[name] = std::move(whole);
+  tensors_[name] = {parts.front().file, &info, std::move(parts)};
+  return absl::OkStatus();
 }
 
 const Checkpoint::Tensor* Checkpoint::Find(absl::string_view name) const {

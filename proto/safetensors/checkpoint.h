@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "proto/safetensors/safetensors_file.h"
 
 namespace paramshard::safetensors {
@@ -18,18 +19,31 @@ namespace paramshard::safetensors {
 inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 
 // The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
-// file of each tensor, relative to the index. Movable; thread-safe.
+// file of each tensor, relative to the index. Without one tensors may be sharded: cut over several files on their first
+// dimension, as torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True) leaves them. Movable;
+// thread-safe.
 class Checkpoint {
  public:
   // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder that holds
-  // model.safetensors.index.json or else one .safetensors file. Errors as SafetensorsFile::Open; INVALID_ARGUMENT also
-  // for an index that is no such object, names a tensor twice or a file outside its folder, or does not give the
-  // tensors that its files hold, and for a folder with none or several files. A link is followed wherever it points.
+  // model.safetensors.index.json, or else one .safetensors file, or else several with sharding_info.h's metadata.
+  // Errors as SafetensorsFile::Open; INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
+  // a file outside its folder, or does not give the tensors that its files hold; for a folder with no files, or several
+  // that do not say how they belong together; for parts that are cut on another dimension than the first, leave a hole
+  // or overlap. A link is followed wherever it points.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
-  struct Tensor {
+  struct Part {
     const SafetensorsFile* file = nullptr;
-    const TensorInfo* info = nullptr;
+    const TensorInfo* info = nullptr;  // in that file
+    int64_t offset_bytes = 0;          // in the whole tensor
+  };
+  struct Tensor {
+    const SafetensorsFile* file = nullptr;  // with its first part
+    const TensorInfo* info = nullptr;       // of the whole; its place in a file where there is one part alone
+    std::vector<Part> parts = {};           // in order
+
+    // As SafetensorsFile::Read, of the whole.
+    absl::Status Read(int64_t offset_bytes, absl::Span<uint8_t> out) const;
   };
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   // Null when there is none.
@@ -39,15 +53,22 @@ class Checkpoint {
   const std::vector<SafetensorsFile>& files() const { return files_; }
   // Empty without an index.
   const std::string& index_path() const { return index_path_; }
+  // Whether tensors are put together of several files: their names are then not those of one file.
+  bool is_sharded() const { return is_sharded_; }
 
  private:
   absl::Status OpenFile(const std::string& path);
   absl::Status OpenIndex(const std::string& path);
+  absl::Status OpenShards(const std::vector<std::string>& paths);
   absl::Status CheckWeightMap(const std::map<std::string, std::string>& weight_map) const;
+  absl::Status JoinShards();
+  absl::Status JoinParts(const std::string& name, std::vector<Part> parts);
 
   std::vector<SafetensorsFile> files_;
   std::map<std::string, Tensor, std::less<>> tensors_;
+  std::map<std::string, TensorInfo, std::less<>> joined_;  // of tensors of several parts
   std::string index_path_;
+  bool is_sharded_ = false;
 };
 
 // The text of an index: names of files, relative to it, by tensor.

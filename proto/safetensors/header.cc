@@ -237,6 +237,10 @@ absl::Status ArrangeData(int64_t data_bytes, std::vector<TensorInfo>& tensors) {
   return absl::DataLossError(absl::StrCat(end, " bytes of data expected after the header, got ", data_bytes));
 }
 
+std::string JsonText(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
@@ -250,19 +254,35 @@ absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
   return header;
 }
 
-std::string SerializeHeader(const Header& header) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!header.metadata.empty()) json[kMetadataName] = header.metadata;
-  for (const TensorInfo& tensor : header.tensors) {
-    json[tensor.name] = {{"dtype", std::string(DtypeName(tensor.dtype))},
-                         {"shape", tensor.shape},
-                         {"data_offsets", {tensor.offset_bytes, tensor.offset_bytes + tensor.size_bytes}}};
+std::string SerializeHeader(const Header& header, int64_t least_bytes) {
+  // Member after member, for an object that keeps their order looks through all of them for each.
+  std::string text = "{";
+  const auto begin_member = [&text](absl::string_view name) {
+    absl::StrAppend(&text, text.size() == 1 ? "" : ",", JsonText(name), ":");
+  };
+  if (!header.metadata.empty()) {
+    begin_member(kMetadataName);
+    text += JsonText(header.metadata);
   }
-  std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  text.resize((text.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment, ' ');
+  for (const TensorInfo& tensor : header.tensors) {
+    begin_member(tensor.name);
+    absl::StrAppend(&text, "{\"dtype\":\"", DtypeName(tensor.dtype), "\",\"shape\":[", absl::StrJoin(tensor.shape, ","),
+                    "],\"data_offsets\":[", tensor.offset_bytes, ",", tensor.offset_bytes + tensor.size_bytes, "]}");
+  }
+  text += "}";
+  const int64_t bytes = std::max(static_cast<int64_t>(text.size()), least_bytes - kLengthBytes);
+  text.resize((bytes + kDataAlignment - 1) / kDataAlignment * kDataAlignment, ' ');
   std::string length(kLengthBytes, '\0');
   for (int i = 0; i < kLengthBytes; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
   return length + text;
+}
+
+absl::StatusOr<int64_t> DataBegin(absl::string_view length) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < kLengthBytes; ++i) bytes |= uint64_t{static_cast<uint8_t>(length[i])} << (8 * i);
+  if (bytes <= static_cast<uint64_t>(kMaxHeaderBytes)) return kLengthBytes + static_cast<int64_t>(bytes);
+  return absl::InvalidArgumentError(
+      absl::StrCat("a header of at most ", kMaxHeaderBytes, " bytes expected, got ", bytes));
 }
 
 std::string NameText(absl::string_view name) { return absl::CHexEscape(name.substr(0, kMaxNameText)); }

@@ -44,9 +44,13 @@ struct Header {
 // there twice, data that overlap or leave a hole. DATA_LOSS when the file ends before its tensors do, or after them.
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes);
 
-// Length and JSON, padded with spaces so that the data begin at a multiple of 8. Offsets and sizes are the caller's,
-// names are UTF-8.
-std::string SerializeHeader(const Header& header);
+// Length and JSON, padded with spaces so that the data begin at a multiple of 8, and not before `least_bytes`. Offsets
+// and sizes are the caller's, names are UTF-8.
+std::string SerializeHeader(const Header& header, int64_t least_bytes = 0);
+
+// Where the data of a file begin that has these first kLengthBytes. INVALID_ARGUMENT for a header of more than
+// kMaxHeaderBytes.
+absl::StatusOr<int64_t> DataBegin(absl::string_view length);
 
 // A name for messages: escaped, and not longer than a line.
 std::string NameText(absl::string_view name);

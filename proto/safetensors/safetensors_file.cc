@@ -10,12 +10,6 @@ absl::Status About(absl::string_view subject, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(subject, ": ", status.message()));
 }
 
-uint64_t LittleEndian(const uint8_t (&bytes)[kLengthBytes]) {
-  uint64_t value = 0;
-  for (int i = 0; i < kLengthBytes; ++i) value |= uint64_t{bytes[i]} << (8 * i);
-  return value;
-}
-
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
@@ -28,25 +22,23 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 
 absl::Status SafetensorsFile::ReadHeader() {
   const int64_t file_bytes = contents_.size_bytes();
-  uint8_t length[kLengthBytes];
   if (file_bytes < kLengthBytes) {
     return absl::DataLossError(
         absl::StrCat("the header's length in ", kLengthBytes, " bytes expected, got a file of ", file_bytes));
   }
-  if (absl::Status status = contents_.ReadAt(0, length); !status.ok()) return status;
-  const uint64_t header_bytes = LittleEndian(length);
-  if (header_bytes > static_cast<uint64_t>(kMaxHeaderBytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a header of at most ", kMaxHeaderBytes, " bytes expected, got ", header_bytes));
-  }
-  data_begin_ = kLengthBytes + static_cast<int64_t>(header_bytes);
+  char length[kLengthBytes];
+  absl::Status status = contents_.ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(length), kLengthBytes));
+  if (!status.ok()) return status;
+  const absl::StatusOr<int64_t> data_begin = DataBegin({length, kLengthBytes});
+  if (!data_begin.ok()) return data_begin.status();
+  data_begin_ = *data_begin;
+  const int64_t header_bytes = data_begin_ - kLengthBytes;
   if (data_begin_ > file_bytes) {
     return absl::DataLossError(
         absl::StrCat("a header of ", header_bytes, " bytes expected, got a file of ", file_bytes));
   }
   std::string json(header_bytes, '\0');
-  absl::Status status =
-      contents_.ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(json.data()), json.size()));
+  status = contents_.ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(json.data()), json.size()));
   if (!status.ok()) return status;
   absl::StatusOr<Header> header = ParseHeader(json, file_bytes - data_begin_);
   if (!header.ok()) return header.status();

@@ -33,6 +33,7 @@ class SafetensorsFile {
   // The tensors, in the order of their data.
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const Metadata& metadata() const { return header_.metadata; }
+  const Header& header() const { return header_; }
 
   // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; they must lie in it. DATA_LOSS when the file
   // has become shorter, UNAVAILABLE when it cannot be read; both name file and tensor.

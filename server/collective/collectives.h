@@ -50,10 +50,10 @@ struct ReduceCall {
   // The rank's own slices lie in its landing area, and the slot may be used again before the commit. Requires
   // sums_at_commit().
   bool own_slices_landed = false;
-  // The rank's gradient accumulators, one for each parameter of the unit (fp32, the rank's extent; null for an empty
-  // extent and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is
-  // added, or stored where overwrite says so.
-  absl::Span<float* const> accumulators;
+  // The rank's gradient accumulators, one for each parameter of the unit (the rank's extent; null for an empty extent
+  // and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is added,
+  // or stored where overwrite says so. Whatever type they have, it is rounded to it once, when all has been added.
+  absl::Span<const MutableGradient> accumulators;
   absl::Span<const bool> overwrite;
 };
 

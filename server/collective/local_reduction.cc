@@ -72,7 +72,7 @@ absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {
   int64_t at_bytes = receive_offset_[call.unit];
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
-    if (call.accumulators[slice.parameter] == nullptr) continue;  // absent
+    if (call.accumulators[slice.parameter].data == nullptr) continue;  // absent
     sums.push_back(Receive(call, slice, at_bytes, copies));
     at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
   }

@@ -124,8 +124,8 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
   std::vector<SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, rank())) {
-    float* const accumulator = call.accumulators[slice.parameter];
-    if (accumulator != nullptr) {
+    const MutableGradient accumulator = call.accumulators[slice.parameter];
+    if (accumulator.data != nullptr) {
       std::vector<const void*> sources(ranks());
       for (int source = 0; source < ranks(); ++source) {
         sources[source] =

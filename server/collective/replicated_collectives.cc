@@ -82,10 +82,10 @@ float* ReplicatedCollectives::Partial(int node, int unit) const {
 
 absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
   const size_t parameters = call.accumulators.size();
-  std::vector<float*> partials(parameters, nullptr);
+  std::vector<MutableGradient> partials(parameters);
   float* partial = Partial(replicas_->self(), call.unit);
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
-    const bool present = call.accumulators[slice.parameter] != nullptr;
+    const bool present = call.accumulators[slice.parameter].data != nullptr;
     if (present) partials[slice.parameter] = partial;
     partial += slice.elements;
   }
@@ -113,7 +113,7 @@ absl::Status ReplicatedCollectives::SumReplicas(const ReduceCall& call) {
   std::vector<SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
-    if (float* const accumulator = call.accumulators[slice.parameter]; accumulator != nullptr) {
+    if (const MutableGradient accumulator = call.accumulators[slice.parameter]; accumulator.data != nullptr) {
       std::vector<const void*> sources(replicas_->size());
       for (int node = 0; node < replicas_->size(); ++node) {
         sources[node] = Partial(node, call.unit) + offset;

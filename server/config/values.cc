@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "proto/model/limits.h"
 
 namespace paramshard::server {
 namespace {
@@ -33,17 +34,16 @@ bool IsUnsignedNumber(absl::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos;
 }
 
-// Also a model's longest step_timeout.
-constexpr absl::Duration kLongestTimeout = absl::Hours(24);
-
 }  // namespace
 
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   absl::Duration timeout;
-  if (absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration() && timeout <= kLongestTimeout) {
+  if (absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration() && timeout <= kMaxStepTimeout) {
     return timeout;
   }
-  return Expected("a positive duration of at most 24h, such as 500ms, 10s or 2m,", text);
+  return Expected(absl::StrCat("a positive duration of at most ", absl::FormatDuration(kMaxStepTimeout),
+                               ", such as 500ms, 10s or 2m,"),
+                  text);
 }
 
 absl::StatusOr<int64_t> ParseByteCount(absl::string_view text) {

@@ -23,10 +23,12 @@ class CpuShardArithmetic final : public ShardArithmetic {
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const ExtentTensors& extent = tensors_[i];
-      float* const values = HasRemainder(extent) ? extent.gradient : extent.state.master;
-      FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
-                        extent.elements(), values);
-      if (HasRemainder(extent)) SplitMasters(values, extent.elements(), extent.row_wise.data, extent.state.remainder);
+      if (HasRemainder(extent)) {
+        FillSplit(seed, initials[i], extent);
+      } else {
+        FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
+                          extent.elements(), extent.state.master);
+      }
     }
     return absl::OkStatus();
   }
@@ -81,6 +83,17 @@ class CpuShardArithmetic final : public ShardArithmetic {
  private:
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
+  static void FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent) {
+    std::vector<float> values(std::min(extent.elements(), kFillElements));
+    for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
+      const int64_t count = std::min(extent.elements() - first, kFillElements);
+      FillInitialValues(initial.value, seed, initial.parameter_index, initial.first_element + first, count,
+                        values.data());
+      SplitMasters(values.data(), count, extent.row_wise.data + first * sizeof(uint16_t),
+                   extent.state.remainder + first);
+    }
+  }
+
   void Encode(size_t index, const TensorScaling& scaling) const {
     const ExtentTensors& extent = tensors_[index];
     if (HasRemainder(extent)) return;
@@ -132,13 +145,13 @@ class CpuDevice final : public ComputeDevice {
 
 absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
                                                       const std::vector<bool>& active, absl::Span<const SumTask> sums) {
-  absl::flat_hash_map<const float*, const SumTask*> sum_of;
-  for (const SumTask& sum : sums) sum_of[sum.accumulator] = &sum;
+  absl::flat_hash_map<const void*, const SumTask*> sum_of;
+  for (const SumTask& sum : sums) sum_of[sum.accumulator.data] = &sum;
   std::vector<const SumTask*> matched(tensors.size(), nullptr);
   size_t count = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!active[i] || tensors[i].elements() == 0) continue;
-    const auto found = sum_of.find(tensors[i].gradient);
+    const auto found = sum_of.find(tensors[i].gradient.data);
     if (found == sum_of.end() || found->second->count != tensors[i].elements()) continue;
     matched[i] = found->second;
     ++count;

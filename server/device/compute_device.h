@@ -29,7 +29,7 @@ namespace paramshard::server {
 // One extent's tensors, at addresses of the device: `rows` x `columns` elements each. `state` has a remainder where the
 // upper half of the master is the row-wise plane.
 struct ExtentTensors {
-  float* gradient = nullptr;
+  MutableGradient gradient;  // null where the extent takes no step
   AdamState state;
   int64_t rows = 0;
   int64_t columns = 0;
@@ -46,7 +46,7 @@ struct SumTask {
   GradientType type = GradientType::kFP32;
   int64_t count = 0;
   bool overwrite = false;
-  float* accumulator = nullptr;
+  MutableGradient accumulator;
 };
 
 // The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
@@ -55,7 +55,6 @@ class ShardArithmetic {
   virtual ~ShardArithmetic() = default;
 
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
-  // Gradients of extents whose master is stored with a remainder are written over.
   struct Initial {
     InitialValue value;
     int64_t parameter_index = 0;
@@ -85,6 +84,10 @@ class ShardArithmetic {
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                                   absl::Span<const TensorScaling> scalings) = 0;
 };
+
+// Masters with remainders are nowhere float32: they are filled in parts of at most so many elements, by way of scratch
+// memory.
+inline constexpr int64_t kFillElements = int64_t{1} << 20;
 
 // Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a
 // time.

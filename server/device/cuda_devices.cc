@@ -77,17 +77,26 @@ class CudaShardArithmetic final : public ShardArithmetic {
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     const gpu::DeviceScope scope(stream_.device());
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const ExtentTensors& extent = tensors_[i];
-      const bool has_remainder = extent.state.remainder != nullptr;
-      float* const values = has_remainder ? extent.gradient : extent.state.master;
-      RETURN_IF_ERROR(gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
-                                             initials[i].first_element, extent.elements(), values, stream_.get()));
-      if (!has_remainder) continue;
-      RETURN_IF_ERROR(gpu::SplitMaster(values, extent.elements(), reinterpret_cast<uint16_t*>(extent.row_wise.data),
-                                       extent.state.remainder, stream_.get()));
+    int64_t scratch_elements = 0;
+    for (const ExtentTensors& extent : tensors_) {
+      if (HasRemainder(extent)) scratch_elements = std::max(scratch_elements, extent.elements());
     }
-    return stream_.Synchronize();
+    const int64_t scratch_bytes = std::min(scratch_elements, kFillElements) * static_cast<int64_t>(sizeof(float));
+    ASSIGN_OR_RETURN(gpu::DeviceMemory scratch,
+                     gpu::DeviceMemory::Create(stream_.device(), scratch_bytes, {stream_.device()}, false));
+    auto* const values = reinterpret_cast<float*>(scratch.data());
+    const GpuRange scratch_owner(stream_.device(), std::move(scratch));
+    absl::Status status;
+    for (size_t i = 0; status.ok() && i < tensors_.size(); ++i) {
+      const ExtentTensors& extent = tensors_[i];
+      status = HasRemainder(extent) ? FillSplit(seed, initials[i], extent, values)
+                                    : gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
+                                                             initials[i].first_element, extent.elements(),
+                                                             extent.state.master, stream_.get());
+    }
+    // Kernels that use the scratch memory end before it.
+    status.Update(stream_.Synchronize());
+    return status;
   }
 
   absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
@@ -140,6 +149,20 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
  private:
+  static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
+
+  // Enqueues filling a master that has a remainder, by way of `values`.
+  absl::Status FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent, float* values) const {
+    for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
+      const int64_t count = std::min(extent.elements() - first, kFillElements);
+      RETURN_IF_ERROR(gpu::FillInitialValues(initial.value, seed, initial.parameter_index,
+                                             initial.first_element + first, count, values, stream_.get()));
+      RETURN_IF_ERROR(gpu::SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data) + first,
+                                       extent.state.remainder + first, stream_.get()));
+    }
+    return absl::OkStatus();
+  }
+
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, gpu::Stream stream, gpu::FusedAdamPlan adam,
                       gpu::SquareSummer squares)
       : tensors_(std::move(tensors)),

@@ -38,32 +38,36 @@ absl::string_view NameOf(LogLevel level) {
 
 std::string Now() { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()); }
 
-// A value with spaces or control characters is quoted, so that a line can be taken apart and does nothing to a terminal.
+// A value with spaces or control characters is quoted, so that a line can be taken apart and does nothing to a
+// terminal.
 bool IsPlain(absl::string_view value) {
   return !value.empty() && std::all_of(value.begin(), value.end(), [](char c) {
     return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' && c != '=';
   });
 }
 
-std::string TextLine(LogLevel level, absl::string_view event, LogFields fields) {
+std::string TextLine(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
   std::string line = absl::StrCat(Now(), " ", NameOf(level), " ", event);
   for (const auto& [key, value] : fields) {
     absl::StrAppend(&line, " ", key, "=", IsPlain(value) ? value : absl::StrCat("\"", absl::CEscape(value), "\""));
   }
+  if (count > 1) absl::StrAppend(&line, " count=", count);
   return line;
 }
 
-std::string JsonLine(LogLevel level, absl::string_view event, LogFields fields) {
+std::string JsonLine(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
   nlohmann::ordered_json line;
   line["time"] = Now();
   line["level"] = std::string(NameOf(level));
   line["event"] = std::string(event);
   for (const auto& [key, value] : fields) line[std::string(key)] = value;
+  if (count > 1) line["count"] = absl::StrCat(count);
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-std::string Line(LogLevel level, absl::string_view event, LogFields fields) {
-  return TheLog().format == LogFormat::kJson ? JsonLine(level, event, fields) : TextLine(level, event, fields);
+std::string Line(LogLevel level, absl::string_view event, LogFields fields, int64_t count = 1) {
+  return TheLog().format == LogFormat::kJson ? JsonLine(level, event, fields, count)
+                                             : TextLine(level, event, fields, count);
 }
 
 }  // namespace
@@ -87,9 +91,9 @@ void FlushLog(absl::Duration timeout) {
   if (LineWriter* const writer = TheLog().writer; writer != nullptr) writer->Flush(timeout);
 }
 
-void Log(LogLevel level, absl::string_view event, LogFields fields) {
+void Log(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
   if (level < TheLog().least) return;
-  const std::string line = Line(level, event, fields);
+  const std::string line = Line(level, event, fields, count);
   if (LineWriter* const writer = TheLog().writer; writer != nullptr) return writer->Write(line);
   std::fprintf(stderr, "%s\n", line.c_str());
 }

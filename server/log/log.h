@@ -27,12 +27,14 @@ void ConfigureLog(LogFormat format, LogLevel least);
 // are dropped, and counted in one that says so. Before, Log writes itself. RESOURCE_EXHAUSTED without a thread.
 absl::Status DetachLog();
 
+// How long the end of a process waits for lines that nobody reads.
+inline constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 // Waits until the lines so far are written, but not for longer than the timeout.
 void FlushLog(absl::Duration timeout);
 
 // Thread-safe. Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an
-// object of "time", "level", "event" and the fields.
-void Log(LogLevel level, absl::string_view event, LogFields fields = {});
+// object of "time", "level", "event" and the fields; and of "count" where it stands for more than one event.
+void Log(LogLevel level, absl::string_view event, LogFields fields = {}, int64_t count = 1);
 
 }  // namespace paramshard::server
 

@@ -1,15 +1,20 @@
-// Keeps a line of the log that others can bring about from filling it.
+// Keeps lines that others can bring about from filling the log.
 #ifndef PARAMSHARD_SERVER_LOG_LOG_THROTTLE_H_
 #define PARAMSHARD_SERVER_LOG_LOG_THROTTLE_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 
@@ -18,26 +23,60 @@ namespace paramshard::server {
 //   if (const auto count = refusals.Pass()) Log(LogLevel::kWarning, "refused", {{"count", absl::StrCat(*count)}});
 class LogThrottle {
  public:
-  explicit LogThrottle(absl::Duration interval = absl::Minutes(1), const Clock& clock = Clock::Steady())
-      : interval_(interval), clock_(clock) {}
+  // An interval begins with a line, and has so many.
+  explicit LogThrottle(absl::Duration interval = absl::Minutes(1), const Clock& clock = Clock::Steady(), int lines = 1)
+      : interval_(interval), clock_(clock), lines_(lines) {}
 
-  // For how many events a line is due now: this one, and those since the last line. None within the interval after a
-  // line.
+  // For how many events a line is due now: this one, and those since the last line. None when the interval has had its
+  // lines.
   std::optional<int64_t> Pass() {
     absl::MutexLock lock(&mu_);
     ++events_;
     const SteadyTime now = clock_.Now();
-    if (quiet_until_.has_value() && now < *quiet_until_) return std::nullopt;
-    quiet_until_ = After(now, interval_);
+    if (!end_.has_value() || now >= *end_) {
+      end_ = After(now, interval_);
+      lines_left_ = lines_;
+    }
+    if (lines_left_ == 0) return std::nullopt;
+    --lines_left_;
     return std::exchange(events_, 0);
   }
 
  private:
   const absl::Duration interval_;
   const Clock& clock_;
+  const int lines_;
   absl::Mutex mu_;
   int64_t events_ ABSL_GUARDED_BY(mu_) = 0;  // since the last line
-  std::optional<SteadyTime> quiet_until_ ABSL_GUARDED_BY(mu_);
+  std::optional<SteadyTime> end_ ABSL_GUARDED_BY(mu_);
+  int lines_left_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// The log, with a throttle for each event. A line that stands for several says so in the field `count`. Thread-safe.
+//
+//   log.Write(LogLevel::kInfo, "epoch started", {{"model", name}});
+class ThrottledLog {
+ public:
+  // Who watches a training sees everything, and who attaches and detaches in a loop writes little.
+  static constexpr int kLinesAMinute = 60;
+
+  explicit ThrottledLog(const Clock& clock = Clock::Steady()) : clock_(clock) {}
+
+  void Write(LogLevel level, absl::string_view event, LogFields fields) {
+    if (const std::optional<int64_t> count = Of(event).Pass()) Log(level, event, fields, *count);
+  }
+
+ private:
+  LogThrottle& Of(absl::string_view event) {
+    absl::MutexLock lock(&mu_);
+    const auto found = throttles_.find(event);
+    if (found != throttles_.end()) return found->second;
+    return throttles_.try_emplace(std::string(event), absl::Minutes(1), clock_, kLinesAMinute).first->second;
+  }
+
+  const Clock& clock_;
+  absl::Mutex mu_;
+  std::map<std::string, LogThrottle, std::less<>> throttles_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

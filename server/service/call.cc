@@ -73,18 +73,16 @@ bool Call::Receive() {
 }
 
 bool Call::Write(const google::protobuf::MessageLite& response) {
-  response_ = SerializeMessage(response);
   {
     absl::MutexLock lock(&mu_);
-    if (!failure_.ok()) return false;
+    if (!failure_.ok()) return false;  // a write that was late may still be under way
     written_.reset();
   }
+  response_ = SerializeMessage(response);
   StartWrite(&response_);
   absl::MutexLock lock(&mu_);
   if (Await(written_, response_)) return true;
-  // Nothing may be under way at the end; a cancelled call gives a write up at once.
   if (!written_.has_value()) context_->TryCancel();
-  while (!written_.has_value()) changed_.Wait(&mu_);
   return false;
 }
 
@@ -126,6 +124,7 @@ void Call::OnReadDone(bool ok) {
 void Call::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mu_);
   written_ = ok;
+  if (awaited_end_.has_value()) return Finish(ToGrpc(*awaited_end_));
   changed_.SignalAll();
 }
 
@@ -143,7 +142,9 @@ void Call::End(const absl::Status& status) {
 
 void Call::EndLocked(const absl::Status& status) {
   BoundEnd();
-  Finish(ToGrpc(failure_.ok() ? status : failure_));
+  const absl::Status& end = failure_.ok() ? status : failure_;
+  if (written_.has_value()) return Finish(ToGrpc(end));
+  awaited_end_ = end;
 }
 
 void Call::Answer(const google::protobuf::MessageLite& response) {

@@ -192,7 +192,7 @@ absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Cal
   for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {
     if (context.IsCancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
     const auto piece = absl::MakeSpan(bytes).subspan(0, std::min(kReadBytes, size_bytes - offset));
-    RETURN_IF_ERROR(source.tensor->file->Read(*source.tensor->info, rows.begin * row_bytes + offset, piece));
+    RETURN_IF_ERROR(source.tensor->Read(rows.begin * row_bytes + offset, piece));
     RETURN_IF_ERROR(staged.Add(piece));
   }
   return absl::OkStatus();

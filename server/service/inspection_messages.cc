@@ -1,6 +1,9 @@
 #include "server/service/inspection_messages.h"
 
+#include <optional>
 #include <string>
+
+#include "proto/model/moment_fields.h"
 
 namespace paramshard::server {
 namespace {
@@ -28,12 +31,10 @@ v1::ExtentDescription Describe(const ExtentDescription& extent, int64_t columns)
     if (exponent.has_value()) bucket.set_exponent(*exponent);
     bucket.set_count(count);
   }
-  proto.set_exp_avg_norm(extent.exp_avg.norm);
-  proto.set_exp_avg_min(extent.exp_avg.min);
-  proto.set_exp_avg_max(extent.exp_avg.max);
-  proto.set_exp_avg_sq_norm(extent.exp_avg_sq.norm);
-  proto.set_exp_avg_sq_min(extent.exp_avg_sq.min);
-  proto.set_exp_avg_sq_max(extent.exp_avg_sq.max);
+  for (const MomentTraits& moment : kMomentKinds) {
+    const ValueRange& range = extent.moments[moment.kind];
+    SetMomentRange(proto, moment.kind, {.norm = range.norm, .min = range.min, .max = range.max});
+  }
   return proto;
 }
 
@@ -104,10 +105,10 @@ v1::DescribeParameterResponse ToProto(const ParameterDescription& description) {
   proto.set_format(static_cast<v1::Format>(*spec.encoding.format));
   proto.set_element(static_cast<v1::Element>(*spec.encoding.element));
   proto.set_frozen(!spec.trainable);
-  if (spec.trainable) {
-    proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
-    proto.set_exp_avg_type(static_cast<v1::MomentType>(*spec.exp_avg_type));
-    proto.set_exp_avg_sq_type(static_cast<v1::MomentType>(*spec.exp_avg_sq_type));
+  if (spec.trainable) proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+  for (const MomentTraits& moment : kMomentKinds) {
+    const std::optional<MomentType> type = MomentTypeOf(spec, moment.kind);
+    if (type.has_value()) SetMomentType(proto, moment.kind, static_cast<v1::MomentType>(*type));
   }
   if (spec.master_type.has_value()) proto.set_master_type(static_cast<v1::MasterType>(*spec.master_type));
   proto.set_group(spec.group);
@@ -134,8 +135,9 @@ v1::ExtentVerification ToProto(const ExtentVerification& verification) {
   proto.set_rows(verification.rows.size());
   proto.set_planes_match(verification.planes_match);
   proto.set_master_hash(verification.master_hash);
-  proto.set_exp_avg_hash(verification.exp_avg_hash);
-  proto.set_exp_avg_sq_hash(verification.exp_avg_sq_hash);
+  for (const MomentTraits& moment : kMomentKinds) {
+    SetMomentHash(proto, moment.kind, verification.moment_hashes[moment.kind]);
+  }
   proto.set_planes_hash(verification.planes_hash);
   return proto;
 }

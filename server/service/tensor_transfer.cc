@@ -1,7 +1,6 @@
 #include "server/service/tensor_transfer.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/moment.h"
+#include "proto/model/name_index.h"
 #include "proto/model/names.h"
 #include "proto/model/proto_enums.h"
 #include "proto/model/state_tensor.h"
@@ -22,21 +22,6 @@
 
 namespace paramshard::server {
 namespace {
-
-// A parameter's place in its model.
-struct ParameterIndex {
-  int unit = 0;
-  int parameter = 0;
-};
-
-std::map<std::string, ParameterIndex> IndexParameters(const ModelSpec& spec) {
-  std::map<std::string, ParameterIndex> index;
-  for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
-    const auto& parameters = spec.units[unit].parameters;
-    for (int i = 0; i < static_cast<int>(parameters.size()); ++i) index[parameters[i].name] = {unit, i};
-  }
-  return index;
-}
 
 absl::Status Invalid(absl::string_view parameter, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat("import ", parameter, ": ", message));
@@ -50,7 +35,7 @@ absl::Span<const uint8_t> BytesOf(const std::string& data) {
 class ImportStream {
  public:
   ImportStream(const Model& model, StagedImport* staged)
-      : name_(model.spec().name), spec_(model.spec()), index_(IndexParameters(spec_)), staged_(staged) {}
+      : name_(model.spec().name), spec_(model.spec()), index_(spec_), staged_(staged) {}
 
   // Any but the header. True after the end message.
   absl::StatusOr<bool> Take(const v1::ImportRequest& request) {
@@ -80,16 +65,16 @@ class ImportStream {
 
   const std::string name_;
   const ModelSpec& spec_;
-  const std::map<std::string, ParameterIndex> index_;
+  const NameIndex index_;
   StagedImport* const staged_;
   std::string parameter_;  // whose chunks come
   uint32_t checksum_ = 0;  // of the chunks' checksums
 };
 
 absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
-  const auto found = index_.find(header.parameter());
-  if (found == index_.end()) return UnknownParameter(absl::StrCat("import into ", name_), header.parameter());
-  const ParameterSpec& spec = spec_.units[found->second.unit].parameters[found->second.parameter];
+  const std::optional<ParameterPlace> place = index_.PlaceOf(header.parameter());
+  if (!place.has_value()) return UnknownParameter(absl::StrCat("import into ", name_), header.parameter());
+  const ParameterSpec& spec = spec_.units[place->unit].parameters[place->parameter];
   const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
   if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
   const StateArray array = *StateArrayOf(*kind);
@@ -105,8 +90,8 @@ absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
                                            " rows from ", header.first_row()));
   }
   parameter_ = spec.name;
-  return staged_->BeginSlice({.unit = found->second.unit,
-                              .parameter = found->second.parameter,
+  return staged_->BeginSlice({.unit = place->unit,
+                              .parameter = place->parameter,
                               .tensor = array.tensor,
                               .form = array.form,
                               .type = *type,
@@ -192,7 +177,7 @@ absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const 
 namespace {
 
 struct ExportPlan {
-  std::vector<ParameterIndex> parameters;
+  std::vector<ParameterPlace> parameters;
   std::vector<TensorKind> kinds;
 };
 
@@ -206,12 +191,12 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
   ExportPlan plan;
   std::set<absl::string_view> names;
   std::set<TensorKind> kinds;
-  const std::map<std::string, ParameterIndex> index = IndexParameters(model.spec());
+  const NameIndex index(model.spec());
   for (const std::string& name : request.parameters()) {
-    const auto found = index.find(name);
-    if (found == index.end()) return UnknownParameter(absl::StrCat("export ", model.spec().name), name);
+    const std::optional<ParameterPlace> place = index.PlaceOf(name);
+    if (!place.has_value()) return UnknownParameter(absl::StrCat("export ", model.spec().name), name);
     if (!names.insert(name).second) return AskedTwice(model, "parameter");
-    plan.parameters.push_back(found->second);
+    plan.parameters.push_back(*place);
   }
   if (request.parameters().empty()) {
     for (int unit = 0; unit < static_cast<int>(model.spec().units.size()); ++unit) {
@@ -255,9 +240,9 @@ class Export {
     response.mutable_header()->set_commit_number(numbers.commit_number);
     response.mutable_header()->set_history_id(numbers.history.ToString());
     RETURN_IF_ERROR(send_(response));
-    for (const ParameterIndex& index : plan.parameters) {
+    for (const ParameterPlace& place : plan.parameters) {
       for (const auto& shard : model_.shards()) {
-        const ShardExtent* extent = shard->Find(index.unit, index.parameter);
+        const ShardExtent* extent = shard->Find(place.unit, place.parameter);
         if (extent == nullptr) continue;
         for (const TensorKind kind : plan.kinds) RETURN_IF_ERROR(SendTensor(*shard, *extent, kind));
       }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/model/group_hyperparameters.h"
 #include "proto/model/proto_enums.h"
 
 namespace paramshard::server {
@@ -36,9 +37,10 @@ std::string AbsentText(const ModelSpec& spec, const v1::Push& push) {
 std::string FloatText(float value) { return absl::StrFormat("%.9g", value); }
 
 std::string GroupText(const v1::GroupHyperparameters& group) {
-  return absl::StrCat("learning rate ", FloatText(group.learning_rate()), ", betas ", FloatText(group.beta1()), " and ",
-                      FloatText(group.beta2()), ", epsilon ", FloatText(group.epsilon()), ", weight decay ",
-                      FloatText(group.weight_decay()));
+  const Hyperparameters values = HyperparametersFromProto(group);
+  return absl::StrJoin(kHyperparameters, ", ", [&](std::string* out, const HyperparameterTraits& each) {
+    absl::StrAppend(out, each.name, " ", FloatText(values.*each.member));
+  });
 }
 
 std::string CommitText(const ModelSpec& spec, const v1::Commit& commit) {

@@ -4,6 +4,11 @@
 
 namespace paramshard::server {
 
+CommitLog::State CommitLog::state() const {
+  absl::MutexLock lock(&mu_);
+  return {.numbers = numbers_, .last_answer = last_answer_, .client_states = client_states_};
+}
+
 CommitLog::Numbers CommitLog::numbers() const {
   absl::MutexLock lock(&mu_);
   return numbers_;
@@ -33,11 +38,13 @@ CommitAnswer CommitLog::Answer(bool applied, double gradient_norm, int64_t non_f
   return *last_answer_;
 }
 
-void CommitLog::Reset(int64_t commit_number, int64_t version) {
+void CommitLog::Restore(State state) {
   absl::MutexLock lock(&mu_);
-  numbers_ = {.commit_number = commit_number, .version = version, .skipped = 0};
-  last_answer_.reset();
-  for (std::string& state : client_states_) state.clear();
+  const size_t ranks = client_states_.size();
+  numbers_ = state.numbers;
+  last_answer_ = state.last_answer;
+  client_states_ = std::move(state.client_states);
+  client_states_.resize(ranks);
 }
 
 }  // namespace paramshard::server

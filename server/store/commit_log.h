@@ -35,8 +35,17 @@ class CommitLog {
     int64_t skipped = 0;
   };
 
+  // What a log holds between two commits.
+  struct State {
+    Numbers numbers;
+    std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
+    std::vector<std::string> client_states = {};   // by rank; fewer: the others have sent none
+  };
+
   explicit CommitLog(int ranks) : client_states_(ranks) {}
 
+  // Everything at once, as one commit has left it.
+  State state() const;
   Numbers numbers() const;
   std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
@@ -44,8 +53,8 @@ class CommitLog {
   // Answers the next commit.
   CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
                       std::vector<std::string> client_states);
-  // After an import: the last answer is unknown.
-  void Reset(int64_t commit_number, int64_t version);
+  // Goes on from another state.
+  void Restore(State state);
 
  private:
   mutable absl::Mutex mu_;

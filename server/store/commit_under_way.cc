@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "proto/model/group_hyperparameters.h"
+
 namespace paramshard::server {
 namespace {
 
@@ -27,11 +29,7 @@ GradientScale ScaleOf(const v1::Commit& commit, double square_sum, bool mean, in
 StepParameters StepOf(const v1::Commit& commit, float gradient_scale) {
   StepParameters step{.groups = {}, .gradient_scale = gradient_scale};
   for (const v1::GroupHyperparameters& group : commit.groups()) {
-    step.groups.push_back({.learning_rate = group.learning_rate(),
-                           .beta1 = group.beta1(),
-                           .beta2 = group.beta2(),
-                           .epsilon = group.epsilon(),
-                           .weight_decay = group.weight_decay()});
+    step.groups.push_back(HyperparametersFromProto(group));
   }
   return step;
 }

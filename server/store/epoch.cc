@@ -441,6 +441,11 @@ bool Epoch::HasLeft(int rank) const {
   return seats_[rank]->left;
 }
 
+bool Epoch::LeftInOrder() const {
+  absl::MutexLock lock(&mu_);
+  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->left; });
+}
+
 absl::Status Epoch::Departure(int rank) const {
   const Trainer& trainer = options_.trainers[rank];
   return absl::AbortedError(absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " has left"));

@@ -93,6 +93,8 @@ class Epoch : private TrainerWords {
   // No rank of the world has more to come than what all send up to this command. The cluster is told as soon as that is
   // carried out here.
   void SetLastCommand(int64_t command);
+  // Whether all of this daemon's trainers have detached and all that they had sent was carried out.
+  bool LeftInOrder() const;
   // Whether the rank's trainer has detached and is not needed any more.
   bool HasLeft(int rank) const;
 

@@ -19,22 +19,24 @@ namespace {
 // A training commits while a parameter is read: the next try mostly falls between two commits.
 constexpr int kDescribeTries = 5;
 
-std::string HashOf(const std::vector<HostView>& views) {
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_128bits_reset(state);
-  for (const HostView& view : views) XXH3_128bits_update(state, view.data(), view.size());
-  const XXH128_hash_t hash = XXH3_128bits_digest(state);
-  XXH3_freeState(state);
-  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
-}
+// XXH3-128 of bytes that come in pieces.
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
+  ~Hash() { XXH3_freeState(state_); }
 
-std::string HashOf(const std::vector<PlaneViews>& planes) {
-  std::vector<HostView> views;
-  for (const PlaneViews& plane : planes) {
-    for (const HostView* view : {&plane.data, &plane.scales, &plane.amax}) views.emplace_back(view->bytes());
+  void Add(absl::string_view bytes) { XXH3_128bits_update(state_, bytes.data(), bytes.size()); }
+  void Add(const HostView& view) { XXH3_128bits_update(state_, view.data(), view.size()); }
+  std::string Text() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_);
+    return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
   }
-  return HashOf(views);
-}
+
+ private:
+  XXH3_state_t* const state_;
+};
 
 int WorldRank(const Model& model, size_t local) { return model.world().first_rank + static_cast<int>(local); }
 
@@ -54,41 +56,63 @@ absl::Status ForEachExtent(const Model& model, Visit visit) {
   return absl::OkStatus();
 }
 
-ValueRange RangeOf(const std::vector<float>& values) {
+// Requires shard.mutex(), as what follows.
+absl::StatusOr<ValueRange> RangeOf(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
   ValueRange range;
   double sum = 0;
   bool is_first = true;
-  for (double value : values) {
-    if (!std::isfinite(value)) continue;
-    sum += value * value;
-    range.min = is_first ? value : std::min(range.min, value);
-    range.max = is_first ? value : std::max(range.max, value);
-    is_first = false;
+  for (const ExtentPart& part : shard.Parts(extent)) {
+    ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, tensor, part));
+    for (double value : values) {
+      if (!std::isfinite(value)) continue;
+      sum += value * value;
+      range.min = is_first ? value : std::min(range.min, value);
+      range.max = is_first ? value : std::max(range.max, value);
+      is_first = false;
+    }
   }
   range.norm = std::sqrt(sum);
   return range;
 }
 
-// Requires shard.mutex().
 absl::StatusOr<PlaneStatistics> MeasureExtent(const Shard& shard, const ShardExtent& extent) {
-  ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster));
-  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
-  const PlaneViews& row_wise = planes.front();
-  return MeasurePlane(EncodingOf(shard.Spec(extent).encoding),
-                      {.data = row_wise.data.data(), .scales = row_wise.scales.data(), .amax = row_wise.amax.data()},
-                      static_cast<int64_t>(row_wise.scales.size()), master, shard.Spec(extent).columns());
+  const Encoding encoding = EncodingOf(shard.Spec(extent).encoding);
+  PlaneStatistics statistics;
+  for (const ExtentPart& part : shard.Parts(extent)) {
+    ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster, part));
+    ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, part.rows));
+    const PlaneViews& row_wise = planes.front();
+    // A scale of the whole tensor is counted once.
+    const bool has_scales =
+        part.rows.begin == extent.rows.begin || TraitsOf(encoding.format).row_wise_block.rows != kUnbounded;
+    statistics += MeasurePlane(
+        encoding, {.data = row_wise.data.data(), .scales = row_wise.scales.data(), .amax = row_wise.amax.data()},
+        has_scales ? static_cast<int64_t>(row_wise.scales.size()) : 0, master, part.columns);
+  }
+  return statistics;
 }
 
-// Requires shard.mutex().
 absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const ShardExtent& extent) {
   ExtentDescription description;
   description.rows = extent.rows;
   ASSIGN_OR_RETURN(description.planes, MeasureExtent(shard, extent));
-  ASSIGN_OR_RETURN(const std::vector<float> exp_avg, shard.Read(extent, StateTensor::kExpAvg));
-  ASSIGN_OR_RETURN(const std::vector<float> exp_avg_sq, shard.Read(extent, StateTensor::kExpAvgSq));
-  description.exp_avg = RangeOf(exp_avg);
-  description.exp_avg_sq = RangeOf(exp_avg_sq);
+  for (const MomentTraits& moment : kMomentKinds) {
+    ASSIGN_OR_RETURN(description.moments[moment.kind], RangeOf(shard, extent, TensorOf(moment.kind)));
+  }
   return description;
+}
+
+// Of its arrays as they are stored, one after the other.
+absl::StatusOr<std::string> HashOf(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
+  Hash hash;
+  for (const TensorForm form : {TensorForm::kElements, TensorForm::kRest}) {
+    if (RowOf(shard.Spec(extent), tensor, form).elements == 0) continue;
+    for (const ExtentPart& part : shard.Parts(extent)) {
+      ASSIGN_OR_RETURN(const HostView array, shard.StoredArray(extent, tensor, form, part));
+      hash.Add(array);
+    }
+  }
+  return hash.Text();
 }
 
 absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent)
@@ -97,15 +121,13 @@ absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardE
   verification.parameter = shard.Spec(extent).name;
   verification.rows = extent.rows;
   ASSIGN_OR_RETURN(verification.planes_match, shard.PlanesMatch(extent));
-  const auto hash = [&](StateTensor tensor) -> absl::StatusOr<std::string> {
-    ASSIGN_OR_RETURN(const std::vector<HostView> parts, shard.Stored(extent, tensor));
-    return HashOf(parts);
-  };
-  ASSIGN_OR_RETURN(verification.master_hash, hash(StateTensor::kMaster));
-  ASSIGN_OR_RETURN(verification.exp_avg_hash, hash(StateTensor::kExpAvg));
-  ASSIGN_OR_RETURN(verification.exp_avg_sq_hash, hash(StateTensor::kExpAvgSq));
-  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
-  verification.planes_hash = HashOf(planes);
+  ASSIGN_OR_RETURN(verification.master_hash, HashOf(shard, extent, StateTensor::kMaster));
+  for (const MomentTraits& moment : kMomentKinds) {
+    ASSIGN_OR_RETURN(verification.moment_hashes[moment.kind], HashOf(shard, extent, TensorOf(moment.kind)));
+  }
+  Hash planes;
+  RETURN_IF_ERROR(shard.ReadPlanes(extent, [&](const HostView& bytes) { planes.Add(bytes); }));
+  verification.planes_hash = planes.Text();
   return verification;
 }
 
@@ -229,7 +251,7 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
   ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "verify"));
   VerifySummary summary;
   summary.numbers = pinned.numbers();
-  std::string hashes;
+  Hash hashes;
   const auto verify = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     ExtentVerification verification;
     {
@@ -240,14 +262,13 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
     verification.rank = WorldRank(model, rank);
     ++summary.extent_count;
     if (!verification.planes_match) ++summary.mismatch_count;
-    absl::StrAppend(&hashes, verification.master_hash, verification.exp_avg_hash, verification.exp_avg_sq_hash);
-    if (!shard.Spec(extent).master_type.has_value()) absl::StrAppend(&hashes, verification.planes_hash);
+    hashes.Add(verification.master_hash);
+    for (const std::string& hash : verification.moment_hashes) hashes.Add(hash);
+    if (!shard.Spec(extent).master_type.has_value()) hashes.Add(verification.planes_hash);
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
-  std::vector<HostView> all;
-  all.emplace_back(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(hashes.data()), hashes.size()));
-  summary.state_hash = HashOf(all);
+  summary.state_hash = hashes.Text();
   return summary;
 }
 
@@ -270,8 +291,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     const std::string device = model.world().devices[rank]->Name();
     const ShardBytes bytes = model.shards()[rank]->bytes();
     add_use(device, "master", bytes.master);
-    add_use(device, "exp_avg", bytes.exp_avg);
-    add_use(device, "exp_avg_sq", bytes.exp_avg_sq);
+    for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "planes", bytes.planes);
     add_use(device, "slots", activity.slots_bytes);

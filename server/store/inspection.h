@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/optim/moment_kind.h"
 #include "server/store/model.h"
 #include "server/store/plane_statistics.h"
 
@@ -61,8 +62,7 @@ struct ExtentDescription {
   std::string device = {};
   RowRange rows = {};
   PlaneStatistics planes = {};  // the row-wise one
-  ValueRange exp_avg = {};
-  ValueRange exp_avg_sq = {};
+  PerMoment<ValueRange> moments = {};
 };
 
 // `parameter` and `unit`, into the model, are null when other daemons own all of it.
@@ -105,8 +105,7 @@ struct ExtentVerification {
   RowRange rows = {};
   bool planes_match = false;  // the served bytes are the master's encoding
   std::string master_hash = {};
-  std::string exp_avg_hash = {};
-  std::string exp_avg_sq_hash = {};
+  PerMoment<std::string> moment_hashes = {};
   std::string planes_hash = {};
 };
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
-#include "proto/model/model_spec_proto.h"
+#include "proto/model/model_spec_difference.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
 
@@ -98,20 +98,21 @@ void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : shards_) bytes += shard->bytes();
   const std::vector<int64_t> scratch = ScratchBytesByRank();
-  Log(LogLevel::kInfo, "model opened",
-      {{"model", spec().name},
-       {"shard_size", absl::StrCat(topology_.shard_size())},
-       {"master_bytes", absl::StrCat(bytes.master)},
-       {"exp_avg_bytes", absl::StrCat(bytes.exp_avg)},
-       {"exp_avg_sq_bytes", absl::StrCat(bytes.exp_avg_sq)},
-       {"gradients_bytes", absl::StrCat(bytes.gradients)},
-       {"planes_bytes", absl::StrCat(bytes.planes)},
-       {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
-       {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
-       {"gradient_sums", budget_->sums_at_commit() ? "at commit" : "at push"}});
+  static_assert(kMomentCount == 2, "a moment that is not logged");
+  options_.log->Write(LogLevel::kInfo, "model opened",
+                      {{"model", spec().name},
+                       {"shard_size", absl::StrCat(topology_.shard_size())},
+                       {"master_bytes", absl::StrCat(bytes.master)},
+                       {"exp_avg_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvg])},
+                       {"exp_avg_sq_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvgSq])},
+                       {"gradients_bytes", absl::StrCat(bytes.gradients)},
+                       {"planes_bytes", absl::StrCat(bytes.planes)},
+                       {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
+                       {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
+                       {"gradient_sums", budget_->sums_at_commit() ? "at commit" : "at push"}});
   if (layout_->Imbalance() <= kImbalanceWarning) return;
-  Log(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
-      {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
+  options_.log->Write(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
+                      {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
 }
 
 absl::Status Model::AllocateShards() {
@@ -120,13 +121,14 @@ absl::Status Model::AllocateShards() {
                      Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank), world().devices[rank]));
     shards_.push_back(std::move(shard));
   }
-  return EncodePlanes();
+  return EncodePlanes({});
 }
 
-absl::Status Model::EncodePlanes() {
+absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) {
   scaling_book_.Restart();
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
   scaling_book_.Settle(scaling_book_.Offer());
+  scaling_book_.Restore(scaling);
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
   return absl::OkStatus();
 }
@@ -163,15 +165,6 @@ std::shared_ptr<Epoch> Model::current_epoch() const {
 Model::Holder Model::HolderOf(int rank) const {
   absl::MutexLock lock(&mu_);
   return HolderLocked(rank);
-}
-
-bool Model::AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const {
-  const SteadyTime deadline = SteadyDeadline(timeout);
-  absl::MutexLock lock(&mu_);
-  while (HolderLocked(rank).session == session) {
-    if (changed_.WaitUntil(&mu_, deadline)) return HolderLocked(rank).session != session;
-  }
-  return true;
 }
 
 Model::Holder Model::HolderLocked(int rank) const {
@@ -346,10 +339,11 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
 }
 
 void Model::RunEpoch(Epoch& epoch) {
-  Log(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}});
+  const std::string number = absl::StrCat(epoch.number());
+  options_.log->Write(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", number}});
   const absl::Status why = epoch.Run();
-  Log(LogLevel::kInfo, "epoch ended",
-      {{"model", spec().name}, {"epoch", absl::StrCat(epoch.number())}, {"why", why.ToString()}});
+  const std::string end = epoch.LeftInOrder() ? "all trainers have detached" : why.ToString();
+  options_.log->Write(LogLevel::kInfo, "epoch ended", {{"model", spec().name}, {"epoch", number}, {"why", end}});
   absl::Status lost;
   std::map<int, Trainer> refused;
   {
@@ -358,7 +352,7 @@ void Model::RunEpoch(Epoch& epoch) {
     epoch_ = nullptr;
     changed_.SignalAll();
     lost = usable_.ok() ? doubt_ : usable_;
-    last_end_ = (lost.ok() ? why : lost).ToString();
+    last_end_ = lost.ok() ? end : lost.ToString();
     // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
     // given up an import may settle the doubt.
     if (!lost.ok()) refused = std::exchange(waiting_, {});
@@ -376,7 +370,8 @@ void Model::Settle(const Epoch& epoch) {
       absl::StrCat("model ", spec().name, ": commit ", last + 1, " is in doubt (", unknown.message(),
                    "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
                    last, ", which can be exported; import a state, or delete the model"));
-  Log(LogLevel::kError, "a commit stays in doubt", {{"model", spec().name}, {"why", doubt_.ToString()}});
+  options_.log->Write(LogLevel::kError, "a commit stays in doubt",
+                      {{"model", spec().name}, {"why", doubt_.ToString()}});
 }
 
 void Model::OnLastCommand(int64_t number, int64_t command) {
@@ -476,7 +471,7 @@ absl::Status Model::CheckMayImport() const {
 absl::Status Model::CheckNotChanging(absl::string_view operation) const {
   if (!changing_) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat(operation, " ", spec().name, ": an import is being applied; try again when it is through"));
+      absl::StrCat(operation, " ", spec().name, ": ", change_, " is being applied; try again when it is through"));
 }
 
 absl::Status Model::BeginImport() {
@@ -496,62 +491,88 @@ void Model::EndImport() {
 }
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
-  StateChange complete = change;
-  ASSIGN_OR_RETURN(const State before, BeginChange(complete));
-  const History history = HistoryAfter(complete);
+  return Replace(
+      "import into", "an import", [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write);
+}
+
+absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write) {
+  const auto make = [&]() -> absl::StatusOr<Replacement> {
+    RETURN_IF_ERROR(CheckNumbers("restore", restored.commits.numbers));
+    return Replacement{.history = {.id = options_.draw_history(),
+                                   .lineage = LineageOfRestore(fingerprint_, restored.checkpoint_id),
+                                   .parent = restored.parent},
+                       .commits = restored.commits,
+                       .scaling = restored.scaling};
+  };
+  return Replace("restore", "a restore", make, write);
+}
+
+absl::StatusOr<History> Model::Replace(absl::string_view operation, absl::string_view name, MakeReplacement make,
+                                       absl::FunctionRef<absl::Status()> write) {
+  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(operation, name, make));
   // Whoever reads the old state learns of the change before it meets the first new byte.
-  for (const auto& shard : shards_) shard->SetGeneration(before.generation + 1);
+  for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
-  if (status.ok()) status = EncodePlanes();
-  for (const auto& shard : shards_) shard->SetVersion(*complete.version);
-  return EndChange(complete, history, status);
+  if (status.ok()) status = EncodePlanes(replacement.scaling);
+  for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
+  return EndChange(replacement, status);
 }
 
-History Model::HistoryAfter(const StateChange& change) const {
-  if (change.history.has_value()) return {.id = *change.history, .lineage = {change.history->value}};
-  absl::MutexLock lock(&mu_);
-  const CommitLog::Numbers numbers = commit_log_.numbers();
-  const StateBefore before{.origin = Untouched() ? history_.lineage.value : history_.id.value,
-                           .commit_number = numbers.commit_number,
-                           .version = numbers.version};
-  return {.id = options_.draw_history(),
-          .lineage = LineageOfImport(fingerprint_, change.content, before, *change.commit_number, *change.version)};
+absl::StatusOr<Model::Replacement> Model::Imported(const StateChange& change) const {
+  const CommitLog::Numbers before = commit_log_.numbers();
+  const CommitLog::Numbers after{.commit_number = change.commit_number.value_or(before.commit_number),
+                                 .version = change.version.value_or(before.version)};
+  RETURN_IF_ERROR(CheckNumbers("import into", after));
+  Replacement replacement{.history = {}, .commits = {.numbers = after}};
+  if (change.history.has_value()) {
+    replacement.history = {.id = *change.history, .lineage = {change.history->value}};
+  } else {
+    const StateBefore state{.origin = Untouched() ? history_.lineage.value : history_.id.value,
+                            .commit_number = before.commit_number,
+                            .version = before.version};
+    replacement.history = {
+        .id = options_.draw_history(),
+        .lineage = LineageOfImport(fingerprint_, change.content, state, after.commit_number, after.version)};
+  }
+  return replacement;
 }
 
-absl::StatusOr<Model::State> Model::BeginChange(StateChange& change) {
+absl::Status Model::CheckNumbers(absl::string_view operation, const CommitLog::Numbers& numbers) const {
+  if (numbers.version >= 0 && numbers.commit_number >= numbers.version && numbers.commit_number < kNumberLimit) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(operation, " ", spec().name, ": 0 <= version <= commit number < ",
+                                                 kNumberLimit, " expected, got version ", numbers.version,
+                                                 " and commit number ", numbers.commit_number));
+}
+
+absl::StatusOr<Model::Replacement> Model::BeginChange(absl::string_view operation, absl::string_view name,
+                                                      MakeReplacement make) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
-  RETURN_IF_ERROR(AwaitVacant("import into"));
+  RETURN_IF_ERROR(AwaitVacant(operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayImport());
-  RETURN_IF_ERROR(CheckNotChanging("import into"));
-  const State before = StateLocked();
-  const int64_t commit_number = change.commit_number.value_or(before.numbers.commit_number);
-  const int64_t version = change.version.value_or(before.numbers.version);
-  if (version < 0 || commit_number < version || commit_number >= kNumberLimit) {
-    return absl::InvalidArgumentError(absl::StrCat("import into ", spec().name, ": 0 <= version <= commit number < ",
-                                                   kNumberLimit, " expected, got version ", version,
-                                                   " and commit number ", commit_number));
-  }
-  change.commit_number = commit_number;
-  change.version = version;
+  RETURN_IF_ERROR(CheckNotChanging(operation));
+  ASSIGN_OR_RETURN(Replacement replacement, make());
   changing_ = true;
-  return before;
+  change_ = name;
+  replacement.generation = generation_ + 1;
+  return replacement;
 }
 
-absl::StatusOr<History> Model::EndChange(const StateChange& change, const History& history,
-                                         const absl::Status& status) {
+absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   changing_ = false;
   changed_.SignalAll();
-  ++generation_;
+  generation_ = replacement.generation;
   if (!status.ok()) {
-    Spoil("an import", status);
+    Spoil(change_, status);
     return usable_;
   }
-  history_ = history;
-  history_begin_ = *change.commit_number;
-  commit_log_.Reset(*change.commit_number, *change.version);
+  history_ = replacement.history;
+  history_begin_ = replacement.commits.numbers.commit_number;
+  commit_log_.Restore(replacement.commits);
   doubt_ = absl::OkStatus();
   Report();
   return history_;
@@ -586,7 +607,7 @@ void Model::Spoil(absl::string_view what, const absl::Status& why) {
   usable_ =
       absl::DataLossError(absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
                                        "), its state is partly the old and partly the new one; delete the model"));
-  Log(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
+  options_.log->Write(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
 }
 
 absl::Status Model::usable() const {

@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -24,6 +25,7 @@
 #include "server/collective/engines.h"
 #include "server/collective/topology.h"
 #include "server/device/compute_device.h"
+#include "server/log/log_throttle.h"
 #include "server/store/commit_log.h"
 #include "server/store/epoch.h"
 #include "server/store/history.h"
@@ -57,6 +59,7 @@ class Model {
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
     HistoryIdSource draw_history = RandomHistoryId;
+    std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
 
   // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
@@ -88,8 +91,6 @@ class Model {
     int64_t uid = 0;
   };
   Holder HolderOf(int rank) const;
-  // Waits until the session does not hold the rank any more; false on timeout.
-  bool AwaitDeparture(int rank, int64_t session, absl::Duration timeout) const;
 
   // The cluster calls these.
   void OnEpochStart(const EpochStart& start);
@@ -127,8 +128,19 @@ class Model {
   // usable().
   absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
-  // The turn to import, which one caller at a time has from OK until EndImport. UNAVAILABLE another one has it, or the
-  // daemon drains; what broke a device; usable().
+  // Says what a restore makes of all that is not in tensors.
+  struct Restored {
+    CommitLog::State commits;
+    std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
+    absl::uint128 checkpoint_id = 0;                // which the lineage is made from
+    HistoryParent parent;
+  };
+  // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
+  // `restored`. Amaxes that it does not say are measured.
+  absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write);
+
+  // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
+  // has it, or the daemon drains; what broke a device; usable().
   absl::Status BeginImport();
   void EndImport();
 
@@ -158,6 +170,7 @@ class Model {
   // They are in the order of this daemon's ranks.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
   const CommitLog& commit_log() const { return commit_log_; }
+  const ScalingBook& scaling_book() const { return scaling_book_; }
   // Counts the histories of amaxes, which lie in host memory whatever the devices are.
   int64_t history_bytes() const { return scaling_book_.history_bytes(); }
   // These two are what ModelBudget counts.
@@ -174,7 +187,7 @@ class Model {
   struct Activity {
     int64_t epoch = 0;  // last started
     bool running = false;
-    std::string last_end;
+    std::string last_end;  // of an epoch that all trainers have left in order says just that
     std::string engine;
     std::vector<AttachedTrainer> trainers;
     int64_t slots_bytes = 0;  // per rank with memory
@@ -190,7 +203,8 @@ class Model {
   absl::Status CheckDevices() const;
   absl::Status AllocateShards();
   // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
-  absl::Status EncodePlanes();
+  // Measured amaxes give way to those that `scaling` says.
+  absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling);
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -209,11 +223,22 @@ class Model {
   absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while the state is being changed.
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Begins a change and says what was before it; ends it with what became of it.
-  absl::StatusOr<State> BeginChange(StateChange& change);
-  absl::StatusOr<History> EndChange(const StateChange& change, const History& history, const absl::Status& status);
-  // The history that such a change begins.
-  History HistoryAfter(const StateChange& change) const;
+  // What takes the place of the state's tensors, and all that is beside them.
+  struct Replacement {
+    History history;
+    CommitLog::State commits;
+    std::vector<ScalingBook::Record> scaling = {};
+    int64_t generation = 0;  // that begins; BeginChange sets it
+  };
+  absl::StatusOr<Replacement> Imported(const StateChange& change) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNumbers(absl::string_view operation, const CommitLog::Numbers& numbers) const;
+  // Puts what `make` gives in the place of the state: "import into" and "an import" name it to those whom it concerns.
+  using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>()>;
+  absl::StatusOr<History> Replace(absl::string_view operation, absl::string_view name, MakeReplacement make,
+                                  absl::FunctionRef<absl::Status()> write);
+  // Begins a change: readers and trainers are held off from then on.
+  absl::StatusOr<Replacement> BeginChange(absl::string_view operation, absl::string_view name, MakeReplacement make);
+  absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
@@ -247,8 +272,9 @@ class Model {
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
-  bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
-  bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
+  bool importing_ ABSL_GUARDED_BY(mu_) = false;    // somebody has the turn
+  bool changing_ ABSL_GUARDED_BY(mu_) = false;     // then no epoch runs, and no trainer waits for one
+  absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does
   History history_ ABSL_GUARDED_BY(mu_);
   int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;

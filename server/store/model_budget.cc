@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -73,10 +74,14 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   const ShardBytes& shards = needed.shards;
   const int64_t total = needed.Total();
   if (total <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master,
-      ", exp_avg ", shards.exp_avg, ", exp_avg_sq ", shards.exp_avg_sq, ", gradients ", shards.gradients, ", planes ",
-      shards.planes, ", slots ", needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
+  std::string moments;
+  for (const MomentTraits& moment : kMomentKinds) {
+    absl::StrAppend(&moments, ", ", moment.name, " ", shards.moments[moment.kind]);
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ",
+                   shards.master, moments, ", gradients ", shards.gradients, ", planes ", shards.planes, ", slots ",
+                   needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/model_spec_proto.h"
+#include "proto/model/model_spec_difference.h"
 #include "proto/model/names.h"
 
 namespace paramshard::server {
@@ -14,6 +14,8 @@ namespace {
 
 // Enough for every client that could still repeat a deletion.
 constexpr size_t kMaxRememberedDeletions = 1024;
+// That an error lists.
+constexpr size_t kMaxNamedModels = 8;
 // Of an id that is remembered.
 constexpr size_t kMaxRequestIdBytes = 512;
 
@@ -48,7 +50,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
                                                                 .step_timeout = options_.step_timeout,
                                                                 .clock = options_.clock,
                                                                 .available_bytes = AvailableBytes(),
-                                                                .draw_history = options_.draw_history}));
+                                                                .draw_history = options_.draw_history,
+                                                                .log = log_}));
   absl::MutexLock lock(&mu_);
   models_[model->spec().name] = model;
   return Created{.model = std::move(model), .created = true};
@@ -77,10 +80,21 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) 
   absl::MutexLock lock(&mu_);
   const auto found = models_.find(std::string(name));
   if (found != models_.end()) return found->second;
-  const std::string names =
-      absl::StrJoin(models_, ", ", [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
-  return absl::NotFoundError(
-      absl::StrCat("model ", name.substr(0, kMaxNameBytes), ": one of [", names, "] expected, got an unknown name"));
+  const absl::string_view object = name.substr(0, kMaxNameBytes);
+  if (models_.empty()) {
+    return absl::NotFoundError(absl::StrCat("model ", object, ": a created model expected, this daemon holds none"));
+  }
+  return absl::NotFoundError(absl::StrCat("model ", object, ": one of [", Names(), "] expected, got an unknown name"));
+}
+
+std::string ModelStore::Names() const {
+  std::vector<absl::string_view> named;
+  for (auto model = models_.begin(); model != models_.end() && named.size() < kMaxNamedModels; ++model) {
+    named.push_back(model->first);
+  }
+  const std::string names = absl::StrJoin(named, ", ");
+  if (named.size() == models_.size()) return names;
+  return absl::StrCat(names, " and ", models_.size() - named.size(), " more");
 }
 
 std::vector<std::shared_ptr<Model>> ModelStore::List() const {

@@ -41,7 +41,7 @@ class ModelStore : public EpochListener {
   // Creates a model, or finds the one of that name when its spec is equal. ALREADY_EXISTS names the first difference.
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec);
 
-  // NOT_FOUND names the models that there are.
+  // NOT_FOUND names models that there are: a few, and how many more.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
 
@@ -63,8 +63,11 @@ class ModelStore : public EpochListener {
  private:
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
   int64_t AvailableBytes() const;
+  std::string Names() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   const Options options_;
+  // One for all models, which may outlive the store: whoever creates and deletes them in a loop writes no more lines.
+  const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);

@@ -107,6 +107,36 @@ void ScalingBook::Restart() {
   }
 }
 
+std::vector<ScalingBook::Record> ScalingBook::records() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<Record> records;
+  for (const auto& [key, entry] : entries_) {
+    Record& record = records.emplace_back();
+    record.unit = key.first;
+    record.parameter = key.second;
+    record.amax = entry.amax;
+    record.scale = entry.scale;
+    record.is_fresh = entry.is_fresh;
+    if (entry.delayed.has_value()) record.history = {entry.delayed->scale(), entry.delayed->history()};
+  }
+  return records;
+}
+
+void ScalingBook::Restore(absl::Span<const Record> records) {
+  absl::MutexLock lock(&mu_);
+  for (const Record& record : records) {
+    Entry* const entry = Find(record.unit, record.parameter);
+    const int64_t amaxes = record.history.has_value() ? static_cast<int64_t>(record.history->amaxes.size()) : 0;
+    if (entry == nullptr || amaxes != (entry->is_delayed ? entry->options.history_length : 0)) continue;
+    entry->amax = record.amax;
+    entry->scale = record.scale;
+    entry->is_fresh = record.is_fresh;
+    if (entry->is_delayed) {
+      entry->delayed.emplace(entry->options, entry->fp8_max, record.history->scale, record.history->amaxes);
+    }
+  }
+}
+
 void ScalingBook::Entry::Begin(float new_amax) {
   amax = new_amax;
   if (!is_delayed) return;

@@ -33,6 +33,23 @@ namespace paramshard::server {
 // Thread-safe.
 class ScalingBook {
  public:
+  // What the book says of one parameter between two commits: whoever begins with it goes on with the same bits.
+  struct Record {
+    int unit = 0;
+    int parameter = 0;
+    float amax = 0.0f;
+    float scale = 1.0f;    // of the present planes
+    bool is_fresh = true;  // no step has entered the history
+    struct History {
+      float scale = 1.0f;              // of the next step
+      std::vector<float> amaxes = {};  // newest first
+      friend bool operator==(const History&, const History&) = default;
+    };
+    std::optional<History> history = {};  // of FP8_TENSOR_DELAYED, once settled
+
+    friend bool operator==(const Record&, const Record&) = default;
+  };
+
   explicit ScalingBook(const ModelSpec& spec);
 
   // Whether no parameter NeedsAmax(). Then everything else does nothing.
@@ -58,6 +75,11 @@ class ScalingBook {
 
   // The masters are replaced.
   void Restart();
+
+  // In the order of the model. Nothing may be offered and not yet settled.
+  std::vector<Record> records() const;
+  // Goes on with these; of other parameters, and where a history has another length, things stay as they are.
+  void Restore(absl::Span<const Record> records);
 
  private:
   struct Entry {

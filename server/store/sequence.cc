@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/group_hyperparameters.h"
 #include "proto/model/proto_enums.h"
 #include "proto/wire/words.h"
 #include "server/store/command_text.h"
@@ -18,19 +19,6 @@ using wire::Reached;
 
 absl::Status Invalid(absl::string_view what, absl::string_view expected, auto got) {
   return absl::InvalidArgumentError(absl::StrCat(what, ": ", expected, " expected, got ", got));
-}
-
-bool IsFraction(float value) { return value >= 0 && value < 1; }
-bool IsRate(float value) { return value >= 0 && std::isfinite(value); }
-
-absl::Status CheckGroup(int index, const v1::GroupHyperparameters& group) {
-  const std::string name = absl::StrCat("commit, group ", index);
-  if (!IsRate(group.learning_rate())) return Invalid(name, "a finite learning rate >= 0", group.learning_rate());
-  if (!IsFraction(group.beta1())) return Invalid(name, "0 <= beta1 < 1", group.beta1());
-  if (!IsFraction(group.beta2())) return Invalid(name, "0 <= beta2 < 1", group.beta2());
-  if (!IsRate(group.epsilon())) return Invalid(name, "a finite epsilon >= 0", group.epsilon());
-  if (!IsRate(group.weight_decay())) return Invalid(name, "a finite weight decay >= 0", group.weight_decay());
-  return absl::OkStatus();
 }
 
 absl::Status CheckPositive(absl::string_view name, float value) {
@@ -47,6 +35,7 @@ Sequence::Sequence(const Options& options, const TrainerWords* words)
       gathers_(options.ranks),
       pushes_(options.ranks),
       slot_users_(options.layout->slot_bytes().size(), 0),
+      step_pushes_(*options.spec),
       last_commit_(options.commit_number),
       stages_(options.ranks, Stage::kPending) {}
 
@@ -169,7 +158,7 @@ absl::Status Sequence::CheckPush(const v1::Push& push) const {
     return Invalid(absl::StrCat("push ", name), absl::StrCat("absent parameters ascending in [0, ", count, ")"),
                    absl::StrJoin(absent, ", "));
   }
-  return absl::OkStatus();
+  return step_pushes_.Check(push.unit());
 }
 
 absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
@@ -182,7 +171,9 @@ absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
     return Invalid("commit", absl::StrCat("hyper-parameters of ", options_.spec->groups.size(), " groups"),
                    commit.groups_size());
   }
-  for (int i = 0; i < commit.groups_size(); ++i) RETURN_IF_ERROR(CheckGroup(i, commit.groups(i)));
+  for (int i = 0; i < commit.groups_size(); ++i) {
+    RETURN_IF_ERROR(CheckHyperparameters(i, HyperparametersFromProto(commit.groups(i))));
+  }
   if (commit.has_max_grad_norm()) RETURN_IF_ERROR(CheckPositive("maximal gradient norm", commit.max_grad_norm()));
   if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
   return absl::OkStatus();
@@ -203,10 +194,15 @@ void Sequence::Append(int rank, SentCommand sent, SteadyTime now) {
   const int64_t number = entry.command.number();
   if (entry.command.has_gather()) {
     entry.slot_users = {std::exchange(slot_users_[entry.command.gather().slot()], number)};
+  } else if (entry.command.has_push()) {
+    step_pushes_.Add(entry.command.push().unit());
+  } else if (entry.command.has_discard()) {
+    step_pushes_.Clear();
   } else if (entry.command.has_commit() && !entry.repeats) {
     entry.slot_users = slot_users_;
     last_commit_ = entry.command.commit().commit_number();
     commits_.push_back(number);
+    step_pushes_.Clear();
   }
   bytes_ += entry.canonical.size();
   entries_.push_back(std::move(entry));

@@ -29,6 +29,7 @@
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/model/layout.h"
 #include "proto/model/model_spec.h"
+#include "proto/model/step_pushes.h"
 #include "server/base/clock.h"
 
 namespace paramshard::server {
@@ -82,7 +83,7 @@ class Sequence {
   int Room(int rank) const;
   // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and
   // the epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from
-  // another rank's or a commit number out of order.
+  // another rank's, a commit number out of order, or a second push that BF16 accumulators do not take.
   absl::StatusOr<bool> Submit(int rank, SentCommand sent, SteadyTime now);
 
   // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest
@@ -119,9 +120,7 @@ class Sequence {
   void Stop() { stopped_ = true; }
   // Whether the rank has sent commands that are not finished.
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
-  // Whether a commit that all ranks have sent is unanswered.
-  bool CommitInFlight() const { return !commits_.empty() && Agreed(At(commits_.front())); }
-  // The last such commit, by its command's number; 0 when there is none.
+  // The last unanswered commit that all ranks have sent, by its command's number; 0 when there is none.
   int64_t LastCommitInFlight() const;
   // Whether that commit, and every one before it, is answered.
   bool Answered(int64_t number) const { return !BehindCommit(number + 1); }
@@ -222,6 +221,7 @@ class Sequence {
   std::vector<int64_t> received_;
   std::vector<Queue> gathers_, pushes_;
   std::vector<int64_t> slot_users_;  // last gather number by slot
+  StepPushes step_pushes_;           // since the last commit that was taken
   std::deque<int64_t> commits_;      // command numbers of unanswered commits
   int64_t last_commit_;              // highest commit number taken
   std::vector<Stage> stages_;        // of commits_.front()

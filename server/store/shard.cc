@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <numeric>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,11 @@ namespace {
 // Extents start at cache lines, so that ranks and vector loads never share one.
 constexpr int64_t kExtentAlignment = 64;
 
+constexpr char kFrozenScratch[] = "paramshard-frozen";
+
+// Of which readers of whole extents hold that much at a time: 4 MiB in fp32.
+constexpr int64_t kElementsOfAPart = 1 << 20;
+
 // Sizes of the private memories and the offsets of the extents in them.
 struct Placement {
   std::vector<ShardExtent> extents;
@@ -28,11 +35,13 @@ int64_t MomentScaleOffset(MomentType type, int64_t elements) {
   return AlignUp(elements * MomentBytes(type), kExtentAlignment);
 }
 
-// 0 for the moment of a frozen parameter.
-int64_t MomentSize(std::optional<MomentType> stored, const ShardExtent& extent, int64_t columns) {
+// 0 for a moment that the parameter does not have.
+int64_t MomentSize(const ParameterSpec& spec, MomentKind kind, const ShardExtent& extent) {
+  const std::optional<MomentType> stored = MomentTypeOf(spec, kind);
   if (!stored.has_value()) return 0;
   const MomentType type = *stored;
-  const int64_t scales = MomentScaleCount(type, extent.rows.size(), columns) * static_cast<int64_t>(sizeof(float));
+  const int64_t scales =
+      MomentScaleCount(type, extent.rows.size(), spec.columns()) * static_cast<int64_t>(sizeof(float));
   return scales == 0 ? extent.elements * MomentBytes(type) : MomentScaleOffset(type, extent.elements) + scales;
 }
 
@@ -44,20 +53,21 @@ int64_t MasterSize(const ParameterSpec& spec, const ShardExtent& extent) {
 
 int64_t Fp32Size(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
 
-int64_t GradientSize(const ParameterSpec& spec, const ShardExtent& extent) {
-  return spec.trainable ? Fp32Size(extent) : 0;
+int64_t GradientSize(GradientType type, const ParameterSpec& spec, const ShardExtent& extent) {
+  return spec.trainable ? extent.elements * GradientBytes(type) : 0;
 }
 
 // Puts `size` bytes at the end of a memory, and says where.
 int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
 
-void Place(const ParameterSpec& spec, ShardExtent extent, Placement& placement) {
+void Place(GradientType accumulator_type, const ParameterSpec& spec, ShardExtent extent, Placement& placement) {
   ShardBytes& bytes = placement.bytes;
   extent.elements = extent.rows.size() * spec.columns();
   extent.master_offset = Append(bytes.master, MasterSize(spec, extent));
-  extent.exp_avg_offset = Append(bytes.exp_avg, MomentSize(spec.exp_avg_type, extent, spec.columns()));
-  extent.exp_avg_sq_offset = Append(bytes.exp_avg_sq, MomentSize(spec.exp_avg_sq_type, extent, spec.columns()));
-  extent.gradient_offset = Append(bytes.gradients, GradientSize(spec, extent));
+  for (const MomentTraits& moment : kMomentKinds) {
+    extent.moment_offsets[moment.kind] = Append(bytes.moments[moment.kind], MomentSize(spec, moment.kind, extent));
+  }
+  extent.gradient_offset = Append(bytes.gradients, GradientSize(accumulator_type, spec, extent));
   placement.extents.push_back(extent);
 }
 
@@ -67,8 +77,9 @@ Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
     const auto& parameters = spec.units[unit].parameters;
     for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
       const RowRange rows = layout.Extent(unit, parameter, rank);
-      if (rows.size() > 0)
-        Place(parameters[parameter], {.unit = unit, .parameter = parameter, .rows = rows}, placement);
+      if (rows.size() == 0) continue;
+      Place(spec.accumulator_type, parameters[parameter], {.unit = unit, .parameter = parameter, .rows = rows},
+            placement);
     }
   }
   std::stable_partition(placement.extents.begin(), placement.extents.end(), [&](const ShardExtent& extent) {
@@ -76,10 +87,6 @@ Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
   });
   placement.bytes.planes = layout.arena_bytes();
   return placement;
-}
-
-MomentKind KindOf(StateTensor tensor) {
-  return tensor == StateTensor::kExpAvg ? MomentKind::kExpAvg : MomentKind::kExpAvgSq;
 }
 
 // Rows of a tensor as they are stored.
@@ -92,10 +99,9 @@ StoredRows EncodeRows(const ParameterSpec& spec, StateTensor tensor, int64_t row
   StoredRows stored{.elements = std::vector<uint8_t>(rows * RowOf(spec, tensor, TensorForm::kElements).size_bytes()),
                     .rest = std::vector<uint8_t>(rows * RowOf(spec, tensor, TensorForm::kRest).size_bytes())};
   const auto count = static_cast<int64_t>(values.size());
-  if (tensor != StateTensor::kMaster) {
-    const MomentType type = *(tensor == StateTensor::kExpAvg ? spec.exp_avg_type : spec.exp_avg_sq_type);
-    EncodeMoment(KindOf(tensor), values.data(), rows, spec.columns(),
-                 {stored.elements.data(), reinterpret_cast<float*>(stored.rest.data()), type});
+  if (const std::optional<MomentKind> moment = MomentOf(tensor); moment.has_value()) {
+    EncodeMoment(*moment, values.data(), rows, spec.columns(),
+                 {stored.elements.data(), reinterpret_cast<float*>(stored.rest.data()), *MomentTypeOf(spec, *moment)});
   } else if (spec.master_type == MasterType::kBF16Remainder) {
     SplitMasters(values.data(), count, stored.elements.data(), reinterpret_cast<int16_t*>(stored.rest.data()));
   } else {
@@ -116,17 +122,29 @@ struct HostPlane {
   }
 };
 
-// Rows of a row-wise plane that share scales; 1 where there are none.
-int64_t RowsOfABlock(const Encoding& encoding) {
-  return std::max<int64_t>(1, TraitsOf(encoding.format).row_wise_block.rows);
+// Elements of a plane that share a scale; one element where there are none.
+MatrixShape BlockOf(const Encoding& encoding, Plane plane) {
+  const FormatTraits& traits = TraitsOf(encoding.format);
+  const MatrixShape block = plane == Plane::kRowWise ? traits.row_wise_block : traits.column_wise_block;
+  return block.rows == 0 ? MatrixShape{1, 1} : block;
+}
+
+// Where the scale of an element stands. That of the whole tensor stands before any other.
+int64_t ScaleOffset(const Encoding& encoding, Plane plane, int64_t row, int64_t column, int64_t columns) {
+  const MatrixShape block = BlockOf(encoding, plane);
+  const int64_t scales_before = row / block.rows * ScaleShape(encoding, plane, 1, columns).cols + column / block.cols;
+  return scales_before * ScaleBytes(encoding, plane, 1, 1);
 }
 
 }  // namespace
 
+int64_t ShardBytes::Total() const {
+  return std::accumulate(moments.begin(), moments.end(), master + gradients + planes);
+}
+
 ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
   master += other.master;
-  exp_avg += other.exp_avg;
-  exp_avg_sq += other.exp_avg_sq;
+  for (int i = 0; i < kMomentCount; ++i) moments.values[i] += other.moments.values[i];
   gradients += other.gradients;
   planes += other.planes;
   return *this;
@@ -155,14 +173,17 @@ Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevic
   for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
   for (int i = 0; i < static_cast<int>(extents_.size()); ++i) {
     extent_index_[extents_[i].unit][extents_[i].parameter] = i;
+    if (i >= trainable_count_ && HasMaster(extents_[i])) kept_.push_back(i);
   }
 }
 
 absl::Status Shard::Allocate() {
   const ShardBytes bytes = SizeOf(spec_, layout_, rank_);
   ASSIGN_OR_RETURN(master_, device_->Allocate("paramshard-master", bytes.master, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(exp_avg_, device_->Allocate("paramshard-exp-avg", bytes.exp_avg, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(exp_avg_sq_, device_->Allocate("paramshard-exp-avg-sq", bytes.exp_avg_sq, Sharing::kPrivate));
+  for (const MomentTraits& moment : kMomentKinds) {
+    ASSIGN_OR_RETURN(moments_[moment.kind], device_->Allocate(absl::StrCat("paramshard-", moment.name),
+                                                              bytes.moments[moment.kind], Sharing::kPrivate));
+  }
   ASSIGN_OR_RETURN(gradients_, device_->Allocate("paramshard-gradients", bytes.gradients, Sharing::kPrivate));
   ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", bytes.planes, Sharing::kReadOnly));
   return absl::OkStatus();
@@ -172,13 +193,17 @@ absl::Status Shard::MakeArithmetic() {
   std::vector<ExtentTensors> tensors;
   for (int i = 0; i < trainable_count_; ++i) tensors.push_back(Tensors(extents_[i]));
   ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors)));
+  if (kept_.empty()) return absl::OkStatus();
+  std::vector<ExtentTensors> kept;
+  for (const int i : kept_) kept.push_back(Tensors(extents_[i]));
+  ASSIGN_OR_RETURN(kept_arithmetic_, device_->MakeArithmetic(std::move(kept)));
   return absl::OkStatus();
 }
 
 ExtentTensors Shard::Tensors(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
   const Encoding encoding = EncodingOf(spec.encoding);
-  return {.gradient = spec.trainable ? Gradient(extent) : nullptr,
+  return {.gradient = spec.trainable ? Gradient(extent) : MutableGradient(),
           .state = State(extent),
           .rows = extent.rows.size(),
           .columns = spec.columns(),
@@ -204,36 +229,40 @@ absl::Status Shard::FillInitialValues() {
   std::vector<ShardArithmetic::Initial> initials;
   for (int i = 0; i < trainable_count_; ++i) initials.push_back(InitialOf(extents_[i]));
   RETURN_IF_ERROR(arithmetic_->Fill(spec_.seed, initials));
+  if (!kept_.empty()) {
+    std::vector<ShardArithmetic::Initial> kept;
+    for (const int i : kept_) kept.push_back(InitialOf(extents_[i]));
+    RETURN_IF_ERROR(kept_arithmetic_->Fill(spec_.seed, kept));
+  }
   absl::MutexLock lock(&mu_);
   for (int i = trainable_count_; i < extent_count(); ++i) {
-    states_[i].source = PlaneSource::kInitialValues;
-    if (!HasMaster(extents_[i])) continue;
-    RETURN_IF_ERROR(LoadFrozen(i).status());
-    states_[i].source = PlaneSource::kNone;
+    if (!HasMaster(extents_[i])) states_[i].source = PlaneSource::kInitialValues;
   }
   return absl::OkStatus();
 }
 
-// --- Frozen extents
+// --- Frozen extents that keep no master
 
-// A master that is not kept lies in the scratch, as does the room that filling one with a remainder takes.
-absl::StatusOr<Shard::FrozenWork> Shard::OpenFrozen(const ShardExtent& extent) const {
-  FrozenWork work;
-  const bool needs_scratch = !HasMaster(extent) || HasRemainder(extent);
-  ASSIGN_OR_RETURN(work.scratch,
-                   device_->Allocate("paramshard-frozen", needs_scratch ? Fp32Size(extent) : 0, Sharing::kPrivate));
-  auto* const scratch = reinterpret_cast<float*>(work.scratch.data());
+// The master that is not kept lies in the scratch.
+absl::StatusOr<std::unique_ptr<ShardArithmetic>> Shard::MakeFrozenArithmetic(const ShardExtent& extent,
+                                                                             const Memory& scratch) const {
   ExtentTensors tensors = Tensors(extent);
-  if (HasRemainder(extent)) tensors.gradient = scratch;
-  if (!HasMaster(extent)) tensors.state.master = scratch;
-  ASSIGN_OR_RETURN(work.arithmetic, device_->MakeArithmetic({tensors}));
-  return work;
+  tensors.state.master = reinterpret_cast<float*>(scratch.data());
+  return device_->MakeArithmetic({tensors});
 }
 
 absl::StatusOr<Shard::FrozenWork> Shard::LoadFrozen(int index) const {
   const ShardExtent& extent = extents_[index];
-  ASSIGN_OR_RETURN(FrozenWork work, OpenFrozen(extent));
-  switch (states_[index].source) {
+  const ExtentState& state = states_[index];
+  FrozenWork work;
+  const Memory* scratch = &room_;
+  if (state.arithmetic == nullptr) {
+    ASSIGN_OR_RETURN(work.scratch, device_->Allocate(kFrozenScratch, Fp32Size(extent), Sharing::kPrivate));
+    ASSIGN_OR_RETURN(work.own, MakeFrozenArithmetic(extent, work.scratch));
+    scratch = &work.scratch;
+  }
+  work.arithmetic = state.arithmetic == nullptr ? work.own.get() : state.arithmetic.get();
+  switch (state.source) {
     case PlaneSource::kNone:
       break;
     case PlaneSource::kInitialValues:
@@ -241,45 +270,76 @@ absl::StatusOr<Shard::FrozenWork> Shard::LoadFrozen(int index) const {
       break;
     case PlaneSource::kWrittenRows:
       RETURN_IF_ERROR(device_->Write(
-          work.scratch.data(),
-          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(states_[index].written_rows.data()), Fp32Size(extent))));
+          scratch->data(),
+          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(state.written_rows.get()), Fp32Size(extent))));
       break;
   }
   return work;
 }
 
+absl::Status Shard::MakeRoom(absl::Span<const ShardExtent* const> extents) {
+  absl::MutexLock lock(&mu_);
+  int64_t largest = 0;
+  for (const ShardExtent* const extent : extents) {
+    if (!HasMaster(*extent)) largest = std::max(largest, Fp32Size(*extent));
+  }
+  if (largest == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(room_, device_->Allocate(kFrozenScratch, largest, Sharing::kPrivate));
+  for (const ShardExtent* const extent : extents) {
+    if (HasMaster(*extent)) continue;
+    ExtentState& state = states_[IndexOf(*extent)];
+    RETURN_IF_ERROR(MakeRoomForRows(*extent, state));
+    ASSIGN_OR_RETURN(state.arithmetic, MakeFrozenArithmetic(*extent, room_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::MakeRoomForRows(const ShardExtent& extent, ExtentState& state) const {
+  if (state.written_rows == nullptr) state.written_rows.reset(new (std::nothrow) float[extent.elements]);
+  if (state.written_rows != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("rows of ", Spec(extent).name, ": ", Fp32Size(extent), " bytes of host memory expected, got none"));
+}
+
+void Shard::GiveUpRoom() {
+  absl::MutexLock lock(&mu_);
+  for (ExtentState& state : states_) {
+    state.arithmetic = nullptr;
+    if (state.source != PlaneSource::kWrittenRows) state.written_rows = nullptr;
+  }
+  room_ = Memory();
+}
+
+// Only the part is read: a row may be as large as the model.
 absl::StatusOr<std::vector<float>> Shard::DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const {
-  const int64_t columns = Spec(extent).columns();
-  const int64_t block_rows = RowsOfABlock(EncodingOf(Spec(extent).encoding));
-  std::vector<float> values(part.rows.size() * columns);
+  const int64_t block_rows = BlockOf(EncodingOf(Spec(extent).encoding), Plane::kRowWise).rows;
+  std::vector<float> values(part.rows.size() * part.columns);
   // Rows that begin within a block are decoded up to its end, and all that follow at once.
   const int64_t end = part.rows.end - extent.rows.begin;
   int64_t row = part.rows.begin - extent.rows.begin;
   for (float* out = values.data(); row < end;) {
     const int64_t next = row % block_rows == 0 ? end : std::min(end, (row / block_rows + 1) * block_rows);
-    RETURN_IF_ERROR(DecodeRows(extent, {row, next}, out));
-    out += (next - row) * columns;
+    RETURN_IF_ERROR(DecodeRows(extent, {{row, next}, part.first_column, part.columns}, out));
+    out += (next - row) * part.columns;
     row = next;
   }
-  if (part.columns == columns) return values;
-  return std::vector<float>(values.begin() + part.first_column, values.begin() + part.first_column + part.columns);
+  return values;
 }
 
-absl::Status Shard::DecodeRows(const ShardExtent& extent, RowRange rows, float* out) const {
+absl::Status Shard::DecodeRows(const ShardExtent& extent, const ExtentPart& part, float* out) const {
   const Encoding encoding = EncodingOf(Spec(extent).encoding);
   const int64_t columns = Spec(extent).columns();
-  // What stands for the whole tensor stands before any row.
-  const int64_t block_rows = RowsOfABlock(encoding);
-  const int64_t scaled_rows = rows.begin / block_rows * block_rows;
-  const int64_t scales_before = scaled_rows == 0 ? 0 : ScaleBytes(encoding, Plane::kRowWise, scaled_rows, columns);
-  const auto [all_data, all_scales, all_amax] = Spans(extent).front();
-  ASSIGN_OR_RETURN(const HostView data, device_->Read(all_data.data() + DataBytes(encoding, rows.begin, columns),
-                                                      DataBytes(encoding, rows.size(), columns)));
-  ASSIGN_OR_RETURN(const HostView scales, device_->Read(all_scales.data() + scales_before,
-                                                        ScaleBytes(encoding, Plane::kRowWise, rows.size(), columns)));
+  const int64_t data_before = DataBytes(encoding, part.rows.begin, columns) + DataBytes(encoding, 1, part.first_column);
+  const int64_t scales_before = ScaleOffset(encoding, Plane::kRowWise, part.rows.begin, part.first_column, columns);
+  const auto [all_data, all_scales, all_amax] = Spans(extent, extent.rows).front();
+  ASSIGN_OR_RETURN(const HostView data,
+                   device_->Read(all_data.data() + data_before, DataBytes(encoding, part.rows.size(), part.columns)));
+  ASSIGN_OR_RETURN(const HostView scales,
+                   device_->Read(all_scales.data() + scales_before,
+                                 ScaleBytes(encoding, Plane::kRowWise, part.rows.size(), part.columns)));
   ASSIGN_OR_RETURN(const HostView amax, device_->Read(all_amax.data(), static_cast<int64_t>(all_amax.size())));
   DecodePlane(encoding, Plane::kRowWise, {.data = data.data(), .scales = scales.data(), .amax = amax.data()},
-              rows.size(), columns, out);
+              part.rows.size(), part.columns, out);
   return absl::OkStatus();
 }
 
@@ -287,7 +347,7 @@ absl::Status Shard::DecodeRows(const ShardExtent& extent, RowRange rows, float* 
 
 Shard::PushTarget Shard::BeginPush(int unit, absl::Span<const int> absent_parameters) {
   const auto& indices = extent_index_[unit];
-  PushTarget target{.accumulators = std::vector<float*>(indices.size(), nullptr),
+  PushTarget target{.accumulators = std::vector<MutableGradient>(indices.size()),
                     .overwrite = std::make_unique<bool[]>(indices.size())};
   for (int parameter = 0; parameter < static_cast<int>(indices.size()); ++parameter) {
     const bool absent = std::binary_search(absent_parameters.begin(), absent_parameters.end(), parameter);
@@ -356,9 +416,16 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book) const {
   for (size_t i = 0; i < amaxes.size(); ++i) {
     book.AddMaster(extents_[i].unit, extents_[i].parameter, amaxes[i]);
   }
+  if (!kept_.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<float> kept, kept_arithmetic_->MeasureAmaxes());
+    for (size_t i = 0; i < kept.size(); ++i) {
+      const ShardExtent& extent = extents_[kept_[i]];
+      book.AddMaster(extent.unit, extent.parameter, kept[i]);
+    }
+  }
   for (int i = trainable_count_; i < extent_count(); ++i) {
     const ShardExtent& extent = extents_[i];
-    if (!NeedsAmax(EncodingOf(Spec(extent).encoding).format) || !IsLoadable(i)) continue;
+    if (!NeedsAmax(EncodingOf(Spec(extent).encoding).format) || states_[i].source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
     ASSIGN_OR_RETURN(const std::vector<float> measured, work.arithmetic->MeasureAmaxes());
     book.AddMaster(extent.unit, extent.parameter, measured.front());
@@ -382,12 +449,17 @@ absl::Status Shard::EncodePlanes(const ScalingBook& book) {
     state.awaits_amax = false;
   }
   RETURN_IF_ERROR(arithmetic_->EncodePlanes(Scalings()));
+  if (!kept_.empty()) {
+    std::vector<TensorScaling> kept;
+    for (const int i : kept_) kept.push_back(states_[i].scaling);
+    RETURN_IF_ERROR(kept_arithmetic_->EncodePlanes(kept));
+  }
   for (int i = trainable_count_; i < extent_count(); ++i) {
-    if (!IsLoadable(i)) continue;
+    if (states_[i].source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
     RETURN_IF_ERROR(work.arithmetic->EncodePlanes({states_[i].scaling}));
     states_[i].source = PlaneSource::kNone;
-    states_[i].written_rows = {};
+    states_[i].written_rows = nullptr;
   }
   return absl::OkStatus();
 }
@@ -403,24 +475,24 @@ MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
           .amax = layout.amax_offset < 0 ? nullptr : small + layout.amax_offset};
 }
 
-float* Shard::Gradient(const ShardExtent& extent) const {
-  return reinterpret_cast<float*>(gradients_.data() + extent.gradient_offset);
+MutableGradient Shard::Gradient(const ShardExtent& extent) const {
+  return {gradients_.data() + extent.gradient_offset, spec_.accumulator_type};
 }
 
-MutableMoment Shard::Moment(const ShardExtent& extent, StateTensor tensor) const {
-  if (!Spec(extent).trainable) return {};
-  const bool is_first = tensor == StateTensor::kExpAvg;
-  const MomentType type = *(is_first ? Spec(extent).exp_avg_type : Spec(extent).exp_avg_sq_type);
-  uint8_t* const data =
-      is_first ? exp_avg_.data() + extent.exp_avg_offset : exp_avg_sq_.data() + extent.exp_avg_sq_offset;
-  MutableMoment moment{.data = data, .scales = nullptr, .type = type};
-  if (HasMomentScales(type)) moment.scales = reinterpret_cast<float*>(data + MomentScaleOffset(type, extent.elements));
+MutableMoment Shard::Moment(const ShardExtent& extent, MomentKind kind) const {
+  const std::optional<MomentType> type = MomentTypeOf(Spec(extent), kind);
+  if (!type.has_value()) return {};
+  uint8_t* const data = moments_[kind].data() + extent.moment_offsets[kind];
+  MutableMoment moment{.data = data, .scales = nullptr, .type = *type};
+  if (HasMomentScales(*type)) {
+    moment.scales = reinterpret_cast<float*>(data + MomentScaleOffset(*type, extent.elements));
+  }
   return moment;
 }
 
 AdamState Shard::State(const ShardExtent& extent) const {
-  AdamState state{.exp_avg = Moment(extent, StateTensor::kExpAvg),
-                  .exp_avg_sq = Moment(extent, StateTensor::kExpAvgSq)};
+  AdamState state;
+  for (const MomentTraits& moment : kMomentKinds) state.moments[moment.kind] = Moment(extent, moment.kind);
   if (!HasMaster(extent)) return state;
   uint8_t* const master = master_.data() + extent.master_offset;
   if (HasRemainder(extent)) {
@@ -461,11 +533,11 @@ absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateT
   ASSIGN_OR_RETURN(const std::vector<HostView> arrays, Stored(extent, tensor, part));
   const int64_t rows = part.rows.size();
   std::vector<float> values(rows * part.columns);
-  if (tensor != StateTensor::kMaster) {
+  if (const std::optional<MomentKind> kind = MomentOf(tensor); kind.has_value()) {
     const ConstMoment moment{.data = arrays[0].data(),
                              .scales = arrays.size() > 1 ? reinterpret_cast<const float*>(arrays[1].data()) : nullptr,
-                             .type = Moment(extent, tensor).type};
-    DecodeMoment(KindOf(tensor), moment, rows, part.columns, values.data());
+                             .type = *MomentTypeOf(Spec(extent), *kind)};
+    DecodeMoment(*kind, moment, rows, part.columns, values.data());
   } else if (HasRemainder(extent)) {
     JoinMasters(arrays[0].data(), reinterpret_cast<const int16_t*>(arrays[1].data()), rows * part.columns,
                 values.data());
@@ -476,11 +548,12 @@ absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateT
 }
 
 uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const {
-  if (tensor == StateTensor::kMaster) {
+  const std::optional<MomentKind> kind = MomentOf(tensor);
+  if (!kind.has_value()) {
     const bool is_plane = form == TensorForm::kElements && HasRemainder(extent);
     return is_plane ? PlaneOf(extent, Plane::kRowWise).data : master_.data() + extent.master_offset;
   }
-  const MutableMoment moment = Moment(extent, tensor);
+  const MutableMoment moment = Moment(extent, *kind);
   return static_cast<uint8_t*>(form == TensorForm::kElements ? moment.data : static_cast<void*>(moment.scales));
 }
 
@@ -504,16 +577,33 @@ absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, Row
   if (!HasMaster(extent)) {
     absl::MutexLock lock(&mu_);
     ExtentState& state = states_[IndexOf(extent)];
+    RETURN_IF_ERROR(MakeRoomForRows(extent, state));
     state.source = PlaneSource::kWrittenRows;
-    state.written_rows.resize(extent.elements);
     std::copy(values.begin(), values.end(),
-              state.written_rows.begin() + (rows.begin - extent.rows.begin) * Spec(extent).columns());
+              state.written_rows.get() + (rows.begin - extent.rows.begin) * Spec(extent).columns());
     return absl::OkStatus();
   }
   const StoredRows stored = EncodeRows(Spec(extent), tensor, rows.size(), values);
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(WriteArray(extent, tensor, TensorForm::kElements, rows, stored.elements));
   return WriteArray(extent, tensor, TensorForm::kRest, rows, stored.rest);
+}
+
+absl::Status Shard::WritePlane(const ShardExtent& extent, Plane plane, RowRange rows, const PlaneContent& content) {
+  const std::vector<PlaneSpans> planes = Spans(extent, rows);
+  const auto& spans = planes[plane == Plane::kRowWise ? 0 : 1];
+  absl::MutexLock lock(&mu_);
+  ExtentState& state = states_[IndexOf(extent)];
+  state.source = PlaneSource::kNone;
+  state.written_rows = nullptr;
+  const std::array<absl::Span<const uint8_t>, 3> contents = {content.data, content.scales, content.amax};
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (contents[i].empty()) continue;
+    PARAMSHARD_CHECK(contents[i].size() == spans[i].size());
+    // The plane is this shard's own memory.
+    RETURN_IF_ERROR(device_->Write(const_cast<uint8_t*>(spans[i].data()), contents[i]));
+  }
+  return absl::OkStatus();
 }
 
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
@@ -531,17 +621,33 @@ void Shard::SetGeneration(int64_t generation) {
   generation_ = generation;
 }
 
-std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent) const {
-  const ParameterSpec& spec = Spec(extent);
-  const Encoding encoding = EncodingOf(spec.encoding);
+std::vector<ExtentPart> Shard::Parts(const ShardExtent& extent) const {
+  const int64_t columns = Spec(extent).columns();
+  const int64_t granule = GranuleRows(EncodingOf(Spec(extent).encoding).format);
+  const int64_t rows_of_a_part = std::max(granule, kElementsOfAPart / columns / granule * granule);
+  std::vector<ExtentPart> parts;
+  for (int64_t row = extent.rows.begin; row < extent.rows.end; row += rows_of_a_part) {
+    const RowRange rows{row, std::min(row + rows_of_a_part, extent.rows.end)};
+    parts.push_back({.rows = rows, .first_column = 0, .columns = columns});
+  }
+  return parts;
+}
+
+std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent, RowRange rows) const {
+  const int64_t columns = Spec(extent).columns();
+  const Encoding encoding = EncodingOf(Spec(extent).encoding);
+  const int64_t first = rows.begin - extent.rows.begin;
   std::vector<PlaneSpans> spans;
   const auto add = [&](Plane plane) {
     const MutablePlane found = PlaneOf(extent, plane);
+    const int64_t scale_bytes = ScaleBytes(encoding, plane, rows.size(), columns);
     const int64_t amax_bytes = plane == Plane::kRowWise ? AmaxBytes(encoding.format) : 0;
-    spans.push_back(
-        {absl::MakeConstSpan(found.data, DataBytes(encoding, extent.rows.size(), spec.columns())),
-         {found.scales, static_cast<size_t>(ScaleBytes(encoding, plane, extent.rows.size(), spec.columns()))},
-         {found.amax, static_cast<size_t>(amax_bytes)}});
+    const uint8_t* const scales =
+        scale_bytes == 0 ? nullptr : found.scales + ScaleOffset(encoding, plane, first, 0, columns);
+    spans.push_back({absl::MakeConstSpan(found.data + DataBytes(encoding, first, columns),
+                                         DataBytes(encoding, rows.size(), columns)),
+                     {scales, static_cast<size_t>(scale_bytes)},
+                     {found.amax, static_cast<size_t>(amax_bytes)}});
   };
   add(Plane::kRowWise);
   if (HasColumnPlane(encoding.format)) add(Plane::kColumnWise);
@@ -550,7 +656,7 @@ std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent) const {
 
 int64_t Shard::PlaneSize(const ShardExtent& extent) const {
   int64_t bytes = 0;
-  for (const PlaneSpans& plane : Spans(extent)) {
+  for (const PlaneSpans& plane : Spans(extent, extent.rows)) {
     for (const auto& span : plane) bytes += static_cast<int64_t>(span.size());
   }
   return bytes;
@@ -558,16 +664,32 @@ int64_t Shard::PlaneSize(const ShardExtent& extent) const {
 
 int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  return MasterSize(spec, extent) + MomentSize(spec.exp_avg_type, extent, spec.columns()) +
-         MomentSize(spec.exp_avg_sq_type, extent, spec.columns()) + GradientSize(spec, extent);
+  int64_t bytes = MasterSize(spec, extent) + GradientSize(spec_.accumulator_type, spec, extent);
+  for (const MomentTraits& moment : kMomentKinds) bytes += MomentSize(spec, moment.kind, extent);
+  return bytes;
 }
 
-absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& extent) const {
+absl::Status Shard::ReadPlanes(const ShardExtent& extent, absl::FunctionRef<void(const HostView&)> sink) const {
+  constexpr size_t kBytesAtATime = kElementsOfAPart * sizeof(float);
+  for (const PlaneSpans& plane : Spans(extent, extent.rows)) {
+    for (absl::Span<const uint8_t> left : plane) {
+      while (!left.empty()) {
+        const auto next = left.subspan(0, kBytesAtATime);
+        ASSIGN_OR_RETURN(const HostView view, device_->Read(next.data(), static_cast<int64_t>(next.size())));
+        sink(view);
+        left.remove_prefix(next.size());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& extent, RowRange rows) const {
   const auto read = [&](absl::Span<const uint8_t> span) {
     return device_->Read(span.data(), static_cast<int64_t>(span.size()));
   };
   std::vector<PlaneViews> planes;
-  for (const auto& [data, scales, amax] : Spans(extent)) {
+  for (const auto& [data, scales, amax] : Spans(extent, rows)) {
     PlaneViews& plane = planes.emplace_back();
     ASSIGN_OR_RETURN(plane.data, read(data));
     ASSIGN_OR_RETURN(plane.scales, read(scales));
@@ -579,11 +701,18 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
   // The plane is a part of the master, or all that there is.
   if (HasRemainder(extent) || !HasMaster(extent)) return true;
-  const ParameterSpec& spec = Spec(extent);
-  ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster));
-  ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent));
+  for (const ExtentPart& part : Parts(extent)) {
+    ASSIGN_OR_RETURN(const bool match, PlanesMatch(extent, part));
+    if (!match) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const {
+  ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster, part));
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
   std::vector<HostPlane> again(served.begin(), served.end());
-  paramshard::EncodePlanes(EncodingOf(spec.encoding), master.data(), extent.rows.size(), spec.columns(),
+  paramshard::EncodePlanes(EncodingOf(Spec(extent).encoding), master.data(), part.rows.size(), part.columns,
                            again[0].View(), again.size() > 1 ? again[1].View() : MutablePlane{}, scaling(extent));
   return std::equal(served.begin(), served.end(), again.begin(),
                     [](const PlaneViews& view, const HostPlane& plane) { return plane.SameAs(view); });

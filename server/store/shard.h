@@ -18,12 +18,14 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/hyperparameters.h"
+#include "kernels/optim/moment_kind.h"
 #include "kernels/reduce/sum_of_squares.h"
 #include "proto/model/layout.h"
 #include "proto/model/state_tensor.h"
@@ -47,8 +49,7 @@ struct ShardExtent {
   // Offsets are in bytes, each in its memory, as far as the parameter has such a thing. Scales of a moment follow its
   // elements.
   int64_t master_offset = 0;
-  int64_t exp_avg_offset = 0;
-  int64_t exp_avg_sq_offset = 0;
+  PerMoment<int64_t> moment_offsets = {};
   int64_t gradient_offset = 0;
 };
 
@@ -63,11 +64,10 @@ struct ExtentPart {
 // Bytes by memory class.
 struct ShardBytes {
   int64_t master = 0;
-  int64_t exp_avg = 0;
-  int64_t exp_avg_sq = 0;
+  PerMoment<int64_t> moments = {};
   int64_t gradients = 0;
   int64_t planes = 0;
-  int64_t Total() const { return master + exp_avg + exp_avg_sq + gradients + planes; }
+  int64_t Total() const;
   ShardBytes& operator+=(const ShardBytes& other);
 };
 
@@ -77,7 +77,7 @@ struct PlaneViews {
 };
 
 // Thread-safe: a step excludes readers of the state, readers do not exclude each other. Accumulators, and which of them
-// hold a gradient, belong to the push thread of the rank: it alone calls BeginPush, SumGradientSquares, Step and, while
+// hold a gradient, belong to the push thread of the rank: it alone calls BeginPush, SumSquares, Step and, while
 // an epoch runs, DropGradients. Versions and generations are the model's business.
 class Shard {
  public:
@@ -102,7 +102,7 @@ class Shard {
   // frozen or the push is absent.
   // Marks the present ones; `overwrite` is true at the first push of a parameter since the last commit.
   struct PushTarget {
-    std::vector<float*> accumulators;
+    std::vector<MutableGradient> accumulators;
     std::unique_ptr<bool[]> overwrite;
   };
   PushTarget BeginPush(int unit, absl::Span<const int> absent_parameters);
@@ -121,6 +121,11 @@ class Shard {
   absl::Status MeasureAmaxes(ScalingBook& book) const;
   // Encodes every plane anew from the masters, with what `book` says. Without a master, if something was written.
   absl::Status EncodePlanes(const ScalingBook& book);
+
+  // Takes what writing all rows of these extents, as far as they have no master, and making planes of them will take:
+  // neither then fails for want of memory. RESOURCE_EXHAUSTED, and what was taken is to be given up all the same.
+  absl::Status MakeRoom(absl::Span<const ShardExtent* const> extents);
+  void GiveUpRoom();
 
   // Readers hold this shared while they look at an extent's state. Views end with it.
   absl::Mutex& mutex() const ABSL_LOCK_RETURNED(mu_) { return mu_; }
@@ -149,8 +154,17 @@ class Shard {
   // One of these arrays, in a form that RowOf() has for the parameter.
   absl::StatusOr<HostView> StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                        const ExtentPart& part) const;
+  // Cuts an extent into parts of whole rows and blocks, whose planes lie in one piece too: readers need memory for one
+  // part, however large the extent is. A part has at least the rows of a block.
+  std::vector<ExtentPart> Parts(const ShardExtent& extent) const;
   // The row-wise plane, then the column-wise where the format has one.
-  absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const;
+  absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const {
+    return PlaneBytes(extent, extent.rows);
+  }
+  // Of the rows of one of its parts.
+  absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent, RowRange rows) const;
+  // The same bytes, one plane after the other, a few MiB at a time.
+  absl::Status ReadPlanes(const ShardExtent& extent, absl::FunctionRef<void(const HostView&)> sink) const;
   // Sizes of the same, and of masters, moments and gradients.
   int64_t PlaneSize(const ShardExtent& extent) const;
   int64_t OptimizerSize(const ShardExtent& extent) const;
@@ -164,6 +178,14 @@ class Shard {
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                absl::Span<const uint8_t> bytes);
+  // Replaces a plane's bytes of a frozen parameter without a master; what is empty stays. `rows` are whole granules of
+  // the extent. Bytes are as PlaneBytes() of these rows gives them, and nothing is made of rows that were written.
+  struct PlaneContent {
+    absl::Span<const uint8_t> data = {};
+    absl::Span<const uint8_t> scales = {};
+    absl::Span<const uint8_t> amax = {};
+  };
+  absl::Status WritePlane(const ShardExtent& extent, Plane plane, RowRange rows, const PlaneContent& content);
   // All rows.
   absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
     return WriteRows(extent, tensor, extent.rows, values);
@@ -195,7 +217,9 @@ class Shard {
     bool awaits_amax = false;  // has stepped, and EncodesAfterAmax()
     TensorScaling scaling = {};
     PlaneSource source = PlaneSource::kNone;
-    std::vector<float> written_rows = {};  // of the whole extent
+    // Without a master, while rows are written and planes made of them.
+    std::unique_ptr<float[]> written_rows = nullptr;        // of the whole extent
+    std::unique_ptr<ShardArithmetic> arithmetic = nullptr;  // on it and room_, where room was made
   };
   int IndexOf(const ShardExtent& extent) const { return extent_index_[extent.unit][extent.parameter]; }
   const ExtentState& StateOf(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -206,30 +230,33 @@ class Shard {
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.
   using PlaneSpans = std::array<absl::Span<const uint8_t>, 3>;
-  std::vector<PlaneSpans> Spans(const ShardExtent& extent) const;
+  // Of rows that begin where a block does.
+  std::vector<PlaneSpans> Spans(const ShardExtent& extent, RowRange rows) const;
+  absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   AdamState State(const ShardExtent& extent) const;
-  MutableMoment Moment(const ShardExtent& extent, StateTensor tensor) const;
-  float* Gradient(const ShardExtent& extent) const;
+  MutableMoment Moment(const ShardExtent& extent, MomentKind kind) const;
+  MutableGradient Gradient(const ShardExtent& extent) const;
   // Says where a stored array of an extent begins.
   uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
   absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                           absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Frozen extents are worked on one after the other: what they need besides lives that long.
+  // Frozen extents without a master are worked on one after the other, in room that was made for them or that
+  // lives as long as this.
   struct FrozenWork {
     Memory scratch;
-    std::unique_ptr<ShardArithmetic> arithmetic;  // on this extent alone
+    std::unique_ptr<ShardArithmetic> own;
+    ShardArithmetic* arithmetic = nullptr;  // on this extent alone
   };
-  absl::StatusOr<FrozenWork> OpenFrozen(const ShardExtent& extent) const;
-  // The same, with the master there that planes are to be made of.
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeFrozenArithmetic(const ShardExtent& extent,
+                                                                        const Memory& scratch) const;
+  // With the master there that planes are to be made of.
   absl::StatusOr<FrozenWork> LoadFrozen(int index) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whether there is anything to make planes of: a master that is not a plane itself, or what waits for it.
-  bool IsLoadable(int index) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    const ShardExtent& extent = extents_[index];
-    return (HasMaster(extent) && !HasRemainder(extent)) || states_[index].source != PlaneSource::kNone;
-  }
+  absl::Status MakeRoomForRows(const ShardExtent& extent, ExtentState& state) const;
   absl::StatusOr<std::vector<float>> DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const;
-  // Rows of the extent, counted from its first, that are whole blocks, the last rows of one, or a part of one block.
-  absl::Status DecodeRows(const ShardExtent& extent, RowRange rows, float* out) const;
+  // The part's rows are counted from the extent's first, and are whole blocks, the last rows of one, or a part of one
+  // block.
+  absl::Status DecodeRows(const ShardExtent& extent, const ExtentPart& part, float* out) const;
   bool HasMaster(const ShardExtent& extent) const { return Spec(extent).master_type.has_value(); }
   int extent_count() const { return static_cast<int>(extents_.size()); }
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
@@ -242,6 +269,7 @@ class Shard {
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
   std::vector<ShardExtent> extents_;
   int trainable_count_ = 0;  // of the first extents
+  std::vector<int> kept_;    // indices of frozen extents with a master
 
   // The push thread's: whether a trainable extent has a gradient since the last commit.
   std::vector<bool> has_gradient_;
@@ -252,8 +280,13 @@ class Shard {
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Where they lie is constant after Create; bytes of masters, moments and planes are guarded by mu_.
-  Memory master_, exp_avg_, exp_avg_sq_, gradients_, planes_;
-  std::unique_ptr<ShardArithmetic> arithmetic_;  // on the trainable extents in these memories
+  Memory master_, gradients_, planes_;
+  PerMoment<Memory> moments_;
+  std::unique_ptr<ShardArithmetic> arithmetic_;       // on the trainable extents in these memories
+  std::unique_ptr<ShardArithmetic> kept_arithmetic_;  // on kept_; null without any
+
+  // Where masters that are not kept lie while planes are made of them: for the largest extent that room was made for.
+  Memory room_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

@@ -1,12 +1,12 @@
 #include "server/store/staged_import.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <iterator>
 #include <new>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/device/memory.h"
@@ -16,9 +16,6 @@ namespace {
 
 // Elements that are decoded and written at a time.
 constexpr int64_t kElementsAtATime = 1 << 20;
-
-constexpr std::array<StateTensor, kStateTensorCount> kStateTensors = {StateTensor::kMaster, StateTensor::kExpAvg,
-                                                                      StateTensor::kExpAvgSq};
 
 bool IsFloat(TensorType type) {
   return type == TensorType::kFP32 || type == TensorType::kBF16 || type == TensorType::kFP16;
@@ -83,7 +80,7 @@ absl::Status StagedImport::Check(const Slice& slice) const {
 }
 
 absl::Status StagedImport::CheckForm(const Slice& slice) const {
-  const absl::string_view name = TensorName(slice.tensor, slice.form);
+  const std::string name = TensorName(slice.tensor, slice.form);
   const TensorRow row = RowOf(SpecOf(slice.unit, slice.parameter), slice.tensor, slice.form);
   if (row.elements == 0) return Invalid(slice, absl::StrCat("a parameter that has ", name, " expected, got another"));
   if (slice.form == TensorForm::kValues) {
@@ -128,7 +125,8 @@ absl::StatusOr<StagedImport::StagedTensor*> StagedImport::Stage(const Slice& sli
 // What is staged already is resident, and so counts as used.
 absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Slice& slice, const TensorRow& row) const {
   std::vector<Rows> extents;
-  int64_t needed = 0;
+  // A row is as large as its client makes it, and at least one is written at a time: its values, and what they become.
+  int64_t needed = 2 * row.elements * static_cast<int64_t>(sizeof(float));
   for (const auto& shard : turn_.model().shards()) {
     const ShardExtent* extent = shard->Find(slice.unit, slice.parameter);
     Rows& rows = extents.emplace_back();
@@ -297,10 +295,30 @@ ImportedContent StagedImport::Content(const Numbers& numbers) const {
   return {.digest = digest.value(), .whole = IsWhole(numbers)};
 }
 
+absl::Status StagedImport::MakeRoom() const {
+  for (const auto& shard : turn_.model().shards()) {
+    std::vector<const ShardExtent*> extents;
+    for (const auto& [key, staged] : tensors_) {
+      const ShardExtent* const extent = shard->Find(std::get<0>(key), std::get<1>(key));
+      if (extent != nullptr) extents.push_back(extent);
+    }
+    if (const absl::Status status = shard->MakeRoom(extents); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("import into ", turn_.model().spec().name, ": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers) {
   RETURN_IF_ERROR(CheckComplete());
   RETURN_IF_ERROR(CheckStoredArraysMatch());
   RETURN_IF_ERROR(CheckPlanesAreWhole());
+  // While it can still be refused: a change that breaks off leaves the model unusable.
+  const absl::Cleanup give_up_room = [this] {
+    for (const auto& shard : turn_.model().shards()) shard->GiveUpRoom();
+  };
+  RETURN_IF_ERROR(MakeRoom());
   return turn_.model().Change({.commit_number = numbers.commit_number,
                                .version = numbers.version,
                                .history = numbers.history,

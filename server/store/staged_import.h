@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/model/state_tensor.h"
+#include "server/store/digest.h"
 #include "server/store/history.h"
 #include "server/store/model.h"
 
@@ -56,7 +57,8 @@ class StagedImport {
     std::optional<int64_t> version = {};
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
   };
-  // Changes the model. Once. Returns the history that begins. Errors of Model::Change too.
+  // Changes the model. Once. Returns the history that begins. RESOURCE_EXHAUSTED when there is no room to make planes
+  // of what has no master: nothing has changed. Errors of Model::Change too.
   absl::StatusOr<History> Apply(const Numbers& numbers);
 
   // How much was given.
@@ -116,6 +118,7 @@ class StagedImport {
   bool IsWhole(const Numbers& numbers) const;
   bool IsWhole(int unit, int parameter, StateTensor tensor) const;
   ImportedContent Content(const Numbers& numbers) const;
+  absl::Status MakeRoom() const;
   absl::Status Write() const;
   absl::Status WriteTensor(const Key& key, const StagedTensor& tensor) const;
   absl::Status WriteRows(Shard& shard, const ShardExtent& extent, const Key& key, const TensorRow& row,

@@ -40,6 +40,10 @@ const std::vector<Rule> kRules = {
     // What both sides share of a model, formats included. It knows neither side, and no gRPC.
     {"proto/model/", Headers{"proto/", "kernels/", "absl/", "xxhash.h"} + kMessages},
     {"proto/safetensors/", {"proto/", "absl/", "nlohmann/"}},
+    // The format of saved models: no side, no message but the spec's.
+    {"proto/checkpoint/",
+     {"proto/checkpoint/", "proto/model/", "proto/safetensors/", "proto/wire/", "kernels/", "absl/", "nlohmann/",
+      "xxhash.h", "paramshard/v1/trainer.pb.h"}},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h", "nccl.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},

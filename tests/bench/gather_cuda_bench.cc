@@ -4,7 +4,8 @@
 // matrix products of its own, in turns: time p50 and p99 over all ranks, and bus bandwidth (bytes that cross a GPU's
 // links: (n - 1) / n of the gathered bytes) of
 //
-//   usable       from Gather to a word that the trainer's stream writes after WaitOn: own pieces and scales are in place
+//   usable       from Gather to a word that the trainer's stream writes after WaitOn: own pieces and scales are in
+//                place
 //   arrived      from Gather until the host sees that the pieces of all other ranks are there
 //   NCCL         from ncclAllGather to a word behind it: ordinary kernels
 //   NCCL 0-CTA   the same by copy engines: in symmetric windows, in place

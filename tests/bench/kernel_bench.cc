@@ -182,9 +182,9 @@ void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments
       StoreMoment(MomentKind::kExpAvgSq, moments, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
   Measure(state, StepBytes(encoding, moments), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
-    const AdamState extent = {.master = arrays.master.data() + first,
-                              .exp_avg = MomentAt(exp_avg, kCols, rows.first, 0),
-                              .exp_avg_sq = MomentAt(exp_avg_sq, kCols, rows.first, 0)};
+    const AdamState extent = {
+        .master = arrays.master.data() + first,
+        .moments = {MomentAt(exp_avg, kCols, rows.first, 0), MomentAt(exp_avg_sq, kCols, rows.first, 0)}};
     const MutablePlane row_wise = RowWiseAt(encoding, rows.first);
     const MutablePlane column_wise = ColumnWiseAt(encoding, rows.first);
     benchmark::DoNotOptimize(FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols,
@@ -206,9 +206,9 @@ void BM_FusedAdamWithRemainder(benchmark::State& state) {
   SplitMasters(arrays.master.data(), kCount, arrays.row_data.data(), remainders.data());
   Measure(state, kCount * (8 + 4 + 4 * MomentBytes(type)), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
-    const AdamState extent = {.remainder = remainders.data() + first,
-                              .exp_avg = MomentAt(exp_avg, kCols, rows.first, 0),
-                              .exp_avg_sq = MomentAt(exp_avg_sq, kCols, rows.first, 0)};
+    const AdamState extent = {
+        .remainder = remainders.data() + first,
+        .moments = {MomentAt(exp_avg, kCols, rows.first, 0), MomentAt(exp_avg_sq, kCols, rows.first, 0)}};
     FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, {Format::kBF16},
               RowWiseAt({Format::kBF16}, rows.first), {});
   });

@@ -282,8 +282,8 @@ class AdamBench {
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = {arenas_.state.Take(count * GradientBytes(arm_.gradients), 64), arm_.gradients};
-    extent.state.exp_avg = MomentOf(extent, arm_.exp_avg);
-    extent.state.exp_avg_sq = MomentOf(extent, arm_.exp_avg_sq);
+    extent.state.moments[MomentKind::kExpAvg] = MomentOf(extent, arm_.exp_avg);
+    extent.state.moments[MomentKind::kExpAvgSq] = MomentOf(extent, arm_.exp_avg_sq);
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
     if (is_split()) {
@@ -330,11 +330,11 @@ class AdamBench {
       const int64_t count = extent.rows * extent.columns;
       FillMaster(extent, parameter++, count);
       FillGradients({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count, extent.gradient);
-      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.exp_avg,
+      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.moments[MomentKind::kExpAvg],
                   MomentScaleCount(arm_.exp_avg, extent.rows, extent.columns));
       const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
                                                  : InitialValue{Initializer::kUniform, 0.0f, random ? 1e-6f : range};
-      FillMoments(squares, parameter++, count, extent.state.exp_avg_sq,
+      FillMoments(squares, parameter++, count, extent.state.moments[MomentKind::kExpAvgSq],
                   MomentScaleCount(arm_.exp_avg_sq, extent.rows, extent.columns));
     }
   }
@@ -472,6 +472,7 @@ void MeasureDecodes(Bench& bench, Arenas& arenas) {
     MeasureDecode(bench, arenas, encoding, Plane::kRowWise, 65536, 4096);
     if (HasColumnPlane(format)) MeasureDecode(bench, arenas, encoding, Plane::kColumnWise, 65536, 4096);
     MeasureDecode(bench, arenas, encoding, Plane::kRowWise, 65536, 4099);
+    if (HasColumnPlane(format)) MeasureDecode(bench, arenas, encoding, Plane::kColumnWise, 65536, 4099);
   }
   for (Format format : {Format::kFP8Block128x128, Format::kMXFP8}) {
     MeasureDecode(bench, arenas, {format, ElementType::kE5M2}, Plane::kRowWise, 65536, 4096);
@@ -555,6 +556,9 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
       const int64_t bytes = kCount * (4 + source_count * GradientBytes(type));
       measure("SumGradients " + name, bytes, [&] { Check(SumGradients({task}, bench.stream())); });
       measure("SumGradients and squares " + name, bytes, [&] { Check(squares->Enqueue({task}, bench.stream())); });
+      task.accumulator = {c, GradientType::kBF16};
+      measure(absl::StrCat("SumGradients and squares ", name, ", bf16 sum"), bytes - 2 * kCount,
+              [&] { Check(squares->Enqueue({task}, bench.stream())); });
     }
     GradientSumTask task;
     task.type = type;

@@ -15,7 +15,8 @@ namespace paramshard::test {
 
 // The names of what a round can do.
 //
-//   kill-trainer   kill -9 of a trainer at a random time; one that is started again ends in the bytes of the bystander
+//   kill-trainer   kill -9 of a trainer in a step, as often as a round is to kill; one that is started again ends in
+//                  the bytes of the bystander
 //   kill-start     the same while it starts
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
 //   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
@@ -31,28 +32,39 @@ namespace paramshard::test {
 std::vector<std::string> AssaultNames();
 
 struct CampaignOptions {
-  std::string daemon;                 // the program
-  std::string ctl;                    // the program
-  std::string wall_clock;             // the library that stepped_clock.h wants
+  std::string daemon;      // the program
+  std::string ctl;         // the program
+  std::string wall_clock;  // the library that stepped_clock.h wants
+  // The daemon's, two of one kind. On GPUs a campaign asks nvidia-smi how much of their memory is taken.
+  std::vector<std::string> devices = {"cpu:0", "cpu:1"};
   std::vector<std::string> assaults;  // empty: all, in turn
   int64_t rounds = 100;
+  int64_t at_once = 1;  // rounds that run side by side, but for those that do something to the whole daemon
+  int64_t kills = 1;    // in a round that kills; at most five have a step each
   absl::Duration time = absl::InfiniteDuration();  // no round begins later
   // Round r does what seed and r say. What threads make of it is up to the scheduler.
   uint64_t seed = 1;
   int64_t first_round = 0;
 };
 
+// What a daemon holds besides its models' state, as the kernel and the driver count it.
+struct Holdings {
+  int64_t threads = 0;
+  int64_t pool_threads = 0;  // of these, gRPC's: its pools grow with the load, up to a few for each core
+  int64_t descriptors = 0;
+  int64_t gpu_mebibytes = 0;  // of all GPUs and processes; 0 with `cpu` devices
+};
+
 struct CampaignResult {
   struct Count {
     int64_t rounds = 0;
+    int64_t kills = 0;
     int64_t errors = 0;  // that clients were answered
   };
   std::map<std::string, Count> counts;
   int64_t rounds = 0;
   uint64_t seed = 0;
-  // Counts of the daemon, after a first training and at the end.
-  int64_t threads_before = 0, threads_after = 0;
-  int64_t descriptors_before = 0, descriptors_after = 0;
+  Holdings before, after;  // a first training; all rounds
   std::string state_hash;  // of the bystander, which did not change
   absl::Status status;     // OK, or what did not hold, and in which round
 
@@ -62,7 +74,7 @@ struct CampaignResult {
 
 // Runs rounds until all are done, time is up, or something does not hold: the daemon is alive and answers; the other
 // ranks of a hostile one hear why their epoch ended; the model that was fought over can be deleted; the bystander, a
-// model that nobody touches, has its bytes; threads and descriptors are as many as before.
+// model that nobody touches, has its bytes; threads, descriptors and the memory of GPUs are as before.
 //
 // This process must not use gRPC: it forks.
 CampaignResult RunCampaign(const CampaignOptions& options);

@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
   paramshard::test::CampaignOptions options;
   options.daemon = paramshard::test::Program(PARAMSHARDD);
   options.ctl = paramshard::test::Program(PARAMSHARDCTL);
-  options.wall_clock = WALL_CLOCK;
+  options.wall_clock = paramshard::test::Program(WALL_CLOCK);
   int64_t seconds = 0;
   std::string json;
   CLI::App app("Mistreats a daemon in rounds, and looks after each whether it still is what it was.");
@@ -21,6 +21,16 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.assaults, "These assaults in turn; default: all")
       ->check(CLI::IsMember(AssaultNames()))
       ->delimiter(',');
+  app.add_option("--device", options.devices, "The daemon's, two of one kind: cuda:0,cuda:1")
+      ->delimiter(',')
+      ->expected(2)
+      ->capture_default_str();
+  app.add_option("--at-once", options.at_once, "Rounds that run side by side, each on a model of its own")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--kills", options.kills, "In each round that kills; at most five have a step each")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
   app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
   app.add_option("--json", json, "Write the result to this file too");

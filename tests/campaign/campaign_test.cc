@@ -41,6 +41,22 @@ INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest, testing::ValuesIn(AssaultNames(
   return name;
 });
 
+TEST(AssaultTest, RoundsRunSideBySideAndKillSeveralTimes) {
+  const CampaignResult result = RunCampaign({.daemon = Program(PARAMSHARDD),
+                                             .ctl = Program(PARAMSHARDCTL),
+                                             .wall_clock = WALL_CLOCK,
+                                             .assaults = {"kill-trainer", "kill-start", "clock"},
+                                             .rounds = 7,
+                                             .at_once = 2,
+                                             .kills = 3,
+                                             .seed = FirstSeed(1)});
+  EXPECT_OK(result.status) << result.Table();
+  const nlohmann::json json = nlohmann::json::parse(result.Json());
+  EXPECT_EQ(json["assaults"]["kill-trainer"]["kills"], 9);
+  EXPECT_EQ(json["assaults"]["kill-start"]["kills"], 6);
+  EXPECT_EQ(json["assaults"]["clock"]["rounds"], 2);
+}
+
 TEST(AssaultTest, AnUnknownAssaultIsAnError) {
   const CampaignResult result = RunCampaign({.daemon = Program(PARAMSHARDD),
                                              .ctl = Program(PARAMSHARDCTL),

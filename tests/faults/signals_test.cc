@@ -1,6 +1,7 @@
 // Real daemons that get signals, and whose standard error is a pipe that nobody reads.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -110,6 +111,26 @@ TEST_F(SignalsTest, AFullLogHoldsUpNeitherTheStartNorEpochsNorTheEnd) {
   Start();
   EXPECT_OK(TrainOnce());
   EXPECT_OK(TrainOnce());
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+}
+
+// Shared memory counts as files do.
+TEST_F(SignalsTest, ALimitOnFilesRefusesAModelAndKillsNobody) {
+  Start({.limits = {{RLIMIT_FSIZE, 4096}}});
+  const absl::Status refused = TrainOnce();
+  EXPECT_FALSE(refused.ok());
+  EXPECT_FALSE(absl::IsUnavailable(refused)) << refused;
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+}
+
+TEST_F(SignalsTest, ALogThatMayNotGrowKillsNobody) {
+  const std::string path = directory_.path() + "/log";
+  writer_ = wire::FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  const std::string full(4096, '.');
+  ASSERT_EQ(write(writer_.get(), full.data(), full.size()), static_cast<ssize_t>(full.size()));
+  Start({.limits = {{RLIMIT_FSIZE, 4096}}});
   daemon_->Signal(SIGTERM);
   EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
 }

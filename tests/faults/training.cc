@@ -74,6 +74,7 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
 absl::Status TrainEpoch(Client& client, const Training& training) {
   ModelSpec spec = SmallModel(training.model);
   spec.shard_size = training.shard_size;
+  spec.accumulator_type = training.accumulators;
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
   const int64_t done = model.commit_number();
   if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {

@@ -36,6 +36,7 @@ struct Training {
   std::string model;
   int rank = 0;
   std::optional<int> shard_size = std::nullopt;
+  GradientType accumulators = GradientType::kFP32;
   int64_t commits = 6;  // train until this commit number
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;

@@ -16,6 +16,7 @@
 #include "proto/safetensors/checkpoint.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -49,14 +50,10 @@ void WriteTensors(const fs::path& path, const std::vector<std::string>& names) {
 class Folder {
  public:
   Folder() {
-    std::string pattern = (fs::temp_directory_path() / "paramshard-fuzz-XXXXXX").string();
-    PARAMSHARD_CHECK(mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
     fs::create_directory(path_ / "part");
     for (const auto& [name, tensors] : Files()) WriteTensors(path_ / name, tensors);
     fs::create_symlink(index_.path(), path_ / kIndexFileName);
   }
-  ~Folder() { fs::remove_all(path_); }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
@@ -70,7 +67,8 @@ class Folder {
   }
 
  private:
-  fs::path path_;
+  const test::TemporaryDirectory folder_;
+  const fs::path path_ = folder_.path();
   const MemoryFile index_;
 };
 

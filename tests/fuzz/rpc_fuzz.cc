@@ -163,9 +163,9 @@ class World {
 };
 
 void Run(const std::string& input) {
-  static auto* const world = new World;
+  static World world;  // its daemon ends with the program, or its last epoch's thread would be nobody's
   if (input.size() < 2) return;
-  if (const AnyCall call = CallOf(input); IsHarmless(call)) world->Send(call);
+  if (const AnyCall call = CallOf(input); IsHarmless(call)) world.Send(call);
 }
 
 // --- Inputs ---

@@ -406,6 +406,22 @@ def fp8_state(case):
     return outputs
 
 
+def gradient_sum(case):
+    count = case["M"] * case["K"]
+    values = read(case["files"]["gradients"], "f")
+    ranks = [values[first : first + count] for first in range(0, len(values), count)]
+
+    def add(arrays):
+        total = arrays[0]
+        for more in arrays[1:]:
+            total = [f32(a + b) for a, b in zip(total, more)]
+        return total
+
+    per_group = case["options"]["ranks_per_group"]
+    sums = add([add(ranks[first : first + per_group]) for first in range(0, len(ranks), per_group)])
+    return {"sum": floats(sums), "sum_bf16": pack("H", [encode_bf16(v) for v in sums])}
+
+
 KINDS = {
     "quantize": lambda case: quantize(case, read(case["files"]["input"], "f")),
     "elements": elements,
@@ -414,6 +430,7 @@ KINDS = {
     "adam_and_quantize": adam,
     "param_remainder": param_remainder,
     "fp8_state": fp8_state,
+    "gradient_sum": gradient_sum,
 }
 
 # What a case begins with; every other file is an output.
@@ -423,6 +440,7 @@ INPUTS = {
     "delayed_scale_update": {"amax"},
     "param_remainder": {"input"},
     "fp8_state": {"exp_avg", "exp_avg_sq"},
+    "gradient_sum": {"gradients"},
 }
 
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/optim/optimizers.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "tests/kernels/adam_state.h"
 #include "tests/kernels/device_adam.h"
@@ -67,7 +68,7 @@ Encoding AnyEncoding(RandomFloats& random) {
 }
 
 AdamStep AnyStep(RandomFloats& random) {
-  AdamStep step = TypicalStep(kModes[random.Integer(0, 1)]);
+  AdamStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].mode);
   if (random.Integer(0, 1) == 0) step.bias_correction1 = step.bias_correction2 = 1.0f;
   if (random.Integer(0, 3) == 0) step.weight_decay = 0.0f;
   if (random.Integer(0, 3) == 0) step.gradient_scale = 1.0f / 3.0f;
@@ -197,7 +198,7 @@ TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
   const auto count = static_cast<int64_t>(master.size());
   std::vector<DeviceAdam> extents;
   Steps steps;
-  for (AdamMode mode : kModes) {
+  for (const OptimizerTraits& optimizer : kOptimizers) {
     for (float epsilon : {1e-8f, 0.0f, 1e-30f, 1.0f, 1e30f}) {
       for (float correction : {1.0f, 0.1f, 1e-3f, 1e-9f, 3.0f}) {
         for (int64_t columns : {int64_t{1}, count}) {
@@ -205,7 +206,7 @@ TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
                                     Moments(MomentType::kFP32, exp_avg_sq)};
           extents.emplace_back(Encoding{Format::kFP32}, count / columns, columns, state, Offsets{});
           extents.back().SetGradient(gradient);
-          steps.push_back(TypicalStep(mode));
+          steps.push_back(TypicalStep(optimizer.mode));
           steps.back()->epsilon = epsilon;
           steps.back()->bias_correction1 = steps.back()->bias_correction2 = correction;
           extents.back().ExpectStep(*steps.back());
@@ -244,7 +245,7 @@ TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
   constexpr int64_t kCount = 64 * 4096;
   std::vector<DeviceAdam> extents;
   Steps steps;
-  for (AdamMode mode : kModes) {
+  for (const OptimizerTraits& optimizer : kOptimizers) {
     for (float scale : {0.0f, 0x1p-149f, 0x1p-140f, 0x1p-126f, 0x1p-100f, 0x1p-80f}) {
       for (float master_scale : {0.0f, 1.0f}) {
         std::vector<float> squares = random.Normal(kCount, 2.0f * scale);
@@ -254,7 +255,7 @@ TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
                                   Moments(MomentType::kFP32, squares)};
         extents.emplace_back(Encoding{Format::kMXFP8}, 64, 4096, state, Offsets{});
         extents.back().SetGradient(std::vector<float>(kCount, 0.0f));
-        steps.push_back(TypicalStep(mode));
+        steps.push_back(TypicalStep(optimizer.mode));
         if (master_scale == 0.0f) steps.back()->weight_decay = 0.0f;
         extents.back().ExpectStep(*steps.back());
       }
@@ -457,13 +458,13 @@ TEST_F(FusedAdamPlanTest, GoldenCasesUpdateTheState) {
       const Mirror<float> master(view.master, count);
       const Mirror<int16_t> remainder(view.remainder, count);
       const Mirror<uint8_t> weights(state.weights().data, state.is_split() ? count * 2 : 0);
-      const MomentMirror exp_avg(view.exp_avg, golden.rows(), golden.cols());
-      const MomentMirror exp_avg_sq(view.exp_avg_sq, golden.rows(), golden.cols());
+      const MomentMirror exp_avg(view.moments[MomentKind::kExpAvg], golden.rows(), golden.cols());
+      const MomentMirror exp_avg_sq(view.moments[MomentKind::kExpAvgSq], golden.rows(), golden.cols());
       const std::vector<float> gradients = golden.Values<float>("grad");
       DeviceArray<float> gradient{std::vector<float>(count)};
       AdamExtent extent;
       extent.gradient = gradient.data();
-      extent.state = {master.device(), remainder.device(), exp_avg.View(), exp_avg_sq.View()};
+      extent.state = {master.device(), remainder.device(), {exp_avg.View(), exp_avg_sq.View()}};
       extent.rows = golden.rows();
       extent.columns = golden.cols();
       extent.encoding = {Format::kBF16};
@@ -538,8 +539,8 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   float* const gradient = reinterpret_cast<float*>(take(kCount * 4));
   extent.gradient = gradient;
   extent.state.master = reinterpret_cast<float*>(take(kCount * 4));
-  extent.state.exp_avg.data = take(kCount * 4);
-  extent.state.exp_avg_sq.data = take(kCount * 4);
+  extent.state.moments[MomentKind::kExpAvg].data = take(kCount * 4);
+  extent.state.moments[MomentKind::kExpAvgSq].data = take(kCount * 4);
   extent.rows = kRows;
   extent.columns = kColumns;
   extent.encoding = {Format::kMXFP8};
@@ -549,8 +550,8 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   extent.column_wise.scales = take(kCount / 32);
   const InitialValue normal = {Initializer::kNormal, 0.0f, 1.0f};
   const InitialValue uniform = {Initializer::kUniform, 0.0f, 1.0f};
-  float* const exp_avg = static_cast<float*>(extent.state.exp_avg.data);
-  float* const exp_avg_sq = static_cast<float*>(extent.state.exp_avg_sq.data);
+  float* const exp_avg = static_cast<float*>(extent.state.moments[MomentKind::kExpAvg].data);
+  float* const exp_avg_sq = static_cast<float*>(extent.state.moments[MomentKind::kExpAvgSq].data);
   ASSERT_OK(FillInitialValues(normal, 1, 0, 0, kCount, gradient, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 1, 0, kCount, extent.state.master, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 2, 0, kCount, exp_avg, stream()));

@@ -194,13 +194,15 @@ __global__ void CountWrongBlocks(uint64_t blocks, unsigned long long* wrong) {
     float amax = 0.0f;
     for (int i = 0; i < 4; ++i) amax = fmaxf(amax, fabsf(MomentToStore<kRoot>(values[i])));
     for (int distance = 1; distance < 32; distance *= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
-    float scale_inv = 0.0f;
-    const auto codes = EncodeBlock<MomentCasts<kType>, kRoot>(values, scale_inv);
+    EncodedBlock<MomentCasts<kType>> encoded;
+    if (!EstimateBlock<MomentCasts<kType>, kRoot>(values, encoded)) {
+      CorrectBlock<MomentCasts<kType>, kRoot>(values, encoded);
+    }
     const float expected = MomentScaleInv(amax, Moment::kMax);
-    if (!SameBits(scale_inv, expected)) atomicAdd(wrong, 1ull);
+    if (!SameBits(encoded.scale_inv, expected)) atomicAdd(wrong, 1ull);
     for (int i = 0; i < 4; ++i) {
       const auto code = EncodeBlockMoment<Moment>(MomentToStore<kRoot>(values[i]), expected);
-      if (codes.Get(i) != code) atomicAdd(wrong, 1ull);
+      if (encoded.codes.Get(i) != code) atomicAdd(wrong, 1ull);
     }
   }
 }

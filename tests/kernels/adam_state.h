@@ -129,7 +129,7 @@ class Moments {
 };
 
 struct OwnedState {
-  AdamState View() { return {.master = master.data(), .exp_avg = exp_avg.View(), .exp_avg_sq = exp_avg_sq.View()}; }
+  AdamState View() { return {.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}}; }
 
   bool SameAs(const OwnedState& other) const {
     return AsBytes(master) == AsBytes(other.master) && exp_avg == other.exp_avg && exp_avg_sq == other.exp_avg_sq;
@@ -159,8 +159,6 @@ inline OwnedState RandomState(RandomFloats& random, int64_t rows, int64_t cols, 
   return {random.Mixed(count), Moments(MomentKind::kExpAvg, exp_avg, rows, cols, random.Mixed(count)),
           Moments(MomentKind::kExpAvgSq, exp_avg_sq, rows, cols, squares)};
 }
-
-inline constexpr AdamMode kModes[] = {AdamMode::kAdamW, AdamMode::kL2};
 
 // Values whose quotients and roots are subnormal, overflow, or are not numbers.
 inline std::vector<float> Extremes() {

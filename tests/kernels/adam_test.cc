@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/planes.h"
@@ -63,17 +64,17 @@ TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
   for (const Encoding& encoding : AllEncodings()) {
     for (MomentType exp_avg : kMomentTypes) {
       for (MomentType exp_avg_sq : kMomentTypes) {
-        for (AdamMode mode : kModes) {
+        for (const OptimizerTraits& optimizer : kOptimizers) {
           const int64_t rows = random.Integer(0, 150);
           const int64_t cols = random.Integer(1, 300);
           SCOPED_TRACE(absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", rows, " x ", cols));
           OwnedState state = RandomState(random, rows, cols, exp_avg, exp_avg_sq);
           const std::vector<float> gradient = random.Mixed(rows * cols);
           OwnedState expected = state;
-          SlowAdam(TypicalStep(mode), gradient, expected);
+          SlowAdam(TypicalStep(optimizer.mode), gradient, expected);
           OwnedPlanes planes(encoding, rows, cols);
           const TensorScaling scaling = {.scale = 3.3f};
-          const float amax = FusedAdam(TypicalStep(mode), gradient.data(), state.View(), rows, cols, encoding,
+          const float amax = FusedAdam(TypicalStep(optimizer.mode), gradient.data(), state.View(), rows, cols, encoding,
                                        planes.row_wise.View(), planes.column_wise.View(), scaling);
           EXPECT_TRUE(state.SameAs(expected));
           EXPECT_TRUE(planes == ExpectedPlanes(encoding, expected.master, rows, cols, scaling));
@@ -124,8 +125,8 @@ void StepExtent(OwnedState& state, const std::vector<float>& gradient, const Enc
                 int64_t last, int64_t cols) {
   const AdamState whole = state.View();
   const AdamState extent = {.master = whole.master + first * cols,
-                            .exp_avg = MomentAt(whole.exp_avg, cols, first, 0),
-                            .exp_avg_sq = MomentAt(whole.exp_avg_sq, cols, first, 0)};
+                            .moments = {MomentAt(whole.moments[MomentKind::kExpAvg], cols, first, 0),
+                                        MomentAt(whole.moments[MomentKind::kExpAvgSq], cols, first, 0)}};
   FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data() + first * cols, extent, last - first, cols, encoding, {},
             {});
 }
@@ -220,7 +221,7 @@ TEST(FusedAdamTest, BFloat16GradientsStepLikeTheSameOnesWidened) {
 TEST(FusedAdamTest, EmptyExtentIsLeftAlone) {
   for (const Encoding& encoding : AllEncodings()) {
     for (MomentType type : kMomentTypes) {
-      const AdamState state = {.exp_avg = {.type = type}, .exp_avg_sq = {.type = type}};
+      const AdamState state = {.moments = {{{.type = type}, {.type = type}}}};
       EXPECT_EQ(FusedAdam(TypicalStep(AdamMode::kL2), nullptr, state, 0, 70, encoding, {}, {}), 0.0f);
     }
   }
@@ -241,6 +242,12 @@ TEST(FusedAdamDeathTest, RemainderWithoutItsWeightsIsOurBug) {
   AdamState state;
   state.remainder = &remainder;
   EXPECT_DEATH(FusedAdam({}, nullptr, state, 1, 1, {Format::kBF16}, {}, {}), "check failed");
+}
+
+TEST(FusedAdamDeathTest, NumberThatIsNoModeIsOurBug) {
+  for (const int number : {0, kOptimizerCount + 1}) {
+    EXPECT_DEATH(FusedAdam(TypicalStep(static_cast<AdamMode>(number)), nullptr, {}, 0, 1, {}, {}, {}), "check failed");
+  }
 }
 
 TEST(BiasCorrectionTest, FirstStepIsOneMinusBeta) {

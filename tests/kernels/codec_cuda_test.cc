@@ -93,6 +93,23 @@ TEST_F(DecodePlaneTest, EverySizeAndAlignmentDecodesAsOnTheHost) {
   }
 }
 
+TEST_F(DecodePlaneTest, EveryPairOfAlignmentsDecodesAsOnTheHost) {
+  for (const Encoding& encoding : AllEncodings()) {
+    for (int64_t offset = 0; offset < 16; ++offset) {
+      for (int64_t out_offset : {0, 1, 2, 3, 7}) ExpectAnySame(encoding, 37, 66 + offset % 4, offset, out_offset);
+    }
+  }
+}
+
+// Rows that end in the middle of a group, blocks of threads that begin in the middle of a row, and more elements than a
+// block of threads decodes.
+TEST_F(DecodePlaneTest, LargePlanesOfAnyWidthDecodeAsOnTheHost) {
+  for (const Encoding& encoding : AllEncodings()) {
+    for (int64_t cols : {8, 9, 33, 1030, 4097, 4099}) ExpectAnySame(encoding, 1200000 / cols, cols, 0, 0);
+    ExpectAnySame(encoding, 301, 4099, 5, 3);
+  }
+}
+
 // Every code of 16 bits, and every code of 8 bits under every scale of 8 bits.
 TEST_F(DecodePlaneTest, EveryCodeDecodesAsOnTheHost) {
   for (Format format : {Format::kBF16, Format::kFP16}) {

@@ -90,8 +90,7 @@ class DeviceAdam {
     extent.gradient = {gradient_.data(), gradient_type_};
     extent.state = {.master = is_split_ ? nullptr : master_.data(),
                     .remainder = is_split_ ? remainder_.data() : nullptr,
-                    .exp_avg = exp_avg_.View(),
-                    .exp_avg_sq = exp_avg_sq_.View()};
+                    .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
     extent.rows = rows_;
     extent.columns = columns_;
     extent.encoding = encoding_;

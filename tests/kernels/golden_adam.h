@@ -6,10 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/kernels/golden.h"
 
 namespace paramshard {
@@ -72,8 +74,7 @@ class CaseState {
   AdamState View() {
     return {.master = is_split() ? nullptr : param_.data(),
             .remainder = is_split() ? remainders_.data() : nullptr,
-            .exp_avg = exp_avg_.View(),
-            .exp_avg_sq = exp_avg_sq_.View()};
+            .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
   }
 
   std::vector<float> Master() const {
@@ -108,6 +109,14 @@ class CaseState {
   CaseMoment exp_avg_sq_;
 };
 
+inline AdamMode ModeOf(const std::string& name) {
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    if (absl::AsciiStrToLower(optimizer.name) == name) return optimizer.mode;
+  }
+  ADD_FAILURE() << "a mode expected, got " << name;
+  return {};
+}
+
 inline AdamStep StepOf(const nlohmann::json& options, const nlohmann::json& step) {
   AdamStep adam;
   adam.learning_rate = step.at("lr");
@@ -115,7 +124,7 @@ inline AdamStep StepOf(const nlohmann::json& options, const nlohmann::json& step
   adam.beta2 = options.at("beta2");
   adam.epsilon = options.at("eps");
   adam.weight_decay = options.at("weight_decay");
-  adam.mode = options.at("mode") == "l2" ? AdamMode::kL2 : AdamMode::kAdamW;
+  adam.mode = ModeOf(options.at("mode"));
   adam.bias_correction1 = step.at("bias_correction1");
   adam.bias_correction2 = step.at("bias_correction2");
   adam.gradient_scale = step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>();

@@ -14,6 +14,7 @@
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/golden_adam.h"
 #include "tests/kernels/planes.h"
@@ -24,8 +25,8 @@ namespace {
 // A kind that no test below reads would be a case that nobody checks.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
-  for (const char* kind :
-       {"elements", "quantize", "delayed_scale_update", "adam", "adam_and_quantize", "param_remainder", "fp8_state"}) {
+  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "adam", "adam_and_quantize",
+                           "param_remainder", "fp8_state", "gradient_sum"}) {
     EXPECT_FALSE(GoldenCases(kind).empty()) << kind;
     known += GoldenCases(kind).size();
   }
@@ -172,6 +173,29 @@ TEST(GoldenTest, DelayedScalesAreUpdated) {
     EXPECT_TRUE(SameBytes(golden.Bytes("scale"), AsBytes(scales)));
     if (!golden.Has("history")) continue;
     EXPECT_TRUE(SameBytes(golden.Bytes("history"), AsBytes(histories)));
+  }
+}
+
+// Over the ranks of each group into float32, and over the groups into accumulators of either type.
+TEST(GoldenTest, GradientsAreSummed) {
+  for (const GoldenCase& golden : GoldenCases("gradient_sum")) {
+    const std::vector<float> gradients = golden.Values<float>("gradients");
+    const int64_t count = golden.rows() * golden.cols();
+    const int64_t group_count = golden.options().at("ranks_per_group").get<int64_t>() * count;
+    std::vector<std::vector<float>> groups;
+    for (auto group = gradients.begin(); group != gradients.end(); group += group_count) {
+      std::vector<const void*> ranks;
+      for (int64_t first = 0; first < group_count; first += count) ranks.push_back(&group[first]);
+      SumGradients(ranks, GradientType::kFP32, count, true, groups.emplace_back(count).data());
+    }
+    std::vector<const void*> sources;
+    for (const std::vector<float>& group : groups) sources.push_back(group.data());
+    std::vector<float> sum(count);
+    SumGradients(sources, GradientType::kFP32, count, true, sum.data());
+    EXPECT_TRUE(SameBytes(golden.Bytes("sum"), AsBytes(sum)));
+    std::vector<uint16_t> rounded(count);
+    SumGradients(sources, GradientType::kFP32, count, true, {rounded.data(), GradientType::kBF16});
+    EXPECT_TRUE(SameBytes(golden.Bytes("sum_bf16"), AsBytes(rounded)));
   }
 }
 

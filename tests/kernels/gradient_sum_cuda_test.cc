@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/float_bits.h"
 #include "kernels/formats/bfloat16.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/gpu_test.h"
@@ -16,58 +17,77 @@
 namespace paramshard::gpu {
 namespace {
 
+constexpr GradientType kTypes[] = {GradientType::kFP32, GradientType::kBF16};
+
 // A task on the GPU, and what the host makes of it.
 class DeviceTask {
  public:
+  struct Types {
+    GradientType sources = GradientType::kFP32;
+    GradientType accumulator = GradientType::kFP32;
+  };
+
   // Any values, of which some are not finite; or `normal` ones.
-  DeviceTask(GradientType type, int source_count, int64_t count, bool overwrite, int64_t offset, RandomFloats& random,
+  DeviceTask(const Types& types, int source_count, int64_t count, bool overwrite, int64_t offset, RandomFloats& random,
              bool normal = false)
-      : type_(type), overwrite_(overwrite), expected_(normal ? random.Normal(count, 3.0f) : random.Mixed(count)) {
+      : types_(types),
+        count_(count),
+        overwrite_(overwrite),
+        expected_(Gradients(types.accumulator, count, random, normal)),
+        accumulator_(expected_, offset * GradientBytes(types.accumulator)) {
     std::vector<std::vector<uint8_t>> sources;
     std::vector<const void*> host_sources;
     for (int s = 0; s < source_count; ++s) {
-      // Any bits of either type: the upper half of a random float32 is a random BF16.
-      std::vector<uint8_t> bytes =
-          normal ? Normal(type, count, random)
-                 : AsBytes(type == GradientType::kFP32 ? random.Mixed(count) : random.AnyBits(count));
-      bytes.resize(count * GradientBytes(type));
-      sources_.emplace_back(bytes, offset * GradientBytes(type));
-      sources.push_back(std::move(bytes));
+      const auto& bytes = sources.emplace_back(Gradients(types.sources, count, random, normal));
+      sources_.emplace_back(bytes, offset * GradientBytes(types.sources));
     }
     for (const std::vector<uint8_t>& source : sources) host_sources.push_back(source.data());
-    accumulator_ = DeviceArray<float>(expected_, 4 * offset);
-    if (source_count > 0) paramshard::SumGradients(host_sources, type, count, overwrite, expected_.data());
+    const MutableGradient accumulator = {expected_.data(), types.accumulator};
+    if (source_count > 0) paramshard::SumGradients(host_sources, types.sources, count, overwrite, accumulator);
   }
 
   GradientSumTask task() const {
     GradientSumTask task;
     for (const DeviceArray<uint8_t>& source : sources_) task.sources[task.source_count++] = source.data();
-    task.type = type_;
-    task.count = static_cast<int64_t>(expected_.size());
+    task.type = types_.sources;
+    task.count = count_;
     task.overwrite = overwrite_;
-    task.accumulator = accumulator_.data();
+    task.accumulator = {accumulator_.data(), types_.accumulator};
     return task;
   }
 
-  void Check() const { EXPECT_TRUE(SameBytes(AsBytes(expected_), AsBytes(accumulator_.Download()))); }
+  void Check() const { EXPECT_TRUE(SameBytes(expected_, accumulator_.Download())); }
 
-  SquareSum ExpectedSquares() const { return SumOfSquares(expected_.data(), static_cast<int64_t>(expected_.size())); }
+  SquareSum ExpectedSquares() const { return SumOfSquares({expected_.data(), types_.accumulator}, count_); }
 
  private:
-  static std::vector<uint8_t> Normal(GradientType type, int64_t count, RandomFloats& random) {
-    const std::vector<float> values = random.Normal(count, 3.0f);
+  static std::vector<uint8_t> Gradients(GradientType type, int64_t count, RandomFloats& random, bool normal) {
+    std::vector<float> values = normal ? random.Normal(count, 3.0f) : random.Mixed(count);
     if (type == GradientType::kFP32) return AsBytes(values);
+    // Any bits: the upper half of a random float32 is a random BF16.
+    if (!normal) values = random.AnyBits(count);
     std::vector<uint16_t> halves;
-    for (float value : values) halves.push_back(EncodeBFloat16(value));
+    for (float value : values) {
+      halves.push_back(normal ? EncodeBFloat16(value) : static_cast<uint16_t>(FloatBits(value) >> 16));
+    }
     return AsBytes(halves);
   }
 
-  GradientType type_;
+  Types types_;
+  int64_t count_;
   bool overwrite_;
   std::vector<DeviceArray<uint8_t>> sources_;
-  std::vector<float> expected_;
-  DeviceArray<float> accumulator_;
+  std::vector<uint8_t> expected_;
+  DeviceArray<uint8_t> accumulator_;
 };
+
+std::vector<DeviceTask::Types> AllTypes() {
+  std::vector<DeviceTask::Types> all;
+  for (GradientType sources : kTypes) {
+    for (GradientType accumulator : kTypes) all.push_back({sources, accumulator});
+  }
+  return all;
+}
 
 class SumGradientsCudaTest : public GpuTest {};
 
@@ -76,11 +96,11 @@ TEST_F(SumGradientsCudaTest, ManyTasksAreTheHostsSums) {
   SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
   RandomFloats random(seed);
   std::vector<DeviceTask> tasks;
-  for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
+  for (const DeviceTask::Types& types : AllTypes()) {
     for (int source_count : {1, 2, 3, 7, kMaxGradientSources}) {
       for (int64_t count : {0, 1, 7, 4095, 4096, 4097, 20000}) {
         for (bool overwrite : {true, false}) {
-          for (int64_t offset : {0, 1}) tasks.emplace_back(type, source_count, count, overwrite, offset, random);
+          for (int64_t offset : {0, 1}) tasks.emplace_back(types, source_count, count, overwrite, offset, random);
         }
       }
     }
@@ -131,12 +151,12 @@ TEST_F(SquareSummerTest, SumsAndTheirSquaresAreTheHosts) {
   RandomFloats random(72);
   std::vector<DeviceTask> tasks;
   for (bool normal : {true, false}) {
-    for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
+    for (const DeviceTask::Types& types : AllTypes()) {
       for (int source_count : {0, 1, 2, 5}) {
         for (int64_t count : {0, 1, 255, 257, 4095, 4096, 4097, 20000}) {
           for (bool overwrite : {true, false}) {
             for (int64_t offset : {0, 1}) {
-              tasks.emplace_back(type, source_count, count, overwrite && source_count > 0, offset, random, normal);
+              tasks.emplace_back(types, source_count, count, overwrite && source_count > 0, offset, random, normal);
             }
           }
         }
@@ -149,8 +169,8 @@ TEST_F(SquareSummerTest, SumsAndTheirSquaresAreTheHosts) {
 TEST_F(SquareSummerTest, ManyChunksAreSummedInThreeLevels) {
   RandomFloats random(73);
   std::vector<DeviceTask> tasks;
-  tasks.emplace_back(GradientType::kBF16, 2, 4096 * 4096 + 5000, true, 0, random, /*normal=*/true);
-  tasks.emplace_back(GradientType::kFP32, 0, 1000003, false, 0, random, /*normal=*/true);
+  tasks.emplace_back(DeviceTask::Types{GradientType::kBF16}, 2, 4096 * 4096 + 5000, true, 0, random, /*normal=*/true);
+  tasks.emplace_back(DeviceTask::Types{}, 0, 1000003, false, 0, random, /*normal=*/true);
   ExpectHostResults(tasks);
 }
 

@@ -14,8 +14,6 @@
 namespace paramshard {
 namespace {
 
-constexpr MomentKind kKinds[] = {MomentKind::kExpAvg, MomentKind::kExpAvgSq};
-
 // A moment whose stored bytes are 0xcd until they are written.
 struct StoredMoment {
   StoredMoment(MomentType type, int64_t rows, int64_t cols)
@@ -32,20 +30,20 @@ struct StoredMoment {
 TEST(MomentTest, AnyShapeIsStoredByTheDefinition) {
   constexpr uint64_t kSeed = 21;
   RandomFloats random(kSeed);
-  for (MomentKind kind : kKinds) {
+  for (const MomentTraits& moment : kMomentKinds) {
     for (MomentType type : kMomentTypes) {
       for (int round = 0; round < 20; ++round) {
         const int64_t rows = random.Integer(0, 9);
         const int64_t cols = random.Integer(1, 400);
         SCOPED_TRACE(absl::StrCat("seed ", kSeed, " type ", static_cast<int>(type), " ", rows, " x ", cols));
         const std::vector<float> values = round % 2 == 0 ? random.Mixed(rows * cols) : random.AnyBits(rows * cols);
-        const Moments expected(kind, type, rows, cols, values);
+        const Moments expected(moment.kind, type, rows, cols, values);
         StoredMoment stored(type, rows, cols);
-        EncodeMoment(kind, values.data(), rows, cols, stored.View());
+        EncodeMoment(moment.kind, values.data(), rows, cols, stored.View());
         EXPECT_TRUE(SameBytes(expected.bytes(), stored.data));
         EXPECT_TRUE(SameBytes(AsBytes(expected.scales()), AsBytes(stored.scales)));
         std::vector<float> decoded(rows * cols);
-        DecodeMoment(kind, stored.ConstView(), rows, cols, decoded.data());
+        DecodeMoment(moment.kind, stored.ConstView(), rows, cols, decoded.data());
         EXPECT_TRUE(SameBytes(AsBytes(expected.Get()), AsBytes(decoded)));
       }
     }
@@ -56,12 +54,12 @@ TEST(MomentTest, DecodedValuesAreNearTheOriginals) {
   RandomFloats random(22);
   std::vector<float> values = random.Normal(1000, 1e-6f);
   for (float& value : values) value = std::fabs(value);
-  for (MomentKind kind : kKinds) {
+  for (const MomentTraits& moment : kMomentKinds) {
     for (MomentType type : {MomentType::kFP16, MomentType::kFP8}) {
       StoredMoment stored(type, 1, 1000);
-      EncodeMoment(kind, values.data(), 1, 1000, stored.View());
+      EncodeMoment(moment.kind, values.data(), 1, 1000, stored.View());
       std::vector<float> decoded(1000);
-      DecodeMoment(kind, stored.ConstView(), 1, 1000, decoded.data());
+      DecodeMoment(moment.kind, stored.ConstView(), 1, 1000, decoded.data());
       const float tolerance = type == MomentType::kFP16 ? 1e-8f : 4e-7f;
       for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(decoded[i], values[i], tolerance);
     }

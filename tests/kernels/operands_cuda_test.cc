@@ -63,31 +63,58 @@ class TransposeTest : public GpuTest {
   using HostTranspose = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*);
   using GpuTranspose = absl::Status (*)(const uint8_t*, int64_t, int64_t, uint8_t*, cudaStream_t);
 
-  // Around the sizes of the squares that are transposed at a time, from and to every alignment.
-  void ExpectHostBytes(int bits, HostTranspose host, GpuTranspose gpu) {
-    RandomFloats random(62);
-    for (int64_t rows : {0, 1, 2, 3, 5, 31, 63, 64, 127, 128, 129, 160, 255, 256, 257, 300}) {
-      for (int64_t cols : {1, 2, 31, 64, 100, 128, 130, 256, 257, 272}) {
-        for (int64_t offset : {int64_t{0}, (rows + cols) % 16}) {
-          const int64_t out_offset = offset == 0 ? 0 : cols % 16;
-          SCOPED_TRACE(absl::StrCat(rows, " x ", cols, " of ", bits, " bits at ", offset, ", ", out_offset));
-          const std::vector<uint8_t> data = AnyBytes(random, rows * ((cols * bits + 7) / 8));
-          std::vector<uint8_t> expected(cols * ((rows * bits + 7) / 8));
-          host(data.data(), rows, cols, expected.data());
-          const DeviceArray<uint8_t> source(data, offset);
-          const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), out_offset);
-          ASSERT_OK(gpu(source.data(), rows, cols, target.data(), stream()));
-          Synchronize();
-          EXPECT_EQ(target.Download(), expected);
-        }
+  struct Transposes {
+    int bits;
+    HostTranspose host;
+    GpuTranspose gpu;
+  };
+
+  static Transposes Bytes() { return {8, paramshard::TransposeBytes, TransposeBytes}; }
+  static Transposes Nibbles() { return {4, paramshard::TransposeNibbles, TransposeNibbles}; }
+
+  void ExpectHostBytes(const Transposes& transposes, int64_t rows, int64_t cols, int64_t offset, int64_t out_offset) {
+    const int bits = transposes.bits;
+    SCOPED_TRACE(absl::StrCat(rows, " x ", cols, " of ", bits, " bits at ", offset, ", ", out_offset));
+    const std::vector<uint8_t> data = AnyBytes(random_, rows * ((cols * bits + 7) / 8));
+    std::vector<uint8_t> expected(cols * ((rows * bits + 7) / 8));
+    transposes.host(data.data(), rows, cols, expected.data());
+    const DeviceArray<uint8_t> source(data, offset);
+    const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), out_offset);
+    ASSERT_OK(transposes.gpu(source.data(), rows, cols, target.data(), stream()));
+    Synchronize();
+    EXPECT_EQ(target.Download(), expected);
+  }
+
+  // Around the sizes of the squares and the bands that are transposed at a time.
+  void ExpectHostBytesOfEverySize(const Transposes& transposes) {
+    for (int64_t rows : {0,   1,   2,   3,   5,   15,  16,  17,  31,  63,  64,  127, 128, 129,
+                         160, 239, 240, 241, 255, 256, 257, 300, 479, 480, 481, 513, 1000}) {
+      for (int64_t cols : {1, 2, 31, 64, 100, 127, 128, 130, 256, 257, 272}) {
+        ExpectHostBytes(transposes, rows, cols, 0, 0);
+        ExpectHostBytes(transposes, rows, cols, (rows + cols) % 16, cols % 16);
       }
     }
   }
+
+  void ExpectHostBytesAtEveryAlignment(const Transposes& transposes) {
+    for (int64_t offset = 0; offset < 16; ++offset) {
+      for (int64_t out_offset = 0; out_offset < 16; ++out_offset) {
+        ExpectHostBytes(transposes, 490 + offset, 125 + out_offset, offset, out_offset);
+      }
+    }
+  }
+
+ private:
+  RandomFloats random_{62};
 };
 
-TEST_F(TransposeTest, BytesAreThoseOfTheHost) { ExpectHostBytes(8, paramshard::TransposeBytes, TransposeBytes); }
+TEST_F(TransposeTest, BytesAreThoseOfTheHost) { ExpectHostBytesOfEverySize(Bytes()); }
 
-TEST_F(TransposeTest, NibblesAreThoseOfTheHost) { ExpectHostBytes(4, paramshard::TransposeNibbles, TransposeNibbles); }
+TEST_F(TransposeTest, NibblesAreThoseOfTheHost) { ExpectHostBytesOfEverySize(Nibbles()); }
+
+TEST_F(TransposeTest, BytesAreThoseOfTheHostAtEveryAlignment) { ExpectHostBytesAtEveryAlignment(Bytes()); }
+
+TEST_F(TransposeTest, NibblesAreThoseOfTheHostAtEveryAlignment) { ExpectHostBytesAtEveryAlignment(Nibbles()); }
 
 }  // namespace
 }  // namespace paramshard::gpu

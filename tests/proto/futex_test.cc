@@ -13,6 +13,15 @@
 namespace paramshard::wire {
 namespace {
 
+// How many sleepers of one word now sleep on another.
+long Requeue(const std::atomic<uint32_t>& from, const std::atomic<uint32_t>& to) {
+  return syscall(SYS_futex, &from, FUTEX_CMP_REQUEUE, 0, 1, &to, from.load());
+}
+
+void AwaitSleeper(const std::atomic<uint32_t>& word) {
+  while (Requeue(word, word) != 1) std::this_thread::yield();
+}
+
 TEST(FutexTest, AWordThatHasChangedIsNotWaitedFor) {
   const std::atomic<uint32_t> word{2};
   const absl::Time start = absl::Now();
@@ -32,14 +41,10 @@ TEST(FutexTest, AWakeEndsAWaitOfAnyLength) {
   std::thread waiter([&] {
     while (word.load() == 0) FutexWait(word, 0, absl::InfiniteDuration());
   });
+  AwaitSleeper(word);
   word.store(1);
   FutexWake(word);
   waiter.join();
-}
-
-// How many sleepers of one word now sleep on another.
-long Requeue(const std::atomic<uint32_t>& from, const std::atomic<uint32_t>& to) {
-  return syscall(SYS_futex, &from, FUTEX_CMP_REQUEUE, 0, 1, &to, from.load());
 }
 
 class EitherTest : public testing::Test {
@@ -76,6 +81,7 @@ TEST_F(EitherTest, AWakeOfEitherEndsTheWait) {
     over_ = false;
     shared_ = private_ = 0;
     StartSleeper();
+    AwaitSleeper(shared_);
     over_ = true;
     (by_shared ? shared_ : private_) = 1;
     if (by_shared) FutexWake(shared_);

@@ -2,8 +2,6 @@
 #ifndef PARAMSHARD_TESTS_PROTO_SAFETENSORS_FILES_H_
 #define PARAMSHARD_TESTS_PROTO_SAFETENSORS_FILES_H_
 
-#include <stdlib.h>
-
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "proto/safetensors/safetensors_writer.h"
 #include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::safetensors {
 
@@ -57,12 +56,6 @@ inline void WriteFile(const std::string& path, const std::vector<TestTensor>& te
 // A test with a folder of its own.
 class FolderTest : public testing::Test {
  protected:
-  FolderTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-files-XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~FolderTest() override { std::filesystem::remove_all(folder_); }
-
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
 
   std::string WriteText(const std::string& name, const std::string& text) const {
@@ -82,7 +75,8 @@ class FolderTest : public testing::Test {
     return names;
   }
 
-  std::string folder_;
+  const test::TemporaryDirectory directory_;
+  const std::string& folder_ = directory_.path();
 };
 
 }  // namespace paramshard::safetensors

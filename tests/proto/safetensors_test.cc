@@ -356,12 +356,88 @@ TEST_F(CheckpointTest, AFileOrAFolderWithOneFileIsOne) {
   ASSERT_OK_AND_ASSIGN(const Checkpoint file, Checkpoint::Open(Path("one.safetensors")));
   EXPECT_EQ(file.tensors().size(), 2u);
   EXPECT_THAT(file.index_path(), IsEmpty());
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got 2 files and no index")));
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(kInvalid, HasSubstr("one file, an index, or files of one sharded checkpoint")));
   std::filesystem::remove(Path("one.safetensors"));
   ASSERT_OK_AND_ASSIGN(const Checkpoint folder, Checkpoint::Open(folder_));
   EXPECT_EQ(folder.tensors().size(), 1u);
   std::filesystem::remove(Path("two.safetensors"));
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got 0 files")));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got none")));
+}
+
+// What torch 2.15 writes with HuggingFaceStorageWriter(save_distributed=True) for three ranks.
+class ShardedCheckpointTest : public FolderTest {
+ protected:
+  // A part of w [7, 2] from a row on, whose elements count up from 0; some of the others.
+  void WriteShard(int number, int64_t first_row, int64_t rows, const std::string& more_info = "",
+                  const std::vector<TestTensor>& more = {}) {
+    std::vector<float> values;
+    for (int64_t i = 2 * first_row; i < 2 * (first_row + rows); ++i) values.push_back(static_cast<float>(i));
+    std::vector<TestTensor> tensors = {FloatTensor("w", {rows, 2}, values)};
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    const std::string info = absl::StrCat("{\"w\": {\"saved_offsets\": [", first_row, ", 0]}", more_info, "}");
+    WriteTensors(absl::StrCat("shard-0000", number, "-model-00001-of-00001.safetensors"), tensors,
+                 {{"DCP_SHARDING_INFO", info}, {"DCP_VERSION", "1.0"}, {"format", "pt"}});
+  }
+};
+
+TEST_F(ShardedCheckpointTest, PartsOfTensorsAreReadAsOne) {
+  // In an order that is not that of the rows.
+  WriteShard(1, 6, 1, ", \"plain\": {\"saved_offsets\": [0]}", {FloatTensor("plain", {3}, {7, 8, 9})});
+  WriteShard(2, 0, 3, ", \"one\": {\"saved_offsets\": []}", {FloatTensor("one", {}, {5})});
+  WriteShard(3, 3, 3);
+  WriteShard(4, 7, 0);
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_TRUE(checkpoint.is_sharded());
+  EXPECT_EQ(checkpoint.tensors().size(), 3u);
+  const Checkpoint::Tensor& w = *checkpoint.Find("w");
+  EXPECT_THAT(w.info->shape, ElementsAre(7, 2));
+  EXPECT_EQ(w.info->size_bytes, 56);
+  for (int first = 0; first < 14; ++first) {
+    for (int count = 0; first + count <= 14; ++count) {
+      std::vector<float> values(count);
+      ASSERT_OK(w.Read(first * 4, absl::MakeSpan(reinterpret_cast<uint8_t*>(values.data()), 4 * values.size())));
+      for (int i = 0; i < count; ++i) ASSERT_EQ(values[i], first + i);
+    }
+  }
+  EXPECT_THAT(checkpoint.Find("plain")->info->shape, ElementsAre(3));
+  EXPECT_THAT(checkpoint.Find("one")->info->shape, IsEmpty());
+}
+
+TEST_F(ShardedCheckpointTest, HolesAndRowsThatAreThereTwiceAreRefused) {
+  WriteShard(1, 0, 3);
+  WriteShard(2, 4, 3);
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor w: rows from 3 on")));
+  WriteShard(2, 2, 3);
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got them from 2 on")));
+  WriteShard(2, 3, 4);
+  EXPECT_OK(Checkpoint::Open(folder_));
+  WriteShard(1, 1, 2);
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("rows from 0 on")));
+}
+
+TEST_F(ShardedCheckpointTest, CutsOnOtherDimensionsAreRefused) {
+  WriteShard(1, 0, 3, ", \"c\": {\"saved_offsets\": [0, 0]}", {FloatTensor("c", {2, 1}, {1, 2})});
+  WriteShard(2, 3, 4, ", \"c\": {\"saved_offsets\": [0, 1]}", {FloatTensor("c", {2, 1}, {3, 4})});
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor c: cut on its first dimension alone")));
+}
+
+TEST_F(ShardedCheckpointTest, PartsThatDoNotFitEachOtherAreRefused) {
+  WriteShard(1, 0, 3, ", \"c\": {\"saved_offsets\": [0, 0]}", {FloatTensor("c", {2, 1}, {1, 2})});
+  WriteShard(2, 3, 4, ", \"c\": {\"saved_offsets\": [2, 0]}", {FloatTensor("c", {1, 2}, {3, 4})});
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor c: ")));
+}
+
+TEST_F(ShardedCheckpointTest, InfoThatIsNoneIsRefused) {
+  WriteShard(1, 0, 3);
+  for (const std::string info : {"", "[]", "{}", R"({"w":1})", R"({"w":{}})", R"({"w":{"saved_offsets":[3]}})",
+                                 R"({"w":{"saved_offsets":[-3,0]}})", R"({"w":{"saved_offsets":[3.0,0]}})",
+                                 R"({"w":{"saved_offsets":[9223372036854775807,0]}})", R"({"w":{"saved_offsets":"3"}})",
+                                 R"({"w":{"saved_offsets":[3,0]},"v":{"saved_offsets":[0]}})"}) {
+    WriteTensors("shard-00002-model-00001-of-00001.safetensors", {FloatTensor("w", {1, 2}, {6, 7})},
+                 {{"DCP_SHARDING_INFO", info}});
+    EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("shard-00002"))) << info;
+  }
 }
 
 TEST_F(CheckpointTest, AnIndexGivesEveryTensorItsFileInTheFolder) {

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -24,16 +23,6 @@
 #include "tests/support/environment.h"
 
 namespace paramshard::test {
-
-TemporaryDirectory::TemporaryDirectory() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-test-XXXXXX").string();
-  path_ = mkdtemp(pattern.data());
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-}
 
 namespace {
 

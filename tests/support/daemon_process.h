@@ -12,20 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {
-
-// A directory under the system's temporary one; removed with its content at the end. Move-only.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  TemporaryDirectory(TemporaryDirectory&& other) noexcept : path_(std::exchange(other.path_, "")) {}
-  ~TemporaryDirectory();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // What the process gets from its parent besides flags.
 struct Surroundings {

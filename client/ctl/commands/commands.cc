@@ -3,15 +3,17 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {&kModels,      &kShards,  &kDescribe, &kStats,   &kSessions,
-                                            &kMemory,      &kVerify,  &kDrain,    &kVersion, &kCodecEncode,
-                                            &kCodecDecode, &kConvert, &kImport};
+constexpr const CommandInfo* kCommands[] = {&kModels,   &kShards,           &kDescribe,       &kStats,
+                                            &kSessions, &kMemory,           &kVerify,         &kDrain,
+                                            &kVersion,  &kCodecEncode,      &kCodecDecode,    &kConvert,
+                                            &kImport,   &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 
 absl::Span<const CommandInfo* const> Commands() { return kCommands; }
 
 std::string GroupHelp(absl::string_view group) {
+  if (group == "checkpoint") return "look at saved models, without a daemon";
   return group == "codec" ? "encode or decode one matrix, without a daemon" : "";
 }
 

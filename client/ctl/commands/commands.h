@@ -24,6 +24,9 @@ extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;
 extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
+extern const CommandInfo kCheckpointVerify;
+extern const CommandInfo kCheckpointList;
+extern const CommandInfo kCheckpointDescribe;
 
 // The table of them, in the order of the help.
 absl::Span<const CommandInfo* const> Commands();

@@ -1,12 +1,16 @@
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/commands/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
+#include "proto/model/moment_fields.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -30,12 +34,19 @@ std::string PlanesText(const v1::DescribeParameterResponse& response) {
 }
 
 std::string MomentsText(const v1::DescribeParameterResponse& response) {
-  Table table({Right("RANK"), Right("EXP_AVG NORM"), Right("MIN"), Right("MAX"), Right("EXP_AVG_SQ NORM"), Right("MIN"),
-               Right("MAX")});
+  std::vector<Column> columns = {Right("RANK")};
+  for (const MomentTraits& moment : kMomentKinds) {
+    columns.push_back(Right(absl::StrCat(absl::AsciiStrToUpper(moment.name), " NORM")));
+    columns.insert(columns.end(), {Right("MIN"), Right("MAX")});
+  }
+  Table table(columns);
   for (const v1::ExtentDescription& extent : response.extents()) {
-    table.AddRow({absl::StrCat(extent.rank()), RealCell(extent.exp_avg_norm()), RealCell(extent.exp_avg_min()),
-                  RealCell(extent.exp_avg_max()), RealCell(extent.exp_avg_sq_norm()), RealCell(extent.exp_avg_sq_min()),
-                  RealCell(extent.exp_avg_sq_max())});
+    std::vector<std::string> cells = {absl::StrCat(extent.rank())};
+    for (const MomentTraits& moment : kMomentKinds) {
+      const MomentRange range = MomentRangeIn(extent, moment.kind);
+      cells.insert(cells.end(), {RealCell(range.norm), RealCell(range.min), RealCell(range.max)});
+    }
+    table.AddRow(cells);
   }
   return table.Text();
 }
@@ -80,8 +91,9 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
   const bool has_master = !response.frozen() || response.master_type() != v1::MASTER_TYPE_UNSPECIFIED;
   properties.Add("master", has_master ? EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_") : "none");
   if (!response.frozen()) {
-    properties.Add("exp_avg", MomentCell(response.exp_avg_type()));
-    properties.Add("exp_avg_sq", MomentCell(response.exp_avg_sq_type()));
+    for (const MomentTraits& moment : kMomentKinds) {
+      properties.Add(moment.name, MomentCell(MomentTypeIn(response, moment.kind)));
+    }
   }
   properties.Add("version", absl::StrCat(response.version()));
   properties.Add("step", absl::StrCat(response.step()));

@@ -1,5 +1,8 @@
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/commands/commands.h"
@@ -7,6 +10,7 @@
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
 #include "nlohmann/json.hpp"
+#include "proto/model/moment_fields.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -15,12 +19,18 @@ using nlohmann::ordered_json;
 
 std::string ExtentsText(const std::vector<v1::ExtentVerification>& extents) {
   if (extents.empty()) return "no extents on this daemon\n";
-  Table table({Left("PARAMETER"), Right("RANK"), Right("FIRST ROW"), Right("ROWS"), Left("MATCH"), Left("MASTER"),
-               Left("EXP_AVG"), Left("EXP_AVG_SQ"), Left("PLANES")});
+  std::vector<Column> columns = {Left("PARAMETER"), Right("RANK"), Right("FIRST ROW"),
+                                 Right("ROWS"),     Left("MATCH"), Left("MASTER")};
+  for (const MomentTraits& moment : kMomentKinds) columns.push_back(Left(absl::AsciiStrToUpper(moment.name)));
+  columns.push_back(Left("PLANES"));
+  Table table(columns);
   for (const v1::ExtentVerification& extent : extents) {
-    table.AddRow({extent.parameter(), absl::StrCat(extent.rank()), absl::StrCat(extent.first_row()),
-                  absl::StrCat(extent.rows()), YesNoCell(extent.planes_match()), HashCell(extent.master_hash()),
-                  HashCell(extent.exp_avg_hash()), HashCell(extent.exp_avg_sq_hash()), HashCell(extent.planes_hash())});
+    std::vector<std::string> cells = {
+        extent.parameter(),          absl::StrCat(extent.rank()),      absl::StrCat(extent.first_row()),
+        absl::StrCat(extent.rows()), YesNoCell(extent.planes_match()), HashCell(extent.master_hash())};
+    for (const MomentTraits& moment : kMomentKinds) cells.push_back(HashCell(MomentHashIn(extent, moment.kind)));
+    cells.push_back(HashCell(extent.planes_hash()));
+    table.AddRow(cells);
   }
   return table.Text();
 }

@@ -1,7 +1,5 @@
 #include "client/ctl/codec_files.h"
 
-#include <stdlib.h>
-
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -34,13 +33,7 @@ NpyArray FloatArray(std::vector<int64_t> shape, const std::vector<float>& values
 
 class CodecFilesTest : public testing::Test {
  protected:
-  CodecFilesTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-codec-XXXXXX").string();
-    directory_ = mkdtemp(pattern.data());
-  }
-  ~CodecFilesTest() override { std::filesystem::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
+  std::string Path(const std::string& name) const { return directory_.path() + "/" + name; }
 
   std::string Write(const std::string& name, const NpyArray& array) const {
     EXPECT_OK(WriteNpy(Path(name), array));
@@ -60,7 +53,7 @@ class CodecFilesTest : public testing::Test {
     return names;
   }
 
-  std::string directory_;
+  const test::TemporaryDirectory directory_;
 };
 
 TEST_F(CodecFilesTest, EachFormatHasItsFiles) {

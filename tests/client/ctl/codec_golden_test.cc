@@ -1,7 +1,6 @@
 // The program itself against the golden cases, byte for byte.
 
 #include <spawn.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "client/ctl/npy.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/golden.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard {
 namespace {
@@ -43,14 +43,8 @@ std::vector<std::string> EncodingFlags(const GoldenCase& golden, const Encoding&
 
 class CodecGoldenTest : public testing::Test {
  protected:
-  CodecGoldenTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-golden-XXXXXX").string();
-    directory_ = mkdtemp(pattern.data());
-  }
-  ~CodecGoldenTest() override { std::filesystem::remove_all(directory_); }
-
   std::string WriteInput(const GoldenCase& golden) const {
-    const std::string path = directory_ + "/input.npy";
+    const std::string path = directory_.path() + "/input.npy";
     EXPECT_TRUE(WriteNpy(path, {"<f4", {golden.rows(), golden.cols()}, golden.Bytes("input")}).ok());
     return path;
   }
@@ -86,7 +80,7 @@ class CodecGoldenTest : public testing::Test {
     EXPECT_TRUE(SameBytes(golden.Bytes("dequantized"), array->bytes));
   }
 
-  std::string directory_;
+  const test::TemporaryDirectory directory_;
 };
 
 TEST_F(CodecGoldenTest, EncodeGivesTheGoldenBytes) {
@@ -94,7 +88,7 @@ TEST_F(CodecGoldenTest, EncodeGivesTheGoldenBytes) {
   for (const GoldenCase& golden : GoldenCases("quantize")) {
     const Encoding encoding = golden.encoding();
     SCOPED_TRACE(golden.name());
-    const std::string output = directory_ + "/" + golden.name();
+    const std::string output = directory_.path() + "/" + golden.name();
     std::vector<std::string> arguments = {"codec", "encode", WriteInput(golden), output};
     for (const std::string& flag : EncodingFlags(golden, encoding)) arguments.push_back(flag);
     ASSERT_EQ(RunProgram(arguments), 0);
@@ -114,7 +108,7 @@ TEST_F(CodecGoldenTest, DecodeGivesTheGoldenValues) {
       if (!golden.Has(role)) continue;
       SCOPED_TRACE(golden.name());
       const Encoding encoding = golden.encoding();
-      const std::string planes = directory_ + "/" + golden.name();
+      const std::string planes = directory_.path() + "/" + golden.name();
       std::vector<std::string> encode = {"codec", "encode", WriteInput(golden), planes};
       for (const std::string& flag : EncodingFlags(golden, encoding)) encode.push_back(flag);
       ASSERT_EQ(RunProgram(encode), 0);
@@ -133,11 +127,12 @@ TEST_F(CodecGoldenTest, DecodeGivesTheGoldenValues) {
 }
 
 TEST_F(CodecGoldenTest, ExitCodesAreThoseOfTheHeader) {
-  const std::string missing = directory_ + "/none.npy";
-  EXPECT_EQ(RunProgram({"codec", "encode", "--format=MXFP8", missing, directory_ + "/out"}), 1);
-  EXPECT_EQ(RunProgram({"codec", "encode", "--format=MXFP8", "--element=E2M1", missing, directory_ + "/out"}), 1);
-  EXPECT_EQ(RunProgram({"codec", "encode", "--format=FP17", missing, directory_ + "/out"}), 2);
-  EXPECT_EQ(RunProgram({"models", "--socket-dir", directory_}), 3);
+  const std::string missing = directory_.path() + "/none.npy";
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=MXFP8", missing, directory_.path() + "/out"}), 1);
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=MXFP8", "--element=E2M1", missing, directory_.path() + "/out"}),
+            1);
+  EXPECT_EQ(RunProgram({"codec", "encode", "--format=FP17", missing, directory_.path() + "/out"}), 2);
+  EXPECT_EQ(RunProgram({"models", "--socket-dir", directory_.path()}), 3);
 }
 
 }  // namespace

@@ -54,6 +54,9 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"codec decode", {"in", "out.npy", "--format=MXFP8"}},
       {"convert", {"in", "--format=MXFP8", "-o", "out"}},
       {"import", {"m", "in"}},
+      {"checkpoint verify", {"in"}},
+      {"checkpoint list", {"in"}},
+      {"checkpoint describe", {"in"}},
   };
   for (const CommandInfo* info : Commands()) {
     std::vector<std::string> words = absl::StrSplit(info->name, ' ');
@@ -128,8 +131,8 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"models", "--timeout", "3"}, "a positive duration"},
       {{"models", "--timeout", "-3s"}, "a positive duration"},
       {{"codec", "encode", "in.npy", "out"}, "--format is required"},
-      {{"codec", "encode", "--format", "FP7", "in.npy", "out"}, "unknown format \"FP7\""},
-      {{"codec", "encode", "--format", "MXFP8", "--element", "E9M9", "in.npy", "out"}, "unknown element type"},
+      {{"codec", "encode", "--format", "FP7", "in.npy", "out"}, "NVFP4_2D expected, got \"FP7\""},
+      {{"codec", "encode", "--format", "MXFP8", "--element", "E9M9", "in.npy", "out"}, "E2M1 expected, got \"E9M9\""},
       {{"codec", "encode", "--format", "MXFP8", "--power-of-two-scales=maybe", "in.npy", "out"}, "maybe"},
       {{"codec", "encode", "--format", "MXFP8", "--scale=2", "in.npy", "out"},
        "FP8_TENSOR_DELAYED expected, got MXFP8"},

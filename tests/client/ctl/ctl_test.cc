@@ -14,6 +14,7 @@
 #include "proto/safetensors/safetensors_file.h"
 #include "tests/client/ctl/fake_daemon.h"
 #include "tests/client/ctl/run_ctl.h"
+#include "tests/proto/checkpoint/saved_model.h"
 #include "tests/proto/safetensors_files.h"
 
 namespace paramshard::ctl {
@@ -256,6 +257,79 @@ TEST(CtlTest, FlagsOfCodecSayWhatItReadsAndWrites) {
   float scale_inv = 0;
   std::memcpy(&scale_inv, ReadNpy(planes + "/scale_inv.npy")->bytes.data(), sizeof(scale_inv));
   EXPECT_EQ(scale_inv, 0.25f);
+}
+
+// Of one parameter "w", step 12, serial 3.
+std::string SaveTiny(const std::string& root) {
+  return checkpoint::SavedModel(checkpoint::TinySpec(), 1).Write(root + "/tiny", {.history = 1});
+}
+
+TEST(CtlTest, CheckpointsAreListedByModelOrForAll) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string folder = SaveTiny(daemon.directory());
+  for (const std::string& path : {daemon.directory(), daemon.directory() + "/tiny"}) {
+    const Result table = RunArguments({"checkpoint", "list", path});
+    EXPECT_EQ(table.exit_code, kSucceeded) << table.err;
+    EXPECT_THAT(table.out, AllOf(StartsWith("SERIAL  MODEL  STEP  HISTORY"), HasSubstr("     3  tiny     12  00000000"),
+                                 HasSubstr("2023-11-14 22:13:20Z  step-000000000012-00000000  -\n")));
+    const nlohmann::json json = nlohmann::json::parse(RunArguments({"-o", "json", "checkpoint", "list", path}).out);
+    ASSERT_EQ(json["checkpoints"].size(), 1u);
+    EXPECT_EQ(json["checkpoints"][0]["folder"], folder);
+    EXPECT_EQ(json["checkpoints"][0]["step"], "12");
+    EXPECT_EQ(json["checkpoints"][0]["savedAt"], "2023-11-14T22:13:20.123Z");
+  }
+  checkpoint::WriteText(folder + "/manifest.json", "{}");
+  EXPECT_THAT(RunArguments({"checkpoint", "list", daemon.directory()}).out, HasSubstr("ends with its hash expected"));
+  EXPECT_THAT(RunArguments({"checkpoint", "list", folder}).out, "no checkpoints\n");
+  EXPECT_EQ(RunArguments({"checkpoint", "list", folder + "/none"}).exit_code, kFailed);
+}
+
+TEST(CtlTest, ACheckpointIsDescribed) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string folder = SaveTiny(daemon.directory());
+  const Result table = RunArguments({"checkpoint", "describe", folder});
+  EXPECT_EQ(table.exit_code, kSucceeded) << table.err;
+  EXPECT_THAT(table.out, AllOf(StartsWith("model"), HasSubstr("1 ranks, shard size 1"), HasSubstr("goes on from"),
+                               HasSubstr("\nexp_avg_sq/w  F32      3        2  24 B")));
+  const nlohmann::json json = nlohmann::json::parse(RunArguments({"-o", "json", "checkpoint", "describe", folder}).out);
+  EXPECT_EQ(json["tensors"][0]["key"], "master/w");
+  EXPECT_EQ(json["tensors"][0]["rows"], "3");
+  EXPECT_EQ(json["parent"]["step"], "2");
+  EXPECT_EQ(json["files"].size(), 2u);
+}
+
+TEST(CtlTest, ADamagedCheckpointHasAnExitCodeOfItsOwn) {
+  const FakeDaemon daemon;  // for its folder
+  const std::string folder = SaveTiny(daemon.directory());
+  const Result whole = RunArguments({"checkpoint", "verify", folder});
+  EXPECT_EQ(whole.exit_code, kSucceeded) << whole.err;
+  EXPECT_THAT(whole.out, HasSubstr("step 12, version 10: "));
+  EXPECT_THAT(whole.out, HasSubstr(" read, 0 damages\n"));
+  EXPECT_THAT(whole.progress, HasSubstr(" of "));
+  const std::string file = folder + "/rank-00000-of-00001.safetensors";
+  std::string bytes = checkpoint::ReadText(file);
+  const size_t client_state = checkpoint::SavedModel::ClientState(0).size();
+  bytes[bytes.size() - client_state - 1] ^= 1;
+  checkpoint::WriteText(file, bytes);
+  const Result damaged = RunArguments({"checkpoint", "verify", folder, "--quiet"});
+  EXPECT_EQ(damaged.exit_code, kMismatch);
+  EXPECT_EQ(damaged.progress, "");
+  EXPECT_THAT(damaged.out,
+              AllOf(StartsWith("FILE"), HasSubstr("rank-00000-of-00001.safetensors  exp_avg_sq/w          0"),
+                    HasSubstr(" 1 damage\n")));
+  const Result as_json = RunArguments({"-o", "json", "checkpoint", "verify", folder});
+  EXPECT_EQ(as_json.exit_code, kMismatch);
+  const nlohmann::json json = nlohmann::json::parse(as_json.out);
+  EXPECT_EQ(json["damages"][0]["tensor"], "exp_avg_sq/w");
+  EXPECT_EQ(json["damages"][0]["rows"], "3");
+}
+
+TEST(CtlTest, WhatIsNoCheckpointIsAnError) {
+  const FakeDaemon daemon;  // for its folder
+  const Result none = RunArguments({"checkpoint", "verify", daemon.directory()});
+  EXPECT_EQ(none.exit_code, kFailed);
+  EXPECT_THAT(none.err, AllOf(StartsWith("paramshardctl: checkpoint verify "), HasSubstr("NOT_FOUND")));
+  EXPECT_EQ(RunArguments({"checkpoint", "describe", daemon.directory()}).exit_code, kFailed);
 }
 
 TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {

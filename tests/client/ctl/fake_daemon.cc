@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -122,12 +121,9 @@ grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1
 }
 
 FakeDaemon::FakeDaemon(FakeHandoff handoff) : handoff_(handoff), service_(Token()) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-ctl-XXXXXX").string();
-  PARAMSHARD_CHECK(mkdtemp(pattern.data()) != nullptr);
-  directory_ = pattern;
   Listen();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("unix:", directory_, "/grpc.sock"), grpc::InsecureServerCredentials());
+  builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
   builder.RegisterService(&service_);
   server_ = builder.BuildAndStart();
   PARAMSHARD_CHECK(server_ != nullptr);
@@ -139,7 +135,6 @@ FakeDaemon::~FakeDaemon() {
   shutdown(listener_.get(), SHUT_RDWR);
   thread_.join();
   StopGrpc();
-  std::filesystem::remove_all(directory_);
 }
 
 void FakeDaemon::StopGrpc() {
@@ -152,7 +147,7 @@ void FakeDaemon::Listen() {
   listener_ = wire::FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = absl::StrCat(directory_, "/handoff.sock");
+  const std::string path = absl::StrCat(directory_.path(), "/handoff.sock");
   PARAMSHARD_CHECK(path.size() < sizeof(address.sun_path));
   std::memcpy(address.sun_path, path.data(), path.size());
   PARAMSHARD_CHECK(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);

@@ -11,6 +11,7 @@
 
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "proto/wire/handoff.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {
 
@@ -75,7 +76,7 @@ class FakeDaemon {
   explicit FakeDaemon(FakeHandoff handoff = FakeHandoff::kWelcomes);
   ~FakeDaemon();
 
-  const std::string& directory() const { return directory_; }
+  const std::string& directory() const { return directory_.path(); }
   FakeAdminService& service() { return service_; }
   // No gRPC from here on.
   void StopGrpc();
@@ -87,7 +88,7 @@ class FakeDaemon {
 
   // Constant after construction.
   const FakeHandoff handoff_;
-  std::string directory_;
+  const test::TemporaryDirectory directory_;
   wire::FileDescriptor listener_;
 
   FakeAdminService service_;

@@ -72,12 +72,12 @@ class CudaClientTest : public testing::Test {
   }
 
   // What every rank sees of a training by a fresh daemon.
-  std::vector<Seen> Train(absl::string_view kind, int ranks, Format format,
+  std::vector<Seen> Train(absl::string_view kind, int ranks, const ModelSpec& spec,
                           const std::function<absl::StatusOr<Seen>(Model&)>& train) {
     std::vector<Seen> seen(ranks);
     StartDaemon(kind, ranks);
     if (HasFatalFailure()) return seen;
-    RunTrainers(ranks, TwoUnits(format), [&](int rank, Model& model) -> absl::Status {
+    RunTrainers(ranks, spec, [&](int rank, Model& model) -> absl::Status {
       EXPECT_EQ(model.gpu() >= 0, kind == "cuda");
       ASSIGN_OR_RETURN(seen[rank], train(model));
       // Nobody leaves before everybody has seen everything.
@@ -85,6 +85,20 @@ class CudaClientTest : public testing::Test {
       return last.Wait().status();
     });
     return seen;
+  }
+
+  // A training on GPUs, by the host and on streams, sees what one in host memory sees.
+  void ExpectSameBits(int ranks, const ModelSpec& spec) {
+    const std::vector<Seen> expected = Train("cpu", ranks, spec, TrainByHost);
+    const std::vector<Seen> by_host = Train("cuda", ranks, spec, TrainByHost);
+    const std::vector<Seen> on_streams = Train("cuda", ranks, spec, TrainOnStreams);
+    for (int rank = 0; rank < ranks; ++rank) {
+      ASSERT_FALSE(expected[rank].planes.empty());
+      EXPECT_TRUE(by_host[rank].planes == expected[rank].planes) << "by the host, rank " << rank;
+      EXPECT_TRUE(on_streams[rank].planes == expected[rank].planes) << "on streams, rank " << rank;
+      EXPECT_EQ(by_host[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
+      EXPECT_EQ(on_streams[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
+    }
   }
 
   std::optional<test::TemporaryDirectory> directory_;
@@ -128,16 +142,7 @@ class SameBitsTest : public CudaClientTest, public testing::WithParamInterface<s
 TEST_P(SameBitsTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
   const auto [format, ranks] = GetParam();
   SKIP_WITHOUT_GPUS(ranks);
-  const std::vector<Seen> expected = Train("cpu", ranks, format, TrainByHost);
-  const std::vector<Seen> by_host = Train("cuda", ranks, format, TrainByHost);
-  const std::vector<Seen> on_streams = Train("cuda", ranks, format, TrainOnStreams);
-  for (int rank = 0; rank < ranks; ++rank) {
-    ASSERT_FALSE(expected[rank].planes.empty());
-    EXPECT_TRUE(by_host[rank].planes == expected[rank].planes) << "by the host, rank " << rank;
-    EXPECT_TRUE(on_streams[rank].planes == expected[rank].planes) << "on streams, rank " << rank;
-    EXPECT_EQ(by_host[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
-    EXPECT_EQ(on_streams[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
-  }
+  ExpectSameBits(ranks, TwoUnits(format));
 }
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<Format, int>>& info) {
@@ -155,6 +160,26 @@ INSTANTIATE_TEST_SUITE_P(OnTwo, SameBitsTest,
                                                           Format::kNVFP4_2D),
                                           testing::Values(2)),
                          NameOf);
+
+// Of gradients of both types, into masters of both types and moments with scales and without.
+class SameBitsOfBF16SumsTest : public CudaClientTest,
+                               public testing::WithParamInterface<std::tuple<GradientSums, int>> {};
+
+TEST_P(SameBitsOfBF16SumsTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
+  const auto [sums, ranks] = GetParam();
+  SKIP_WITHOUT_GPUS(ranks);
+  ModelSpec spec = TwoUnits(Format::kBF16);
+  spec.accumulator_type = GradientType::kBF16;
+  spec.gradient_sums = sums;
+  ParameterSpec& weight = spec.units[0].parameters[0];
+  weight.master_type = MasterType::kBF16Remainder;
+  weight.exp_avg_type = weight.exp_avg_sq_type = MomentType::kFP8;
+  ExpectSameBits(ranks, spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(AtCommitAndAtPush, SameBitsOfBF16SumsTest,
+                         testing::Combine(testing::Values(GradientSums::kAtCommit, GradientSums::kAtPush),
+                                          testing::Values(1, 2, 4)));
 
 TEST_F(CudaClientTest, ScalesAsProductsReadThemAreThoseOfTheHost) {
   SKIP_WITHOUT_GPUS(1);

@@ -6,6 +6,7 @@
 namespace paramshard::examples {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
@@ -54,11 +55,21 @@ TEST(StorageTest, UnknownNamesAreSaid) {
   EXPECT_THAT(ParseStorage({.moments = "FP64"}), refused("FP64"));
   EXPECT_THAT(ParseStorage({.exp_avg = "BF17"}), refused("BF17"));
   EXPECT_THAT(ParseStorage({.exp_avg_sq = "bf16"}), refused("bf16"));
+  EXPECT_THAT(ParseStorage({.accumulators = "FP8"}), refused("accumulators: FP32 or BF16 expected"));
 }
 
 TEST(StorageTest, ArgumentsSayTheSame) {
   EXPECT_THAT(ToArguments({.format = "MXFP8", .rules = {"a=BF16", "b=FP32"}, .moments = "BF16", .exp_avg_sq = "FP32"}),
-              ElementsAre("--format=MXFP8", "--rule=a=BF16", "--rule=b=FP32", "--moments=BF16", "--exp-avg-sq=FP32"));
+              ElementsAre("--format=MXFP8", "--rule=a=BF16", "--rule=b=FP32", "--moments=BF16", "--exp-avg-sq=FP32",
+                          "--accumulators=FP32"));
+  EXPECT_THAT(ToArguments({.accumulators = "BF16"}), Contains("--accumulators=BF16"));
+}
+
+TEST(StorageTest, AccumulatorsAreTheModels) {
+  ModelSpec model;
+  ASSERT_OK_AND_ASSIGN(const Storage storage, ParseStorage({.accumulators = "BF16"}));
+  SetStorage(storage, model);
+  EXPECT_EQ(model.accumulator_type, GradientType::kBF16);
 }
 
 TEST(StorageTest, VectorsStayFP32) {

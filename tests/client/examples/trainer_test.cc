@@ -150,12 +150,14 @@ TEST_F(TrainerTest, TheSameTrainingTwiceIsTheSame) {
   EXPECT_EQ(StateHash("again"), StateHash("once"));
 }
 
-TEST_F(TrainerTest, AnotherSeedOrMomentTypeIsAnotherTraining) {
+TEST_F(TrainerTest, AnotherSeedOrStoredTypeIsAnotherTraining) {
   Train({.model = "plain"});
   Train({.model = "seed", .arguments = {"--steps=6", "--seed=2"}});
   Train({.model = "moments", .arguments = {"--steps=6", "--moments=BF16"}});
   EXPECT_NE(StateHash("seed"), StateHash("plain"));
   EXPECT_NE(StateHash("moments"), StateHash("plain"));
+  Train({.model = "sums", .arguments = {"--steps=6", "--accumulators=BF16"}});
+  EXPECT_NE(StateHash("sums"), StateHash("plain"));
 }
 
 TEST_F(TrainerTest, ATrainingThatIsKilledInMidStepEndsInTheSameState) {

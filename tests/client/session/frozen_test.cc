@@ -1,9 +1,15 @@
-// Frozen parameters, through client and daemon.
+// Frozen parameters, through client and daemon, on devices of the kind that PARAMSHARD_TEST_DEVICES says.
+#ifdef PARAMSHARD_HAS_CUDA
+#include <cuda_runtime.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -12,10 +18,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#ifdef PARAMSHARD_HAS_CUDA
+#include "client/cuda.h"
+#endif
 #include "gmock/gmock.h"
+#include "kernels/base/status_macros.h"
 #include "tests/every_format.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
 
 namespace paramshard {
 namespace {
@@ -38,19 +49,21 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape, Format for
           .initial_value = {Initializer::kNormal, 0.0f, 0.1f}};
 }
 
-// What an adapter is trained on: a unit that is frozen, and one that has a frozen parameter with a master beside the
-// adapter. `trainable`: the same model with nothing frozen.
+// What an adapter is trained on: a unit that is frozen, and one that has frozen parameters with masters of both kinds
+// beside the adapter. `trainable`: the same model with nothing frozen.
 ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
   ParameterSpec kept = Parameter("mixed.w", {kRows, kColumns}, format);
   kept.master_type = MasterType::kFP32;
-  ModelSpec spec = {
-      .name = name,
-      .units = {{.name = "base",
-                 .parameters = {Parameter("base.w", {kRows, kColumns}, format),
-                                Parameter("base.small", {5, 33}, format)}},
-                {.name = "mixed", .parameters = {kept, Parameter("mixed.adapter", {16, kColumns}, Format::kFP32)}}},
-      .small_parameter_bytes = 1500,
-      .seed = 7};
+  ParameterSpec pair = Parameter("mixed.pair", {40, kColumns}, Format::kBF16);
+  pair.master_type = MasterType::kBF16Remainder;
+  ModelSpec spec = {.name = name,
+                    .units = {{.name = "base",
+                               .parameters = {Parameter("base.w", {kRows, kColumns}, format),
+                                              Parameter("base.small", {5, 33}, format)}},
+                              {.name = "mixed",
+                               .parameters = {kept, pair, Parameter("mixed.adapter", {16, kColumns}, Format::kFP32)}}},
+                    .small_parameter_bytes = 1500,
+                    .seed = 7};
   for (UnitSpec& unit : spec.units) {
     for (ParameterSpec& parameter : unit.parameters) {
       parameter.trainable = trainable || parameter.name == "mixed.adapter";
@@ -59,22 +72,47 @@ ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
   return spec;
 }
 
-std::string Bytes(absl::Span<const uint8_t> bytes) { return std::string(bytes.begin(), bytes.end()); }
+// What lies in host memory, or on the GPU.
+std::string Bytes(absl::Span<const uint8_t> bytes, int gpu) {
+  if (gpu < 0) return std::string(bytes.begin(), bytes.end());
+  std::string copy(bytes.size(), '\0');
+#ifdef PARAMSHARD_HAS_CUDA
+  EXPECT_EQ(cudaSetDevice(gpu), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(copy.data(), bytes.data(), bytes.size(), cudaMemcpyDefault), cudaSuccess);
+#endif
+  return copy;
+}
+
+bool HasDevices(int count) {
+  if (test::TestDevices() != "cuda") return true;
+  int gpus = 0;
+#ifdef PARAMSHARD_HAS_CUDA
+  if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
+#endif
+  return gpus >= count;
+}
+
+// Ranks are threads of one process here: loading a kernel while another rank's stream waits would hold them all up.
+const bool kKernelsAreLoadedAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", 0) == 0;
 
 // The bytes of every plane, by parameter and phase.
 using Planes = std::map<std::pair<std::string, Phase>, std::string>;
 
-absl::StatusOr<Planes> GatherAll(Model& model) {
+using AwaitUnit = std::function<absl::Status(GatheredUnit& unit)>;
+absl::Status AwaitOnHost(GatheredUnit& unit) { return unit.Wait(); }
+
+absl::StatusOr<Planes> GatherAll(Model& model, const AwaitUnit& await = AwaitOnHost) {
   Planes planes;
   for (const UnitSpec& unit : model.spec().units) {
     for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
       absl::StatusOr<GatheredUnit> gathered = model.Gather(unit.name, phase);
       if (!gathered.ok()) return gathered.status();
-      if (const absl::Status status = gathered->Wait(); !status.ok()) return status;
+      if (const absl::Status status = await(*gathered); !status.ok()) return status;
       for (const ParameterSpec& parameter : unit.parameters) {
         const absl::StatusOr<Matrix> matrix = gathered->Get(parameter.name);
         if (!matrix.ok()) return matrix.status();
-        planes[{parameter.name, phase}] = absl::StrCat(Bytes(matrix->data), Bytes(matrix->scales), Bytes(matrix->amax));
+        std::string& bytes = planes[{parameter.name, phase}];
+        for (const auto span : {matrix->data, matrix->scales, matrix->amax}) bytes += Bytes(span, matrix->gpu);
       }
     }
   }
@@ -97,29 +135,69 @@ absl::StatusOr<Exported> ExportAll(Client& client, const std::string& model, std
   return exported;
 }
 
+// A daemon, and a client of it.
+struct Served {
+  test::TemporaryDirectory directory;
+  std::optional<test::DaemonProcess> daemon;
+  std::optional<Client> client;
+
+  absl::Status Start(const std::vector<std::string>& flags) {
+    ASSIGN_OR_RETURN(test::DaemonProcess started,
+                     test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory.path(), flags));
+    daemon.emplace(std::move(started));
+    ASSIGN_OR_RETURN(Client connected, Connect(0));
+    client.emplace(std::move(connected));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Client> Connect(int rank) const {
+    return Client::Connect({.rank = rank, .socket_dir = directory.path(), .attach_timeout = absl::Seconds(20)});
+  }
+};
+
+using DaemonMap = std::map<std::pair<std::string, int>, std::unique_ptr<Served>>;
+DaemonMap& Daemons() {
+  static auto* const daemons = new DaemonMap;
+  return *daemons;
+}
+
+// One for all tests: on GPUs most of a short test's time would be its daemon's start. Null when it does not start.
+Served* ServedBy(const std::string& kind, int ranks) {
+  std::unique_ptr<Served>& served = Daemons()[{kind, ranks}];
+  if (served != nullptr) return served.get();
+  std::vector<std::string> flags;
+  for (int rank = 0; rank < ranks; ++rank) flags.push_back(absl::StrCat("--device=", kind, ":", rank));
+  auto started = std::make_unique<Served>();
+  EXPECT_OK(started->Start(flags));
+  if (started->client.has_value()) served = std::move(started);
+  return served.get();
+}
+
+class DaemonsEnd : public testing::Environment {
+ public:
+  void TearDown() override { Daemons().clear(); }
+};
+const testing::Environment* const kDaemonsEnd = testing::AddGlobalTestEnvironment(new DaemonsEnd);
+
 class FrozenTest : public testing::TestWithParam<std::tuple<Format, int>> {
  protected:
   void SetUp() override {
-    std::vector<std::string> flags;
-    for (int rank = 0; rank < ranks_; ++rank) flags.push_back(absl::StrCat("--device=cpu:", rank));
-    absl::StatusOr<test::DaemonProcess> daemon = test::DaemonProcess::Start(PARAMSHARDD, directory_.path(), flags);
-    ASSERT_OK(daemon);
-    daemon_.emplace(*std::move(daemon));
-    absl::StatusOr<Client> client = Connect(0);
-    ASSERT_OK(client);
-    client_.emplace(*std::move(client));
+    if (!HasDevices(ranks_)) GTEST_SKIP() << ranks_ << " GPUs expected";
+    served_ = ServedBy(test::TestDevices(), ranks_);
+    ASSERT_NE(served_, nullptr);
   }
-
-  absl::StatusOr<Client> Connect(int rank) {
-    return Client::Connect({.rank = rank, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(20)});
+  void TearDown() override {
+    for (const auto& [kind, served] : Daemons()) {
+      if (served == nullptr) continue;
+      for (const ModelSpec& spec : {frozen_, twin_}) served->client->DeleteModel(spec.name).IgnoreError();
+    }
   }
 
   // Trains every rank in a thread of its own.
-  void Run(const ModelSpec& spec, const std::function<void(int rank, Model& model)>& train) {
+  void Run(const Served& served, const ModelSpec& spec, const std::function<void(int rank, Model& model)>& train) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks_; ++rank) {
       threads.emplace_back([&, rank] {
-        absl::StatusOr<Client> client = Connect(rank);
+        absl::StatusOr<Client> client = served.Connect(rank);
         ASSERT_OK(client);
         absl::StatusOr<Model> model = client->OpenModel(spec);
         ASSERT_OK(model);
@@ -128,15 +206,27 @@ class FrozenTest : public testing::TestWithParam<std::tuple<Format, int>> {
     }
     for (std::thread& thread : threads) thread.join();
   }
+  void Run(const ModelSpec& spec, const std::function<void(int rank, Model& model)>& train) {
+    Run(*served_, spec, train);
+  }
 
-  Planes PlanesOf(const ModelSpec& spec) {
+  Planes PlanesOf(const Served& served, const ModelSpec& spec, const AwaitUnit& await = AwaitOnHost) {
     Planes planes;
-    Run(spec, [&](int rank, Model& model) {
-      absl::StatusOr<Planes> gathered = GatherAll(model);
+    Run(served, spec, [&](int rank, Model& model) {
+      absl::StatusOr<Planes> gathered = GatherAll(model, await);
       ASSERT_OK(gathered);
       if (rank == 0) planes = *std::move(gathered);
     });
     return planes;
+  }
+  Planes PlanesOf(const ModelSpec& spec) { return PlanesOf(*served_, spec); }
+
+  // Pushes gradients of one value for the adapter.
+  static absl::Status PushAdapter(Model& model, float value) {
+    ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients("mixed"));
+    ASSIGN_OR_RETURN(const GradientView view, gradients.Get("mixed.adapter"));
+    RETURN_IF_ERROR(view.Write(std::vector<float>(16 * kColumns, value)));
+    return gradients.Push();
   }
 
   const Format format_ = std::get<0>(GetParam());
@@ -144,24 +234,20 @@ class FrozenTest : public testing::TestWithParam<std::tuple<Format, int>> {
   const ModelSpec frozen_ = Adapted("frozen", format_, /*trainable=*/false);
   const ModelSpec twin_ = Adapted("twin", format_, /*trainable=*/true);
 
-  const test::TemporaryDirectory directory_;
-  std::optional<test::DaemonProcess> daemon_;
-  std::optional<Client> client_;
+  Served* served_ = nullptr;
 };
 
 TEST_P(FrozenTest, PlanesAreThoseOfATrainableParameter) { EXPECT_EQ(PlanesOf(frozen_), PlanesOf(twin_)); }
 
-TEST_P(FrozenTest, CommitsLeaveFrozenParametersAlone) {
+TEST_P(FrozenTest, CommitsAndDiscardsLeaveFrozenParametersAlone) {
   Run(frozen_, [&](int, Model& model) {
     absl::StatusOr<Planes> before = GatherAll(model);
     ASSERT_OK(before);
     for (int step = 1; step <= 2; ++step) {
-      absl::StatusOr<UnitGradients> gradients = model.Gradients("mixed");
-      ASSERT_OK(gradients);
-      const absl::StatusOr<GradientView> view = gradients->Get("mixed.adapter");
-      ASSERT_OK(view);
-      std::fill(view->fp32().begin(), view->fp32().end(), 1.0f);
-      ASSERT_OK(gradients->Push());
+      // What is discarded leaves nothing, neither in the sums nor in the norm.
+      ASSERT_OK(PushAdapter(model, 50.0f));
+      ASSERT_OK(model.Discard());
+      ASSERT_OK(PushAdapter(model, 1.0f));
       absl::StatusOr<PendingCommit> commit = model.Commit({.learning_rate = 0.1f});
       ASSERT_OK(commit);
       const absl::StatusOr<StepResult> result = commit->Wait();
@@ -191,10 +277,10 @@ TEST_P(FrozenTest, GradientsOfFrozenParametersAreRefusedByName) {
 }
 
 TEST_P(FrozenTest, ExportsGiveTheMasterOrWhatPlanesDecodeTo) {
-  ASSERT_OK(client_->CreateModel(frozen_));
-  ASSERT_OK(client_->CreateModel(twin_));
-  ASSERT_OK_AND_ASSIGN(const Exported masters, ExportAll(*client_, "frozen", {TensorKind::kMaster}));
-  ASSERT_OK_AND_ASSIGN(const Exported twins, ExportAll(*client_, "twin", {TensorKind::kMaster}));
+  ASSERT_OK(served_->client->CreateModel(frozen_));
+  ASSERT_OK(served_->client->CreateModel(twin_));
+  ASSERT_OK_AND_ASSIGN(const Exported masters, ExportAll(*served_->client, "frozen", {TensorKind::kMaster}));
+  ASSERT_OK_AND_ASSIGN(const Exported twins, ExportAll(*served_->client, "twin", {TensorKind::kMaster}));
   const auto master = [](const std::string& name) { return std::pair(name, TensorKind::kMaster); };
   EXPECT_EQ(masters.at(master("mixed.w")), twins.at(master("mixed.w")));
   std::vector<float> decoded(kRows * kColumns);
@@ -211,23 +297,25 @@ TEST_P(FrozenTest, ExportsGiveTheMasterOrWhatPlanesDecodeTo) {
 
   // A state bit for bit has what a parameter stores: of frozen ones a master, where they have one.
   ASSERT_OK_AND_ASSIGN(const Exported stored,
-                       ExportAll(*client_, "frozen", {std::begin(kStoredState), std::end(kStoredState)}));
+                       ExportAll(*served_->client, "frozen", {std::begin(kStoredState), std::end(kStoredState)}));
   std::vector<std::pair<std::string, TensorKind>> kinds;
   for (const auto& [key, values] : stored) kinds.push_back(key);
   EXPECT_THAT(kinds, UnorderedElementsAre(Pair("mixed.w", TensorKind::kMasterElements),
+                                          Pair("mixed.pair", TensorKind::kMasterElements),
+                                          Pair("mixed.pair", TensorKind::kMasterRemainders),
                                           Pair("mixed.adapter", TensorKind::kMasterElements),
                                           Pair("mixed.adapter", TensorKind::kExpAvgElements),
                                           Pair("mixed.adapter", TensorKind::kExpAvgSqElements)));
 }
 
 TEST_P(FrozenTest, ImportedMastersBecomePlanes) {
-  ASSERT_OK(client_->CreateModel(frozen_));
-  ASSERT_OK(client_->CreateModel(twin_));
+  ASSERT_OK(served_->client->CreateModel(frozen_));
+  ASSERT_OK(served_->client->CreateModel(twin_));
   std::vector<float> values(kRows * kColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   const std::vector<ImportTensor> tensors = {{.parameter = "base.w", .values = values},
                                              {.parameter = "mixed.w", .values = values}};
-  for (const char* model : {"frozen", "twin"}) ASSERT_OK(client_->Import(model, tensors));
+  for (const char* model : {"frozen", "twin"}) ASSERT_OK(served_->client->Import(model, tensors));
   EXPECT_EQ(PlanesOf(frozen_), PlanesOf(twin_));
   // In slices too; and others stay as they are.
   const absl::Span<const float> all = values;
@@ -235,24 +323,84 @@ TEST_P(FrozenTest, ImportedMastersBecomePlanes) {
   const std::vector<ImportTensor> slices = {
       {.parameter = "base.w", .values = all.subspan(0, 50 * kColumns), .rows = 50},
       {.parameter = "base.w", .values = all.subspan(50 * kColumns), .first_row = 50}};
-  for (const char* model : {"frozen", "twin"}) ASSERT_OK(client_->Import(model, slices));
+  for (const char* model : {"frozen", "twin"}) ASSERT_OK(served_->client->Import(model, slices));
   EXPECT_EQ(PlanesOf(frozen_), PlanesOf(twin_));
 }
 
 TEST_P(FrozenTest, ImportsThatAFrozenParameterHasNoPlaceForAreRefused) {
-  ASSERT_OK(client_->CreateModel(frozen_));
+  ASSERT_OK(served_->client->CreateModel(frozen_));
   const Planes before = PlanesOf(frozen_);
   const std::vector<float> values(kRows * kColumns, 1.0f);
   const absl::Span<const float> part = absl::MakeConstSpan(values).subspan(0, 30 * kColumns);
-  EXPECT_THAT(client_->Import("frozen", {{.parameter = "base.w", .values = part, .rows = 30}}),
+  EXPECT_THAT(served_->client->Import("frozen", {{.parameter = "base.w", .values = part, .rows = 30}}),
               StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("base.w"), HasSubstr("frozen"))));
-  EXPECT_THAT(client_->Import("frozen", {{.parameter = "base.w", .kind = TensorKind::kExpAvg, .values = values}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has exp_avg expected")));
   EXPECT_THAT(
-      client_->Import("frozen", {{.parameter = "base.w", .kind = TensorKind::kMasterElements, .values = values}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has master elements expected")));
+      served_->client->Import("frozen", {{.parameter = "base.w", .kind = TensorKind::kExpAvg, .values = values}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has exp_avg expected")));
+  EXPECT_THAT(served_->client->Import("frozen",
+                                      {{.parameter = "base.w", .kind = TensorKind::kMasterElements, .values = values}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has master elements expected")));
   EXPECT_EQ(PlanesOf(frozen_), before);
 }
+
+// docs/numerics.md says what of a parameter without a master comes back.
+TEST_P(FrozenTest, WhatIsExportedComesBackAsThoseValues) {
+  ASSERT_OK(served_->client->CreateModel(frozen_));
+  const Planes before = PlanesOf(frozen_);
+  ASSERT_OK_AND_ASSIGN(const Exported values, ExportAll(*served_->client, "frozen", {TensorKind::kMaster}));
+  std::vector<ImportTensor> tensors;
+  for (const auto& [key, master] : values) tensors.push_back({.parameter = key.first, .values = master});
+  ASSERT_OK(served_->client->Import("frozen", tensors));
+  ASSERT_OK_AND_ASSIGN(const Exported again, ExportAll(*served_->client, "frozen", {TensorKind::kMaster}));
+  for (const auto& [key, master] : values) {
+    const bool is_exact = format_ != Format::kNVFP4_2D || key.first.rfind("mixed", 0) == 0;
+    for (size_t i = 0; i < master.size(); ++i) {
+      ASSERT_NEAR(again.at(key)[i], master[i], is_exact ? 0 : std::ldexp(std::abs(master[i]), -22)) << key.first;
+    }
+  }
+  const Planes after = PlanesOf(frozen_);
+  const bool has_blocks_of_its_own = format_ == Format::kMXFP8 || format_ == Format::kNVFP4_2D;
+  for (const auto& [key, bytes] : before) {
+    if (has_blocks_of_its_own && key.first.rfind("base", 0) == 0) continue;
+    EXPECT_TRUE(after.at(key) == bytes) << key.first << " in phase " << static_cast<int>(key.second);
+  }
+}
+
+TEST_P(FrozenTest, GpusHoldTheBytesOfTheHost) {
+  if (test::TestDevices() == "cpu") GTEST_SKIP() << "devices that are not the host's expected";
+  std::vector<float> values(kRows * kColumns);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  Served* const host = ServedBy("cpu", ranks_);
+  ASSERT_NE(host, nullptr);
+  std::vector<Planes> begun, imported;
+  std::vector<Exported> masters;
+  for (Served* served : {host, served_}) {
+    ASSERT_OK(served->client->CreateModel(frozen_));
+    begun.push_back(PlanesOf(*served, frozen_));
+    const absl::Span<const float> pair = absl::MakeConstSpan(values).subspan(0, 40 * kColumns);
+    ASSERT_OK(served->client->Import("frozen", {{.parameter = "base.w", .values = values},
+                                                {.parameter = "mixed.w", .values = values},
+                                                {.parameter = "mixed.pair", .values = pair}}));
+    imported.push_back(PlanesOf(*served, frozen_));
+    ASSERT_OK_AND_ASSIGN(masters.emplace_back(), ExportAll(*served->client, "frozen", {TensorKind::kMaster}));
+  }
+  EXPECT_TRUE(begun[0] == begun[1]);
+  EXPECT_TRUE(imported[0] == imported[1]);
+  EXPECT_FALSE(begun[0] == imported[0]);
+  EXPECT_EQ(masters[0], masters[1]);
+}
+
+#ifdef PARAMSHARD_HAS_CUDA
+TEST_P(FrozenTest, PlanesAreTheSameOnStreams) {
+  if (test::TestDevices() == "cpu") GTEST_SKIP() << "streams expected";
+  const Planes on_streams = PlanesOf(*served_, frozen_, [](GatheredUnit& unit) -> absl::Status {
+    RETURN_IF_ERROR(cuda::WaitOn(unit, cudaStreamPerThread));
+    const cudaError_t error = cudaStreamSynchronize(cudaStreamPerThread);
+    return error == cudaSuccess ? absl::OkStatus() : absl::InternalError(cudaGetErrorString(error));
+  });
+  EXPECT_TRUE(on_streams == PlanesOf(frozen_));
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(FormatsAndRanks, FrozenTest, Combine(ValuesIn(EveryFormat()), Values(1, 2)),
                          [](const auto& info) {

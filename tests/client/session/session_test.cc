@@ -492,9 +492,7 @@ TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
     EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
     epoch_->KillDaemon();
   });
-  const absl::Time begin = absl::Now();
   EXPECT_THAT(session_->gathers().Await(ticket), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
   killer.join();
   EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kUnavailable));
 }

@@ -1,6 +1,5 @@
 #include "client/internal/sockets.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::internal {
 namespace {
@@ -19,15 +19,11 @@ using ::testing::HasSubstr;
 class CheckOwnerTest : public testing::Test {
  protected:
   // root may own every user's directory: when root runs the test, another user gets this one.
-  CheckOwnerTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "paramshard-owner-XXXXXX").string();
-    directory_ = mkdtemp(pattern.data());
-    EXPECT_EQ(chown(directory_.c_str(), owner_, static_cast<gid_t>(-1)), 0);
-  }
-  ~CheckOwnerTest() override { std::filesystem::remove_all(directory_); }
+  CheckOwnerTest() { EXPECT_EQ(chown(directory_.c_str(), owner_, static_cast<gid_t>(-1)), 0); }
 
   const uid_t owner_ = geteuid() == 0 ? 4711 : geteuid();
-  std::string directory_;
+  const test::TemporaryDirectory folder_;
+  const std::string& directory_ = folder_.path();
 };
 
 TEST_F(CheckOwnerTest, OwnDirectoriesAndThoseOfRootAreAccepted) {

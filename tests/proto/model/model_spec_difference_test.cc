@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "proto/model/model_spec_difference.h"
 #include "proto/model/model_spec_proto.h"
 
 namespace paramshard {
@@ -47,6 +48,8 @@ const Change kChanges[] = {
     {"StepTimeout", SET(spec.step_timeout = absl::Seconds(2)), "model m: step_timeout unset expected, got 2s"},
     {"GradientSums", SET(spec.gradient_sums = GradientSums::kAtCommit),
      "model m: gradient_sums unset expected, got at commit"},
+    {"Accumulators", SET(spec.accumulator_type = GradientType::kBF16),
+     "model m: accumulator_type FP32 expected, got BF16"},
     {"Groups", SET(spec.groups.resize(3)), "model m: number of groups 2 expected, got 3"},
     {"GroupName", SET(spec.groups[1].name = std::string("norms")), "group 1: name \"\" expected, got norms"},
     {"GroupMode", SET(spec.groups[1].mode = AdamMode::kL2), "group 1: mode AdamW expected, got L2"},

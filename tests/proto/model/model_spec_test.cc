@@ -10,6 +10,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "proto/model/limits.h"
+#include "proto/model/model_spec_difference.h"
 #include "proto/model/names.h"
 
 namespace paramshard {
@@ -277,6 +278,8 @@ const Refusal kRefusals[] = {
      "create model m: ", "expected a gradient reduction, got 3"},
     {"UnknownSums", SET(spec.set_gradient_sums(static_cast<v1::GradientSums>(3))),
      "create model m: ", "expected gradient_sums AT_COMMIT or AT_PUSH, got 3"},
+    {"UnknownAccumulators", SET(spec.set_accumulator_type(static_cast<v1::GradientType>(3))),
+     "create model m: ", "expected accumulator_type FP32 or BF16, got 3"},
     {"TimeoutZero", Timeout(0, 0),
      "create model m: step_timeout: ", "expected a duration > 0 of at most 24h, got 0 s and 0 ns"},
     {"TimeoutNegative", Timeout(-1, 0),
@@ -545,6 +548,7 @@ v1::ModelSpec UnusualSpec() {
   proto.set_seed(UINT64_MAX);
   Timeout(3, 500)(proto);
   proto.set_gradient_sums(v1::GRADIENT_SUMS_AT_COMMIT);
+  proto.set_accumulator_type(v1::GRADIENT_TYPE_BF16);
   proto.mutable_units(0)->set_reshard_after_forward(false);
   First(proto).set_element(v1::ELEMENT_E5M2);
   First(proto).set_gradient_type(v1::GRADIENT_TYPE_BF16);

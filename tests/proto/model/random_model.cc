@@ -25,6 +25,7 @@ ModelSpec RandomModel::Spec() {
   spec.gather_slots = static_cast<int>(Integer(1, 5));
   spec.large_gather_slots = static_cast<int>(Integer(1, spec.gather_slots));
   spec.gradient_slots = static_cast<int>(Integer(1, 4));
+  spec.accumulator_type = OneIn(3) ? GradientType::kBF16 : GradientType::kFP32;
   return spec;
 }
 

@@ -11,13 +11,15 @@ TEST(SteadyCondVarTest, ASignalEndsAWait) {
   absl::Mutex mu;
   SteadyCondVar changed;
   bool said = false;
-  std::thread speaker([&] {
-    absl::MutexLock lock(&mu);
-    said = true;
-    changed.SignalAll();
-  });
+  std::thread speaker;
   {
     absl::MutexLock lock(&mu);
+    // It speaks when the wait gives the mutex up.
+    speaker = std::thread([&] {
+      absl::MutexLock lock(&mu);
+      said = true;
+      changed.SignalAll();
+    });
     while (!said) changed.Wait(&mu);
   }
   speaker.join();

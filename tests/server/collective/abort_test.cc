@@ -244,7 +244,7 @@ TEST_F(WallClockTest, SetForwardItBlamesNobody) {
 }
 
 TEST_F(WallClockTest, SetBackItHidesNoHang) {
-  Connect(absl::Milliseconds(300));
+  Connect(kShortTimeout);
   absl::Notification others_returned;
   auto first = Gather(0, [&] { clock_.Step(-absl::Hours(1)); });
   auto second = Gather(1, [] {});

@@ -60,6 +60,29 @@ class CollectivesTest : public ::testing::TestWithParam<WorldShape> {
  protected:
   void SetUp() override { CONNECT_OR_SKIP(world_); }
 
+  // Reductions of every unit into accumulators of this type.
+  void ExpectSums(GradientType accumulators) {
+    world_.set_accumulator_type(accumulators);
+    int64_t number = 0;
+    for (const bool overwrite : {true, false}) {
+      for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
+        SCOPED_TRACE(absl::StrCat("unit ", unit, " overwrite ", overwrite));
+        const int slot = GradientSlotOf(world_);
+        world_.FillGradients(unit, slot, static_cast<uint32_t>(++number));
+        std::vector<Accumulators> got(world_.ranks());
+        for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(unit, rank, 77);
+        std::vector<Accumulators> expected = got;
+        ASSERT_THAT(world_.OnAllRanks(
+                        [&](int rank) { return world_.Reduce(number, unit, slot, rank, overwrite, {}, got[rank]); }),
+                    Each(IsOk()));
+        for (int rank = 0; rank < world_.ranks(); ++rank) {
+          world_.ReduceByTheLetter(unit, slot, rank, overwrite, {}, expected[rank]);
+          EXPECT_EQ(got[rank], expected[rank]) << "rank " << rank;
+        }
+      }
+    }
+  }
+
   EngineWorld world_{GetParam()};
 };
 
@@ -133,26 +156,10 @@ TEST_P(CollectivesTest, AGatherMayBeginBeforeTheLastOneIsDone) {
   }
 }
 
-TEST_P(CollectivesTest, ReduceSumsInRankOrderThenInNodeOrder) {
-  int64_t number = 0;
-  for (const bool overwrite : {true, false}) {
-    for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
-      SCOPED_TRACE(absl::StrCat("unit ", unit, " overwrite ", overwrite));
-      const int slot = GradientSlotOf(world_);
-      world_.FillGradients(unit, slot, static_cast<uint32_t>(++number));
-      std::vector<Accumulators> got(world_.ranks());
-      for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(unit, rank, 77);
-      std::vector<Accumulators> expected = got;
-      ASSERT_THAT(world_.OnAllRanks(
-                      [&](int rank) { return world_.Reduce(number, unit, slot, rank, overwrite, {}, got[rank]); }),
-                  Each(IsOk()));
-      for (int rank = 0; rank < world_.ranks(); ++rank) {
-        world_.ReduceByTheLetter(unit, slot, rank, overwrite, {}, expected[rank]);
-        EXPECT_EQ(got[rank], expected[rank]) << "rank " << rank;
-      }
-    }
-  }
-}
+TEST_P(CollectivesTest, ReduceSumsInRankOrderThenInNodeOrder) { ExpectSums(GradientType::kFP32); }
+
+// Also where replicas add up: what travels between them is float32.
+TEST_P(CollectivesTest, ReduceRoundsASumOnceWhereAccumulatorsAreBF16) { ExpectSums(GradientType::kBF16); }
 
 TEST_P(CollectivesTest, ReduceLeavesAbsentParametersAlone) {
   const int slot = GradientSlotOf(world_);
@@ -496,7 +503,7 @@ TEST(MeshCollectivesTest, AbortEndsAGatherThatWaitsForBytes) {
 }
 
 TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
-  EngineWorld world(kAcross, absl::Milliseconds(300));
+  EngineWorld world(kAcross, kShortTimeout);
   CONNECT_OR_SKIP(world);
   std::vector<absl::Status> statuses = world.OnAllRanks([&](int rank) {
     return rank == 1 ? absl::OkStatus() : world.Gather(rank, {9, kMixed, Phase::kForward, 0}, Ignore);
@@ -510,7 +517,7 @@ TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
 }
 
 TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
-  EngineWorld world(kAcross, absl::Milliseconds(300));
+  EngineWorld world(kAcross, kShortTimeout);
   CONNECT_OR_SKIP(world);
   const GatherCall call{1, kMixed, Phase::kForward, SlotOf(world, kMixed)};
   std::promise<void> others_returned;
@@ -533,7 +540,7 @@ TEST(MeshCollectivesTest, ARankWhoseBytesDoNotComeIsNamedAtTheDeadline) {
 }
 
 TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
-  EngineWorld world(kAcross, absl::Milliseconds(300));
+  EngineWorld world(kAcross, kShortTimeout);
   CONNECT_OR_SKIP(world);
   std::vector<float> values = {1};
   const absl::Status status = world.engine(0).MaxOverDaemons(9, absl::MakeSpan(values));
@@ -544,7 +551,7 @@ TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
 }
 
 TEST(MeshCollectivesTest, TheFirstErrorStays) {
-  EngineWorld world(kAcross, absl::Milliseconds(200));
+  EngineWorld world(kAcross, kShortTimeout);
   CONNECT_OR_SKIP(world);
   const absl::Status first = world.Gather(0, {1, kMixed, Phase::kForward, 0}, Ignore);
   EXPECT_THAT(first, StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -588,7 +595,8 @@ TEST(ConnectEnginesTest, ANodeThatDiesWhileConnectingEndsTheOther) {
 TEST(MakeTcpDeviceTest, OnlyAnAddressOfThisHostWillDo) {
   EXPECT_OK(MakeTcpDevice("127.0.0.1"));
   EXPECT_THAT(MakeTcpDevice("192.0.2.1"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("192.0.2.1")));
-  EXPECT_THAT(MakeTcpDevice("no.such.host"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no.such.host")));
+  EXPECT_THAT(MakeTcpDevice("no.such.host.invalid"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no.such.host.invalid")));
 }
 
 }  // namespace

@@ -49,10 +49,6 @@ uint32_t GradientBits(std::mt19937& random) {
   return bits;
 }
 
-absl::Span<const uint8_t> BytesOf(const std::vector<float>& values) {
-  return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)};
-}
-
 wire::WordsCounts CountsOf(const Layout& layout) {
   return {.slots = static_cast<int>(layout.slot_offsets().size()),
           .ranks = layout.ranks(),
@@ -275,9 +271,18 @@ Accumulators EngineWorld::MakeAccumulators(int unit, int rank, uint32_t seed) co
   for (size_t i = 0; i < model_.units[unit].parameters.size(); ++i) {
     const int64_t rows = layout_.Extent(unit, static_cast<int>(i), group_rank(rank)).size();
     std::vector<float>& values = accumulators.emplace_back(rows * model_.units[unit].parameters[i].columns());
-    for (float& value : values) value = FromBits(GradientBits(random));
+    for (float& value : values) value = Stored(FromBits(GradientBits(random)));
   }
   return accumulators;
+}
+
+// To nearest, ties to even, on the bits. Values are finite.
+float EngineWorld::Stored(float value) const {
+  if (accumulator_type_ == GradientType::kFP32) return value;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t half = 0x7fff + ((bits >> 16) & 1);
+  return FromBits((bits + half) & 0xffff0000u);
 }
 
 float EngineWorld::Gradient(int rank, int unit, int parameter, int slot, int64_t element) const {
@@ -314,7 +319,7 @@ void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite
       for (int start = layout_.ranks(); start < ranks(); start += layout_.ranks()) {
         sum = sum + GroupSum(start, unit, parameter, slot, element);
       }
-      accumulators[i][j] = overwrite ? sum : accumulators[i][j] + sum;
+      accumulators[i][j] = Stored(overwrite ? sum : accumulators[i][j] + sum);
     }
   }
 }
@@ -335,9 +340,15 @@ void EngineWorld::LandOwnGradients(int unit, int slot, int rank) {
 absl::StatusOr<std::vector<Memory>> EngineWorld::Upload(int rank, const Accumulators& accumulators) {
   std::vector<Memory> memories;
   for (const std::vector<float>& values : accumulators) {
+    // The upper halves of floats that are BF16, or all of them.
+    std::vector<uint8_t> bytes;
+    for (float value : values) {
+      const auto* const first = reinterpret_cast<const uint8_t*>(&value);
+      bytes.insert(bytes.end(), first + (sizeof(float) - GradientBytes(accumulator_type_)), first + sizeof(float));
+    }
     ASSIGN_OR_RETURN(memories.emplace_back(),
-                     devices_[rank]->Allocate("accumulator", BytesOf(values).size(), Sharing::kPrivate));
-    RETURN_IF_ERROR(devices_[rank]->Write(memories.back().data(), BytesOf(values)));
+                     devices_[rank]->Allocate("accumulator", static_cast<int64_t>(bytes.size()), Sharing::kPrivate));
+    RETURN_IF_ERROR(devices_[rank]->Write(memories.back().data(), bytes));
   }
   return memories;
 }
@@ -345,17 +356,22 @@ absl::StatusOr<std::vector<Memory>> EngineWorld::Upload(int rank, const Accumula
 absl::Status EngineWorld::Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators) {
   for (size_t i = 0; i < accumulators.size(); ++i) {
     ASSIGN_OR_RETURN(const HostView view, devices_[rank]->Read(memories[i].data(), memories[i].size_bytes()));
-    std::copy(view.bytes().begin(), view.bytes().end(), reinterpret_cast<uint8_t*>(accumulators[i].data()));
+    const int64_t bytes = GradientBytes(accumulator_type_);
+    for (size_t j = 0; j < accumulators[i].size(); ++j) {
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<uint8_t*>(&bits) + sizeof(bits) - bytes, view.data() + j * bytes, bytes);
+      accumulators[i][j] = FromBits(bits);
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, bool overwrite,
                                const std::set<int>& absent, bool landed, absl::Span<const Memory> accumulators) {
-  std::vector<float*> pointers;
+  std::vector<MutableGradient> pointers;
   for (size_t i = 0; i < accumulators.size(); ++i) {
     const bool left_out = accumulators[i].size_bytes() == 0 || absent.count(static_cast<int>(i)) > 0;
-    pointers.push_back(left_out ? nullptr : reinterpret_cast<float*>(accumulators[i].data()));
+    pointers.push_back(left_out ? MutableGradient() : MutableGradient(accumulators[i].data(), accumulator_type_));
   }
   const std::unique_ptr<bool[]> overwrites(new bool[accumulators.size()]);
   std::fill_n(overwrites.get(), accumulators.size(), overwrite);

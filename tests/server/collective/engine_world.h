@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "server/base/steady_cond_var.h"
 #include "server/collective/engines.h"
 #include "tests/support/environment.h"
@@ -47,11 +48,14 @@ struct WorldShape {
   bool spans_daemons() const { return nodes() > 1 && shard_size == ranks(); }
 };
 
+// What a test sits out. Engines connect within it on a busy machine, too.
+inline constexpr absl::Duration kShortTimeout = absl::Seconds(2);
+
 // Units with parameters cut evenly, unevenly and not at all; one unit that only one rank owns; one
 // resident unit.
 ModelSpec TestModel();
 
-// One rank's accumulators of a unit; empty vectors where the rank owns nothing.
+// One rank's accumulators of a unit, whatever type they are stored in; empty vectors where the rank owns nothing.
 using Accumulators = std::vector<std::vector<float>>;
 
 class EngineWorld {
@@ -95,6 +99,8 @@ class EngineWorld {
   // What a rank's slots memory holds after ClearSlots and this gather.
   std::vector<uint8_t> ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const;
 
+  // How accumulators are stored on the devices from now on.
+  void set_accumulator_type(GradientType type) { accumulator_type_ = type; }
   // Starting values of a rank's accumulators.
   Accumulators MakeAccumulators(int unit, int rank, uint32_t seed) const;
   // `accumulators` after a reduction of the gradients in `slot`, by the letter of the contract.
@@ -114,6 +120,8 @@ class EngineWorld {
   absl::Status Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators);
 
  private:
+  // What is left of a value in an accumulator.
+  float Stored(float value) const;
   float Gradient(int rank, int unit, int parameter, int slot, int64_t element) const;
   float GroupSum(int node_start, int unit, int parameter, int slot, int64_t element) const;
 
@@ -121,6 +129,7 @@ class EngineWorld {
   const absl::Duration timeout_;
   const ModelSpec model_;
   const Layout layout_;
+  GradientType accumulator_type_ = GradientType::kFP32;
   // One rank's memory on its device.
   struct RankBuffers {
     Memory arena, slots, words;

@@ -30,5 +30,12 @@ TEST(LibraryLogsTest, APlaceInALibraryWritesOneLineForManyEvents) {
   EXPECT_THAT(lines, HasSubstr("another place"));
 }
 
+TEST(LibraryLogsTest, ATextIsCutWhereverItComesFrom) {
+  LogWhatLibrariesSay();
+  testing::internal::CaptureStderr();
+  GOOGLE_LOG(ERROR) << std::string(100000, 'x');
+  EXPECT_LT(testing::internal::GetCapturedStderr().size(), 2000u);
+}
+
 }  // namespace
 }  // namespace paramshard::server

@@ -48,6 +48,9 @@ absl::StatusOr<std::unique_ptr<Memory::Owner>> FaultyDevice::OpenHostMemory(cons
 
 absl::StatusOr<HostView> FaultyDevice::Read(const uint8_t* data, int64_t size_bytes) const {
   RETURN_IF_ERROR(health().status());
+  int64_t largest = faults_->largest_read;
+  while (size_bytes > largest && !faults_->largest_read.compare_exchange_weak(largest, size_bytes)) {
+  }
   return inner_->Read(data, size_bytes);
 }
 

@@ -24,6 +24,9 @@ struct DeviceFaults {
   // Called before memory is allocated, with its name. Set while nothing is.
   std::function<void(const std::string& name)> before_allocation = [](const std::string&) {};
 
+  // By one call of Read.
+  std::atomic<int64_t> largest_read{0};
+
   // Of memory that lives.
   std::atomic<int64_t> allocated_bytes{0};
 };

@@ -25,7 +25,7 @@ absl::Span<const uint8_t> Bytes(const Floats& values) {
 }
 
 // Gradients of a few extents, each in memory of its own; state and planes are not touched.
-class SumSquaresTest : public ::testing::Test {
+class SumSquaresTest : public ::testing::TestWithParam<GradientType> {
  protected:
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(const Device id, ParseDevice(absl::StrCat(test::TestDevices(), ":0")));
@@ -34,9 +34,9 @@ class SumSquaresTest : public ::testing::Test {
     ASSERT_OK(devices.status());
     device_ = std::move(devices->front());
     for (size_t i = 0; i < kRows.size(); ++i) {
-      expected_.push_back(Values(kRows[i] * kColumns, static_cast<int>(i)));
+      expected_.push_back(Encode(Values(kRows[i] * kColumns, static_cast<int>(i))));
       ExtentTensors& tensors = tensors_.emplace_back();
-      tensors.gradient = Upload(expected_.back());
+      tensors.gradient = {Upload(expected_.back()), GetParam()};
       tensors.rows = kRows[i];
       tensors.columns = kColumns;
     }
@@ -49,13 +49,20 @@ class SumSquaresTest : public ::testing::Test {
     return values;
   }
 
-  float* Upload(const Floats& values) {
-    absl::StatusOr<Memory> memory =
-        device_->Allocate("test", static_cast<int64_t>(values.size() * sizeof(float)), Sharing::kPrivate);
+  // As accumulators are stored.
+  static std::vector<uint8_t> Encode(const Floats& values) {
+    std::vector<uint8_t> bytes(values.size() * GradientBytes(GetParam()));
+    SumGradients({values.data()}, GradientType::kFP32, static_cast<int64_t>(values.size()), true,
+                 {bytes.data(), GetParam()});
+    return bytes;
+  }
+
+  void* Upload(absl::Span<const uint8_t> bytes) {
+    absl::StatusOr<Memory> memory = device_->Allocate("test", static_cast<int64_t>(bytes.size()), Sharing::kPrivate);
     EXPECT_OK(memory.status());
-    EXPECT_OK(device_->Write(memory->data(), Bytes(values)));
+    EXPECT_OK(device_->Write(memory->data(), bytes));
     memories_.push_back(*std::move(memory));
-    return reinterpret_cast<float*>(memories_.back().data());
+    return memories_.back().data();
   }
 
   // The sum of `sources` into an extent's gradient, here and in expected_.
@@ -66,10 +73,10 @@ class SumSquaresTest : public ::testing::Test {
     sum.accumulator = tensors_[extent].gradient;
     std::vector<const void*> host;
     for (const Floats& source : sources) {
-      sum.sources.push_back(Upload(source));
+      sum.sources.push_back(Upload(Bytes(source)));
       host.push_back(source.data());
     }
-    SumGradients(host, sum.type, sum.count, overwrite, expected_[extent].data());
+    SumGradients(host, sum.type, sum.count, overwrite, {expected_[extent].data(), GetParam()});
     return sum;
   }
 
@@ -79,14 +86,14 @@ class SumSquaresTest : public ::testing::Test {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       SCOPED_TRACE(absl::StrCat("extent ", i));
       SquareSum expected;
-      if (active[i]) expected = SumOfSquares(expected_[i].data(), static_cast<int64_t>(expected_[i].size()));
+      if (active[i]) expected = SumOfSquares({expected_[i].data(), GetParam()}, tensors_[i].elements());
       EXPECT_EQ(squares[i].non_finite, expected.non_finite);
       if (expected.non_finite == 0) {
         EXPECT_EQ(squares[i].sum, expected.sum);
       }
-      ASSERT_OK_AND_ASSIGN(const HostView got, device_->Read(reinterpret_cast<const uint8_t*>(tensors_[i].gradient),
-                                                             tensors_[i].elements() * sizeof(float)));
-      EXPECT_EQ(got.bytes(), Bytes(expected_[i]));
+      ASSERT_OK_AND_ASSIGN(const HostView got, device_->Read(static_cast<const uint8_t*>(tensors_[i].gradient.data),
+                                                             static_cast<int64_t>(expected_[i].size())));
+      EXPECT_EQ(got.bytes(), absl::MakeConstSpan(expected_[i]));
     }
   }
 
@@ -96,11 +103,14 @@ class SumSquaresTest : public ::testing::Test {
   std::unique_ptr<ComputeDevice> device_;
   std::vector<Memory> memories_;
   std::vector<ExtentTensors> tensors_;
-  std::vector<Floats> expected_;
+  std::vector<std::vector<uint8_t>> expected_;
   std::unique_ptr<ShardArithmetic> arithmetic_;
 };
 
-TEST_F(SumSquaresTest, SumsThatWereLeftAreMadeOnTheWay) {
+INSTANTIATE_TEST_SUITE_P(Accumulators, SumSquaresTest, ::testing::Values(GradientType::kFP32, GradientType::kBF16),
+                         [](const auto& info) { return info.param == GradientType::kFP32 ? "FP32" : "BF16"; });
+
+TEST_P(SumSquaresTest, SumsThatWereLeftAreMadeOnTheWay) {
   const Floats first = Values(82 * kColumns, 5);
   const Floats second = Values(82 * kColumns, 6);
   ExpectSums({true, true, true, true}, {Sum(2, {first, second}, true), Sum(0, {Values(3 * kColumns, 7)}, false)});
@@ -109,12 +119,12 @@ TEST_F(SumSquaresTest, SumsThatWereLeftAreMadeOnTheWay) {
   ExpectSums({false, false, false, false}, {});
 }
 
-TEST_F(SumSquaresTest, WhatIsNotFiniteIsCountedInWhatWasSummed) {
+TEST_P(SumSquaresTest, WhatIsNotFiniteIsCountedInWhatWasSummed) {
   Floats huge(500 * kColumns, std::numeric_limits<float>::max());
   ExpectSums({true, true, true, true}, {Sum(3, {huge, huge}, true)});
 }
 
-TEST_F(SumSquaresTest, SumsOfAnythingButWholeActiveExtentsAreRefused) {
+TEST_P(SumSquaresTest, SumsOfAnythingButWholeActiveExtentsAreRefused) {
   const SumTask whole = Sum(1, {Values(kColumns, 9)}, true);
   SumTask part = whole;
   part.count -= 1;

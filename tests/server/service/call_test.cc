@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
@@ -28,17 +30,19 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kGetModel[] = "/paramshard.v1.TrainerService/GetModel";
+constexpr char kExport[] = "/paramshard.v1.TrainerService/Export";
 constexpr char kImport[] = "/paramshard.v1.TrainerService/Import";
 // More than a stream takes before anybody reads it.
 constexpr size_t kLargeAnswer = 1 << 20;
 
-// One request with a large answer, and a stream that is read to its end.
+// One request with a large answer, a stream that is read to its end, and one that is written as long as it is taken.
 class SmallService final : public GuardedService {
  public:
   SmallService(Callers* callers, CallWorkers* workers, Patience patience)
       : GuardedService(v1::TrainerService::service_full_name(), callers, patience) {
     Handle("GetModel", workers->questions.get(), &SmallService::GetModel);
     Handle("Import", workers->transfers.get(), &SmallService::Import);
+    Handle("Export", workers->transfers.get(), &SmallService::Export);
   }
 
  private:
@@ -52,6 +56,13 @@ class SmallService final : public GuardedService {
     for (v1::ImportRequest request; reader->Read(&request);) response.set_tensor_count(response.tensor_count() + 1);
     if (call.IsCancelled()) return absl::AbortedError("the stream broke off");
     return response;
+  }
+  absl::Status Export(const Call&, const v1::ExportRequest&, MessageWriter<v1::ExportResponse>* writer) {
+    v1::ExportResponse response;
+    response.mutable_chunk()->set_data(std::string(kLargeAnswer, 'x'));
+    while (writer->Write(response)) {
+    }
+    return absl::AbortedError("nobody takes the stream");
   }
 };
 
@@ -135,7 +146,7 @@ TEST_F(CallTest, ARequestThatDoesNotComeEndsTheCall) {
 
 // As many as a caller may have. Their contexts have no deadline: it is the daemon that ends them.
 TEST_F(CallTest, AnswersThatNobodyTakesEndTheirCalls) {
-  Start({.longest_wait = absl::Milliseconds(200)});
+  Start({.longest_wait = absl::Seconds(2)});  // in which all of them have begun
   const grpc::Slice request("");
   std::vector<Stream> streams;
   for (int i = 0; i < kMaxCallsOfCaller; ++i) {
@@ -152,6 +163,33 @@ TEST_F(CallTest, AnswersThatNobodyTakesEndTheirCalls) {
   EXPECT_OK(status);
   for (const Stream& stream : streams) stream.context->TryCancel();
   for (Stream& stream : streams) EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kCancelled));
+}
+
+// As many as take all workers of their kind that a caller may have. Each ends with a write under way.
+TEST_F(CallTest, StreamsThatNobodyTakesGiveTheirWorkersBack) {
+  Start({.longest_wait = absl::Seconds(2)});  // in which all of them have begun
+  const grpc::Slice request("");
+  std::vector<Stream> streams;
+  for (int i = 0; i < 8; ++i) {
+    const Stream& stream = streams.emplace_back(Open(kExport));
+    stream.call->WriteLast(grpc::ByteBuffer(&request, 1), grpc::WriteOptions(), nullptr);
+    ASSERT_TRUE(Next());
+  }
+  const auto import = [&] {
+    const auto context = client_->Context();
+    v1::ImportResponse response;
+    const auto writer = client_->trainer().Import(context.get(), &response);
+    writer->Write(v1::ImportRequest());
+    writer->WritesDone();
+    return FromGrpc(writer->Finish());
+  };
+  absl::Status status;
+  do {
+    status = import();
+  } while (absl::IsResourceExhausted(status));
+  EXPECT_OK(status);
+  for (const Stream& stream : streams) stream.context->TryCancel();
+  for (Stream& stream : streams) EndOf(stream).IgnoreError();
 }
 
 TEST_F(CallTest, SilentStreamsHoldNoWorkers) {
@@ -172,13 +210,16 @@ TEST_F(CallTest, SilentStreamsHoldNoWorkers) {
 // Each message comes soon after the one before. All waits together are what counts.
 TEST_F(CallTest, ATrickleIsLateInTheEnd) {
   Start({.longest_wait = absl::Milliseconds(50), .bytes_per_second = int64_t{1} << 60});
-  const auto context = client_->Context();
-  v1::ImportResponse response;
-  const auto writer = client_->trainer().Import(context.get(), &response);
-  while (writer->Write(v1::ImportRequest())) {
-  }
-  EXPECT_THAT(FromGrpc(writer->Finish()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: messages expected within 50ms")));
+  absl::Status end;
+  do {  // on a busy machine a call's first message may be the one that is late
+    const auto context = client_->Context();
+    v1::ImportResponse response;
+    const auto writer = client_->trainer().Import(context.get(), &response);
+    while (writer->Write(v1::ImportRequest())) {
+    }
+    end = FromGrpc(writer->Finish());
+  } while (absl::StrContains(end.message(), "Import: the request expected"));
+  EXPECT_THAT(end, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: messages expected within 50ms")));
 }
 
 TEST_F(CallTest, AStreamWithoutAMessageIsRefused) {

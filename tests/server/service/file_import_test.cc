@@ -180,6 +180,27 @@ TEST_F(ImportFileTest, AnIndexIsRead) {
   EXPECT_TRUE(Masters("big") == Ramp(kBigRows * kBigColumns, 7));
 }
 
+TEST_F(ImportFileTest, ShardsOfTorchAreReadAsOne) {
+  const std::vector<float> big = Ramp(kBigRows * kBigColumns, 7);
+  const auto half = big.begin() + kBigRows / 2 * kBigColumns;
+  const std::vector<float> w = Ramp(28);
+  WriteTensors(
+      "shard-00001-model-00001-of-00001.safetensors",
+      {FloatTensor("w", {3, 4}, {w.begin(), w.begin() + 12}), FloatTensor("b", {5}, Ramp(5)),
+       FloatTensor("big", {kBigRows / 2, kBigColumns}, {big.begin(), half})},
+      {{"DCP_SHARDING_INFO",
+        R"({"w": {"saved_offsets": [0, 0]}, "b": {"saved_offsets": [0]}, "big": {"saved_offsets": [0, 0]}})"}});
+  WriteTensors("shard-00002-model-00001-of-00001.safetensors",
+               {FloatTensor("w", {4, 4}, {w.begin() + 12, w.end()}),
+                FloatTensor("big", {kBigRows - kBigRows / 2, kBigColumns}, {half, big.end()})},
+               {{"DCP_SHARDING_INFO", absl::StrCat(R"({"w": {"saved_offsets": [3, 0]}, "big": {"saved_offsets": [)",
+                                                   kBigRows / 2, ", 0]}}")}});
+  ASSERT_OK(Import(Request(files_.path())));
+  EXPECT_EQ(Masters("w"), w);
+  EXPECT_EQ(Masters("b"), Ramp(5));
+  EXPECT_TRUE(Masters("big") == big);
+}
+
 TEST_F(ImportFileTest, NamesMayBeMapped) {
   const std::string path =
       WriteTensors("in.safetensors", {FloatTensor("model.w", {7, 4}, Ramp(28)),

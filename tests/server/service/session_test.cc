@@ -20,6 +20,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -181,24 +183,35 @@ TEST_F(SessionTest, ATimeToWaitIsNoNegativeOne) {
                                       AllOf(HasSubstr("0 <= attach_timeout"), HasSubstr("got -5s"))));
 }
 
-// Many callers, each with as many streams as it likes: one of each is kept, and no thread for any.
+// Many callers: none holds a thread.
 TEST_F(SessionTest, WhoNeverAttachesHoldsNoThreadAndIsSentAway) {
   const int64_t threads = Threads();
   std::vector<std::unique_ptr<TestSession>> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(Open());
-  for (int i = 0; i < 10; ++i) {
-    const auto context = silent[0]->client().Context();
-    const auto stream = silent[0]->client().trainer().Session(context.get());
-    v1::SessionResponse none;
-    EXPECT_FALSE(stream->Read(&none));
-    EXPECT_THAT(FromGrpc(stream->Finish()), StatusIs(absl::StatusCode::kFailedPrecondition));
-  }
   StartEpoch();
   // gRPC's own come and go.
   EXPECT_LT(Threads(), threads + 50);
   for (const auto& session : silent) {
     EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("attach expected within")));
   }
+}
+
+// A caller may open as many streams as it likes: one is kept, and gRPC alone decides which of them comes first.
+TEST_F(SessionTest, OfManySilentStreamsOfACallerOneIsKept) {
+  const auto session = Open();
+  struct Stream {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream;
+  };
+  std::vector<Stream> others(10);
+  for (Stream& other : others) {
+    other.context = session->client().Context();
+    other.stream = session->client().trainer().Session(other.context.get());
+  }
+  std::vector<absl::StatusCode> ends = {session->Finish().code()};
+  for (Stream& other : others) ends.push_back(FromGrpc(other.stream->Finish()).code());
+  EXPECT_THAT(ends, Each(AnyOf(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kDeadlineExceeded)));
+  EXPECT_THAT(ends, Contains(absl::StatusCode::kDeadlineExceeded).Times(1));
 }
 
 TEST_F(SessionTest, TheStreamEndsWithTheEpochAlthoughTheTrainerKeepsItOpen) {

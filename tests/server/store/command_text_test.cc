@@ -78,7 +78,7 @@ TEST_F(CommandTextTest, TellsApartCommandsThatDifferInOneField) {
 
 TEST_F(CommandTextTest, LeavesOutTheClientState) {
   EXPECT_EQ(Text(CommitCommand(1, 1, "samples seen: 64")), Text(CommitCommand(1, 1)));
-  EXPECT_THAT(Text(CommitCommand(1, 1)), HasSubstr("learning rate 0.1"));
+  EXPECT_THAT(Text(CommitCommand(1, 1)), HasSubstr("learning_rate 0.1"));
 }
 
 }  // namespace

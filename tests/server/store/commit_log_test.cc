@@ -41,10 +41,24 @@ TEST(CommitLogTest, EveryRankGetsItsOwnStateOfTheLastCommit) {
   EXPECT_EQ(log.client_state(1), "two");
 }
 
-TEST(CommitLogTest, ResetForgetsTheAnswerAndTheStates) {
+TEST(CommitLogTest, AnotherLogGoesOnFromItsState) {
+  CommitLog log(2);
+  log.Answer(true, 1.5, 0, {"a", "b"});
+  const CommitAnswer last = log.Answer(false, 2.5, 3, {"c", "d"});
+  CommitLog other(2);
+  other.Restore(log.state());
+  EXPECT_EQ(other.numbers().commit_number, 2);
+  EXPECT_EQ(other.numbers().version, 1);
+  EXPECT_EQ(other.numbers().skipped, 1);
+  EXPECT_EQ(other.last_answer(), last);
+  EXPECT_EQ(other.client_state(0), "c");
+  EXPECT_EQ(other.client_state(1), "d");
+}
+
+TEST(CommitLogTest, WhatAStateLeavesOutIsForgotten) {
   CommitLog log(1);
   log.Answer(true, 0, 0, {"a"});
-  log.Reset(/*commit_number=*/10, /*version=*/7);
+  log.Restore({.numbers = {.commit_number = 10, .version = 7}});
   EXPECT_EQ(log.numbers().commit_number, 10);
   EXPECT_EQ(log.numbers().version, 7);
   EXPECT_EQ(log.last_answer(), std::nullopt);

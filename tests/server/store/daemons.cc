@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
 #include "server/cluster/remote_cluster.h"
@@ -116,7 +117,7 @@ std::vector<std::string> Daemons::Hashes() const {
     const auto verified = VerifyModel(*model, [&](const ExtentVerification& extent) {
       EXPECT_TRUE(extent.planes_match) << extent.parameter;
       hashes.push_back(absl::StrCat(extent.parameter, "@", extent.rank, " ", extent.master_hash, " ",
-                                    extent.exp_avg_hash, " ", extent.exp_avg_sq_hash, " ", extent.planes_hash));
+                                    absl::StrJoin(extent.moment_hashes, " "), " ", extent.planes_hash));
       return absl::OkStatus();
     });
     EXPECT_OK(verified);

@@ -147,10 +147,10 @@ TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
   EXPECT_EQ(extent.planes.non_finite, 0);
   EXPECT_FALSE(extent.planes.scale_min.has_value()) << "fp32 has no scales";
   EXPECT_EQ(extent.planes.RelativeError(), 0);
-  EXPECT_NEAR(extent.exp_avg.norm, 0.3 * 8, 1e-5);
-  EXPECT_NEAR(extent.exp_avg_sq.norm, 0.09 * 8, 1e-5);
-  EXPECT_NEAR(extent.exp_avg.min, 0.3, 1e-5);
-  EXPECT_NEAR(extent.exp_avg_sq.max, 0.09, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kExpAvg].norm, 0.3 * 8, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kExpAvgSq].norm, 0.09 * 8, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kExpAvg].min, 0.3, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kExpAvgSq].max, 0.09, 1e-5);
   EXPECT_EQ(extent.planes.zeros, 0);
   EXPECT_EQ(extent.planes.saturated, 0);
 }
@@ -235,7 +235,7 @@ TEST_F(InspectionTest, VerificationCoversEveryExtent) {
   EXPECT_EQ(extents[1].rank, 1);
   EXPECT_EQ(extents[1].master_hash.size(), 32u);
   EXPECT_EQ(extents[0].master_hash, extents[1].master_hash) << "the same constant";
-  EXPECT_NE(extents[0].master_hash, extents[0].exp_avg_hash);
+  EXPECT_NE(extents[0].master_hash, extents[0].moment_hashes[MomentKind::kExpAvg]);
 }
 
 TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
@@ -348,8 +348,8 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
     const ShardBytes bytes = model_->shards()[rank]->bytes();
     const std::string device = absl::StrCat("cpu:", rank);
     EXPECT_EQ(idle[device + " master"], bytes.master);
-    EXPECT_EQ(idle[device + " exp_avg"], bytes.exp_avg);
-    EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.exp_avg_sq);
+    EXPECT_EQ(idle[device + " exp_avg"], bytes.moments[MomentKind::kExpAvg]);
+    EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.moments[MomentKind::kExpAvgSq]);
     EXPECT_EQ(idle[device + " gradients"], bytes.gradients);
     EXPECT_EQ(idle[device + " planes"], bytes.planes);
     EXPECT_FALSE(idle.contains(device + " slots"));

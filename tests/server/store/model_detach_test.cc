@@ -78,6 +78,7 @@ TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
   ExpectNextEpochWorks();
+  EXPECT_THAT(model_->activity().last_end, HasSubstr("ABORTED: "));
 }
 
 TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
@@ -93,7 +94,8 @@ TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
 TEST_F(DetachTest, TheLastOneEndsTheEpoch) {
   for (const auto& trainer : trainers_) ASSERT_OK(trainer->Detach());
   for (const auto& trainer : trainers_) EXPECT_NE(trainer->AwaitEnded(), nullptr);
-  ExpectNextEpochWorks();
+  const FakeTrainers next = AttachAll(*model_);
+  EXPECT_EQ(model_->activity().last_end, "all trainers have detached");
 }
 
 TEST_F(DetachTest, ItsRankIsFreeForTheNextEpoch) {

@@ -171,7 +171,7 @@ TEST_F(ModelTest, ACommitThatDiffersBetweenRanksIsAppliedNowhere) {
     command.mutable_commit()->mutable_groups(0)->set_weight_decay(static_cast<float>(trainer->rank()));
     trainer->Send(command);
   }
-  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("weight decay 1"));
+  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("weight_decay 1"));
   EXPECT_EQ(StateHash(*model_), hash);
   EXPECT_EQ(commit_number(), 0);
 }

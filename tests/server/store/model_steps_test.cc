@@ -119,7 +119,7 @@ TEST_F(ModelTest, AGatherAfterACommitSeesTheNewPlanes) {
   for (const auto& trainer : trainers_) {
     ASSERT_TRUE(trainer->AwaitReady(0, 4));
     EXPECT_TRUE(trainer->HoldsPlanes(kW, 0));
-    EXPECT_EQ(trainer->words().committed().value, 1u);
+    EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
   }
   EXPECT_NE(std::memcmp(before.data(), trainer(0).slot(0), before.size()), 0);
 }

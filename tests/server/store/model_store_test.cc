@@ -73,12 +73,20 @@ TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
 }
 
 TEST_F(ModelStoreTest, AnUnknownNameIsAnsweredWithTheKnownOnes) {
-  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("model x: one of [] expected")));
+  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound,
+                                          HasSubstr("model x: a created model expected, this daemon holds none")));
   ASSERT_OK(Create(Spec("b")));
   ASSERT_OK(Create(Spec("a")));
   EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [a, b] expected")));
   EXPECT_THAT(store().Find(""), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(store().Find(std::string(1 << 20, 'x')), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ModelStoreTest, OfManyKnownOnesAFewAreNamed) {
+  for (int i = 10; i < 30; ++i) ASSERT_OK(Create(Spec(absl::StrCat("m", i))));
+  EXPECT_THAT(store().Find("x"),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("one of [m10, m11, m12, m13, m14, m15, m16, m17 and 12 more] expected")));
 }
 
 TEST_F(ModelStoreTest, ModelsAreListedByName) {

@@ -88,7 +88,6 @@ TEST_F(ModelTest, AWaitingTrainerMayLeave) {
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ended->why.message(), "it waited too long");
-  EXPECT_TRUE(model_->AwaitDeparture(0, first.session(), absl::Seconds(30)));
   EXPECT_EQ(model_->HolderOf(0).session, 0);
   ExpectNextEpochWorks();
 }

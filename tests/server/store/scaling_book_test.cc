@@ -160,5 +160,33 @@ TEST_F(ScalingBookTest, InfinityAndZeroKeepTheScale) {
   EXPECT_EQ(zero.Present(0, kDelayed).scale, 1);
 }
 
+TEST_F(ScalingBookTest, AnotherBookGoesOnFromItsRecords) {
+  Begin(7);
+  Step(3);
+  Step(5);
+  ScalingBook other(spec_);
+  other.AddMaster(0, kDelayed, 1000);
+  other.Settle(other.Offer());
+  other.Restore(book_.records());
+  EXPECT_EQ(other.records(), book_.records());
+  for (const float amax : {2.0f, 11.0f, 4.0f}) {
+    Step(amax);
+    other.AddStep(0, kDelayed, amax);
+    other.Settle(other.Offer());
+    EXPECT_EQ(other.records(), book_.records()) << amax;
+    EXPECT_EQ(other.Next(0, kDelayed).scale, book_.Next(0, kDelayed).scale) << amax;
+  }
+}
+
+TEST_F(ScalingBookTest, RecordsOfAnotherHistoryLengthAreLeftOut) {
+  Begin(7);
+  std::vector<ScalingBook::Record> records = book_.records();
+  ASSERT_EQ(records.size(), 2u);
+  records[1].history->amaxes.push_back(1);
+  records[1].amax = 100;
+  book_.Restore(records);
+  EXPECT_EQ(book_.Present(0, kDelayed).amax, 7);
+}
+
 }  // namespace
 }  // namespace paramshard::server

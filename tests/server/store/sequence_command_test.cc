@@ -1,6 +1,7 @@
 // Commands that break a rule.
 
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,34 @@ TEST_F(SequenceTest, AbsentParametersAreAscendingIndicesOfTheUnit) {
   SubmitAll(PushCommand(1, kA, 0, {0, 1}));
 }
 
+TEST_F(SequenceTest, BF16AccumulatorsTakeOnePushOfAUnitBetweenTwoCommits) {
+  const ModelSpec spec = [this] {
+    ModelSpec changed = spec_;
+    changed.accumulator_type = GradientType::kBF16;
+    return changed;
+  }();
+  const Layout layout(spec, kRanks);
+  sequence_ = std::make_unique<Sequence>(
+      Sequence::Options{.spec = &spec, .layout = &layout, .ranks = kRanks, .first_rank = 4}, &words_);
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push a: one push between two commits expected"));
+  SubmitAll(PushCommand(1, kA, 0));
+  SubmitAll(PushCommand(2, kB, 1));
+  EXPECT_THAT(Submit(0, PushCommand(3, kA, 0)), is_refused);
+  SubmitAll(DiscardCommand(3));
+  SubmitAll(PushCommand(4, kA, 0, {0}));
+  EXPECT_THAT(Submit(1, PushCommand(5, kA, 0, {1})), is_refused) << "whatever is absent";
+  SubmitAll(CommitCommand(5, 1));
+  SubmitAll(PushCommand(6, kA, 0));
+  // A commit that is answered already ends no step.
+  SubmitAll(CommitCommand(7, 1));
+  EXPECT_THAT(Submit(0, PushCommand(8, kA, 0)), is_refused);
+}
+
+TEST_F(SequenceTest, FloatAccumulatorsTakeAnyNumberOfPushes) {
+  for (int64_t number = 1; number <= 3; ++number) SubmitAll(PushCommand(number, kA, 0));
+}
+
 TEST_F(SequenceTest, ACommitNeedsHyperparametersOfEveryGroup) {
   ExpectInvalid(CommitCommand(1, 1, "", 0), "hyper-parameters of 1 groups expected, got 0");
   ExpectInvalid(CommitCommand(1, 1, "", 2), "got 2");
@@ -66,8 +95,8 @@ TEST_F(SequenceTest, HyperparametersOutOfRangeAreRefusedByName) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
   for (float bad : {nan, inf, -inf}) {
-    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_learning_rate(bad); }, "learning rate");
-    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_weight_decay(bad); }, "weight decay");
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_learning_rate(bad); }, "learning_rate");
+    ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_weight_decay(bad); }, "weight_decay");
   }
   for (float bad : {nan, inf, -inf, -0.1f, 1.0f, 1.5f}) {
     ExpectInvalidCommit([&](auto& commit) { commit.mutable_groups(0)->set_beta1(bad); }, "beta1");

@@ -22,7 +22,7 @@ namespace {
 constexpr int kMaxRanks = 6;
 constexpr int kMaxEvents = 100'000;
 
-ModelSpec SimulatedSpec() {
+ModelSpec SimulatedSpec(v1::GradientType accumulators) {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {MakeParameter("a.w", {8, 4}), MakeParameter("a.b", {8})}),
             MakeUnit("b", {MakeParameter("b.w", {8, 4})}), MakeUnit("big", {MakeParameter("big.w", {256, 64})}),
@@ -30,13 +30,16 @@ ModelSpec SimulatedSpec() {
   spec.mutable_units(3)->set_reshard_after_forward(false);
   spec.set_gather_slots(2);
   spec.set_gradient_slots(2);
+  spec.set_accumulator_type(accumulators);
   return Parse(spec);
 }
 
 class SequenceRandomTest : public testing::Test {
  protected:
   SequenceRandomTest() {
-    for (int ranks = 1; ranks <= kMaxRanks; ++ranks) layouts_.emplace_back(spec_, ranks);
+    for (const auto accumulators : {v1::GRADIENT_TYPE_FP32, v1::GRADIENT_TYPE_BF16}) {
+      for (int ranks = 1; ranks <= kMaxRanks; ++ranks) layouts_.emplace_back(SimulatedSpec(accumulators), ranks);
+    }
   }
 
   // Calls `play(epoch)` for many small worlds. Failures name the seed of theirs.
@@ -51,7 +54,8 @@ class SequenceRandomTest : public testing::Test {
                                 .first_rank = static_cast<int>(random() % 3) * ranks};
       SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed, ", ", ranks, " ranks, ", size.commands, " commands"));
       RecordProperty("seed", absl::StrCat(seed));
-      SimulatedEpoch epoch(&spec_, &layouts_[ranks - 1], size, static_cast<int64_t>(random() % 5), &random);
+      const Layout& layout = layouts_[(random() % 2) * kMaxRanks + static_cast<size_t>(ranks) - 1];
+      SimulatedEpoch epoch(&layout, size, static_cast<int64_t>(random() % 5), &random);
       play(epoch, random, size);
       if (HasFailure()) return;
     }
@@ -68,7 +72,7 @@ class SequenceRandomTest : public testing::Test {
     return static_cast<int>(random() % static_cast<uint64_t>(size.commands * size.ranks * 4));
   }
 
-  const ModelSpec spec_ = SimulatedSpec();
+  // Of both types of accumulators: those of BF16 take one push of a unit in a step.
   std::vector<Layout> layouts_;
 };
 
@@ -87,7 +91,7 @@ TEST_F(SequenceRandomTest, AnEndAtAnyMomentLeavesAllRanksEqual) {
     epoch.Stop();
     Run(epoch);
     epoch.ExpectQuiet();
-    SimulatedEpoch next(&spec_, &layouts_[size.ranks - 1], size, epoch.commit_number(), &random);
+    SimulatedEpoch next(&epoch.layout(), size, epoch.commit_number(), &random);
     Run(next);
     next.stopped() ? next.ExpectQuiet() : next.ExpectComplete();
   });

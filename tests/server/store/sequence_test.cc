@@ -76,7 +76,7 @@ TEST_F(SequenceTest, DifferentHyperparametersAreAMismatchThatShowsThem) {
   v1::Command other = CommitCommand(1, 1);
   other.mutable_commit()->mutable_groups(0)->set_learning_rate(0.25f);
   EXPECT_OK(Submit(0, CommitCommand(1, 1)));
-  EXPECT_THAT(Submit(1, other), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("learning rate 0.25")));
+  EXPECT_THAT(Submit(1, other), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("learning_rate 0.25")));
 }
 
 TEST_F(SequenceTest, DifferentClippingIsAMismatch) {

@@ -1,6 +1,7 @@
 #include "server/store/shard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -75,7 +76,7 @@ v1::UnitSpec EveryFormat() {
 }
 
 // Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one; and the rest.
-v1::ModelSpec TestSpec() {
+v1::ModelSpec TestSpec(GradientType accumulators) {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {MakeParameter("a.w", {300, 70}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
             MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
@@ -83,6 +84,7 @@ v1::ModelSpec TestSpec() {
             EveryFormat()});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
+  spec.set_accumulator_type(static_cast<v1::GradientType>(accumulators));
   spec.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(0.5);
   spec.mutable_units(0)->mutable_parameters(1)->mutable_initial_value()->mutable_constant()->set_value(1);
   auto& uniform = *spec.mutable_units(1)->mutable_parameters(0)->mutable_initial_value()->mutable_uniform();
@@ -143,11 +145,30 @@ void AppendOnce(Bytes& bytes, const HostView& same) {
   EXPECT_TRUE(same.bytes() == bytes) << "extents differ";
 }
 
+// One element of an accumulator. BF16 is rounded to nearest, ties to even, on the bits.
+uint16_t RoundToBF16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if (std::isnan(value)) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+float LoadSum(const MutableGradient& sums, int64_t i) {
+  return sums.type == GradientType::kFP32 ? static_cast<const float*>(sums.data)[i]
+                                          : DecodeBFloat16(static_cast<const uint16_t*>(sums.data)[i]);
+}
+void StoreSum(float value, const MutableGradient& sums, int64_t i) {
+  if (sums.type == GradientType::kFP32) {
+    static_cast<float*>(sums.data)[i] = value;
+  } else {
+    static_cast<uint16_t*>(sums.data)[i] = RoundToBF16(value);
+  }
+}
+
 // A model in memory, cut over the ranks of some daemons.
 class ShardedModel {
  public:
-  explicit ShardedModel(int ranks, int daemons = 1)
-      : spec_(Parse(TestSpec())), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
+  explicit ShardedModel(int ranks, int daemons = 1, GradientType accumulators = GradientType::kFP32)
+      : spec_(Parse(TestSpec(accumulators))), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
     for (int daemon = 0; daemon < daemons; ++daemon) books_.push_back(std::make_unique<ScalingBook>(spec_));
     for (int rank = 0; rank < ranks; ++rank) {
       absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec_, layout_, rank, kDevice.get());
@@ -204,12 +225,12 @@ class ShardedModel {
     for (const auto& shard : shards_) {
       const Shard::PushTarget target = shard->BeginPush(unit, absent);
       for (size_t parameter = 0; parameter < target.accumulators.size(); ++parameter) {
-        if (target.accumulators[parameter] == nullptr) continue;
+        const MutableGradient& sums = target.accumulators[parameter];
+        if (sums.data == nullptr) continue;
         const ShardExtent& extent = *shard->Find(unit, static_cast<int>(parameter));
         const float* source = gradients[parameter].data() + extent.rows.begin * shard->Spec(extent).columns();
         for (int64_t i = 0; i < extent.elements; ++i) {
-          float& sum = target.accumulators[parameter][i];
-          sum = target.overwrite[parameter] ? source[i] : sum + source[i];
+          StoreSum(target.overwrite[parameter] ? source[i] : LoadSum(sums, i) + source[i], sums, i);
         }
       }
     }
@@ -295,10 +316,10 @@ class Reference {
     const Hyperparameters& group = parameters.groups[spec_.group];
     const AdamStep step{group, group_.mode, group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
                         group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f, parameters.gradient_scale};
-    const AdamState state{.master = has_remainder() ? nullptr : master(),
-                          .remainder = has_remainder() ? remainder() : nullptr,
-                          .exp_avg = ViewOf(state_.exp_avg, *spec_.exp_avg_type),
-                          .exp_avg_sq = ViewOf(state_.exp_avg_sq, *spec_.exp_avg_sq_type)};
+    const AdamState state{
+        .master = has_remainder() ? nullptr : master(),
+        .remainder = has_remainder() ? remainder() : nullptr,
+        .moments = {ViewOf(state_.exp_avg, *spec_.exp_avg_type), ViewOf(state_.exp_avg_sq, *spec_.exp_avg_sq_type)}};
     const float amax = FusedAdam(step, gradient.data(), state, spec_.rows(), spec_.columns(),
                                  EncodingOf(spec_.encoding), PlaneAt(0), PlaneAt(3), {.scale = delayed_.scale()});
     delayed_.Update(amax);
@@ -357,6 +378,7 @@ std::vector<Reference> References(const ModelSpec& spec) {
 struct Cut {
   int ranks;
   int daemons;
+  GradientType accumulators = GradientType::kFP32;
 };
 
 class ShardingTest : public testing::TestWithParam<Cut> {
@@ -386,20 +408,29 @@ class ShardingTest : public testing::TestWithParam<Cut> {
       model_.Push(unit, gradients, is_last ? absent : std::vector<int>{});
       for (int i = 0; i < static_cast<int>(gradients.size()); ++i, ++index) {
         const bool is_absent = is_last && std::find(absent.begin(), absent.end(), i) != absent.end();
-        if (!is_absent) references_[index].Step(gradients[i]);
+        if (!is_absent) references_[index].Step(Accumulated(gradients[i]));
       }
     }
   }
 
-  ShardedModel model_{GetParam().ranks, GetParam().daemons};
+  // What is left of gradients in accumulators.
+  static std::vector<float> Accumulated(std::vector<float> gradients) {
+    if (GetParam().accumulators == GradientType::kFP32) return gradients;
+    for (float& value : gradients) value = DecodeBFloat16(RoundToBF16(value));
+    return gradients;
+  }
+
+  ShardedModel model_{GetParam().ranks, GetParam().daemons, GetParam().accumulators};
   std::vector<Reference> references_ = References(model_.spec());
 };
 
 INSTANTIATE_TEST_SUITE_P(Cuts, ShardingTest,
                          testing::Values(Cut{1, 1}, Cut{2, 1}, Cut{3, 1}, Cut{4, 1}, Cut{5, 1}, Cut{6, 1}, Cut{7, 1},
-                                         Cut{8, 1}, Cut{2, 2}, Cut{6, 2}, Cut{8, 4}),
+                                         Cut{8, 1}, Cut{2, 2}, Cut{6, 2}, Cut{8, 4}, Cut{1, 1, GradientType::kBF16},
+                                         Cut{3, 1, GradientType::kBF16}, Cut{6, 2, GradientType::kBF16}),
                          [](const auto& info) {
-                           return absl::StrCat(info.param.ranks, "Ranks", info.param.daemons, "Daemons");
+                           return absl::StrCat(info.param.ranks, "Ranks", info.param.daemons, "Daemons",
+                                               info.param.accumulators == GradientType::kFP32 ? "" : "BF16");
                          });
 
 TEST_P(ShardingTest, InitialStateDoesNotDependOnTheCut) { ExpectEqual(references_); }
@@ -476,9 +507,9 @@ TEST_P(ShardingTest, PushesOfOneStepAddUp) {
   model_.Push(1, second);
   model_.Step();
   for (int parameter = 0; parameter < 2; ++parameter) {
-    std::vector<float> sum = first[parameter];
+    std::vector<float> sum = Accumulated(first[parameter]);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += second[parameter][i];
-    references_[2 + parameter].Step(sum);
+    references_[2 + parameter].Step(Accumulated(sum));
   }
   ExpectEqual(references_);
 }
@@ -489,12 +520,12 @@ TEST_P(ShardingTest, AnAbsentGradientLeavesItsParameterAlone) {
   const auto second = RandomGradients(model_.spec(), 0, 2);
   model_.Push(0, first, {1});
   model_.Step();
-  references_[0].Step(first[0]);
+  references_[0].Step(Accumulated(first[0]));
   ExpectEqual(references_);
   model_.Push(0, second);
   model_.Step();
-  references_[0].Step(second[0]);
-  references_[1].Step(second[1]);
+  references_[0].Step(Accumulated(second[0]));
+  references_[1].Step(Accumulated(second[1]));
   ExpectEqual(references_);
   for (const auto& shard : model_.shards()) {
     for (const ShardExtent& extent : shard->extents()) {
@@ -517,7 +548,7 @@ TEST_P(ShardingTest, SumsOfSquaresCountWhatWasPushed) {
   auto gradients = RandomGradients(model_.spec(), 1, 1);
   model_.Push(1, gradients, {1});
   double expected = 0;
-  for (float value : gradients[0]) expected += static_cast<double>(value) * value;
+  for (float value : Accumulated(gradients[0])) expected += static_cast<double>(value) * value;
   SquareSum total;
   for (const auto& shard : model_.shards()) {
     const SquareSum sum = *shard->SumSquares({});
@@ -539,12 +570,13 @@ TEST_P(ShardingTest, NonFiniteGradientsAreCounted) {
   EXPECT_EQ(non_finite, 3);
 }
 
-// A device that counts what is allocated on it.
+// A device that counts what is allocated on it, and what is read from it.
 class CountingDevice final : public ComputeDevice {
  public:
   CountingDevice() : ComputeDevice({.kind = DeviceKind::kCpu, .index = 0}) {}
 
   std::map<std::string, int64_t> bytes;
+  mutable int64_t read_bytes = 0;
 
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
     bytes[name] += size_bytes;
@@ -555,6 +587,7 @@ class CountingDevice final : public ComputeDevice {
     return kDevice->OpenHostMemory(page);
   }
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
+    read_bytes += size_bytes;
     return kDevice->Read(data, size_bytes);
   }
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
@@ -572,8 +605,8 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     CountingDevice device;
     ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(model_.spec(), model_.layout(), rank, &device));
     EXPECT_EQ(device.bytes["paramshard-master"], bytes.master);
-    EXPECT_EQ(device.bytes["paramshard-exp-avg"], bytes.exp_avg);
-    EXPECT_EQ(device.bytes["paramshard-exp-avg-sq"], bytes.exp_avg_sq);
+    EXPECT_EQ(device.bytes["paramshard-exp_avg"], bytes.moments[MomentKind::kExpAvg]);
+    EXPECT_EQ(device.bytes["paramshard-exp_avg_sq"], bytes.moments[MomentKind::kExpAvgSq]);
     EXPECT_EQ(device.bytes["paramshard-gradients"], bytes.gradients);
     EXPECT_EQ(device.bytes["paramshard-planes"], bytes.planes);
     int64_t total = 0;
@@ -604,7 +637,8 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
       EXPECT_EQ(stored(StateTensor::kExpAvg), moment(*spec.exp_avg_type));
       EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(*spec.exp_avg_sq_type));
       const int64_t master = (spec.master_type == MasterType::kFP32 ? 4 : 2) * extent.elements;
-      const int64_t sum = master + 4 * extent.elements + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
+      const int64_t accumulator = (GetParam().accumulators == GradientType::kFP32 ? 4 : 2) * extent.elements;
+      const int64_t sum = master + accumulator + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
       EXPECT_GE(shard->OptimizerSize(extent), sum);
       EXPECT_LT(shard->OptimizerSize(extent), sum + 2 * 64) << "scales begin at cache lines";
     }
@@ -633,9 +667,9 @@ TEST(FrozenShardTest, TakesItsPlanesAndAMasterWhereItAsksForOne) {
   EXPECT_EQ(size_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)).Total(), size_of(bf16).planes + 2 * kElements);
 }
 
-// A master with a remainder is filled in room that only its filling has.
+// A master with a remainder is filled in parts, in room that only its filling has.
 TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
-  const v1::ParameterSpec bf16 = Normal(MakeParameter("v", {64, 64}, v1::FORMAT_BF16), 1);
+  const v1::ParameterSpec bf16 = Normal(MakeParameter("v", {3, kFillElements / 2}, v1::FORMAT_BF16), 1);
   v1::ParameterSpec trainable = bf16;
   trainable.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
   const auto master_of = [](v1::ParameterSpec parameter) {
@@ -645,7 +679,43 @@ TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
     EXPECT_OK(shard);
     return *(*shard)->Read((*shard)->extents()[0], StateTensor::kMaster);
   };
-  EXPECT_EQ(master_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)), master_of(trainable));
+  std::vector<float> expected(3 * kFillElements / 2);
+  FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 0, 0, 0, static_cast<int64_t>(expected.size()),
+                    expected.data());
+  EXPECT_TRUE(master_of(trainable) == expected);
+  EXPECT_TRUE(master_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)) == expected);
+}
+
+// An export reads long rows in parts.
+TEST(FrozenShardTest, APartOfARowIsDecodedAndNothingElseIsRead) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kColumns = 1000 * kMomentBlockSize + 17;
+  for (const FormatTraits& traits : kFormats) {
+    SCOPED_TRACE(traits.name);
+    const v1::ParameterSpec weight =
+        Frozen(Normal(MakeParameter("w", {kRows, kColumns}, static_cast<v1::Format>(traits.format)), 1));
+    const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {weight})}));
+    const Layout layout(spec, 1);
+    CountingDevice device;
+    ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(spec, layout, 0, &device));
+    ScalingBook book(spec);
+    ASSERT_OK(shard->MeasureAmaxes(book));
+    book.Settle(book.Offer());
+    ASSERT_OK(shard->EncodePlanes(book));
+    const ShardExtent& extent = shard->extents()[0];
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, shard->Read(extent, StateTensor::kMaster));
+    for (const int64_t row : {0, 2}) {
+      for (const int64_t first : {int64_t{0}, 3 * kMomentBlockSize, kColumns - 17}) {
+        const int64_t columns = std::min(2 * kMomentBlockSize, kColumns - first);
+        device.read_bytes = 0;
+        ASSERT_OK_AND_ASSIGN(const std::vector<float> part,
+                             shard->Read(extent, StateTensor::kMaster, {{row, row + 1}, first, columns}));
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + row * kColumns + first)) << row << ", " << first;
+        EXPECT_EQ(static_cast<int64_t>(part.size()), columns);
+        EXPECT_LE(device.read_bytes, 2 * 4 * columns) << row << ", " << first;
+      }
+    }
+  }
 }
 
 class ShardTest : public testing::Test {
@@ -685,7 +755,7 @@ TEST_F(ShardTest, ASmallParameterHasOneOwner) {
 TEST_F(ShardTest, TheFirstPushOverwritesAndLaterOnesAdd) {
   const auto overwrites = [&] {
     const Shard::PushTarget target = shard().BeginPush(1, {});
-    EXPECT_NE(target.accumulators[0], nullptr);
+    EXPECT_NE(target.accumulators[0].data, nullptr);
     return std::vector<bool>{target.overwrite[0], target.overwrite[1]};
   };
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
@@ -698,11 +768,11 @@ TEST_F(ShardTest, TheFirstPushOverwritesAndLaterOnesAdd) {
 
 TEST_F(ShardTest, APushHasNoPlaceForWhatIsAbsentOrOwnedElsewhere) {
   const Shard::PushTarget absent = shard().BeginPush(1, {0});
-  EXPECT_EQ(absent.accumulators[0], nullptr);
-  EXPECT_NE(absent.accumulators[1], nullptr);
+  EXPECT_EQ(absent.accumulators[0].data, nullptr);
+  EXPECT_NE(absent.accumulators[1].data, nullptr);
   EXPECT_TRUE(shard().BeginPush(1, {}).overwrite[0]) << "an absent push is none";
   Shard& other = shard(0).Find(0, 1) == nullptr ? shard(0) : shard(1);
-  EXPECT_EQ(other.BeginPush(0, {}).accumulators[1], nullptr);
+  EXPECT_EQ(other.BeginPush(0, {}).accumulators[1].data, nullptr);
 }
 
 TEST_F(ShardTest, EveryStepCountsTheVersion) {

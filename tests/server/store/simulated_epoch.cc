@@ -17,15 +17,16 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Work = Sequence::Work;
 
-SimulatedEpoch::SimulatedEpoch(const ModelSpec* spec, const Layout* layout, const SimulationSize& size,
-                               int64_t commit_number, std::mt19937_64* random)
+SimulatedEpoch::SimulatedEpoch(const Layout* layout, const SimulationSize& size, int64_t commit_number,
+                               std::mt19937_64* random)
     : layout_(*layout),
       random_(random),
       first_rank_(size.first_rank),
+      step_pushes_(layout->spec()),
       trainers_(size.ranks),
       ranks_(size.ranks),
       drained_(layout->gradient_slot_bytes().size(), 0),
-      sequence_({.spec = spec,
+      sequence_({.spec = &layout->spec(),
                  .layout = layout,
                  .ranks = size.ranks,
                  .first_rank = size.first_rank,
@@ -49,11 +50,14 @@ void SimulatedEpoch::WriteProgram(int commands, int64_t commit_number) {
       // Now and then a commit is sent again.
       const bool repeated = commit_number > 0 && OneIn(6);
       program_.push_back(CommitCommand(number, repeated ? commit_number : ++commit_number));
-      if (!repeated) new_commits_.insert(number);
+      if (repeated) continue;
+      new_commits_.insert(number);
+      step_pushes_.Clear();
     } else if (OneIn(12)) {
       program_.push_back(DiscardCommand(number));
+      step_pushes_.Clear();
     } else {
-      program_.push_back(OneIn(3) ? RandomPush(number) : RandomGather(number));
+      program_.push_back(OneIn(3) && MayPush() ? RandomPush(number) : RandomGather(number));
     }
   }
 }
@@ -68,11 +72,20 @@ v1::Command SimulatedEpoch::RandomGather(int64_t number) {
   }
 }
 
+bool SimulatedEpoch::MayPush() const {
+  for (int unit = 0; unit < static_cast<int>(layout_.units().size()); ++unit) {
+    if (step_pushes_.Check(unit).ok()) return true;
+  }
+  return false;
+}
+
 v1::Command SimulatedEpoch::RandomPush(int64_t number) {
   while (true) {
     const int unit = Random(static_cast<int>(layout_.units().size()));
     const int slot = Random(static_cast<int>(layout_.gradient_slot_bytes().size()));
     if (layout_.units()[unit].gradient_bytes > layout_.gradient_slot_bytes()[slot]) continue;
+    if (!step_pushes_.Check(unit).ok()) continue;
+    step_pushes_.Add(unit);
     return PushCommand(number, unit, slot, OneIn(4) ? std::vector<int>{0} : std::vector<int>{});
   }
 }
@@ -411,7 +424,7 @@ void SimulatedEpoch::CheckState() {
   EXPECT_EQ(sequence_.Quiet(), stopped_ && !running && !decided);
   const auto unanswered = std::find_if(new_commits_.begin(), new_commits_.end(),
                                        [&](int64_t number) { return At(number).commit().commit_number() > answered_; });
-  EXPECT_EQ(sequence_.CommitInFlight(), unanswered != new_commits_.end() && SentByAll(*unanswered));
+  EXPECT_EQ(sequence_.LastCommitInFlight() != 0, unanswered != new_commits_.end() && SentByAll(*unanswered));
   for (int rank = 0; rank < ranks(); ++rank) {
     EXPECT_EQ(sequence_.last_command(rank), trainers_[rank].sent);
     EXPECT_GE(ranks_[rank].applied, answered_);

@@ -35,9 +35,10 @@ class SimulatedEpoch : private TrainerWords {
  public:
   static constexpr absl::Duration kStepTimeout = absl::Seconds(60);
 
-  // `spec`, `layout` and `random` outlive the epoch. `commit_number` commits were answered before.
-  SimulatedEpoch(const ModelSpec* spec, const Layout* layout, const SimulationSize& size, int64_t commit_number,
-                 std::mt19937_64* random);
+  // `layout` and `random` outlive the epoch. `commit_number` commits were answered before.
+  SimulatedEpoch(const Layout* layout, const SimulationSize& size, int64_t commit_number, std::mt19937_64* random);
+
+  const Layout& layout() const { return layout_; }
 
   // Lets one event happen; false when none can.
   bool Step();
@@ -87,6 +88,7 @@ class SimulatedEpoch : private TrainerWords {
   // The program.
   void WriteProgram(int commands, int64_t commit_number);
   v1::Command RandomGather(int64_t number);
+  bool MayPush() const;
   v1::Command RandomPush(int64_t number);
   const v1::Command& At(int64_t number) const { return program_[number - 1]; }
   bool NewCommit(int64_t number) const { return new_commits_.contains(number); }
@@ -132,6 +134,7 @@ class SimulatedEpoch : private TrainerWords {
   std::mt19937_64* random_;
   const int first_rank_;
   std::vector<v1::Command> program_;
+  StepPushes step_pushes_;         // of the program's last step
   std::set<int64_t> new_commits_;  // command numbers of commits that are no repetition
   std::vector<Trainer> trainers_;
   std::vector<Rank> ranks_;

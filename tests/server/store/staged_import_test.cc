@@ -29,7 +29,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr StateTensor kStateTensors[] = {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq};
 
 // Parameters of unit "u" by index.
 enum : int { kPlain, kSmall, kBf16, kFp16, kFp8, kRemainder };

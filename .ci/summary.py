@@ -1,0 +1,60 @@
+"""Says what the parts of CI found: which failed, how many tests ran, and why some were skipped.
+
+Takes a file with a line for each part, `NAME STATUS SECONDS`, and reads what ctest wrote into the build folder of the
+parts that are presets. Exits with 1 unless every part succeeded.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+import xml.etree.ElementTree
+
+FOLDERS = {"asan": "build-asan", "release": "build", "tsan": "build-tsan"}
+TIMED_OUT = 124
+LINES_OF_A_FAILURE = 60
+
+
+def skip_reason(output):
+    found = re.search(r": Skipped\n(.*)", output)
+    return found.group(1).strip() if found else "no reason given"
+
+
+def print_tests(path):
+    """Prints the numbers of one part, the reasons for skipping, and the ends of what failed."""
+    counts = collections.Counter()
+    reasons = collections.Counter()
+    failures = []
+    for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
+        output = case.findtext("system-out") or ""
+        if case.find("skipped") is not None:
+            counts["skipped"] += 1
+            reasons[skip_reason(output)] += 1
+        elif case.get("status") == "run":
+            counts["passed"] += 1
+        else:
+            counts["failed"] += 1
+            failures.append((case.get("name"), output))
+    print(f"  {counts['passed']} tests passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    for reason, count in sorted(reasons.items()):
+        print(f"  {count} skipped: {reason}")
+    for name, output in failures:
+        print(f"  FAILED: {name}")
+        for line in output.splitlines()[-LINES_OF_A_FAILURE:]:
+            print(f"    {line}")
+
+
+def main():
+    parts = [line.split() for line in pathlib.Path(sys.argv[1]).read_text().splitlines()]
+    print("== summary")
+    for name, status, seconds in parts:
+        said = {0: "passed", TIMED_OUT: "no time was left"}.get(int(status), f"FAILED with status {status}")
+        print(f"{name}: {said}, {int(seconds) // 60} min {int(seconds) % 60} s")
+        tests = pathlib.Path(FOLDERS.get(name, ""), "tests.xml")
+        if name in FOLDERS:
+            print_tests(tests) if tests.exists() else print("  no tests ran to the end")
+    return 0 if all(status == "0" for _, status, _ in parts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

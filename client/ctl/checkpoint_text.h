@@ -1,0 +1,27 @@
+// What the commands about checkpoints show of them.
+#ifndef PARAMSHARD_CLIENT_CTL_CHECKPOINT_TEXT_H_
+#define PARAMSHARD_CLIENT_CTL_CHECKPOINT_TEXT_H_
+
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+#include "proto/checkpoint/manifest.h"
+
+namespace paramshard::ctl {
+
+// The argument that these commands have.
+inline void AddFolderArgument(CLI::App& app, std::string& folder, const std::string& help) {
+  app.add_option("folder", folder, help)->required();
+}
+
+// As TimeCell.
+std::string SavedAtCell(absl::Time time);
+
+// The numbers of a checkpoint, with names and types as the protos' JSON has them: 64-bit numbers are texts.
+nlohmann::ordered_json CheckpointJson(const std::string& folder, const checkpoint::Manifest& manifest);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_CHECKPOINT_TEXT_H_

@@ -1,0 +1,20 @@
+// The fused step of any optimizer: how an extent is walked, staged and encoded while its pieces are updated.
+//
+// Internal to kernels/.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_H_
+#define PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_H_
+
+#include "kernels/optim/adam.h"
+#include "kernels/optim/piece_update.h"
+
+namespace paramshard {
+
+// FusedAdam() with `optimizer`, whatever the step's mode.
+float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradient gradient, const AdamState& state,
+                int64_t rows, int64_t cols, const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
+                const TensorScaling& scaling);
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_H_

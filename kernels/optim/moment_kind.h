@@ -1,0 +1,56 @@
+// The moments that optimizers keep of every element, and what there is one of for each moment.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_KIND_H_
+#define PARAMSHARD_KERNELS_OPTIM_MOMENT_KIND_H_
+
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+
+namespace paramshard {
+
+// Which moment a tensor is. Its number is its place in every PerMoment.
+enum class MomentKind : uint8_t { kExpAvg = 0, kExpAvgSq = 1 };
+
+struct MomentTraits {
+  MomentKind kind;
+  // In messages, hashes, memory classes and tensors.
+  const char* name;
+  // A mean of squares: types with scales hold its square roots (moment.h).
+  bool is_square;
+};
+
+// All of them, by number. An optimizer keeps the first few (optimizers.h).
+inline constexpr MomentTraits kMomentKinds[] = {
+    {MomentKind::kExpAvg, "exp_avg", false},
+    {MomentKind::kExpAvgSq, "exp_avg_sq", true},
+};
+inline constexpr int kMomentCount = sizeof(kMomentKinds) / sizeof(kMomentKinds[0]);
+
+constexpr bool AreNumberedByPlace() {
+  for (int i = 0; i < kMomentCount; ++i) {
+    if (static_cast<int>(kMomentKinds[i].kind) != i) return false;
+  }
+  return true;
+}
+static_assert(AreNumberedByPlace(), "kMomentKinds: expected a row for each kind, in the order of their numbers");
+
+constexpr const MomentTraits& TraitsOf(MomentKind kind) { return kMomentKinds[static_cast<int>(kind)]; }
+
+// One thing for each moment, like an array of them.
+template <typename T>
+struct PerMoment {
+  T values[kMomentCount];
+
+  PARAMSHARD_HOST_DEVICE constexpr T& operator[](MomentKind kind) { return values[static_cast<int>(kind)]; }
+  PARAMSHARD_HOST_DEVICE constexpr const T& operator[](MomentKind kind) const { return values[static_cast<int>(kind)]; }
+
+  constexpr T* begin() { return values; }
+  constexpr T* end() { return values + kMomentCount; }
+  constexpr const T* begin() const { return values; }
+  constexpr const T* end() const { return values + kMomentCount; }
+};
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_MOMENT_KIND_H_

@@ -1,0 +1,27 @@
+// One step of an optimizer: the same for every element of a parameter group.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_OPTIMIZER_STEP_H_
+#define PARAMSHARD_KERNELS_OPTIM_OPTIMIZER_STEP_H_
+
+#include <cstdint>
+
+#include "kernels/optim/hyperparameters.h"
+
+namespace paramshard {
+
+// Which optimizer steps a group. AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay
+// Regularization"); L2 adds the decay to the gradient. The numbers are stable: they are sent.
+enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
+
+struct AdamStep : Hyperparameters {
+  AdamMode mode = AdamMode::kAdamW;
+  // BiasCorrection(beta, step), or 1 without bias correction.
+  float bias_correction1 = 1.0f;
+  float bias_correction2 = 1.0f;
+  // What gradients are multiplied by before anything else: inverse loss scale, mean and clip in one float.
+  float gradient_scale = 1.0f;
+};
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_OPTIMIZER_STEP_H_

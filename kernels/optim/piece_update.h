@@ -1,0 +1,90 @@
+// The loop that an optimizer's policy (optimizers.h) is compiled into: elements side by side, moments in FP32 or BF16.
+//
+// Internal to kernels/.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_PIECE_UPDATE_H_
+#define PARAMSHARD_KERNELS_OPTIM_PIECE_UPDATE_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/base/float_bits.h"
+#include "kernels/base/simd_clones.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/optim/moment.h"
+#include "kernels/optim/optimizer_step.h"
+
+namespace paramshard {
+
+// Elements that are updated together, rows `stride` elements apart, their moments in FP32 or BF16.
+struct Piece {
+  const float* gradient;
+  float* master;
+  // As many as the optimizer keeps.
+  PerMoment<MutableMoment> moments;
+  int64_t stride;
+  int64_t rows;
+  int64_t cols;
+};
+
+// An optimizer as the fused step (fused_step.h) calls it.
+struct PieceUpdate {
+  void (*update)(const AdamStep& step, const Piece& piece);
+  int moment_count;
+};
+
+// How a moment without scales is read and stored, as an array's element type and two conversions.
+struct FloatMoment {
+  using Stored = float;
+  PARAMSHARD_ALWAYS_INLINE static float Load(Stored stored) { return stored; }
+  PARAMSHARD_ALWAYS_INLINE static Stored Store(float value) { return CanonicalNan(value); }
+};
+
+struct BFloat16Moment {
+  using Stored = uint16_t;
+  PARAMSHARD_ALWAYS_INLINE static float Load(Stored stored) { return DecodeBFloat16(stored); }
+  PARAMSHARD_ALWAYS_INLINE static Stored Store(float value) { return EncodeBFloat16(value); }
+};
+
+template <typename Policy, typename... Moments, size_t... kIndex>
+PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, std::index_sequence<kIndex...>, int64_t count,
+                                             const float* __restrict gradient, float* __restrict master,
+                                             typename Moments::Stored* __restrict... stored) {
+  // A copy, which no store to the arrays can change: it stays in registers.
+  const AdamStep constants = step;
+  for (int64_t i = 0; i < count; ++i) {
+    float value = master[i];
+    float moments[] = {Moments::Load(stored[i])...};
+    Policy::Update(constants, gradient[i], value, moments);
+    master[i] = CanonicalNan(value);
+    ((stored[i] = Moments::Store(moments[kIndex])), ...);
+  }
+}
+
+template <typename Policy, typename... Moments, size_t... kIndex>
+PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piece,
+                                         std::index_sequence<kIndex...> indices) {
+  for (int64_t row = 0; row < piece.rows; ++row) {
+    const int64_t first = row * piece.stride;
+    UpdateElements<Policy, Moments...>(
+        step, indices, piece.cols, piece.gradient + first, piece.master + first,
+        static_cast<typename Moments::Stored*>(piece.moments.values[kIndex].data) + first...);
+  }
+}
+
+// What a SIMD clone calls: steps a piece. `Moments` are how the first moments are stored, as far as that is known.
+template <typename Policy, typename... Moments>
+PARAMSHARD_ALWAYS_INLINE void UpdatePieceWith(const AdamStep& step, const Piece& piece) {
+  constexpr int kKnown = sizeof...(Moments);
+  if constexpr (kKnown == Policy::kMomentCount) {
+    UpdateRows<Policy, Moments...>(step, piece, std::make_index_sequence<kKnown>());
+  } else if (piece.moments.values[kKnown].type == MomentType::kFP32) {
+    UpdatePieceWith<Policy, Moments..., FloatMoment>(step, piece);
+  } else {
+    UpdatePieceWith<Policy, Moments..., BFloat16Moment>(step, piece);
+  }
+}
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_PIECE_UPDATE_H_

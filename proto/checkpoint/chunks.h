@@ -1,0 +1,42 @@
+// The pieces of files that a checkpoint keeps sums of.
+#ifndef PARAMSHARD_PROTO_CHECKPOINT_CHUNKS_H_
+#define PARAMSHARD_PROTO_CHECKPOINT_CHUNKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/types/span.h"
+#include "proto/checkpoint/content_hash.h"
+
+namespace paramshard::checkpoint {
+
+// A chunk has whole rows, as many as fit these bytes, and at least one.
+inline constexpr int64_t kChunkBytes = int64_t{4} << 20;
+
+// Some rows of one tensor, as they lie in a file.
+struct RowRun {
+  int64_t first_row = 0;  // in the whole tensor
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t offset_bytes = 0;  // from the start of the file
+
+  int64_t size_bytes() const { return rows * row_bytes; }
+};
+
+inline int64_t RowsPerChunk(int64_t row_bytes) { return row_bytes < kChunkBytes ? kChunkBytes / row_bytes : 1; }
+
+// Cuts a run into its chunks, counted from the run's first row. The sums of a file are those of its tensors' chunks, in
+// the order of their data.
+std::vector<RowRun> ChunksOf(const RowRun& run);
+// How many, without making them.
+int64_t ChunkCount(const RowRun& run);
+
+// The sum that belongs to a chunk: ContentHash::sum of its rows, in the bytes of a file that holds it.
+inline absl::uint128 ChunkSum(const RowRun& chunk, absl::Span<const uint8_t> bytes) {
+  return HashRows(chunk.first_row, chunk.row_bytes, bytes).sum;
+}
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_PROTO_CHECKPOINT_CHUNKS_H_

@@ -1,0 +1,83 @@
+// What a checkpoint has of a model besides its parameters' tensors: numbers, the last answer, step counts, and the book
+// of amaxes. The file common.safetensors, which node 0 writes.
+//
+// | key                     | tensor                                                                                 |
+// | ----------------------- | -------------------------------------------------------------------------------------- |
+// | numbers                 | I64 [3]: commit number, version, skipped commits                                       |
+// | last_answer             | I64 [2]: 1 if it was skipped, else 0; non-finite elements. Missing where it is unknown |
+// | last_answer.norm        | F64 [1]: the gradient norm. Together with last_answer                                  |
+// | step_counts             | I64 [P]: optimizer steps of every parameter, in the model's order                      |
+// | book.amax               | F32 [N]: of every parameter that NeedsAmax(), in the model's order                     |
+// | book.scale              | F32 [N]: what the present planes were encoded with                                     |
+// | book.is_fresh           | U8 [N]: 1 until a step has entered the history                                         |
+// | book.next_scale/NAME    | F32 [1]: of a delayed scaling that has begun                                           |
+// | book.history/NAME       | F32 [history_length]: its amaxes, the newest first                                     |
+//
+// Lists without elements are left out.
+#ifndef PARAMSHARD_PROTO_CHECKPOINT_COMMON_STATE_H_
+#define PARAMSHARD_PROTO_CHECKPOINT_COMMON_STATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/model/model_spec.h"
+
+namespace paramshard::checkpoint {
+
+// An entry of the scaling book between two commits: offers are settled then, and are no part of it. A ScalingBook made
+// of these encodes, and goes on, as the one that they were taken from.
+struct BookEntry {
+  struct Delayed {
+    float next_scale = 1.0f;     // DelayedScaling::scale()
+    std::vector<float> history;  // DelayedScaling::history()
+    friend bool operator==(const Delayed&, const Delayed&) = default;
+  };
+
+  int unit = 0;
+  int parameter = 0;  // within the unit
+  float amax = 0.0f;
+  float scale = 1.0f;  // of the present planes
+  bool is_fresh = true;
+  std::optional<Delayed> delayed = {};  // unset before it was settled first, and for other formats
+
+  friend bool operator==(const BookEntry&, const BookEntry&) = default;
+};
+
+inline constexpr char kCommonFileName[] = "common.safetensors";
+
+struct CommonState {
+  struct Answer {
+    bool skipped = false;
+    double gradient_norm = 0;
+    int64_t non_finite_count = 0;
+    friend bool operator==(const Answer&, const Answer&) = default;
+  };
+
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  int64_t skipped = 0;
+  std::optional<Answer> last_answer = {};  // of commit_number; unset where it is unknown
+  std::vector<int64_t> step_counts = {};   // one for every parameter, units in order
+  std::vector<BookEntry> book = {};        // one for every parameter that NeedsAmax(), units in order
+
+  friend bool operator==(const CommonState&, const CommonState&) = default;
+};
+
+// The bytes of common.safetensors. INVALID_ARGUMENT for a state that is not one of the model `spec`: other numbers of
+// step counts or entries, a history of another length.
+absl::StatusOr<std::string> SerializeCommonState(const ModelSpec& spec, const CommonState& state);
+
+// The inverse. INVALID_ARGUMENT naming the tensor for bytes that no state of the model has: also numbers below 0, and
+// those that do not fit together. DATA_LOSS for a file that ends too early.
+absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::string_view bytes);
+
+// No state of the model takes more.
+int64_t MaxCommonStateBytes(const ModelSpec& spec);
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_PROTO_CHECKPOINT_COMMON_STATE_H_

@@ -1,0 +1,28 @@
+// What is wrong with a checkpoint, and where.
+#ifndef PARAMSHARD_PROTO_CHECKPOINT_DAMAGE_H_
+#define PARAMSHARD_PROTO_CHECKPOINT_DAMAGE_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "proto/model/row_range.h"
+
+namespace paramshard::checkpoint {
+
+struct Damage {
+  std::string file = {};              // its name in the folder
+  std::string tensor = {};            // its key; empty: the file as a whole
+  std::optional<RowRange> rows = {};  // of the whole tensor; unset: all of it
+  // DATA_LOSS: bytes that are not those that were saved. INVALID_ARGUMENT: no checkpoint. NOT_FOUND: a file that is not
+  // there. PERMISSION_DENIED: a wrong owner or mode, or a file that cannot be opened.
+  absl::StatusCode code = absl::StatusCode::kDataLoss;
+  std::string message = {};  // "... expected, got ..."
+
+  // "rank-00000-of-00002.safetensors: tensor master/w: rows [0, 128): ...", with the folder before it.
+  absl::Status ToStatus(const std::string& folder) const;
+};
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_PROTO_CHECKPOINT_DAMAGE_H_

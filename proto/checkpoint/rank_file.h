@@ -1,0 +1,122 @@
+// What a rank writes into a checkpoint, and where: a pure function of (layout, world, rank).
+//
+// Rank r of a world with shard groups of S ranks is rank r % S of replica r / S. Of each extent that its group rank
+// owns, which all R replicas hold, replica g saves a share: of G granules (SavedGranule) [g G / R, (g+1) G / R).
+// Arrays without rows are left out. A file's bytes are its header, then tensor after tensor, those with the largest
+// elements first, then the rank's client state: nothing but the header's text depends on how long that is, so the place
+// of every tensor is known when a model is opened.
+#ifndef PARAMSHARD_PROTO_CHECKPOINT_RANK_FILE_H_
+#define PARAMSHARD_PROTO_CHECKPOINT_RANK_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/checkpoint/chunks.h"
+#include "proto/checkpoint/tensor_key.h"
+#include "proto/model/layout.h"
+#include "proto/model/row_range.h"
+#include "proto/safetensors/header.h"
+
+namespace paramshard::checkpoint {
+
+struct World {
+  int size = 1;
+  int shard_size = 1;  // divides it
+  friend bool operator==(const World&, const World&) = default;
+};
+
+// The rows of an extent that the `replica`th of `replicas` saves.
+RowRange ShareOf(const RowRange& extent, int64_t granule, int replica, int replicas);
+
+// One tensor of a file.
+struct PlannedTensor {
+  ArrayKind kind = ArrayKind::kMaster;
+  int unit = 0;
+  int parameter = 0;  // within the unit
+  std::string key;
+  safetensors::Dtype dtype = safetensors::Dtype::kF32;
+  int64_t columns = 0;
+  RowRange parameter_rows;  // of the parameter: what the rank saves
+  RowRun run;               // of the array, in the file
+};
+
+// One file of a rank.
+class PlannedFile {
+ public:
+  const std::string& name() const { return name_; }  // "rank-00003-of-00008.safetensors"
+  int world_rank() const { return world_rank_; }
+  // In the order of their data; without the client state.
+  const std::vector<PlannedTensor>& tensors() const { return tensors_; }
+
+  // Bytes before the first tensor, whatever the client state: the header's length, its text, spaces. A multiple of 8.
+  int64_t header_bytes() const { return header_bytes_; }
+  // Of the header and all tensors. The client state begins here, if the file takes one.
+  int64_t state_bytes() const { return state_bytes_; }
+  // The last file of a rank.
+  bool takes_client_state() const { return takes_client_state_; }
+  int64_t size_bytes(int64_t client_state_bytes) const {
+    return state_bytes_ + (takes_client_state_ ? client_state_bytes : 0);
+  }
+
+  // The header_bytes() that the file begins with. A client state has at most kMaxClientStateBytes; one without bytes is
+  // no tensor.
+  std::string Header(int64_t client_state_bytes) const;
+  // The chunks of all tensors, the client state's (one, if it has bytes) last: as many as the file has sums.
+  std::vector<RowRun> Chunks(int64_t client_state_bytes) const;
+
+ private:
+  friend class RankFilePlan;
+
+  safetensors::Header MakeHeader(int64_t client_state_bytes) const;
+  void Place();
+
+  std::string name_;
+  int world_rank_ = 0;
+  bool takes_client_state_ = false;
+  std::vector<PlannedTensor> tensors_;
+  int64_t header_bytes_ = 0;
+  int64_t state_bytes_ = 0;
+};
+
+// The files of a rank: one, or as many as the limit of headers needs. Immutable.
+class RankFilePlan {
+ public:
+  // A header that is longer is split; below the 100 MB that readers take.
+  static constexpr int64_t kMaxHeaderBytes = int64_t{64} << 20;
+
+  // `rank` is in [0, world.size). INVALID_ARGUMENT unless the layout is cut over world.shard_size ranks, which divides
+  // the world's size.
+  static absl::StatusOr<RankFilePlan> Create(const Layout& layout, const World& world, int rank,
+                                             int64_t max_header_bytes = kMaxHeaderBytes);
+
+  const std::vector<PlannedFile>& files() const { return files_; }
+  // Of all files, without the client state.
+  int64_t state_bytes() const;
+
+ private:
+  std::vector<PlannedFile> files_;
+};
+
+// "rank-00003-of-00008.safetensors"; the files after the first are "rank-00003-of-00008-1.safetensors" and on.
+std::string RankFileName(int rank, int world_size, int index);
+
+// The metadata of a file whose tensors begin at these rows of whole tensors, by name: with what
+// torch.distributed.checkpoint reads sharded safetensors by, {key: {"saved_offsets": [row, 0]}}. A tensor of one
+// dimension has one offset.
+struct SavedOffset {
+  std::string key;
+  int64_t first_row = 0;
+  int dimensions = 2;
+};
+safetensors::Metadata FileMetadata(const std::vector<SavedOffset>& offsets);
+
+// The inverse, for a file of anybody: where the rows of its tensors lie, in the order of their data, which begin at
+// `header_bytes`. INVALID_ARGUMENT naming the tensor: one of another number of dimensions than 1 or 2 or without
+// bytes, offsets that are not given for each tensor once, or that are no first row.
+absl::StatusOr<std::vector<RowRun>> RunsOf(const safetensors::Header& header, int64_t header_bytes);
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_PROTO_CHECKPOINT_RANK_FILE_H_

@@ -1,0 +1,532 @@
+#include "proto/checkpoint/reader.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
+#include "proto/checkpoint/rank_file.h"
+#include "proto/checkpoint/safetensors_image.h"
+#include "proto/checkpoint/step_folder.h"
+#include "proto/model/limits.h"
+#include "proto/model/model_spec_proto.h"
+#include "proto/model/names.h"
+#include "proto/safetensors/header.h"
+
+namespace paramshard::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::Dtype;
+using safetensors::Header;
+using safetensors::RegularFile;
+using safetensors::TensorInfo;
+
+constexpr char kFileSuffix[] = ".safetensors";
+// Those who are neither owner nor root.
+constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+
+absl::Span<uint8_t> SpanOf(std::string& text) {
+  return absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size());
+}
+absl::string_view TextOf(absl::Span<const uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Says what a tensor of a rank file has to be.
+struct ExpectedTensor {
+  ArrayShape shape;
+  bool has_hash = false;
+  bool is_joined = false;  // the hash is of fp32 rows, and not of what is stored
+};
+using ExpectedTensors = std::map<std::string, ExpectedTensor, std::less<>>;
+
+ExpectedTensors ExpectedOf(const ModelSpec& spec) {
+  ExpectedTensors expected;
+  for (const UnitSpec& unit : spec.units) {
+    for (const ParameterSpec& parameter : unit.parameters) {
+      for (const ArrayKind kind : ArraysOf(parameter)) {
+        const bool is_joined = kind == ArrayKind::kMaster && parameter.master_type == MasterType::kBF16Remainder;
+        expected[TensorKey(parameter, kind)] = {*ShapeOf(parameter, kind), HasContentHash(kind), is_joined};
+      }
+    }
+  }
+  return expected;
+}
+
+}  // namespace
+
+// Fills a reader, and reports what is wrong on the way.
+class Reader::Opener {
+ public:
+  Opener(Reader& reader, const Options& options, absl::FunctionRef<void(const Damage&)> report)
+      : reader_(reader), options_(options), report_(report) {}
+
+  // Whether there is a reader at all.
+  bool Open();
+
+ private:
+  void Report(std::string file, const absl::Status& status) {
+    report_({.file = std::move(file), .code = status.code(), .message = std::string(status.message())});
+  }
+  void Report(std::string file, std::string tensor, std::optional<RowRange> rows, absl::StatusCode code,
+              std::string message) {
+    report_({std::move(file), std::move(tensor), rows, code, std::move(message)});
+  }
+  std::string PathOf(const std::string& name) const { return (fs::path(reader_.folder_) / name).string(); }
+
+  bool CheckFolder();
+  absl::Status CheckOwner(const std::string& path) const;
+  bool ReadNumbers();
+  bool ReadSpec();
+  absl::Status ParseSpec(const std::string& text);
+  void CheckNames();
+  void CheckNoOtherFiles();
+  void OpenFile(int index);
+  absl::StatusOr<Header> OpenHeader(const FileEntry& entry, std::optional<RegularFile>& file) const;
+  absl::StatusOr<Header> ReadHeader(const FileEntry& entry, const RegularFile& file) const;
+  void AddTensors(int index, const Header& header);
+  bool CheckTensor(const FileEntry& entry, bool is_common, const TensorInfo& tensor, const RowRun& run);
+  bool IsClientStateOf(absl::string_view file, absl::string_view tensor) const;
+  void CheckRows(const std::string& key, const ExpectedTensor& expected);
+  void CheckHash(const std::string& key, const ExpectedTensor& expected);
+  void ReadCommon();
+  absl::StatusOr<std::string> ReadWhole(int index) const;
+
+  Reader& reader_;
+  const Options& options_;
+  const absl::FunctionRef<void(const Damage&)> report_;
+  ExpectedTensors expected_;
+  bool all_files_open_ = true;
+};
+
+bool Reader::Opener::Open() {
+  if (!CheckFolder() || !ReadNumbers() || !ReadSpec()) return false;
+  expected_ = ExpectedOf(*reader_.spec_);
+  CheckNames();
+  CheckNoOtherFiles();
+  reader_.files_.resize(reader_.manifest_.files.size());
+  for (int i = 0; i < static_cast<int>(reader_.files_.size()); ++i) OpenFile(i);
+  for (const auto& [key, expected] : expected_) {
+    CheckRows(key, expected);
+    CheckHash(key, expected);
+  }
+  for (const auto& [key, hash] : reader_.manifest_.tensors) {
+    const auto found = expected_.find(key);
+    if (found == expected_.end() || !found->second.has_hash) {
+      Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kInvalidArgument, "a tensor of the spec expected");
+    }
+  }
+  ReadCommon();
+  return true;
+}
+
+bool Reader::Opener::CheckFolder() {
+  std::error_code error;
+  const fs::file_status status = fs::status(reader_.folder_, error);
+  if (!fs::is_directory(status)) {
+    const bool exists = fs::exists(status);
+    Report("", "", std::nullopt, exists ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
+           exists ? "a folder expected" : "a folder expected, got none that can be found");
+    return false;
+  }
+  const absl::Status owner = CheckOwner(reader_.folder_);
+  if (!owner.ok()) Report("", owner);
+  return owner.ok();
+}
+
+absl::Status Reader::Opener::CheckOwner(const std::string& path) const {
+  if (!options_.owner.has_value()) return absl::OkStatus();
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) return absl::ErrnoToStatus(errno, "stat failed");
+  if (status.st_uid != *options_.owner && status.st_uid != 0) {
+    return absl::PermissionDeniedError(absl::StrCat("user ", *options_.owner,
+                                                    " or root as the owner expected, got user ", status.st_uid,
+                                                    ": change the owner (chown)"));
+  }
+  if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "expected to be written to by its owner alone, got a mode that lets others: "
+      "take that right away (chmod go-w)");
+}
+
+bool Reader::Opener::ReadNumbers() {
+  absl::StatusOr<Manifest> manifest = ReadManifest(reader_.folder_);
+  if (!manifest.ok()) {
+    const std::string prefix = PathOf(kManifestFileName);
+    absl::string_view message = manifest.status().message();
+    if (absl::StartsWith(message, prefix)) message.remove_prefix(std::min(message.size(), prefix.size() + 2));
+    Report(kManifestFileName, absl::Status(manifest.status().code(), message));
+    return false;
+  }
+  reader_.manifest_ = *std::move(manifest);
+  const absl::Status owner = CheckOwner(PathOf(kManifestFileName));
+  if (!owner.ok()) Report(kManifestFileName, owner);
+  return owner.ok();
+}
+
+bool Reader::Opener::ReadSpec() {
+  absl::Status status = CheckOwner(PathOf(kSpecFileName));
+  if (status.ok()) {
+    const absl::StatusOr<std::string> text = safetensors::ReadWholeFile(PathOf(kSpecFileName), kMaxManifestBytes);
+    status = text.ok() ? ParseSpec(*text) : text.status();
+  }
+  if (absl::IsNotFound(status)) status = absl::DataLossError("a file of this name expected, got none");
+  if (!status.ok()) Report(kSpecFileName, status);
+  return status.ok();
+}
+
+absl::Status Reader::Opener::ParseSpec(const std::string& text) {
+  const Manifest& manifest = reader_.manifest_;
+  if (static_cast<int64_t>(text.size()) != manifest.spec_bytes || HashBytes(text) != manifest.spec_hash) {
+    return absl::DataLossError(absl::StrCat(manifest.spec_bytes, " bytes with hash ", HashText(manifest.spec_hash),
+                                            " expected, got ", text.size(), " with ", HashText(HashBytes(text))));
+  }
+  v1::ModelSpec message;
+  if (!message.ParseFromString(text)) return absl::InvalidArgumentError("a ModelSpec message expected");
+  ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(message));
+  // Not the fingerprint: that of an older program's spec has no fields that were added since.
+  if (spec.name != manifest.model) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the spec of model ", DisplayName(manifest.model), " expected, got ", DisplayName(spec.name)));
+  }
+  reader_.spec_ = std::make_unique<const ModelSpec>(std::move(spec));
+  reader_.names_ = std::make_unique<const NameIndex>(*reader_.spec_);
+  return absl::OkStatus();
+}
+
+void Reader::Opener::CheckNames() {
+  absl::Span<const FileEntry> files = reader_.manifest_.files;
+  if (files.empty() || files.back().name != kCommonFileName) {
+    return Report(kManifestFileName,
+                  absl::InvalidArgumentError(absl::StrCat("files: ", kCommonFileName, " as the last one expected")));
+  }
+  const absl::Status status = CheckRankFiles(files.first(files.size() - 1), reader_.manifest_.world);
+  if (!status.ok()) Report(kManifestFileName, status);
+}
+
+// Readers of sharded safetensors would take them for parts of the tensors.
+void Reader::Opener::CheckNoOtherFiles() {
+  std::set<absl::string_view> names;
+  for (const FileEntry& entry : reader_.manifest_.files) names.insert(entry.name);
+  std::set<std::string> others;
+  std::error_code error;
+  for (fs::directory_iterator entry(reader_.folder_, error), end; !error && entry != end; entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (absl::EndsWith(name, kFileSuffix) && names.count(name) == 0) others.insert(std::move(name));
+  }
+  if (error) Report("", absl::UnavailableError(absl::StrCat("reading the folder failed: ", error.message())));
+  for (const std::string& name : others) {
+    Report(name, absl::InvalidArgumentError("only files of the manifest expected: remove it"));
+  }
+}
+
+void Reader::Opener::OpenFile(int index) {
+  const FileEntry& entry = reader_.manifest_.files[index];
+  const absl::StatusOr<Header> header = OpenHeader(entry, reader_.files_[index]);
+  if (header.ok()) return AddTensors(index, *header);
+  reader_.files_[index].reset();
+  all_files_open_ = false;
+  Report(entry.name, absl::IsNotFound(header.status()) ? absl::DataLossError("a file of this name expected, got none")
+                                                       : header.status());
+}
+
+absl::StatusOr<Header> Reader::Opener::OpenHeader(const FileEntry& entry, std::optional<RegularFile>& file) const {
+  RETURN_IF_ERROR(CheckOwner(PathOf(entry.name)));
+  ASSIGN_OR_RETURN(file, RegularFile::Open(PathOf(entry.name)));
+  return ReadHeader(entry, *file);
+}
+
+absl::StatusOr<Header> Reader::Opener::ReadHeader(const FileEntry& entry, const RegularFile& file) const {
+  if (file.size_bytes() != entry.size_bytes) {
+    return absl::DataLossError(absl::StrCat(entry.size_bytes, " bytes expected, got ", file.size_bytes()));
+  }
+  std::string text(entry.header_bytes, '\0');
+  RETURN_IF_ERROR(file.ReadAt(0, SpanOf(text)));
+  if (HashBytes(text) != entry.header_hash) {
+    return absl::DataLossError(
+        absl::StrCat("a header with hash ", HashText(entry.header_hash), " expected, got ", HashText(HashBytes(text))));
+  }
+  ASSIGN_OR_RETURN(const int64_t header_bytes, safetensors::DataBegin(text));
+  if (header_bytes != entry.header_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a header of ", entry.header_bytes, " bytes expected, got ", header_bytes));
+  }
+  return safetensors::ParseHeader(absl::string_view(text).substr(safetensors::kLengthBytes),
+                                  entry.size_bytes - header_bytes);
+}
+
+void Reader::Opener::AddTensors(int index, const Header& header) {
+  const FileEntry& entry = reader_.manifest_.files[index];
+  const absl::StatusOr<std::vector<RowRun>> runs = RunsOf(header, entry.header_bytes);
+  if (!runs.ok()) return Report(entry.name, runs.status());
+  int64_t chunks = 0;
+  for (const RowRun& run : *runs) chunks += ChunkCount(run);
+  if (chunks != static_cast<int64_t>(entry.chunk_sums.size())) {
+    return Report(kManifestFileName,
+                  absl::InvalidArgumentError(absl::StrCat(entry.name, ": sums of ", chunks, " chunks expected, got ",
+                                                          entry.chunk_sums.size())));
+  }
+  int first_chunk = 0;
+  for (size_t i = 0; i < runs->size(); ++i) {
+    const RowRun& run = (*runs)[i];
+    if (CheckTensor(entry, entry.name == kCommonFileName, header.tensors[i], run)) {
+      reader_.tensors_[header.tensors[i].name].push_back({index, first_chunk, run});
+    }
+    first_chunk += static_cast<int>(ChunkCount(run));
+  }
+}
+
+bool Reader::Opener::CheckTensor(const FileEntry& entry, bool is_common, const TensorInfo& tensor, const RowRun& run) {
+  const auto refuse = [&](std::string message) {
+    Report(entry.name, tensor.name, std::nullopt, absl::StatusCode::kInvalidArgument, std::move(message));
+    return false;
+  };
+  const auto found = expected_.find(tensor.name);
+  // What else may be in common.safetensors its own parser knows.
+  if (is_common) return found == expected_.end() || refuse("expected in a file of a rank");
+  if (found != expected_.end()) {
+    const ArrayShape& shape = found->second.shape;
+    const bool fits = tensor.dtype == shape.dtype && tensor.shape.size() == 2 && tensor.shape[1] == shape.columns &&
+                      run.rows <= shape.rows && run.first_row <= shape.rows - run.rows;
+    return fits || refuse(absl::StrCat("rows of ", safetensors::DtypeName(shape.dtype), " [", shape.rows, ", ",
+                                       shape.columns, "] expected, got others"));
+  }
+  const bool is_client_state =
+      IsClientStateOf(entry.name, tensor.name) && tensor.dtype == Dtype::kU8 && tensor.shape.size() == 1 &&
+      tensor.size_bytes <= static_cast<int64_t>(kMaxClientStateBytes) && reader_.tensors_.count(tensor.name) == 0;
+  return is_client_state || refuse("a tensor of the spec, or the rank's client state once, expected");
+}
+
+// Whether the file is one of the rank whose client state the tensor is.
+bool Reader::Opener::IsClientStateOf(absl::string_view file, absl::string_view tensor) const {
+  int rank = 0;
+  const size_t slash = tensor.rfind('/');
+  if (slash == tensor.npos || !absl::SimpleAtoi(tensor.substr(slash + 1), &rank)) return false;
+  const std::string stem = RankFileName(rank, reader_.manifest_.world.size, 0);
+  return tensor == ClientStateKey(rank) && absl::StartsWith(file, absl::StripSuffix(stem, kFileSuffix));
+}
+
+void Reader::Opener::CheckRows(const std::string& key, const ExpectedTensor& expected) {
+  Segments& segments = reader_.tensors_[key];
+  std::sort(segments.begin(), segments.end(),
+            [](const Segment& a, const Segment& b) { return a.run.first_row < b.run.first_row; });
+  Segments once;
+  int64_t next_row = 0;
+  const auto lack = [&](int64_t end) {
+    // Rows of a file that could not be opened are not there, and that has been said.
+    if (next_row >= end || !all_files_open_) return;
+    Report("", key, RowRange{next_row, end}, absl::StatusCode::kDataLoss,
+           "expected in one of the files, got them in none");
+  };
+  for (const Segment& segment : segments) {
+    const int64_t end = segment.run.first_row + segment.run.rows;
+    lack(segment.run.first_row);
+    if (segment.run.first_row < next_row) {
+      Report(reader_.manifest_.files[segment.file].name, key, RowRange{segment.run.first_row, std::min(next_row, end)},
+             absl::StatusCode::kDataLoss, "expected once, got them in several places");
+      continue;
+    }
+    once.push_back(segment);
+    next_row = end;
+  }
+  lack(expected.shape.rows);
+  segments = std::move(once);
+}
+
+void Reader::Opener::CheckHash(const std::string& key, const ExpectedTensor& expected) {
+  if (!expected.has_hash) return;
+  const auto found = reader_.manifest_.tensors.find(key);
+  if (found == reader_.manifest_.tensors.end() || found->second.rows != expected.shape.rows) {
+    return Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("a hash of ", expected.shape.rows, " rows expected"));
+  }
+  if (expected.is_joined || !all_files_open_) return;
+  ContentHash hash;
+  for (const Segment& segment : reader_.tensors_[key]) {
+    const auto& sums = reader_.manifest_.files[segment.file].chunk_sums;
+    for (int64_t i = 0; i < ChunkCount(segment.run); ++i) hash.sum += sums[segment.first_chunk + i];
+    hash.rows += segment.run.rows;
+  }
+  // Lacking and doubled rows have been reported.
+  if (hash.rows != expected.shape.rows || hash.sum == found->second.sum) return;
+  Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kDataLoss,
+         absl::StrCat("content hash ", HashText(found->second.sum), " expected, got ", HashText(hash.sum),
+                      " of its chunks"));
+}
+
+absl::StatusOr<std::string> Reader::Opener::ReadWhole(int index) const {
+  const FileEntry& entry = reader_.manifest_.files[index];
+  if (entry.size_bytes > MaxCommonStateBytes(*reader_.spec_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("at most ", MaxCommonStateBytes(*reader_.spec_), " bytes expected, got ", entry.size_bytes));
+  }
+  std::string text(entry.size_bytes, '\0');
+  RETURN_IF_ERROR(reader_.files_[index]->ReadAt(0, SpanOf(text)));
+  return text;
+}
+
+void Reader::Opener::ReadCommon() {
+  const auto& files = reader_.manifest_.files;
+  if (files.empty() || files.back().name != kCommonFileName || !reader_.files_.back().has_value()) return;
+  const absl::StatusOr<std::string> text = ReadWhole(static_cast<int>(files.size()) - 1);
+  if (!text.ok()) return Report(kCommonFileName, text.status());
+  bool is_whole = true;
+  const auto is_common = [&](int file) { return file + 1 == static_cast<int>(files.size()); };
+  for (const Place& place : reader_.PlacesIn(is_common)) {
+    const absl::string_view bytes = absl::string_view(*text).substr(place.rows.offset_bytes, place.rows.size_bytes());
+    const absl::Status status =
+        reader_.CheckSum(place, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    if (status.ok()) continue;
+    is_whole = false;
+    Report(kCommonFileName, std::string(place.key), std::nullopt, status.code(), std::string(status.message()));
+  }
+  if (!is_whole) return;
+  absl::StatusOr<CommonState> common = ParseCommonState(*reader_.spec_, *text);
+  if (!common.ok()) return Report(kCommonFileName, common.status());
+  if (common->commit_number != reader_.manifest_.step || common->version != reader_.manifest_.version) {
+    return Report(kCommonFileName,
+                  absl::InvalidArgumentError(absl::StrCat("numbers: step ", reader_.manifest_.step, ", version ",
+                                                          reader_.manifest_.version, " of the manifest expected, got ",
+                                                          common->commit_number, ", ", common->version)));
+  }
+  reader_.common_ = *std::move(common);
+}
+
+absl::StatusOr<Reader> Reader::Open(const std::string& folder, const Options& options) {
+  absl::Status first;
+  std::optional<Reader> reader = OpenDamaged(folder, options, [&](const Damage& damage) {
+    if (first.ok()) first = damage.ToStatus(folder);
+  });
+  if (!first.ok()) return first;
+  return *std::move(reader);
+}
+
+std::optional<Reader> Reader::OpenDamaged(const std::string& folder, const Options& options,
+                                          absl::FunctionRef<void(const Damage&)> report) {
+  Reader reader;
+  reader.folder_ = folder;
+  if (!Opener(reader, options, report).Open()) return std::nullopt;
+  return reader;
+}
+
+absl::StatusOr<std::string> Reader::ClientState(int rank) const {
+  const int saved_rank = rank < manifest_.world.size ? rank : 0;
+  const auto found = tensors_.find(ClientStateKey(saved_rank));
+  if (found == tensors_.end()) return "";
+  const Segment& segment = found->second.front();
+  std::vector<uint8_t> buffer;
+  ASSIGN_OR_RETURN(const auto bytes, ReadChunk({segment.file, segment.first_chunk, found->first, segment.run}, buffer));
+  return std::string(TextOf(bytes));
+}
+
+std::vector<Reader::Place> Reader::Places() const {
+  return PlacesIn([](int) { return true; });
+}
+
+std::vector<Reader::Place> Reader::PlacesIn(absl::FunctionRef<bool(int file)> wanted) const {
+  std::vector<Place> places;
+  for (const auto& [key, segments] : tensors_) {
+    for (const Segment& segment : segments) {
+      if (!wanted(segment.file)) continue;
+      int chunk = segment.first_chunk;
+      for (const RowRun& rows : ChunksOf(segment.run)) places.push_back({segment.file, chunk++, key, rows});
+    }
+  }
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return std::pair(a.file, a.chunk) < std::pair(b.file, b.chunk); });
+  return places;
+}
+
+absl::Status Reader::CheckSum(const Place& place, absl::Span<const uint8_t> bytes) const {
+  const absl::uint128 expected = manifest_.files[place.file].chunk_sums[place.chunk];
+  const absl::uint128 sum = ChunkSum(place.rows, bytes);
+  if (sum == expected) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("sum ", HashText(expected), " expected, got ", HashText(sum)));
+}
+
+std::optional<Damage> Reader::CheckChunk(const Place& place, std::vector<uint8_t>& buffer) const {
+  buffer.resize(place.rows.size_bytes());
+  absl::Status status = files_[place.file]->ReadAt(place.rows.offset_bytes, absl::MakeSpan(buffer));
+  if (status.ok()) status = CheckSum(place, buffer);
+  if (status.ok()) return std::nullopt;
+  return Damage{.file = manifest_.files[place.file].name,
+                .tensor = std::string(place.key),
+                .rows = RowRange{place.rows.first_row, place.rows.first_row + place.rows.rows},
+                .code = status.code(),
+                .message = std::string(status.message())};
+}
+
+absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadChunk(const Place& place, std::vector<uint8_t>& buffer) const {
+  const std::optional<Damage> damage = CheckChunk(place, buffer);
+  if (damage.has_value()) return damage->ToStatus(folder_);
+  return absl::MakeConstSpan(buffer);
+}
+
+absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, RowSink sink) const {
+  const ParameterSpec& spec = spec_->units[unit].parameters[parameter];
+  const std::optional<ArrayShape> shape = ShapeOf(spec, kind);
+  if (!shape.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(folder_, ": parameter ", DisplayName(spec.name),
+                                                   ": an array that it has expected, got number ",
+                                                   static_cast<int>(kind)));
+  }
+  const std::string key = TensorKey(spec, kind);
+  if (rows.begin < 0 || rows.begin > rows.end || rows.end > shape->rows) {
+    return absl::InvalidArgumentError(absl::StrCat(folder_, ": tensor ", DisplayName(key), ": rows in [0, ",
+                                                   shape->rows, ") expected, got [", rows.begin, ", ", rows.end, ")"));
+  }
+  std::vector<uint8_t> buffer;
+  int64_t next_row = rows.begin;
+  const auto found = tensors_.find(key);
+  static const Segments kNone;
+  for (const Segment& segment : found == tensors_.end() ? kNone : found->second) {
+    const RowRun& run = segment.run;
+    const int64_t per_chunk = RowsPerChunk(run.row_bytes);
+    const int64_t end = std::min(rows.end, run.first_row + run.rows);
+    while (next_row >= run.first_row && next_row < end) {
+      const int64_t index = (next_row - run.first_row) / per_chunk;
+      RowRun chunk = run;
+      chunk.first_row = run.first_row + index * per_chunk;
+      chunk.rows = std::min(per_chunk, run.first_row + run.rows - chunk.first_row);
+      chunk.offset_bytes = run.offset_bytes + index * per_chunk * run.row_bytes;
+      const Place place{segment.file, segment.first_chunk + static_cast<int>(index), found->first, chunk};
+      ASSIGN_OR_RETURN(const auto bytes, ReadChunk(place, buffer));
+      const int64_t last = std::min(end, chunk.first_row + chunk.rows);
+      RETURN_IF_ERROR(sink(
+          next_row, bytes.subspan((next_row - chunk.first_row) * run.row_bytes, (last - next_row) * run.row_bytes)));
+      next_row = last;
+    }
+  }
+  if (next_row == rows.end) return absl::OkStatus();
+  // Of a damaged checkpoint only.
+  return Damage{.tensor = key, .rows = RowRange{next_row, rows.end}, .message = "rows that can be read expected"}
+      .ToStatus(folder_);
+}
+
+absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows,
+                              absl::Span<uint8_t> out) const {
+  const std::optional<ArrayShape> shape = ShapeOf(spec_->units[unit].parameters[parameter], kind);
+  const int64_t row_bytes = shape.has_value() ? shape->row_bytes() : 0;
+  if (shape.has_value() && static_cast<int64_t>(out.size()) != rows.size() * row_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder_, ": memory of ", rows.size() * row_bytes, " bytes expected, got ", out.size()));
+  }
+  return ReadRows(unit, parameter, kind, rows, [&](int64_t first_row, absl::Span<const uint8_t> bytes) {
+    std::memcpy(out.data() + (first_row - rows.begin) * row_bytes, bytes.data(), bytes.size());
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace paramshard::checkpoint

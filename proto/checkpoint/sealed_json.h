@@ -1,0 +1,49 @@
+// JSON texts that end with their own hash.
+//
+// A sealed text is an object whose last line but one is ` "hash": "<32 digits>"`; the digits are HashBytes of all bytes
+// before them, and `"\n}\n` follows. What is found whole is found before it is parsed.
+#ifndef PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_
+#define PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
+
+namespace paramshard::checkpoint {
+
+// Requires an object with a member and without one called "hash".
+std::string SealJson(const nlohmann::json& object);
+
+// The object that was sealed. DATA_LOSS for a text without its hash; INVALID_ARGUMENT for one that is no JSON object.
+// Values that are more than three levels deep are dropped as they come.
+absl::StatusOr<nlohmann::json> UnsealJson(absl::string_view text);
+
+// Reads members of an object and says what is wrong with them: "files[2]: ...". Views: the object outlives it.
+class JsonObject {
+ public:
+  // `where` names the object in messages; empty for the whole text.
+  JsonObject(const nlohmann::json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  bool Has(const char* name) const { return json_.is_object() && json_.contains(name); }
+  // INVALID_ARGUMENT for a missing member or one that is something else.
+  absl::StatusOr<int64_t> Number(const char* name, int64_t min, int64_t max) const;
+  absl::StatusOr<std::string> Text(const char* name) const;
+  absl::StatusOr<absl::uint128> Hash(const char* name) const;
+  absl::StatusOr<const nlohmann::json*> Object(const char* name) const;
+  absl::StatusOr<const nlohmann::json*> Array(const char* name) const;
+  absl::Status Unexpected(absl::string_view name, absl::string_view expected) const;
+
+ private:
+  const nlohmann::json* Find(const char* name) const;
+
+  const nlohmann::json& json_;
+  std::string where_;
+};
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_

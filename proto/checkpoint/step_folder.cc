@@ -1,0 +1,162 @@
+#include "proto/checkpoint/step_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+#include "proto/safetensors/regular_file.h"
+
+namespace paramshard::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr absl::string_view kPrefix = "step-";
+constexpr absl::string_view kTemporary = ".tmp-";
+constexpr size_t kHistoryDigits = 8;
+constexpr size_t kMaxEscapedBytes = 128;
+constexpr int64_t kMaxStep = int64_t{1} << 62;
+
+absl::Status About(absl::string_view subject, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(subject, ": ", status.message()));
+}
+
+std::string HistoryDigits(absl::uint128 history) { return HashText(history).substr(0, kHistoryDigits); }
+
+// Names of folders' entries, of which those that are checkpoints' and their paths.
+absl::StatusOr<std::vector<std::pair<StepName, std::string>>> ListNames(const std::string& model_folder) {
+  std::vector<std::pair<StepName, std::string>> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(model_folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto name = ParseStepFolderName(entry->path().filename().string());
+    if (name.has_value()) names.emplace_back(*name, entry->path().string());
+  }
+  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(model_folder, ": reading the folder failed"));
+  return names;
+}
+
+// By serial; what is damaged has none and comes first, by name.
+bool ComesBefore(const StepEntry& a, const StepEntry& b) {
+  if (a.manifest.ok() != b.manifest.ok()) return b.manifest.ok();
+  if (a.manifest.ok() && a.manifest->save_serial != b.manifest->save_serial) {
+    return a.manifest->save_serial < b.manifest->save_serial;
+  }
+  return a.path < b.path;
+}
+
+absl::Status Damaged(const StepEntry& entry) {
+  return absl::DataLossError(absl::StrCat(
+      entry.manifest.status().message(), ": nobody knows whether it is the latest; name a step, or remove the folder"));
+}
+
+}  // namespace
+
+std::string PartFileName(int node) { return absl::StrFormat("part-%05d.json", node); }
+
+std::string ModelFolderName(absl::string_view model) {
+  std::string escaped;
+  for (const char byte : model) {
+    const bool is_plain = absl::ascii_isalnum(byte) || byte == '_' || byte == '-' || (byte == '.' && !escaped.empty());
+    if (is_plain) {
+      escaped.push_back(byte);
+    } else {
+      absl::StrAppendFormat(&escaped, "%%%02X", static_cast<uint8_t>(byte));
+    }
+  }
+  if (escaped.size() <= kMaxEscapedBytes) return escaped;
+  return absl::StrCat(escaped.substr(0, kMaxEscapedBytes), "~", HashText(HashBytes(model)));
+}
+
+std::string StepFolderName(int64_t step, absl::uint128 history) {
+  return absl::StrFormat("%s%012d-%s", kPrefix, step, HistoryDigits(history));
+}
+
+std::string TemporaryFolderName(int64_t step, absl::uint128 history, absl::uint128 save_id) {
+  return absl::StrCat(StepFolderName(step, history), kTemporary, HashText(save_id));
+}
+
+std::optional<StepName> ParseStepFolderName(absl::string_view name) {
+  const absl::string_view whole = name;
+  StepName parsed;
+  const size_t temporary = name.find(kTemporary);
+  if (temporary != name.npos) {
+    parsed.save_id = ParseHash(name.substr(temporary + kTemporary.size()));
+    if (!parsed.save_id.has_value()) return std::nullopt;
+    name = name.substr(0, temporary);
+  }
+  const size_t dash = name.rfind('-');
+  if (!absl::ConsumePrefix(&name, kPrefix) || dash < kPrefix.size()) return std::nullopt;
+  const absl::string_view digits = name.substr(0, dash - kPrefix.size());
+  parsed.history_digits = std::string(name.substr(digits.size() + 1));
+  if (!absl::SimpleAtoi(digits, &parsed.step) || parsed.step < 0 || parsed.step > kMaxStep) return std::nullopt;
+  // Whatever else it could be is another name: the history's digits alone are not known.
+  const auto history = ParseHash(absl::StrCat(parsed.history_digits, std::string(24, '0')));
+  if (parsed.history_digits.size() != kHistoryDigits || !history.has_value()) return std::nullopt;
+  const std::string again = parsed.save_id.has_value() ? TemporaryFolderName(parsed.step, *history, *parsed.save_id)
+                                                       : StepFolderName(parsed.step, *history);
+  if (again != whole) return std::nullopt;
+  return parsed;
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kManifestFileName).string();
+  ASSIGN_OR_RETURN(const std::string text, safetensors::ReadWholeFile(path, kMaxManifestBytes));
+  absl::StatusOr<Manifest> manifest = ParseManifest(text);
+  if (!manifest.ok()) return About(path, manifest.status());
+  const auto name = ParseStepFolderName(fs::path(folder).filename().string());
+  // A copy may have any name; one that says a step says the truth.
+  const bool matches =
+      !name.has_value() || (name->step == manifest->step && name->history_digits == HistoryDigits(manifest->history));
+  if (matches) return manifest;
+  return absl::DataLossError(absl::StrCat(path, ": the manifest of ", fs::path(folder).filename().string(),
+                                          " expected, got that of ",
+                                          StepFolderName(manifest->step, manifest->history)));
+}
+
+absl::StatusOr<std::vector<StepEntry>> ListSteps(const std::string& model_folder) {
+  ASSIGN_OR_RETURN(const auto names, ListNames(model_folder));
+  std::vector<StepEntry> steps;
+  for (const auto& [name, path] : names) {
+    if (!name.save_id.has_value()) steps.push_back({path, name, ReadManifest(path)});
+  }
+  std::sort(steps.begin(), steps.end(), ComesBefore);
+  return steps;
+}
+
+absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string& model_folder) {
+  ASSIGN_OR_RETURN(const auto names, ListNames(model_folder));
+  std::vector<std::string> paths;
+  for (const auto& [name, path] : names) {
+    if (name.save_id.has_value()) paths.push_back(path);
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder) {
+  ASSIGN_OR_RETURN(std::vector<StepEntry> steps, ListSteps(model_folder));
+  if (steps.empty()) return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint expected, got none"));
+  if (!steps.front().manifest.ok()) return Damaged(steps.front());
+  return std::move(steps.back());
+}
+
+absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step) {
+  ASSIGN_OR_RETURN(std::vector<StepEntry> steps, ListSteps(model_folder));
+  steps.erase(
+      std::remove_if(steps.begin(), steps.end(), [&](const StepEntry& entry) { return entry.name.step != step; }),
+      steps.end());
+  if (steps.empty()) {
+    return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint of step ", step, " expected, got none"));
+  }
+  if (!steps.front().manifest.ok()) return Damaged(steps.front());
+  return std::move(steps.back());
+}
+
+}  // namespace paramshard::checkpoint

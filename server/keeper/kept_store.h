@@ -1,0 +1,48 @@
+// What outlives the server: descriptors of memory, by name, held by another process.
+#ifndef PARAMSHARD_SERVER_KEEPER_KEPT_STORE_H_
+#define PARAMSHARD_SERVER_KEEPER_KEPT_STORE_H_
+
+#include <cstddef>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::server {
+
+// A server gives every piece of memory that a model is made of to the keeper as soon as it has it, and a server that is
+// started after its death takes all of them. Names are the model's, a NUL (which no model's name has; it may have
+// slashes), and what it is of the model:
+//
+//   blocks NUL journal                 says what the bytes of the others are (server/store/journal.h)
+//   blocks NUL rank-3/master           by world rank
+//   blocks NUL rank-3/exp_avg
+//
+// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was.
+class KeptStore {
+ public:
+  using Descriptors = std::map<std::string, wire::FileDescriptor>;
+
+  static constexpr size_t kMaxNameBytes = 640;
+
+  virtual ~KeptStore() = default;
+
+  // Keeps a descriptor of its own for what `fd` is, in the place of what had that name. INVALID_ARGUMENT a name that is
+  // empty or longer than kMaxNameBytes; RESOURCE_EXHAUSTED more descriptors than may be kept; UNAVAILABLE the
+  // keeper is gone.
+  virtual absl::Status Keep(absl::string_view name, int fd) = 0;
+
+  // Forgets all whose name begins so: a model's, and the NUL. OK when there are none. UNAVAILABLE.
+  virtual absl::Status DropPrefix(absl::string_view prefix) = 0;
+
+  // Descriptors of all that is kept, for a server that starts; what is kept stays kept. Whatever their memory holds was
+  // written by a process that has died since, at any point: it is checked before it is believed. UNAVAILABLE.
+  virtual absl::StatusOr<Descriptors> TakeAll() = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_KEEPER_KEPT_STORE_H_

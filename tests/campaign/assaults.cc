@@ -1,0 +1,298 @@
+#include "tests/campaign/assaults.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+#include <iterator>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/client.h"
+#include "kernels/base/status_macros.h"
+#include "tests/campaign/hostile_client.h"
+#include "tests/campaign/hostile_trainer.h"
+#include "tests/faults/training.h"
+#include "tests/support/child_process.h"
+
+namespace paramshard::test {
+namespace {
+
+using Random = std::mt19937_64;
+
+absl::Duration UpTo(absl::Duration longest, Random& random) {
+  return longest * (static_cast<double>(random() % 1000) / 1000);
+}
+
+// This process, by its own timer.
+void KillAfter(absl::Duration time) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  timer_t timer = nullptr;
+  itimerspec when{};
+  when.it_value = absl::ToTimespec(std::max(time, absl::Nanoseconds(1)));
+  if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 || timer_settime(timer, 0, &when, nullptr) != 0)
+    raise(SIGKILL);
+}
+
+absl::Status Expect(bool holds, const std::string& what) {
+  return holds ? absl::OkStatus() : absl::InternalError(what);
+}
+
+// Where a trainer dies, unless it has got to its last step: one that is started again has something to do.
+struct Death {
+  int64_t step = 0;  // of its own steps, from 1 on; 0: its start
+  Point point = Point::kStart;
+  absl::Duration after;  // it has got there
+};
+
+ChildProcess StartDying(Training training, const Death& death) {
+  return ChildProcess::Run([training, death](Board&) mutable {
+    training.at = [death, step = int64_t{0}](Point point, int64_t commit) mutable {
+      if (point == Point::kStart) ++step;
+      if (point == Point::kStart && commit == kCommits) raise(SIGKILL);
+      if (step == death.step && point == death.point) KillAfter(death.after);
+    };
+    if (death.step == 0) KillAfter(death.after);
+    return Train(training);
+  });
+}
+
+absl::Status AwaitKill(World& world, ChildProcess& trainer) {
+  const absl::Status status = world.AwaitEnd(trainer);
+  return Expect(absl::IsUnknown(status),
+                absl::StrCat("a trainer expected to be killed, ended with ", status.ToString()));
+}
+
+// One rank's trainer is killed and started again, as often as the round is to kill.
+absl::Status Kill(Round& round, absl::FunctionRef<Death()> choose) {
+  const int victim = static_cast<int>(round.random() % 2);
+  const auto start = [&](int rank) {
+    return ChildProcess::Run([training = round.TrainingOf(rank)](Board&) { return Train(training); });
+  };
+  ChildProcess survivor = start(1 - victim);
+  for (int64_t i = 0; i < round.kills; ++i) {
+    ChildProcess killed = StartDying(round.TrainingOf(victim), choose());
+    RETURN_IF_ERROR(AwaitKill(round.world, killed));
+    ++round.count.kills;
+  }
+  ChildProcess again = start(victim);
+  RETURN_IF_ERROR(round.world.AwaitEnd(again));
+  RETURN_IF_ERROR(round.world.AwaitEnd(survivor));
+  ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
+  return Expect(hash == round.world.state_hash(),
+                absl::StrCat("the bystander's hash expected after kills, got ", hash));
+}
+
+absl::Status KillTrainer(Round& round) {
+  const int64_t steps = std::max<int64_t>(1, (kCommits - 1) / round.kills);
+  return Kill(round, [&] {
+    return Death{.step = 1 + static_cast<int64_t>(round.random() % steps),
+                 .point = static_cast<Point>(round.random() % kPointCount),
+                 .after = UpTo(absl::Milliseconds(3), round.random)};
+  });
+}
+
+absl::Status KillStart(Round& round) {
+  return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
+}
+
+// Trains while `disturb` happens at a random time. Trainers may fail, but must end.
+template <typename Disturb>
+absl::Status TrainDisturbed(Round& round, const Disturb& disturb) {
+  std::vector<ChildProcess> trainers;
+  for (int rank : {0, 1}) {
+    Training training = round.TrainingOf(rank);
+    training.resume = false;
+    trainers.push_back(StartTelling(training));
+  }
+  const int chosen = static_cast<int>(round.random() % 2);
+  RETURN_IF_ERROR(
+      Expect(trainers[chosen].AwaitNumber(kReachedCommit, 1 + round.random() % kCommits), "a trainer does not move"));
+  disturb(trainers[chosen]);
+  for (ChildProcess& trainer : trainers) {
+    const absl::Status status = round.world.AwaitEnd(trainer);
+    if (trainer.pid() > 0) return status;
+    round.count.errors += !status.ok();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StopTrainer(Round& round) {
+  return TrainDisturbed(round, [&](ChildProcess& trainer) {
+    trainer.Signal(SIGSTOP);
+    absl::SleepFor(UpTo(3 * round.world.step_timeout(), round.random));
+    trainer.Signal(SIGCONT);
+  });
+}
+
+absl::Status StopDaemon(Round& round) {
+  return TrainDisturbed(round, [&](ChildProcess&) {
+    round.world.daemon().Pause();
+    absl::SleepFor(UpTo(3 * round.world.step_timeout(), round.random));
+    round.world.daemon().Signal(SIGCONT);
+  });
+}
+
+absl::Status StopBoth(Round& round) {
+  return TrainDisturbed(round, [&](ChildProcess& trainer) {
+    const auto stop_trainer = [&] { trainer.Signal(SIGSTOP); };
+    const auto stop_daemon = [&] { round.world.daemon().Pause(); };
+    const auto go_on_trainer = [&] { trainer.Signal(SIGCONT); };
+    const auto go_on_daemon = [&] { round.world.daemon().Signal(SIGCONT); };
+    const bool daemon_stops_first = round.random() % 2 == 0, daemon_goes_on_first = round.random() % 2 == 0;
+    daemon_stops_first ? (stop_daemon(), stop_trainer()) : (stop_trainer(), stop_daemon());
+    absl::SleepFor(UpTo(2 * round.world.step_timeout(), round.random));
+    daemon_goes_on_first ? go_on_daemon() : go_on_trainer();
+    absl::SleepFor(UpTo(2 * round.world.step_timeout(), round.random));
+    daemon_goes_on_first ? go_on_trainer() : go_on_daemon();
+  });
+}
+
+// Nothing that a trainer does depends on the wall clock: not one of them fails.
+absl::Status StepClock(Round& round) {
+  const absl::Duration step = absl::Seconds(static_cast<int64_t>(round.random() % 14400) - 7200);
+  const absl::Status status = TrainDisturbed(round, [&](ChildProcess&) { round.world.StepWallClock(step); });
+  RETURN_IF_ERROR(status);
+  ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
+  round.world.StepWallClock(-step);
+  return Expect(hash == round.world.state_hash(), absl::StrCat("the bystander's hash expected after a step by ",
+                                                               absl::FormatDuration(step), ", got ", hash));
+}
+
+absl::Status Requests(Round& round) {
+  constexpr int kRequests = 40;
+  ChildProcess child = ChildProcess::Run([&round, seed = round.random()](Board& board) -> absl::Status {
+    ASSIGN_OR_RETURN(const int answered, SendMutatedRequests(round.world.socket_dir(), round.model, kRequests, seed));
+    Reach(board, kReachedCommit, static_cast<uint32_t>(answered));
+    return absl::OkStatus();
+  });
+  RETURN_IF_ERROR(child.Await(kPatience));
+  const auto answered = static_cast<int64_t>(child.board().numbers[kReachedCommit].load());
+  round.count.errors += kRequests - answered;
+  return Expect(answered > 0, "an answer to mutated requests expected, got none");
+}
+
+absl::Status Handoff(Round& round) {
+  ChildProcess child = ChildProcess::Run(
+      [&round, seed = round.random()](Board&) { return SendHandoffNoise(round.world.socket_dir(), 200, seed); });
+  return child.Await(kPatience);
+}
+
+// Does something under a limit that is lifted afterwards.
+absl::Status WithLimit(World& world, __rlimit_resource resource, rlim_t soft,
+                       absl::FunctionRef<absl::Status()> something) {
+  const pid_t daemon = world.daemon().pid();
+  rlimit before{};
+  if (prlimit(daemon, resource, nullptr, &before) != 0) return absl::ErrnoToStatus(errno, "prlimit");
+  const rlimit limit{.rlim_cur = soft, .rlim_max = before.rlim_max};
+  if (prlimit(daemon, resource, &limit, nullptr) != 0) return absl::ErrnoToStatus(errno, "prlimit");
+  const absl::Status status = something();
+  if (prlimit(daemon, resource, &before, nullptr) != 0) return absl::ErrnoToStatus(errno, "prlimit");
+  return status;
+}
+
+// Trainers may fail, but must end.
+absl::Status TrainUnderLimit(Round& round) {
+  std::vector<ChildProcess> trainers;
+  for (int rank : {0, 1}) {
+    Training training = round.TrainingOf(rank);
+    training.resume = false;
+    trainers.push_back(ChildProcess::Run([training](Board&) { return Train(training); }));
+  }
+  // One may wait for another one that was refused.
+  absl::Status first = trainers[0].Await(3 * round.world.step_timeout());
+  absl::Status second = trainers[1].Await(3 * round.world.step_timeout());
+  round.count.errors += !first.ok() + !second.ok();
+  return absl::OkStatus();
+}
+
+absl::Status LimitDescriptors(Round& round) {
+  return WithLimit(round.world, RLIMIT_NOFILE, round.world.Descriptors() + round.random() % 16,
+                   [&] { return TrainUnderLimit(round); });
+}
+
+// What the daemon has mapped, and `more_mebibytes`.
+absl::StatusOr<rlim_t> AddressSpace(World& world, uint64_t more_mebibytes) {
+  ASSIGN_OR_RETURN(const std::string pages,
+                   OutputOf(absl::StrCat("cut -d' ' -f1 /proc/", world.daemon().pid(), "/statm")));
+  return std::stoull(pages) * sysconf(_SC_PAGESIZE) + (more_mebibytes << 20);
+}
+
+absl::Status LimitThreads(Round& round) {
+  // A stack has 8 MiB.
+  ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(round.world, 2 + round.random() % 30));
+  return WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); });
+}
+
+// A model of which some memory may fit, and not all: each of its matrices has 16 MiB of master.
+absl::Status CreateLarge(Round& round) {
+  ChildProcess child = ChildProcess::Run([&round](Board&) -> absl::Status {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = round.world.socket_dir()}));
+    ModelSpec spec = SmallModel(round.model);
+    for (UnitSpec& unit : spec.units) unit.parameters[0].shape = {2048, 2048};
+    const absl::Status created = client.CreateModel(spec);
+    return absl::IsResourceExhausted(created) ? absl::OkStatus() : created;
+  });
+  const absl::Status status = child.Await(kPatience);
+  round.count.errors += !status.ok();
+  return status;
+}
+
+absl::Status LimitMemory(Round& round) {
+  ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(round.world, 10 + round.random() % 200));
+  RETURN_IF_ERROR(WithLimit(round.world, RLIMIT_AS, limit, [&] { return CreateLarge(round); }));
+  return WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); });
+}
+
+absl::Status Hostile(Round& round, PageArea area) {
+  const int rank = static_cast<int>(round.random() % 2);
+  Training honest = round.TrainingOf(1 - rank);
+  honest.resume = false;
+  ChildProcess other = ChildProcess::Run([honest](Board&) { return Train(honest); });
+  ChildProcess hostile = ChildProcess::Run([training = round.TrainingOf(rank), area, seed = round.random()](Board&) {
+    return TrainHostile(training, area, seed);
+  });
+  // It may have made its own library hang.
+  if (const absl::Status status = hostile.Await(2 * round.world.step_timeout()); !status.ok()) {
+    ++round.count.errors;
+    hostile.Signal(SIGKILL);
+  }
+  const absl::Status status = round.world.AwaitEnd(other);
+  return other.pid() > 0 ? status : absl::OkStatus();
+}
+
+constexpr Assault kAssaults[] = {
+    {.name = "kill-trainer", .run = KillTrainer},
+    {.name = "kill-start", .run = KillStart},
+    {.name = "stop-trainer", .run = StopTrainer},
+    {.name = "stop-daemon", .run = StopDaemon, .alone = true},
+    {.name = "stop-both", .run = StopBoth, .alone = true},
+    {.name = "clock", .run = StepClock, .alone = true},
+    {.name = "requests", .run = Requests},
+    {.name = "handoff", .run = Handoff},
+    {.name = "descriptors", .run = LimitDescriptors, .alone = true},
+    {.name = "threads", .run = LimitThreads, .alone = true},
+    {.name = "memory", .run = LimitMemory, .alone = true},
+    {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
+    {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
+};
+
+}  // namespace
+
+absl::Span<const Assault> Assaults() { return kAssaults; }
+
+const Assault* FindAssault(const std::string& name) {
+  const auto* const found = std::find_if(std::begin(kAssaults), std::end(kAssaults),
+                                         [&](const Assault& assault) { return assault.name == name; });
+  return found == std::end(kAssaults) ? nullptr : found;
+}
+
+}  // namespace paramshard::test

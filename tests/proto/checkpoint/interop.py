@@ -1,0 +1,102 @@
+"""Opens a checkpoint with the packages that people have, and compares every byte.
+
+    interop.py safetensors|torch|dtensor FOLDER EXPECTED.JSON
+
+EXPECTED.JSON has each tensor as {key: {"dtype", "rows", "columns", "data": hexadecimal}}. Exit code 77: the package is
+not installed here.
+"""
+
+import json
+import os
+import sys
+
+NOT_INSTALLED = 77
+RANKS = 3
+
+
+def bytes_of(tensor):
+    import torch
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def read_by_safetensors(folder, expected):
+    """Every file by itself, its rows put where the file says."""
+    from safetensors import safe_open
+    found = {key: bytearray(len(bytes.fromhex(entry['data']))) for key, entry in expected.items()}
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith('.safetensors'):
+            continue
+        with safe_open(os.path.join(folder, name), framework='pt') as file:
+            offsets = json.loads(file.metadata()['DCP_SHARDING_INFO'])
+            for key in file.keys():
+                if key not in expected:
+                    continue
+                data = bytes_of(file.get_tensor(key))
+                row_bytes = len(found[key]) // expected[key]['rows']
+                begin = offsets[key]['saved_offsets'][0] * row_bytes
+                found[key][begin:begin + len(data)] = data
+    return {key: bytes(data) for key, data in found.items()}
+
+
+def empty_tensors(expected):
+    import torch
+    types = {'F32': torch.float32, 'BF16': torch.bfloat16, 'F16': torch.float16, 'I16': torch.int16,
+             'F8_E4M3': torch.float8_e4m3fn, 'F8_E5M2': torch.float8_e5m2, 'U8': torch.uint8}
+    return {key: torch.zeros(entry['rows'], entry['columns'], dtype=types[entry['dtype']])
+            for key, entry in expected.items()}
+
+
+def read_by_torch(folder, expected):
+    import torch.distributed.checkpoint as dcp
+    state = empty_tensors(expected)
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(folder), no_dist=True)
+    return {key: bytes_of(tensor) for key, tensor in state.items()}
+
+
+def read_rank(rank, folder, expected, store):
+    """One rank of a world in which every tensor is cut on its rows."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+    dist.init_process_group('gloo', init_method='file://' + store, rank=rank, world_size=RANKS)
+    mesh = init_device_mesh('cpu', (RANKS,))
+    # As torch.chunk cuts. Not by distribute_tensor, whose scatter gloo has not for every type.
+    state = {}
+    for key, tensor in empty_tensors(expected).items():
+        size = -(-len(tensor) // RANKS)
+        local = tensor[rank * size:(rank + 1) * size].clone()
+        state[key] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=tensor.shape,
+                                        stride=tensor.stride())
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(folder))
+    for key, tensor in state.items():
+        row_bytes = len(bytes.fromhex(expected[key]['data'])) // expected[key]['rows']
+        size = -(-expected[key]['rows'] // RANKS) * row_bytes
+        part = bytes.fromhex(expected[key]['data'])[rank * size:(rank + 1) * size]
+        assert bytes_of(tensor.to_local()) == part, '%s differs on rank %d' % (key, rank)
+    dist.destroy_process_group()
+
+
+def main():
+    package, folder, path = sys.argv[1:]
+    try:
+        import torch  # noqa: F401
+        import safetensors  # noqa: F401
+    except ImportError as error:
+        print(error)
+        return NOT_INSTALLED
+    with open(path) as file:
+        expected = json.load(file)
+    if package == 'dtensor':
+        import torch.multiprocessing
+        torch.multiprocessing.spawn(read_rank, (folder, expected, path + '.store'), RANKS)
+        return 0
+    found = {'safetensors': read_by_safetensors, 'torch': read_by_torch}[package](folder, expected)
+    for key, entry in expected.items():
+        if found[key] != bytes.fromhex(entry['data']):
+            print('%s differs' % key)
+            return 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

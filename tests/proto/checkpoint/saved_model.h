@@ -1,0 +1,67 @@
+// A model with a random state, and checkpoints of it as daemons write them.
+#ifndef PARAMSHARD_TESTS_PROTO_CHECKPOINT_SAVED_MODEL_H_
+#define PARAMSHARD_TESTS_PROTO_CHECKPOINT_SAVED_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/checkpoint/common_state.h"
+#include "proto/checkpoint/manifest.h"
+#include "proto/checkpoint/rank_file.h"
+#include "proto/model/model_spec.h"
+
+namespace paramshard::checkpoint {
+
+// Every kind of array: fp32 masters, remainders, all types of moments, frozen planes of every format; odd rows and
+// columns, small and large parameters, three dimensions. Checked.
+ModelSpec SpecOfEverything();
+// One parameter w [3, 2], whose scaling is delayed.
+ModelSpec TinySpec();
+// One parameter w of rows of 257 fp32 elements, 4,080 of which are a chunk.
+ModelSpec TallSpec(int64_t rows);
+// Checks a description.
+ModelSpec Checked(const ModelSpec& spec);
+
+class SavedModel {
+ public:
+  // Draws every byte of the state.
+  SavedModel(ModelSpec spec, uint64_t seed);
+
+  const ModelSpec& spec() const { return spec_; }
+  // All rows of a tensor, by key.
+  const std::map<std::string, std::vector<uint8_t>>& arrays() const { return arrays_; }
+  const CommonState& common() const { return common_; }
+  static std::string ClientState(int rank);
+
+  struct Options {
+    World world = {};
+    int ranks_per_node = 1;
+    int64_t step = 12;
+    int64_t save_serial = 3;
+    absl::uint128 history = 0;
+    int64_t max_header_bytes = RankFilePlan::kMaxHeaderBytes;
+  };
+  // Writes a checkpoint into a folder of its name in `model_folder`, which it makes, and returns its path.
+  std::string Write(const std::string& model_folder, const Options& options) const;
+
+  // A rank's files, in memory, and what it tells of them.
+  struct RankFiles {
+    std::vector<std::string> bytes;
+    std::vector<FileEntry> entries;
+  };
+  RankFiles FilesOf(const Options& options, int rank, ContentHashes& tensors) const;
+
+ private:
+  ModelSpec spec_;
+  std::map<std::string, std::vector<uint8_t>> arrays_;
+  CommonState common_;
+};
+
+void WriteText(const std::string& path, const std::string& text);
+std::string ReadText(const std::string& path);
+
+}  // namespace paramshard::checkpoint
+
+#endif  // PARAMSHARD_TESTS_PROTO_CHECKPOINT_SAVED_MODEL_H_

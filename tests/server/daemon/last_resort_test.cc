@@ -1,0 +1,25 @@
+#include "server/last_resort.h"
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "server/exit_codes.h"
+
+namespace paramshard::server {
+namespace {
+
+TEST(LastResortTest, AnEndThatTakesTooLongIsGivenUp) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const LastResort last_resort(absl::Milliseconds(1));
+        absl::Notification never;
+        never.WaitForNotification();
+      },
+      testing::ExitedWithCode(kExitStuck), "stopping without an end waited=1ms");
+}
+
+TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1)); }
+
+}  // namespace
+}  // namespace paramshard::server
