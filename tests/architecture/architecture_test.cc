@@ -55,6 +55,10 @@ const std::vector<Rule> kRules = {
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
+    // What writes checkpoints knows shards, and no model: nothing of epochs, commits and clusters.
+    {"server/saves/",
+     {"server/saves/", "server/device/memory.h", "server/store/shard.h", "proto/checkpoint/", "proto/model/",
+      "proto/safetensors/", "kernels/", "absl/"}},
     {"server/store/", kStore},
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},

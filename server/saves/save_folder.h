@@ -1,0 +1,62 @@
+// One daemon's side of a save: what it writes into the folder of a checkpoint in the making.
+#ifndef PARAMSHARD_SERVER_SAVES_SAVE_FOLDER_H_
+#define PARAMSHARD_SERVER_SAVES_SAVE_FOLDER_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/saves/disk.h"
+#include "server/saves/state_image.h"
+
+namespace paramshard::server {
+
+// Which save it is: all daemons know it from node 0.
+struct SaveIdentity {
+  int64_t step = 0;  // the commit number
+  absl::uint128 history = 0;
+  absl::uint128 save_id = 0;  // drawn for every save
+
+  friend bool operator==(const SaveIdentity&, const SaveIdentity&) = default;
+};
+
+// What a daemon tells node 0 when all that it writes is on the disk.
+struct PartReport {
+  int node = 0;
+  absl::uint128 hash = 0;  // of its part-NODE.json: node 0 reads that one, and no older one
+};
+
+// ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Who writes
+// here finds NOT_FOUND once node 0 has given the save up. Constant; threads may write several ranks at once.
+//
+//   const SaveFolder folder(disk, ModelFolder(root, spec.name), identity);
+//   for (const auto& image : images) RETURN_IF_ERROR(folder.WriteRank(*image, go_on));   // on threads of their own
+//   ASSIGN_OR_RETURN(const PartReport report, folder.Finish(node, images));
+class SaveFolder {
+ public:
+  SaveFolder(const Disk& disk, const std::string& model_folder, const SaveIdentity& identity);
+
+  const std::string& path() const { return path_; }
+
+  // Writes the files of a filled image and syncs them. `go_on` is called before every 16 MiB; its error ends the
+  // writing and is answered. What was written stays: node 0 removes the folder.
+  using GoOn = absl::FunctionRef<absl::Status()>;
+  absl::Status WriteRank(const StateImage& image, GoOn go_on) const;
+
+  // After all of the daemon's ranks are written: writes part-NODE.json, syncs it and the folder.
+  absl::StatusOr<PartReport> Finish(int node, absl::Span<const StateImage* const> images) const;
+
+ private:
+  std::string PathOf(const std::string& name) const;
+
+  Disk disk_;
+  std::string path_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_SAVE_FOLDER_H_

@@ -1,0 +1,113 @@
+// What a rank saves, in host memory, as its files will be.
+#ifndef PARAMSHARD_SERVER_SAVES_STATE_IMAGE_H_
+#define PARAMSHARD_SERVER_SAVES_STATE_IMAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/checkpoint/manifest.h"
+#include "proto/checkpoint/rank_file.h"
+#include "proto/checkpoint/tensor_key.h"
+#include "proto/model/layout.h"
+#include "server/device/memory.h"
+#include "server/store/shard.h"
+
+namespace paramshard::server {
+
+// The bytes of one rank's files of a checkpoint. Its memory is taken once, when a model is opened, and used again for
+// every save: fresh pages would cost more than the copy. It is not pinned, and left out of core dumps.
+//
+// Fill copies the state out of a shard between two commits, a few MiB at a time, and hashes it by the way; nothing else
+// needs the shard then. One thread at a time; several may read what is filled.
+//
+//   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank));
+//   RETURN_IF_ERROR(image->Fill(shard, client_state, [&](const Shard& s) { return pinned.Check(s); }));
+//   for (int i = 0; i < image->file_count(); ++i) Write(image->file(i).name(), image->Bytes(i));
+//   RETURN_IF_ERROR(image->AddTo(part));
+class StateImage {
+ public:
+  // `layout` outlives the image. RESOURCE_EXHAUSTED; errors of RankFilePlan.
+  static absl::StatusOr<std::unique_ptr<StateImage>> Create(
+      const Layout& layout, const checkpoint::World& world, int rank,
+      int64_t max_header_bytes = checkpoint::RankFilePlan::kMaxHeaderBytes);
+  // What Create will take of the host's memory: for the model's budget.
+  static int64_t SizeOf(const checkpoint::RankFilePlan& plan);
+
+  int64_t size_bytes() const { return memory_.size_bytes(); }
+  int rank() const { return rank_; }  // of the world
+
+  // Copies the whole state of the rank: `shard` is cut by the image's layout and is that of this rank in its group.
+  // `check` is called with the shard's mutex held shared before each part is read, and says whether the state is still
+  // the one to be saved (PinnedState::Check): its error ends the filling, and so do those of the device. Nothing is
+  // filled then. INVALID_ARGUMENT for a client state that is too long.
+  using Check = absl::FunctionRef<absl::Status(const Shard&)>;
+  absl::Status Fill(const Shard& shard, absl::string_view client_state, Check check);
+  bool is_filled() const { return is_filled_; }
+
+  // The rank's files, in order; their bytes once the image is filled.
+  int file_count() const { return static_cast<int>(plan_.files().size()); }
+  const checkpoint::PlannedFile& file(int index) const { return plan_.files()[index]; }
+  absl::Span<const uint8_t> Bytes(int index) const;
+
+  // Adds what was filled to what the daemon tells of its ranks: entries of the files, content hashes, step counts.
+  // Reads masters with remainders once more. INTERNAL where ranks of the daemon differ in a step count.
+  absl::Status AddTo(checkpoint::Part& part) const;
+
+ private:
+  // Where the bytes of one planned tensor go, in order, and how far they have come.
+  struct Target {
+    int file = 0;
+    const checkpoint::PlannedTensor* tensor = nullptr;
+    checkpoint::ArrayShape shape;
+    size_t first_chunk = 0;  // among the sums of the file
+    int64_t filled_bytes = 0;
+    int64_t hashed_rows = 0;
+  };
+  // All that is saved of one parameter.
+  struct Share {
+    int unit = 0;
+    int parameter = 0;  // within the unit
+    RowRange rows;
+    std::vector<Target> targets = {};
+  };
+
+  StateImage(const Layout& layout, int rank, checkpoint::RankFilePlan plan)
+      : layout_(layout), rank_(rank), plan_(std::move(plan)) {}
+  void MakeTargets();
+  void Restart(absl::string_view client_state);
+  uint8_t* DataOf(int file) const { return memory_.data() + file_offsets_[file]; }
+  absl::Status FillSteps(const Shard& shard, Check check);
+  absl::Status FillShare(const Shard& shard, Check check, Share& share);
+  absl::Status FillRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part, Share& share);
+  absl::Status FillPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows, Share& share);
+  void Append(Target& target, absl::Span<const uint8_t> bytes);
+  void AddClientState(absl::string_view client_state);
+
+  // Constant after Create.
+  const Layout& layout_;
+  const int rank_;
+  const checkpoint::RankFilePlan plan_;
+  Memory memory_;
+  std::vector<int64_t> file_offsets_;  // in memory_
+  std::vector<size_t> chunk_counts_;   // of each file, without that of the client state
+
+  bool is_filled_ = false;
+  std::vector<Share> shares_;                           // in the order of the model; places are constant after Create
+  std::vector<std::vector<absl::uint128>> chunk_sums_;  // by file
+  int64_t client_state_bytes_ = 0;
+  std::map<std::string, int64_t> step_counts_;  // by parameter
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_STATE_IMAGE_H_
