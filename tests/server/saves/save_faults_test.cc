@@ -151,13 +151,53 @@ TEST_F(SaveFaultsTest, NoFsyncFollowsOneThatHasFailed) {
 // The operations of a save and of the deletion after it, to every point; each survivor of it is started from.
 class PowerLossTest : public SaveFaultsTest {
  protected:
-  void ExpectOldOrNew(const DiskModel& disk, Survivors survivors, bool is_published) {
+  // kNone: there was no checkpoint before.
+  static constexpr int64_t kNone = -1;
+
+  void ExpectOldOrNew(const DiskModel& disk, Survivors survivors, int64_t old_step, bool is_published) {
     SCOPED_TRACE(absl::StrCat("survivors ", static_cast<int>(survivors)));
     const test::TemporaryDirectory root;
     disk.Materialize(survivors, root.path());
-    const int64_t latest = LatestStepIn(FolderIn(root));
-    EXPECT_THAT(latest, AnyOf(is_published ? kNewStep : kOldStep, kNewStep));
-    ExpectGoodStart(root, latest);
+    const auto found = checkpoint::LatestStep(FolderIn(root));
+    const bool is_none = old_step == kNone && absl::IsNotFound(found.status());
+    const int64_t latest = is_none ? kNone : LatestStepIn(FolderIn(root));
+    EXPECT_THAT(latest, AnyOf(is_published ? kNewStep : old_step, kNewStep));
+    if (!is_none) ExpectGoodStart(root, latest);
+  }
+
+  // Saves and deletes in `root`, where `old_step` is the latest, and starts from every survivor of every operation.
+  void LosePowerAtEveryPoint(const test::TemporaryDirectory& root, int64_t old_step) {
+    DiskModel disk(root.path());
+    RecordingCalls calls;
+    size_t published_at = 0;
+    {
+      ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&calls, root.path(), shards_.spec()));
+      ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).outcome, SaveOutcome::kPublished);
+      published_at = calls.operations().size();
+      const Deletion deletion = publisher->Retain({.newest = 1});
+      ASSERT_OK(deletion.status);
+      ASSERT_EQ(deletion.deleted, old_step == kNone ? 0 : 1);
+    }
+    const std::vector<Operation>& operations = calls.operations();
+    for (size_t done = 0; done <= operations.size(); ++done) {
+      SCOPED_TRACE(absl::StrCat("operation ", done, " of ", operations.size()));
+      const bool is_published = done >= published_at;
+      for (const Survivors survivors :
+           {Survivors::kEverything, Survivors::kOnlySynced, Survivors::kNamesWithoutBytes, Survivors::kInnerNames}) {
+        ExpectOldOrNew(disk, survivors, old_step, is_published);
+        if (HasFailure()) return;
+      }
+      if (done == operations.size()) break;
+      if (operations[done].kind == Operation::Kind::kWrite) {
+        // The write is done again whole below.
+        for (const bool first_half : {true, false}) {
+          disk.Apply(Torn(operations[done], first_half));
+          ExpectOldOrNew(disk, Survivors::kEverything, old_step, is_published);
+          if (HasFailure()) return;
+        }
+      }
+      disk.Apply(operations[done]);
+    }
   }
 
   // The operation with its first or its last half lost, but its length.
@@ -172,39 +212,10 @@ class PowerLossTest : public SaveFaultsTest {
   }
 };
 
-TEST_F(PowerLossTest, LeavesTheOldOrTheNewCheckpointAtAnyPoint) {
-  const test::TemporaryDirectory root = MakeRoot();
-  DiskModel disk(root.path());
-  RecordingCalls calls;
-  size_t published_at = 0;
-  {
-    ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&calls, root.path(), shards_.spec()));
-    ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).outcome, SaveOutcome::kPublished);
-    published_at = calls.operations().size();
-    const Deletion deletion = publisher->Retain({.newest = 1});
-    ASSERT_OK(deletion.status);
-    ASSERT_EQ(deletion.deleted, 1);
-  }
-  const std::vector<Operation>& operations = calls.operations();
-  for (size_t done = 0; done <= operations.size(); ++done) {
-    SCOPED_TRACE(absl::StrCat("operation ", done, " of ", operations.size()));
-    const bool is_published = done >= published_at;
-    for (const Survivors survivors :
-         {Survivors::kEverything, Survivors::kOnlySynced, Survivors::kNamesWithoutBytes, Survivors::kInnerNames}) {
-      ExpectOldOrNew(disk, survivors, is_published);
-      if (HasFailure()) return;
-    }
-    if (done == operations.size()) break;
-    if (operations[done].kind == Operation::Kind::kWrite) {
-      // The write is done again whole below.
-      for (const bool first_half : {true, false}) {
-        disk.Apply(Torn(operations[done], first_half));
-        ExpectOldOrNew(disk, Survivors::kEverything, is_published);
-        if (HasFailure()) return;
-      }
-    }
-    disk.Apply(operations[done]);
-  }
+TEST_F(PowerLossTest, LeavesTheOldOrTheNewCheckpointAtAnyPoint) { LosePowerAtEveryPoint(MakeRoot(), kOldStep); }
+
+TEST_F(PowerLossTest, LeavesNoneOrTheFirstCheckpointAtAnyPoint) {
+  LosePowerAtEveryPoint(test::TemporaryDirectory(), kNone);
 }
 
 }  // namespace

@@ -66,8 +66,8 @@ TEST(StateImageTest, TheBytesOfEveryKindOfStateAreTheShards) {
 }
 
 TEST(StateImageTest, TensorsOfManyChunksAreReadInParts) {
-  SavedShards shards(checkpoint::TallSpec(9001), /*seed=*/5);
-  for (int rank = 0; rank < 4; ++rank) ExpectFilled(shards, rank);
+  SavedShards shards(checkpoint::TallSpec(9001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
+  ExpectFilled(shards, 0);
 }
 
 TEST(StateImageTest, RowsThatAreLongerThanAPartAreHashedWhole) {
