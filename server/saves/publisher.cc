@@ -78,7 +78,7 @@ absl::Status Publisher::MakeModelFolder(const std::string& root) const {
   return disk_.SyncFolder(root);
 }
 
-// A damaged one has a serial that nobody can read: at most as many as there are of them lie above the known ones.
+// A damaged one has a serial that nobody can read: for each of them one above the known ones is left out.
 absl::Status Publisher::FindLastSerial() {
   ASSIGN_OR_RETURN(const std::vector<checkpoint::StepEntry> steps, checkpoint::ListSteps(model_folder_));
   int64_t damaged = 0;
