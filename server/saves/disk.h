@@ -18,8 +18,8 @@
 namespace paramshard::server {
 
 // A view of system calls, which outlive it and all that it makes; copied freely, thread-safe. Calls that a signal
-// interrupts are made again and short writes go on, but **an fsync that has failed is never made again**: the kernel may
-// have dropped the pages that it could not write, and a second one would say that all is well.
+// interrupts are made again and short writes go on, but **an fsync that has failed is never made again**: the kernel
+// may have dropped the pages that it could not write, and a second one would say that all is well.
 //
 // Errors are the file system's and name path and call: "/saves/m/manifest.json: fsync failed: No space left on device".
 // RESOURCE_EXHAUSTED a full disk or quota; UNAVAILABLE EIO and all that has no code of its own; NOT_FOUND;

@@ -25,8 +25,8 @@ namespace paramshard::server {
 enum class SaveOutcome : uint8_t {
   kPublished,  // it is the latest checkpoint, and on the disk
   kAbandoned,  // it is not there, and what there was of it is removed as far as it could be
-  // It has its name, and nobody knows whether it has it after the power fails: it is neither abandoned nor to be counted
-  // on. Nothing is deleted until a later save is published.
+  // It has its name, and nobody knows whether it has it after the power fails: it is neither abandoned nor to be
+  // counted on. Nothing is deleted until a later save is published.
   kUnknown,
 };
 
@@ -36,15 +36,15 @@ enum class SaveOutcome : uint8_t {
 //   Begin makes the folder -> every daemon writes its part (SaveFolder) -> Publish, or Abandon
 //
 // Publish puts the parts together, writes common.safetensors, spec.binpb and manifest.json, syncs all, opens what is
-// there as a restore would, and renames the folder to its name: the rename is the one moment in which a checkpoint comes
-// to be. Whatever fails before it abandons the save. No failed fsync is made again.
+// there as a restore would, and renames the folder to its name: the rename is the one moment in which a checkpoint
+// comes to be. Whatever fails before it abandons the save. No failed fsync is made again.
 //
 // Not thread-safe: the save thread's. One save at a time.
 class Publisher {
  public:
-  // Makes ROOT/MODEL where it is not there, locks it and removes what earlier saves and deletions have left. `calls` and
-  // `spec`, which is a checked one, outlive the publisher. Errors of CheckSaveRoot and Disk; FAILED_PRECONDITION where
-  // another process holds the lock or the file system has none. What could not be removed is no error: see
+  // Makes ROOT/MODEL where it is not there, locks it and removes what earlier saves and deletions have left. `calls`
+  // and `spec`, which is a checked one, outlive the publisher. Errors of CheckSaveRoot and Disk; FAILED_PRECONDITION
+  // where another process holds the lock or the file system has none. What could not be removed is no error: see
   // leftovers().
   static absl::StatusOr<std::unique_ptr<Publisher>> Open(SystemCalls* calls, const std::string& root,
                                                          const ModelSpec& spec);
@@ -56,8 +56,8 @@ class Publisher {
   bool in_doubt() const { return in_doubt_; }
 
   // Makes the folder of a save, after leftovers. FAILED_PRECONDITION while another one is under way; ALREADY_EXISTS
-  // where this step of this history is saved already; RESOURCE_EXHAUSTED where the file system has fewer free bytes than
-  // the checkpoint will take. Nothing is left of it then.
+  // where this step of this history is saved already; RESOURCE_EXHAUSTED where the file system has fewer free bytes
+  // than the checkpoint will take. Nothing is left of it then.
   absl::Status Begin(const SaveIdentity& identity, const checkpoint::World& world);
 
   // What the manifest says besides.

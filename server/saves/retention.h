@@ -18,8 +18,8 @@ struct RetentionPolicy {
   int64_t every = 0;  // and those whose step is a multiple of this; 0: none besides
 };
 
-// Those of `steps` (ListSteps: damaged ones first, then by save serial) that the policy does not keep, the oldest first.
-// Damaged ones are neither counted nor deleted: nobody knows which they are.
+// Those of `steps` (ListSteps: damaged ones first, then by save serial) that the policy does not keep, the oldest
+// first. Damaged ones are neither counted nor deleted: nobody knows which they are.
 std::vector<checkpoint::StepEntry> ExpiredSteps(absl::Span<const checkpoint::StepEntry> steps,
                                                 const RetentionPolicy& policy);
 

@@ -30,8 +30,8 @@ struct PartReport {
   absl::uint128 hash = 0;  // of its part-NODE.json: node 0 reads that one, and no older one
 };
 
-// ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Who writes
-// here finds NOT_FOUND once node 0 has given the save up. Constant; threads may write several ranks at once.
+// ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Who
+// writes here finds NOT_FOUND once node 0 has given the save up. Constant; threads may write several ranks at once.
 //
 //   const SaveFolder folder(disk, ModelFolder(root, spec.name), identity);
 //   for (const auto& image : images) RETURN_IF_ERROR(folder.WriteRank(*image, go_on));   // on threads of their own
