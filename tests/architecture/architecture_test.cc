@@ -55,6 +55,8 @@ const std::vector<Rule> kRules = {
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
+    {"server/restores/",
+     {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
     {"server/store/", kStore},
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},
