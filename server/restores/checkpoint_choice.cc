@@ -28,9 +28,9 @@ constexpr size_t kMaxNamed = 8;
 // "a, b, c and 4 more".
 std::string NamesText(const std::vector<std::string>& names) {
   const size_t named = std::min(names.size(), kMaxNamed);
-  const std::string text = absl::StrJoin(
-      names.end() - static_cast<int64_t>(named), names.end(), ", ",
-      [](std::string* out, const std::string& name) { absl::StrAppend(out, DisplayName(name)); });
+  const std::string text =
+      absl::StrJoin(names.end() - static_cast<int64_t>(named), names.end(), ", ",
+                    [](std::string* out, const std::string& name) { absl::StrAppend(out, DisplayName(name)); });
   return named == names.size() ? text : absl::StrCat(text, " and ", names.size() - named, " more");
 }
 
@@ -91,8 +91,8 @@ absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text)
   if (absl::SimpleAtoi(text, &step) && step >= 0) {
     return CheckpointRequest{.kind = CheckpointRequest::Kind::kStep, .step = step};
   }
-  return Invalid("checkpoint", absl::StrCat("latest, a step or the name of a checkpoint's folder expected, got ",
-                                            DisplayName(text)));
+  return Invalid("checkpoint",
+                 absl::StrCat("latest, a step or the name of a checkpoint's folder expected, got ", DisplayName(text)));
 }
 
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
@@ -117,14 +117,12 @@ absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl:
 
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
                                                 const CheckpointId& id) {
-  ASSIGN_OR_RETURN(
-      CheckpointChoice choice,
-      ChooseCheckpoint(root, model, {.kind = CheckpointRequest::Kind::kFolder, .folder = id.folder}));
+  ASSIGN_OR_RETURN(CheckpointChoice choice,
+                   ChooseCheckpoint(root, model, {.kind = CheckpointRequest::Kind::kFolder, .folder = id.folder}));
   if (choice.id == id) return choice;
-  return absl::FailedPreconditionError(
-      absl::StrCat("restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(id.save_id),
-                   " expected, got ", checkpoint::HashText(choice.id.save_id),
-                   ": all daemons are to see the same folder of checkpoints"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(id.save_id), " expected, got ",
+      checkpoint::HashText(choice.id.save_id), ": all daemons are to see the same folder of checkpoints"));
 }
 
 }  // namespace paramshard::server

@@ -119,8 +119,8 @@ bool KeepsScaling(const ParameterSpec& model, const ParameterSpec& saved) {
   const Encoding encoding = EncodingOf(model.encoding);
   if (!NeedsAmax(encoding.format) || encoding != EncodingOf(saved.encoding)) return false;
   const DelayedScaling::Options defaults;
-  return checkpoint::PlanesAreState(model) || model.encoding.delayed_scaling.value_or(defaults) ==
-                                                  saved.encoding.delayed_scaling.value_or(defaults);
+  return checkpoint::PlanesAreState(model) ||
+         model.encoding.delayed_scaling.value_or(defaults) == saved.encoding.delayed_scaling.value_or(defaults);
 }
 
 }  // namespace

@@ -38,8 +38,8 @@ absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const Exte
     // What is of the whole tensor is with its row 0.
     const RowRange rows = shape.RowsOf(part.rows);
     if (rows.size() == 0) continue;
-    tensors[checkpoint::TensorKey(spec, kind)] += checkpoint::HashRows(
-        rows.begin, shape.row_bytes(), PieceOf(planes, *checkpoint::PlaneFormOf(kind)).bytes());
+    tensors[checkpoint::TensorKey(spec, kind)] +=
+        checkpoint::HashRows(rows.begin, shape.row_bytes(), PieceOf(planes, *checkpoint::PlaneFormOf(kind)).bytes());
   }
   return absl::OkStatus();
 }
@@ -88,10 +88,10 @@ absl::Status CheckContent(const ModelSpec& model, const RestorePlan& plan, const
       expected.rows *= replicas;
       const ContentHash got = of_shards == restored.end() ? ContentHash() : of_shards->second;
       if (got == expected) continue;
-      return absl::DataLossError(absl::StrCat(
-          "restore ", DisplayName(model.name), ": tensor ", DisplayName(key), ": content hash ",
-          checkpoint::HashText(expected.sum), " of ", expected.rows, " rows in all replicas expected, got ",
-          checkpoint::HashText(got.sum), " of ", got.rows));
+      return absl::DataLossError(absl::StrCat("restore ", DisplayName(model.name), ": tensor ", DisplayName(key),
+                                              ": content hash ", checkpoint::HashText(expected.sum), " of ",
+                                              expected.rows, " rows in all replicas expected, got ",
+                                              checkpoint::HashText(got.sum), " of ", got.rows));
     }
   }
   return absl::OkStatus();

@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Restorer>> Restorer::Create(Options options) {
   restorer->FindTargets();
   restorer->CutPieces();
   RETURN_IF_ERROR(restorer->MakeRoom());
+  RETURN_IF_ERROR(restorer->StartCrew());
   return restorer;
 }
 
@@ -180,6 +181,13 @@ absl::Status Restorer::MakeRoom() {
   return absl::OkStatus();
 }
 
+absl::Status Restorer::StartCrew() {
+  const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), held_.size()), INT32_MAX));
+  ASSIGN_OR_RETURN(crew_, Crew::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
+                                      std::clamp(options_.threads, 1, std::max(works, 1))));
+  return absl::OkStatus();
+}
+
 absl::Status Restorer::CheckNumbers() const {
   const checkpoint::CommonState& common = reader().common();
   int64_t largest = common.commit_number;
@@ -194,8 +202,7 @@ absl::Status Restorer::ReadNumbers() {
   const checkpoint::CommonState& common = reader().common();
   const checkpoint::Manifest& manifest = reader().manifest();
   CommitLog::State& commits = restored_.commits;
-  commits.numbers = {
-      .commit_number = common.commit_number, .version = common.version, .skipped = common.skipped};
+  commits.numbers = {.commit_number = common.commit_number, .version = common.version, .skipped = common.skipped};
   if (common.last_answer.has_value()) {
     commits.last_answer = CommitAnswer{.commit_number = common.commit_number,
                                        .version = common.version,
@@ -242,27 +249,23 @@ absl::Status Restorer::CheckGoesOn() const {
 }
 
 absl::Status Restorer::Write() {
-  const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), held_.size()), INT32_MAX));
   absl::Status status = CheckGoesOn();
-  if (status.ok()) {
-    auto crew = Crew::Start("a restore", std::clamp(options_.threads, 1, std::max(works, 1)));
-    status = crew.ok() ? WriteAll(**crew) : crew.status();
-  }
+  if (status.ok()) status = WriteAll();
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", status.message(),
                                    torn() ? "; a part of it is written: drop the shards, or restore again" : ""));
 }
 
-absl::Status Restorer::WriteAll(Crew& crew) {
+absl::Status Restorer::WriteAll() {
   torn_ = true;
-  std::vector<std::vector<uint8_t>> buffers(crew.threads());
-  RETURN_IF_ERROR(crew.Run(static_cast<int64_t>(pieces_.size()),
-                           [&](int thread, int64_t i) { return WritePiece(pieces_[i], buffers[thread]); }));
+  std::vector<std::vector<uint8_t>> buffers(crew_->threads());
+  RETURN_IF_ERROR(crew_->Run(static_cast<int64_t>(pieces_.size()),
+                             [&](int thread, int64_t i) { return WritePiece(pieces_[i], buffers[thread]); }));
   buffers.clear();
   SetSteps();
   RETURN_IF_ERROR(
-      crew.Run(static_cast<int64_t>(held_.size()), [&](int, int64_t i) { return CompareHeld(held_[i]); }));
+      crew_->Run(static_cast<int64_t>(held_.size()), [&](int, int64_t i) { return CompareHeld(held_[i]); }));
   torn_ = false;
   return absl::OkStatus();
 }

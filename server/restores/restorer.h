@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -50,8 +49,9 @@ class Restorer {
     int threads = kDefaultThreads;               // at most
   };
 
-  // Takes what making planes will take, and reads all that is not in tensors. INVALID_ARGUMENT for numbers that no model
-  // may have; RESOURCE_EXHAUSTED; errors of the reader. Nothing has changed.
+  // Takes what making planes will take, starts the threads, and reads all that is not in tensors. INVALID_ARGUMENT for
+  // numbers that no model may have; RESOURCE_EXHAUSTED at the limits of memory and threads; errors of the reader.
+  // Nothing has changed.
   static absl::StatusOr<std::unique_ptr<Restorer>> Create(Options options);
   Restorer(const Restorer&) = delete;
   Restorer& operator=(const Restorer&) = delete;
@@ -63,8 +63,8 @@ class Restorer {
   const Model::Restored& restored() const { return restored_; }
 
   // Writes all rows of the shards and their step counts, but no planes of what has a master. Once. An error leaves the
-  // shards torn(), or as they were when no thread could be started. DATA_LOSS naming file, tensor and rows; UNAVAILABLE
-  // for a file that cannot be read; CANCELLED; RESOURCE_EXHAUSTED; what broke a device.
+  // shards torn(), unless it was cancelled before. DATA_LOSS naming file, tensor and rows; UNAVAILABLE for a file that
+  // cannot be read; CANCELLED; what broke a device.
   absl::Status Write();
 
   // Whether the shards hold neither what they held nor the checkpoint: drop them, or restore again.
@@ -124,13 +124,14 @@ class Restorer {
   void AddPlace(const Piece& piece);
   bool IsWanted(const Piece& piece) const;
   absl::Status MakeRoom();
+  absl::Status StartCrew();
   absl::Status ReadNumbers();
   absl::Status CheckNumbers() const;
   int64_t StepsOf(int parameter) const;
   std::vector<ScalingBook::Record> Records() const;
 
   absl::Status CheckGoesOn() const;
-  absl::Status WriteAll(Crew& crew);
+  absl::Status WriteAll();
   absl::Status WritePiece(const Piece& piece, std::vector<uint8_t>& buffer);
   absl::Status WriteArray(const Piece& piece, std::vector<uint8_t>& buffer) const;
   absl::Status WriteTensor(const Piece& piece) const;
@@ -151,6 +152,7 @@ class Restorer {
   std::atomic<bool> torn_ = false;
   absl::Mutex mu_;  // guards content_ while threads add to it
   checkpoint::ContentHashes content_;
+  std::unique_ptr<Crew> crew_;  // ends before all that its threads use
 };
 
 }  // namespace paramshard::server

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -44,7 +45,7 @@ class ConversionTest : public RestoreTest {};
 
 // Every bit of fp32 survives, also of NaN, denormal and infinite ones: the state is drawn.
 TEST_F(ConversionTest, MastersAreSplitAndJoinedExactly) {
-  ParameterSpec large = MakeParameter("large", {1100, 1033}, Format::kBF16);
+  ParameterSpec large = MakeParameter("large", {1025, 1033}, Format::kBF16);
   ParameterSpec small = MakeParameter("small", {3, 5}, Format::kBF16);
   const ModelSpec whole = SpecOf({large, small});
   large.master_type = small.master_type = MasterType::kBF16Remainder;
@@ -63,11 +64,11 @@ TEST_F(ConversionTest, MastersAreSplitAndJoinedExactly) {
 // What any encoding of any format makes of the masters of any other.
 TEST_F(ConversionTest, PlanesOfAnotherFormatAreThoseOfTheMasters) {
   const auto spec_of = [](Format format, std::optional<ElementType> element) {
-    ParameterSpec large = Normal("large", {301, 67}, format);
-    large.encoding.element = element;
     ParameterSpec kept = Frozen(Normal("kept", {70, 40}, format));
     kept.master_type = MasterType::kFP32;
-    return SpecOf({large, Normal("small", {3, 5}, format), kept});
+    std::vector<ParameterSpec> parameters = {Normal("large", {301, 67}, format), Normal("small", {3, 5}, format), kept};
+    for (ParameterSpec& parameter : parameters) parameter.encoding.element = element;
+    return SpecOf(parameters);
   };
   ShardWorld trained(spec_of(Format::kFP8TensorDelayed, std::nullopt), {2, 2});
   for (int i = 0; i < 3; ++i) trained.Step();
@@ -77,8 +78,7 @@ TEST_F(ConversionTest, PlanesOfAnotherFormatAreThoseOfTheMasters) {
     for (const bool other_element : {false, true}) {
       if (other_element && traits.elements != ElementTypes::kFloat8) continue;
       SCOPED_TRACE(absl::StrCat(traits.name, other_element ? " of E5M2" : ""));
-      const ModelSpec spec =
-          spec_of(traits.format, other_element ? std::optional(ElementType::kE5M2) : std::nullopt);
+      const ModelSpec spec = spec_of(traits.format, other_element ? std::optional(ElementType::kE5M2) : std::nullopt);
       ShardWorld restored(spec, {3, 3});
       ASSERT_OK(Restore(folder, restored));
       EXPECT_EQ(restored.FirstDifference(saved.arrays()), "");
@@ -147,9 +147,9 @@ TEST_F(ConversionTest, FrozenPlanesBecomeWhatTheyDecodeTo) {
 }
 
 TEST_F(ConversionTest, LargeFrozenPlanesAreDecodedInParts) {
-  const ModelSpec saved_spec = SpecOf({Frozen(Normal("f", {2100, 4099}, Format::kFP8Block128x128))});
+  const ModelSpec saved_spec = SpecOf({Frozen(Normal("f", {1100, 4099}, Format::kFP8Block128x128))});
   const SavedModel saved = ShardWorld(saved_spec, {1, 1}).Save();
-  ShardWorld restored(SpecOf({Frozen(Normal("f", {2100, 4099}, Format::kFP32))}), {3, 3});
+  ShardWorld restored(SpecOf({Frozen(Normal("f", {1100, 4099}, Format::kFP32))}), {3, 3});
   ASSERT_OK(Restore(Write(saved, {1, 1}), restored));
   const std::vector<float> values = DecodedPlane(saved, saved_spec.units[0].parameters[0]);
   const SavedModel again = restored.Save();
@@ -168,36 +168,61 @@ TEST_F(ConversionTest, FrozenDelayedPlanesStayWithAnotherHistory) {
   EXPECT_EQ(restored.book().records()[0].amax, saved.common().book[0].amax);
 }
 
-// As the kernels encode what the kernels decode, several chunks of it.
-TEST_F(ConversionTest, MomentsAreConvertedByTheKernels) {
-  constexpr int64_t kRows = 1500;
-  constexpr int64_t kColumns = 1033;
+class MomentConversionTest : public ConversionTest,
+                             public testing::WithParamInterface<std::tuple<MomentType, MomentType>> {};
+
+INSTANTIATE_TEST_SUITE_P(Types, MomentConversionTest,
+                         testing::Combine(testing::ValuesIn(kMomentTypes), testing::ValuesIn(kMomentTypes)),
+                         [](const auto& info) {
+                           return absl::StrCat(MomentTypeName(std::get<0>(info.param)), "To",
+                                               MomentTypeName(std::get<1>(info.param)));
+                         });
+
+// As the kernels encode what the kernels decode.
+TEST_P(MomentConversionTest, IsThatOfTheKernels) {
+  const auto [from, to] = GetParam();
   const auto spec_of = [](MomentType type) {
-    ParameterSpec parameter = Normal("w", {kRows, kColumns}, Format::kFP32);
-    parameter.exp_avg_type = parameter.exp_avg_sq_type = type;
-    return SpecOf({parameter});
+    ParameterSpec large = Normal("large", {301, 333}, Format::kFP32);
+    ParameterSpec small = Normal("small", {3, 5}, Format::kFP32);
+    large.exp_avg_type = large.exp_avg_sq_type = small.exp_avg_type = small.exp_avg_sq_type = type;
+    return SpecOf({large, small});
   };
-  for (const MomentType from : kMomentTypes) {
-    ShardWorld trained(spec_of(from), {2, 2});
-    trained.Step();
-    const SavedModel saved = trained.Save();
-    const std::string folder = Write(saved, {2, 2});
-    for (const MomentType to : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP8}) {
-      if (from == to) continue;
-      SCOPED_TRACE(absl::StrCat(MomentTypeName(from), " to ", MomentTypeName(to)));
-      ShardWorld restored(spec_of(to), {3, 3});
-      ASSERT_OK(Restore(folder, restored, {.convert_moments = true}));
-      ShardWorld written(spec_of(to), {2, 2});
-      for (size_t rank = 0; rank < 2; ++rank) {
-        const Shard& old = *trained.shards()[rank];
-        Shard& shard = *written.shards()[rank];
-        for (const ShardExtent& extent : old.extents()) {
-          for (const StateTensor tensor : kStateTensors) EXPECT_OK(shard.Write(extent, tensor, *old.Read(extent, tensor)));
-        }
+  ShardWorld trained(spec_of(from), {2, 2});
+  trained.Step();
+  ShardWorld restored(spec_of(to), {3, 3});
+  ASSERT_OK(Restore(Write(trained.Save(), {2, 2}), restored, {.convert_moments = true}));
+  ShardWorld written(spec_of(to), {2, 2});
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const Shard& old = *trained.shards()[rank];
+    Shard& shard = *written.shards()[rank];
+    for (const ShardExtent& extent : old.extents()) {
+      for (const StateTensor tensor : kStateTensors) {
+        EXPECT_OK(shard.Write(*shard.Find(extent.unit, extent.parameter), tensor, *old.Read(extent, tensor)));
       }
-      EXPECT_EQ(restored.FirstDifference(written.Save().arrays()), "");
     }
   }
+  EXPECT_EQ(restored.FirstDifference(from == to ? trained.Save().arrays() : written.Save().arrays()), "");
+}
+
+// More than a piece of them, whose scales are read with each.
+TEST_F(ConversionTest, LargeMomentsAreConvertedInParts) {
+  const auto spec_of = [](MomentType type) {
+    ParameterSpec parameter = MakeParameter("w", {1100, 4099}, Format::kFP32);
+    parameter.exp_avg_type = type;
+    return SpecOf({parameter});
+  };
+  const SavedModel saved(spec_of(MomentType::kFP8), 6);
+  ShardWorld restored(spec_of(MomentType::kFP32), {3, 3});
+  ASSERT_OK(Restore(Write(saved, {1, 1}), restored, {.convert_moments = true}));
+  std::vector<float> values(int64_t{1100} * 4099);
+  const SavedModel::Arrays& arrays = saved.arrays();
+  DecodeMoment(MomentKind::kExpAvg,
+               {.data = arrays.at("exp_avg/w").data(),
+                .scales = reinterpret_cast<const float*>(arrays.at("exp_avg.scale/w").data()),
+                .type = MomentType::kFP8},
+               1100, 4099, values.data());
+  const std::vector<uint8_t> decoded = restored.Save().arrays().at("exp_avg/w");
+  EXPECT_EQ(std::memcmp(decoded.data(), values.data(), decoded.size()), 0);
 }
 
 }  // namespace

@@ -60,9 +60,8 @@ TEST(RestorePlanTest, TheSameModelTakesAllArraysAsTheyAre) {
   EXPECT_THAT(plan.parameters()[1].arrays,
               ElementsAre(ArrayKind::kMaster, ArrayKind::kRemainder, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
   EXPECT_THAT(plan.parameters()[1].hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
-  EXPECT_THAT(plan.parameters()[2].arrays,
-              ElementsAre(ArrayKind::kRowWisePlane, ArrayKind::kRowWiseScale, ArrayKind::kColumnWisePlane,
-                          ArrayKind::kColumnWiseScale));
+  EXPECT_THAT(plan.parameters()[2].arrays, ElementsAre(ArrayKind::kRowWisePlane, ArrayKind::kRowWiseScale,
+                                                       ArrayKind::kColumnWisePlane, ArrayKind::kColumnWiseScale));
   EXPECT_THAT(plan.parameters()[3].arrays, ElementsAre(ArrayKind::kMaster));
 }
 
@@ -152,8 +151,14 @@ struct Refusal {
 TEST(RestorePlanTest, TheFirstDifferenceIsNamed) {
   const Refusal refusals[] = {
       {"a checkpoint of this model expected, got one of m", [](ModelSpec& spec) { spec.name = "other"; }},
-      {"parameter w: shape [8, 4] expected, got [4, 8]", [](ModelSpec& spec) { W(spec).shape = {8, 4}; }},
-      {"parameter w: shape [4, 2, 4] expected, got [4, 8]", [](ModelSpec& spec) { W(spec).shape = {4, 2, 4}; }},
+      {"parameter w: shape [8, 4] expected, got [4, 8]",
+       [](ModelSpec& spec) {
+         W(spec).shape = {8, 4};
+       }},
+      {"parameter w: shape [4, 2, 4] expected, got [4, 8]",
+       [](ModelSpec& spec) {
+         W(spec).shape = {4, 2, 4};
+       }},
       {"parameter v: expected in the checkpoint, got none", [](ModelSpec& spec) { W(spec).name = "v"; }},
       {"parameter halves: a parameter of the model expected",
        [](ModelSpec& spec) { spec.units[0].parameters.pop_back(); }},
@@ -165,15 +170,15 @@ TEST(RestorePlanTest, TheFirstDifferenceIsNamed) {
       {"parameter w: gradient type BF16 expected, got FP32",
        [](ModelSpec& spec) { W(spec).gradient_type = GradientType::kBF16; }},
       {"parameter w: group 1 expected, got 0", [](ModelSpec& spec) { W(spec).group = 1; }},
-      {"group 1: bias_correction off expected, got on", [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
+      {"group 1: bias_correction off expected, got on",
+       [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
       {"number of groups 3 expected, got 2", [](ModelSpec& spec) { spec.groups.emplace_back(); }},
       {"gradient_reduction sum expected, got mean",
        [](ModelSpec& spec) { spec.gradient_reduction = GradientReduction::kSum; }},
   };
   for (const Refusal& refusal : refusals) {
-    EXPECT_THAT(PlanAfter(refusal.change),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(refusal.message), Not(HasSubstr("converted")))));
+    EXPECT_THAT(PlanAfter(refusal.change), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                    AllOf(HasSubstr(refusal.message), Not(HasSubstr("converted")))));
   }
 }
 

@@ -39,9 +39,7 @@ RowRange Held(const ArrayShape& shape, const ShardExtent& extent) {
 }  // namespace
 
 std::vector<uint8_t> StoredBytes(const Shard& shard, const ShardExtent& extent, ArrayKind kind) {
-  const auto copy = [](const HostView& view) {
-    return std::vector<uint8_t>(view.bytes().begin(), view.bytes().end());
-  };
+  const auto copy = [](const HostView& view) { return std::vector<uint8_t>(view.bytes().begin(), view.bytes().end()); };
   if (const auto form = checkpoint::StateFormOf(kind); form.has_value()) {
     return copy(*shard.StoredArray(extent, form->tensor, form->form, shard.Whole(extent)));
   }
@@ -92,8 +90,8 @@ void ShardWorld::Step() {
       }
     }
   }
-  const StepParameters step{.groups = std::vector<Hyperparameters>(
-                                spec_.groups.size(), {.learning_rate = 0.01f, .weight_decay = 0.01f})};
+  const StepParameters step{
+      .groups = std::vector<Hyperparameters>(spec_.groups.size(), {.learning_rate = 0.01f, .weight_decay = 0.01f})};
   for (const auto& shard : shards_) EXPECT_OK(shard->Step(step, book_));
   book_.Settle(book_.Offer());
   for (const auto& shard : shards_) EXPECT_OK(shard->EncodeAfterAmax(book_));
@@ -156,9 +154,8 @@ std::vector<std::vector<uint8_t>> ShardWorld::Planes() const {
     for (const ShardExtent& extent : shard->extents()) {
       absl::ReaderMutexLock lock(&shard->mutex());
       std::vector<uint8_t>& bytes = all.emplace_back();
-      EXPECT_OK(shard->ReadPlanes(extent, [&](const HostView& view) {
-        bytes.insert(bytes.end(), view.bytes().begin(), view.bytes().end());
-      }));
+      EXPECT_OK(shard->ReadPlanes(
+          extent, [&](const HostView& view) { bytes.insert(bytes.end(), view.bytes().begin(), view.bytes().end()); }));
     }
   }
   return all;
