@@ -53,8 +53,9 @@ bool ComesBefore(const StepEntry& a, const StepEntry& b) {
 }
 
 absl::Status Damaged(const StepEntry& entry) {
-  return absl::DataLossError(absl::StrCat(
-      entry.manifest.status().message(), ": nobody knows whether it is the latest; name a step, or remove the folder"));
+  return absl::DataLossError(
+      absl::StrCat(entry.manifest.status().message(),
+                   ": nobody knows whether it is the latest; name another one, or remove the folder"));
 }
 
 absl::StatusOr<std::vector<StepEntry>> ReadSteps(const std::string& model_folder,

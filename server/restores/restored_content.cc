@@ -58,19 +58,14 @@ absl::StatusOr<ContentHash> HashOf(const Shard& shard, const ShardExtent& extent
 
 }  // namespace
 
-absl::Status AddContent(const Shard& shard, const ShardExtent& extent, absl::Span<const ArrayKind> kinds,
-                        ContentHashes& tensors) {
+absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                        absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {
   const ParameterSpec& spec = shard.Spec(extent);
-  for (const ExtentPart& part : shard.Parts(extent)) {
-    absl::ReaderMutexLock lock(&shard.mutex());
-    if (checkpoint::PlanesAreState(spec)) {
-      RETURN_IF_ERROR(AddPlanes(shard, extent, part, kinds, tensors));
-      continue;
-    }
-    for (const ArrayKind kind : kinds) {
-      ASSIGN_OR_RETURN(const ContentHash hash, HashOf(shard, extent, part, kind));
-      tensors[checkpoint::TensorKey(spec, kind)] += hash;
-    }
+  absl::ReaderMutexLock lock(&shard.mutex());
+  if (checkpoint::PlanesAreState(spec)) return AddPlanes(shard, extent, part, kinds, tensors);
+  for (const ArrayKind kind : kinds) {
+    ASSIGN_OR_RETURN(const ContentHash hash, HashOf(shard, extent, part, kind));
+    tensors[checkpoint::TensorKey(spec, kind)] += hash;
   }
   return absl::OkStatus();
 }

@@ -17,10 +17,10 @@
 
 namespace paramshard::server {
 
-// Adds the content hashes of some arrays of an extent, as its shard's memory holds them now. Reads a few MiB at a time,
-// under the shard's lock. What broke the device.
-absl::Status AddContent(const Shard& shard, const ShardExtent& extent, absl::Span<const checkpoint::ArrayKind> kinds,
-                        checkpoint::ContentHashes& tensors);
+// Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now. Takes the shard's
+// lock as a reader. What broke the device.
+absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                        absl::Span<const checkpoint::ArrayKind> kinds, checkpoint::ContentHashes& tensors);
 
 // Compares the sums over all ranks of the world with the hashes of a manifest, as far as the plan keeps them. Each row
 // is there once for every replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows.

@@ -107,13 +107,25 @@ void Restorer::FindTargets() {
       const ShardExtent* const extent = shard->Find(parameter.place.unit, parameter.place.parameter);
       if (extent == nullptr) continue;
       targets_[i].push_back({shard, extent});
-      held_.push_back({static_cast<int>(i), {shard, extent}});
-      for (const ArrayKind kind : parameter.hashed) {
-        const ArrayShape shape = *checkpoint::ShapeOf(shard->Spec(*extent), kind);
-        all_bytes_ += shape.RowsOf(extent->rows).size() * shape.row_bytes();
-      }
+      if (!parameter.hashed.empty()) AddHeld(static_cast<int>(i), targets_[i].back());
     }
   }
+}
+
+void Restorer::AddHeld(int parameter, const Target& target) {
+  for (const ExtentPart& part : target.shard->Parts(*target.extent)) {
+    held_.push_back({parameter, target, part});
+    all_bytes_ += BytesOf(held_.back());
+  }
+}
+
+int64_t Restorer::BytesOf(const Held& held) const {
+  int64_t bytes = 0;
+  for (const ArrayKind kind : PlanOf(held.parameter).hashed) {
+    const ArrayShape shape = *checkpoint::ShapeOf(held.target.shard->Spec(*held.target.extent), kind);
+    bytes += shape.RowsOf(held.part.rows).size() * shape.row_bytes();
+  }
+  return bytes;
 }
 
 // In the order of files and of their data, so that disks read ahead.
@@ -307,18 +319,17 @@ absl::Status Restorer::WriteTensor(const Piece& piece) const {
 }
 
 void Restorer::SetSteps() const {
-  for (const Held& held : held_) held.target.shard->SetStep(*held.target.extent, StepsOf(held.parameter));
+  for (int i = 0; i < static_cast<int>(targets_.size()); ++i) {
+    for (const Target& target : targets_[i]) target.shard->SetStep(*target.extent, StepsOf(i));
+  }
 }
 
 absl::Status Restorer::CompareHeld(const Held& held) {
   RETURN_IF_ERROR(CheckGoesOn());
-  const std::vector<ArrayKind>& kinds = PlanOf(held.parameter).hashed;
   checkpoint::ContentHashes hashes;
-  if (!kinds.empty()) RETURN_IF_ERROR(AddContent(*held.target.shard, *held.target.extent, kinds, hashes));
-  for (const ArrayKind kind : kinds) {
-    const ArrayShape shape = *checkpoint::ShapeOf(held.target.shard->Spec(*held.target.extent), kind);
-    done_bytes_ += shape.RowsOf(held.target.extent->rows).size() * shape.row_bytes();
-  }
+  RETURN_IF_ERROR(
+      AddContent(*held.target.shard, *held.target.extent, held.part, PlanOf(held.parameter).hashed, hashes));
+  done_bytes_ += BytesOf(held);
   absl::MutexLock lock(&mu_);
   for (const auto& [key, hash] : hashes) content_[key] += hash;
   return absl::OkStatus();

@@ -35,7 +35,8 @@ namespace paramshard::server {
 //     return restorer->Check(restorer->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// One thread creates it, writes and destroys it; progress() and Cancel() are for any.
+// Whoever has the model's turn (Model::BeginImport) creates it, writes and destroys it, on one thread; progress() and
+// Cancel() are for any.
 class Restorer {
  public:
   static constexpr int kDefaultThreads = 8;
@@ -73,7 +74,7 @@ class Restorer {
   // Content hashes of all rows of these shards, after Write(). Those of several daemons are added up.
   const checkpoint::ContentHashes& content() const { return content_; }
   // Whether the sums over all ranks of a world of so many replicas are those of the checkpoint. DATA_LOSS naming the
-  // tensor.
+  // tensor: then somebody's shards are as good as torn.
   absl::Status Check(const checkpoint::ContentHashes& sums, int replicas) const;
 
   // Write() returns CANCELLED soon: after the chunks that are under way.
@@ -112,6 +113,7 @@ class Restorer {
   struct Held {
     int parameter = 0;
     Target target;
+    ExtentPart part;
   };
 
   explicit Restorer(Options options) : options_(std::move(options)) {}
@@ -120,6 +122,8 @@ class Restorer {
   const RestorePlan::Parameter& PlanOf(int parameter) const { return options_.plan.parameters()[parameter]; }
   const ParameterSpec& SavedSpec(int parameter) const;
   void FindTargets();
+  void AddHeld(int parameter, const Target& target);
+  int64_t BytesOf(const Held& held) const;
   void CutPieces();
   void AddPlace(const Piece& piece);
   bool IsWanted(const Piece& piece) const;
