@@ -33,9 +33,8 @@ RowRange Needed(const ArrayShape& shape, const ShardExtent& extent) {
   return shape.rows_per_row == kUnbounded ? RowRange{0, 1} : shape.RowsOf(extent.rows);
 }
 
-// The extent's rows that some of those are about.
+// The extent's rows that some of those are about: of one about the whole tensor, all.
 RowRange About(const ArrayShape& shape, const RowRange& rows, const ShardExtent& extent) {
-  if (shape.rows_per_row == kUnbounded) return extent.rows;
   return Overlap({rows.begin * shape.rows_per_row, rows.end * shape.rows_per_row}, extent.rows);
 }
 
