@@ -42,7 +42,8 @@ std::string WhatThereIs(const std::string& root, const std::string& model_folder
   std::vector<std::string> models;
   std::error_code error;
   for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->is_directory(error)) models.push_back(entry->path().filename().string());
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) models.push_back(entry->path().filename().string());
   }
   if (error) return absl::StrCat(root, " cannot be read: ", error.message());
   std::sort(models.begin(), models.end());

@@ -1,5 +1,7 @@
 #include "server/restores/crew.h"
 
+#include <utility>
+
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 

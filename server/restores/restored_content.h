@@ -17,8 +17,8 @@
 
 namespace paramshard::server {
 
-// Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now. Takes the shard's
-// lock as a reader. What broke the device.
+// Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now. Takes the lock
+// of the shard as a reader. What broke the device.
 absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                         absl::Span<const checkpoint::ArrayKind> kinds, checkpoint::ContentHashes& tensors);
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/tensor_key.h"
 #include "proto/model/names.h"

@@ -106,7 +106,7 @@ absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, State
                          [&](int64_t first_row, absl::Span<const uint8_t> bytes) -> absl::Status {
                            const RowRange run{first_row, first_row + static_cast<int64_t>(bytes.size()) / row_bytes};
                            values.resize(run.size() * saved.columns());
-                           // Rows that begin within a block of scales are decoded up to its end, and all that follow at once.
+                           // Rows that begin within a block of scales are decoded up to its end, what follows at once.
                            for (int64_t row = run.begin, end = 0; row < run.end; row = end) {
                              end = rest.EndOfBlocks(row, run.end);
                              Decode(saved, tensor, bytes.data() + (row - first_row) * row_bytes, rest.At(row),
