@@ -25,19 +25,17 @@ RowRange Covering(const ArrayShape& shape, const RowRange& rows) {
 // An array that elements cannot be read without, for some rows of the parameter.
 class Beside {
  public:
-  Beside(const Reader& reader, const ParameterPlace& place, std::optional<ArrayKind> kind) {
-    if (!kind.has_value()) return;
-    reader_ = &reader;
-    place_ = place;
-    kind_ = *kind;
-    shape_ = checkpoint::ShapeOf(reader.spec().units[place.unit].parameters[place.parameter], *kind);
-  }
+  Beside(const Reader& reader, const ParameterPlace& place, ArrayKind kind)
+      : reader_(reader),
+        place_(place),
+        kind_(kind),
+        shape_(checkpoint::ShapeOf(reader.spec().units[place.unit].parameters[place.parameter], kind)) {}
 
   absl::Status Read(const RowRange& rows) {
     if (!shape_.has_value()) return absl::OkStatus();
     held_ = Covering(*shape_, rows);
     bytes_.resize(held_.size() * shape_->row_bytes());
-    return reader_->ReadRows(place_.unit, place_.parameter, kind_, held_, absl::MakeSpan(bytes_));
+    return reader_.ReadRows(place_.unit, place_.parameter, kind_, held_, absl::MakeSpan(bytes_));
   }
   // From the row on that stands for a row of the parameter; null where the parameter has no such array.
   const uint8_t* At(int64_t row) const {
@@ -53,15 +51,15 @@ class Beside {
   }
 
  private:
-  const Reader* reader_ = nullptr;
-  ParameterPlace place_;
-  ArrayKind kind_ = ArrayKind::kRemainder;
-  std::optional<ArrayShape> shape_;
+  const Reader& reader_;
+  const ParameterPlace place_;
+  const ArrayKind kind_;
+  const std::optional<ArrayShape> shape_;  // unset where the parameter does not have it
   RowRange held_;
   std::vector<uint8_t> bytes_;
 };
 
-std::optional<ArrayKind> RestOf(const ParameterSpec& saved, StateTensor tensor) {
+ArrayKind RestOf(const ParameterSpec& saved, StateTensor tensor) {
   if (tensor == StateTensor::kMaster && checkpoint::PlanesAreState(saved)) return ArrayKind::kRowWiseScale;
   return checkpoint::KindOf(tensor, TensorForm::kRest);
 }
@@ -98,7 +96,7 @@ absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, State
   const ArrayKind kind = ElementsOf(saved, tensor);
   const int64_t row_bytes = checkpoint::ShapeOf(saved, kind)->row_bytes();
   Beside rest(reader, place, RestOf(saved, tensor));
-  Beside amax(reader, place, tensor == StateTensor::kMaster ? std::optional(ArrayKind::kAmax) : std::nullopt);
+  Beside amax(reader, place, ArrayKind::kAmax);
   RETURN_IF_ERROR(rest.Read(rows));
   RETURN_IF_ERROR(amax.Read(rows));
   std::vector<float> values;
