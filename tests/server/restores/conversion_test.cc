@@ -21,7 +21,6 @@ using checkpoint::ArrayKind;
 using checkpoint::Checked;
 using checkpoint::Reader;
 using checkpoint::SavedModel;
-using checkpoint::World;
 
 ModelSpec SpecOf(std::vector<ParameterSpec> parameters) {
   ModelSpec spec{.name = "m"};

@@ -26,7 +26,6 @@ using checkpoint::Checked;
 using checkpoint::Reader;
 using checkpoint::ReadText;
 using checkpoint::SavedModel;
-using checkpoint::World;
 using checkpoint::WriteText;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -139,11 +138,10 @@ TEST_F(RestorerTest, ProgressEndsWithAllBytes) {
   EXPECT_FALSE(restorer->torn());
 }
 
-// --- What is wrong ---
-
-// Bytes of tensors: what the process has read of files since it began.
+// What the process has read of files since it began.
+constexpr char kReadsFile[] = "/proc/self/io";
 int64_t ReadSoFar() {
-  std::ifstream file("/proc/self/io");
+  std::ifstream file(kReadsFile);
   std::string name;
   int64_t bytes = 0;
   file >> name >> bytes;
@@ -152,6 +150,7 @@ int64_t ReadSoFar() {
 }
 
 TEST_F(RestorerTest, ReadsWhatItNeeds) {
+  if (!std::ifstream(kReadsFile).good()) GTEST_SKIP() << "the kernel does not count what a process reads";
   const SavedModel saved(checkpoint::TallSpec(30'000), 4);
   const std::string folder = Write(saved, {8, 8});
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
@@ -165,7 +164,9 @@ TEST_F(RestorerTest, ReadsWhatItNeeds) {
                                             .first_rank = first_rank});
     const int64_t before = ReadSoFar();
     EXPECT_OK((*restorer)->Write());
-    return ReadSoFar() - before;
+    const int64_t read = ReadSoFar() - before;
+    RecordProperty(absl::StrCat("read_bytes_of_", ranks, "_ranks"), absl::StrCat(read));
+    return read;
   };
   // A daemon with all ranks, replicas too, reads every byte once.
   const ShardWorld world(saved.spec(), {6, 3});
@@ -176,6 +177,8 @@ TEST_F(RestorerTest, ReadsWhatItNeeds) {
   EXPECT_GE(read, 10'000 * row_bytes);
   EXPECT_LE(read, 10'000 * row_bytes + 2 * 3 * checkpoint::kChunkBytes);
 }
+
+// --- What is wrong ---
 
 TEST_F(RestorerTest, DamagedChunksTearTheShards) {
   const SavedModel saved(checkpoint::TallSpec(5000), 4);
