@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -52,8 +53,20 @@ bool ComesBefore(const StepEntry& a, const StepEntry& b) {
 }
 
 absl::Status Damaged(const StepEntry& entry) {
-  return absl::DataLossError(absl::StrCat(
-      entry.manifest.status().message(), ": nobody knows whether it is the latest; name a step, or remove the folder"));
+  return absl::DataLossError(
+      absl::StrCat(entry.manifest.status().message(),
+                   ": nobody knows whether it is the latest; name another one, or remove the folder"));
+}
+
+absl::StatusOr<std::vector<StepEntry>> ReadSteps(const std::string& model_folder,
+                                                 absl::FunctionRef<bool(const StepName&)> is_wanted) {
+  ASSIGN_OR_RETURN(const auto names, ListNames(model_folder));
+  std::vector<StepEntry> steps;
+  for (const auto& [name, path] : names) {
+    if (!name.save_id.has_value() && is_wanted(name)) steps.push_back({path, name, ReadManifest(path)});
+  }
+  std::sort(steps.begin(), steps.end(), ComesBefore);
+  return steps;
 }
 
 }  // namespace
@@ -121,13 +134,19 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
 }
 
 absl::StatusOr<std::vector<StepEntry>> ListSteps(const std::string& model_folder) {
-  ASSIGN_OR_RETURN(const auto names, ListNames(model_folder));
-  std::vector<StepEntry> steps;
+  return ReadSteps(model_folder, [](const StepName&) { return true; });
+}
+
+absl::StatusOr<std::vector<std::string>> ListStepFolders(const std::string& model_folder) {
+  ASSIGN_OR_RETURN(auto names, ListNames(model_folder));
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first.step, a.second) < std::pair(b.first.step, b.second);
+  });
+  std::vector<std::string> folders;
   for (const auto& [name, path] : names) {
-    if (!name.save_id.has_value()) steps.push_back({path, name, ReadManifest(path)});
+    if (!name.save_id.has_value()) folders.push_back(fs::path(path).filename().string());
   }
-  std::sort(steps.begin(), steps.end(), ComesBefore);
-  return steps;
+  return folders;
 }
 
 absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string& model_folder) {
@@ -148,10 +167,8 @@ absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder) {
 }
 
 absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step) {
-  ASSIGN_OR_RETURN(std::vector<StepEntry> steps, ListSteps(model_folder));
-  steps.erase(
-      std::remove_if(steps.begin(), steps.end(), [&](const StepEntry& entry) { return entry.name.step != step; }),
-      steps.end());
+  ASSIGN_OR_RETURN(std::vector<StepEntry> steps,
+                   ReadSteps(model_folder, [&](const StepName& name) { return name.step == step; }));
   if (steps.empty()) {
     return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint of step ", step, " expected, got none"));
   }

@@ -55,13 +55,16 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 // Those that are there whole, by save serial, damaged ones first. Folders in the making and other names are left out.
 // NOT_FOUND without the folder.
 absl::StatusOr<std::vector<StepEntry>> ListSteps(const std::string& model_folder);
+// Names of the same folders, by step: no manifest is read.
+absl::StatusOr<std::vector<std::string>> ListStepFolders(const std::string& model_folder);
 // Paths of the folders in the making.
 absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string& model_folder);
 
 // The checkpoint with the largest save serial. NOT_FOUND when there is none; where one is damaged nobody knows whether
 // it is the latest, and that is DATA_LOSS naming it: name a step instead.
 absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder);
-// The one of a step; of several histories the one that was saved last. NOT_FOUND, DATA_LOSS.
+// The one of a step; of several histories the one that was saved last. NOT_FOUND, DATA_LOSS. Reads manifests of this
+// step alone.
 absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step);
 
 }  // namespace paramshard::checkpoint

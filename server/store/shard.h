@@ -178,8 +178,9 @@ class Shard {
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                absl::Span<const uint8_t> bytes);
-  // Replaces a plane's bytes of a frozen parameter without a master; what is empty stays. `rows` are whole granules of
-  // the extent. Bytes are as PlaneBytes() of these rows gives them, and nothing is made of rows that were written.
+  // Replaces a plane's bytes of a frozen parameter without a master; what is empty stays. `rows` are whole rows of what
+  // is given: any for data, those of whole blocks for scales, the extent's for what is one of the whole tensor. Bytes
+  // are as PlaneBytes() of these rows gives them, and nothing is made of rows that were written.
   struct PlaneContent {
     absl::Span<const uint8_t> data = {};
     absl::Span<const uint8_t> scales = {};

@@ -59,6 +59,8 @@ const std::vector<Rule> kRules = {
     {"server/saves/",
      {"server/saves/", "server/device/memory.h", "server/store/shard.h", "proto/checkpoint/", "proto/model/",
       "proto/safetensors/", "kernels/", "absl/"}},
+    {"server/restores/",
+     {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
     {"server/store/", kStore},
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},

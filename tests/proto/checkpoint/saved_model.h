@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/checkpoint/common_state.h"
@@ -26,12 +27,17 @@ ModelSpec Checked(const ModelSpec& spec);
 
 class SavedModel {
  public:
+  // All rows of tensors, by key.
+  using Arrays = std::map<std::string, std::vector<uint8_t>>;
+
   // Draws every byte of the state.
   SavedModel(ModelSpec spec, uint64_t seed);
+  // A state from elsewhere: of every tensor of the spec.
+  SavedModel(ModelSpec spec, Arrays arrays, CommonState common)
+      : spec_(std::move(spec)), arrays_(std::move(arrays)), common_(std::move(common)) {}
 
   const ModelSpec& spec() const { return spec_; }
-  // All rows of a tensor, by key.
-  const std::map<std::string, std::vector<uint8_t>>& arrays() const { return arrays_; }
+  const Arrays& arrays() const { return arrays_; }
   const CommonState& common() const { return common_; }
   static std::string ClientState(int rank);
 
@@ -55,7 +61,7 @@ class SavedModel {
 
  private:
   ModelSpec spec_;
-  std::map<std::string, std::vector<uint8_t>> arrays_;
+  Arrays arrays_;
   CommonState common_;
 };
 

@@ -71,6 +71,9 @@ TEST_F(StepListTest, TheLatestIsThatOfTheLargestSerial) {
   ASSERT_OK_AND_ASSIGN(const StepEntry latest, LatestStep(folder()));
   EXPECT_EQ(latest.path, branch);
   EXPECT_THAT(ListTemporaryFolders(folder()), IsOkAndHolds(testing::SizeIs(1)));
+  EXPECT_THAT(ListStepFolders(folder()),
+              IsOkAndHolds(testing::ElementsAre(StepFolderName(20, kHistory), StepFolderName(25, ~kHistory),
+                                                StepFolderName(30, kHistory))));
 }
 
 TEST_F(StepListTest, OfOneStepTheLastSavedIsFound) {

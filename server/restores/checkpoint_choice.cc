@@ -1,0 +1,129 @@
+#include "server/restores/checkpoint_choice.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
+#include "proto/checkpoint/step_folder.h"
+#include "proto/model/names.h"
+
+namespace paramshard::server {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::StepEntry;
+
+constexpr absl::string_view kLatestText = "latest";
+// Of what there is, messages name so many.
+constexpr size_t kMaxNamed = 8;
+
+// "a, b, c and 4 more".
+std::string NamesText(const std::vector<std::string>& names) {
+  const size_t named = std::min(names.size(), kMaxNamed);
+  const std::string text =
+      absl::StrJoin(names.end() - static_cast<int64_t>(named), names.end(), ", ",
+                    [](std::string* out, const std::string& name) { absl::StrAppend(out, DisplayName(name)); });
+  return named == names.size() ? text : absl::StrCat(text, " and ", names.size() - named, " more");
+}
+
+// Says what could have been asked for.
+std::string WhatThereIs(const std::string& root, const std::string& model_folder) {
+  const auto folders = checkpoint::ListStepFolders(model_folder);
+  if (folders.ok() && folders->empty()) return absl::StrCat("there is none in ", model_folder);
+  if (folders.ok()) return absl::StrCat("there are ", NamesText(*folders));
+  std::vector<std::string> models;
+  std::error_code error;
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) models.push_back(entry->path().filename().string());
+  }
+  if (error) return absl::StrCat(root, " cannot be read: ", error.message());
+  std::sort(models.begin(), models.end());
+  if (models.empty()) return absl::StrCat(root, " has no folder of a model");
+  return absl::StrCat(root, " has the folders ", NamesText(models));
+}
+
+absl::Status Invalid(absl::string_view subject, absl::string_view message) {
+  return absl::InvalidArgumentError(absl::StrCat(subject, ": ", message));
+}
+
+bool IsStepFolder(absl::string_view name) {
+  const auto parsed = checkpoint::ParseStepFolderName(name);
+  return parsed.has_value() && !parsed->save_id.has_value();
+}
+
+absl::StatusOr<StepEntry> FindFolder(const std::string& model_folder, const std::string& name) {
+  // So it is no path to elsewhere.
+  if (!IsStepFolder(name)) return Invalid(DisplayName(name), "the name of a checkpoint's folder expected");
+  StepEntry entry{.path = (fs::path(model_folder) / name).string(), .name = *checkpoint::ParseStepFolderName(name)};
+  entry.manifest = checkpoint::ReadManifest(entry.path);
+  if (!entry.manifest.ok()) return entry.manifest.status();
+  return entry;
+}
+
+absl::StatusOr<StepEntry> Find(const std::string& model_folder, const CheckpointRequest& request) {
+  switch (request.kind) {
+    case CheckpointRequest::Kind::kLatest:
+      return checkpoint::LatestStep(model_folder);
+    case CheckpointRequest::Kind::kStep:
+      return checkpoint::FindStep(model_folder, request.step);
+    case CheckpointRequest::Kind::kFolder:
+      break;
+  }
+  return FindFolder(model_folder, request.folder);
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text) {
+  if (text == kLatestText) return CheckpointRequest();
+  if (IsStepFolder(text)) {
+    return CheckpointRequest{.kind = CheckpointRequest::Kind::kFolder, .folder = std::string(text)};
+  }
+  int64_t step = 0;
+  if (absl::SimpleAtoi(text, &step) && step >= 0) {
+    return CheckpointRequest{.kind = CheckpointRequest::Kind::kStep, .step = step};
+  }
+  return Invalid("checkpoint",
+                 absl::StrCat("latest, a step or the name of a checkpoint's folder expected, got ", DisplayName(text)));
+}
+
+absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
+                                                  const CheckpointRequest& request) {
+  const std::string model_folder = (fs::path(root) / checkpoint::ModelFolderName(model)).string();
+  const absl::StatusOr<StepEntry> found = Find(model_folder, request);
+  if (!found.ok()) {
+    return absl::Status(found.status().code(),
+                        absl::StrCat("restore ", DisplayName(model), ": ", found.status().message(), "; ",
+                                     WhatThereIs(root, model_folder)));
+  }
+  if (found->manifest->model != model) {
+    return Invalid(absl::StrCat("restore ", DisplayName(model)),
+                   absl::StrCat(found->path, ": a checkpoint of this model expected, got one of ",
+                                DisplayName(found->manifest->model)));
+  }
+  return CheckpointChoice{
+      .path = found->path,
+      .id = {.folder = fs::path(found->path).filename().string(), .save_id = found->manifest->save_id},
+      .step = found->manifest->step};
+}
+
+absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
+                                                const CheckpointId& id) {
+  ASSIGN_OR_RETURN(CheckpointChoice choice,
+                   ChooseCheckpoint(root, model, {.kind = CheckpointRequest::Kind::kFolder, .folder = id.folder}));
+  if (choice.id == id) return choice;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(id.save_id), " expected, got ",
+      checkpoint::HashText(choice.id.save_id), ": all daemons are to see the same folder of checkpoints"));
+}
+
+}  // namespace paramshard::server

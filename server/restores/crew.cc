@@ -1,0 +1,57 @@
+#include "server/restores/crew.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<std::unique_ptr<Crew>> Crew::Start(absl::string_view purpose, int threads) {
+  std::unique_ptr<Crew> crew(new Crew());
+  for (int i = 0; i < threads; ++i) {
+    ASSIGN_OR_RETURN(std::thread thread, StartThread(purpose, [raw = crew.get(), i] { raw->Serve(i); }));
+    crew->threads_.push_back(std::move(thread));
+  }
+  return crew;
+}
+
+Crew::~Crew() {
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+absl::Status Crew::Run(int64_t count, Work work) {
+  absl::MutexLock lock(&mu_);
+  work_ = &work;
+  status_ = absl::OkStatus();
+  next_ = 0;
+  count_ = count;
+  mu_.Await(absl::Condition(this, &Crew::IsThrough));
+  return status_;
+}
+
+void Crew::Serve(int thread) {
+  while (const std::optional<int64_t> index = Take()) Finish((*work_)(thread, *index));
+}
+
+std::optional<int64_t> Crew::Take() {
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &Crew::HasNews));
+  if (closed_) return std::nullopt;
+  ++busy_;
+  return next_++;
+}
+
+void Crew::Finish(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  --busy_;
+  if (status.ok() || !status_.ok()) return;
+  status_ = status;
+  next_ = count_;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,60 @@
+// Threads that share lists of works.
+#ifndef PARAMSHARD_SERVER_RESTORES_CREW_H_
+#define PARAMSHARD_SERVER_RESTORES_CREW_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+namespace paramshard::server {
+
+// All threads are there before the first work is begun, so that whoever cannot have them has changed nothing.
+//
+//   ASSIGN_OR_RETURN(const auto crew, Crew::Start("a restore", 8));
+//   RETURN_IF_ERROR(crew->Run(count, [&](int thread, int64_t index) { return Write(works[index], buffers[thread]); }));
+class Crew {
+ public:
+  // RESOURCE_EXHAUSTED at the limit of threads, naming `purpose`. Requires threads > 0.
+  static absl::StatusOr<std::unique_ptr<Crew>> Start(absl::string_view purpose, int threads);
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+  ~Crew();
+
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+  // Does every work of [0, count) once, those with small indices first, and waits for them. After an error no further
+  // one is begun, and it is returned. One call at a time.
+  using Work = absl::FunctionRef<absl::Status(int thread, int64_t index)>;
+  absl::Status Run(int64_t count, Work work);
+
+ private:
+  Crew() = default;
+  void Serve(int thread);
+  // Null when the crew ends.
+  std::optional<int64_t> Take();
+  void Finish(const absl::Status& status);
+  bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || next_ < count_; }
+  bool IsThrough() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return next_ == count_ && busy_ == 0; }
+
+  absl::Mutex mu_;
+  int64_t next_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t count_ ABSL_GUARDED_BY(mu_) = 0;
+  int busy_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  const Work* work_ = nullptr;        // constant while works are under way
+  std::vector<std::thread> threads_;  // constant after Start
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_CREW_H_

@@ -1,0 +1,32 @@
+// What shards hold after a restore, compared with what was saved.
+//
+// Hashes add up: every daemon makes those of the rows of its ranks, and whoever has all of them compares the sums with
+// the manifest's.
+#ifndef PARAMSHARD_SERVER_RESTORES_RESTORED_CONTENT_H_
+#define PARAMSHARD_SERVER_RESTORES_RESTORED_CONTENT_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/checkpoint/manifest.h"
+#include "proto/checkpoint/tensor_key.h"
+#include "proto/model/model_spec.h"
+#include "server/restores/restore_plan.h"
+#include "server/store/shard.h"
+
+namespace paramshard::server {
+
+// Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now. Takes the lock
+// of the shard as a reader. What broke the device.
+absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                        absl::Span<const checkpoint::ArrayKind> kinds, checkpoint::ContentHashes& tensors);
+
+// Compares the sums over all ranks of the world with the hashes of a manifest, as far as the plan keeps them. Each row
+// is there once for every replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows.
+absl::Status CheckContent(const ModelSpec& model, const RestorePlan& plan, const checkpoint::ContentHashes& saved,
+                          const checkpoint::ContentHashes& restored, int replicas);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_RESTORED_CONTENT_H_

@@ -1,0 +1,70 @@
+// A restorer in a model's hands.
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "proto/model/model_spec_proto.h"
+#include "server/store/model.h"
+#include "tests/server/restores/restore_fixture.h"
+#include "tests/server/store/test_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using checkpoint::Reader;
+using checkpoint::SavedModel;
+
+class ModelRestoreTest : public RestoreTest {
+ protected:
+  absl::StatusOr<std::unique_ptr<Restorer>> PrepareModel(const Reader& reader) const {
+    ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model_->spec(), reader.spec(), {}));
+    std::vector<Shard*> shards;
+    for (const auto& shard : model_->shards()) shards.push_back(shard.get());
+    return Restorer::Create(
+        {.reader = &reader, .plan = std::move(plan), .spec = &model_->spec(), .shards = std::move(shards)});
+  }
+  absl::StatusOr<History> RestoreModel(Restorer& restorer) const {
+    return model_->Restore(restorer.restored(), [&]() -> absl::Status {
+      RETURN_IF_ERROR(restorer.Write());
+      return restorer.Check(restorer.content(), /*replicas=*/1);
+    });
+  }
+
+  TestWorld world_{{.ranks = 2}};
+  const std::shared_ptr<Model> model_ = world_.Create(ModelSpecToProto(checkpoint::TallSpec(5000)));
+};
+
+TEST_F(ModelRestoreTest, BeginsAHistoryThatSaysItsParent) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {3, 3}), {}));
+  ASSERT_OK_AND_ASSIGN(const auto restorer, PrepareModel(reader));
+  ASSERT_OK_AND_ASSIGN(const History history, RestoreModel(*restorer));
+  EXPECT_EQ(history.lineage, LineageOfRestore(model_->fingerprint(), reader.manifest().save_id));
+  EXPECT_EQ(history.parent, (HistoryParent{{reader.manifest().history}, 12}));
+  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+  EXPECT_EQ(model_->state().numbers.version, 10);
+  EXPECT_EQ(model_->commit_log().client_state(0), SavedModel::ClientState(0));
+  for (const auto& shard : model_->shards()) {
+    const ShardExtent& extent = shard->extents().front();
+    EXPECT_EQ(extent.rows.size(), 2500);
+    absl::ReaderMutexLock lock(&shard->mutex());
+    EXPECT_EQ(shard->step(extent), saved.common().step_counts[0]);
+    EXPECT_EQ(shard->version(), 10);
+  }
+  // Its masters and moments are those that were saved.
+  EXPECT_OK(restorer->Check(restorer->content(), 1));
+}
+
+TEST_F(ModelRestoreTest, OneThatBreaksOffSpoilsTheModel) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {3, 3}), {}));
+  ASSERT_OK_AND_ASSIGN(const auto restorer, PrepareModel(reader));
+  restorer->Cancel();
+  EXPECT_THAT(RestoreModel(*restorer),
+              StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore tall: cancelled")));
+  EXPECT_THAT(model_->usable(), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+}  // namespace
+}  // namespace paramshard::server
