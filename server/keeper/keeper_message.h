@@ -60,7 +60,7 @@ struct KeeperMessage {
   uint64_t sequence = 0;
   absl::StatusCode code = absl::StatusCode::kOk;
   bool more = false;
-  std::vector<std::string> words;
+  std::vector<std::string> words = {};
 };
 
 // How many bytes of a message a word takes.

@@ -8,8 +8,8 @@
 namespace paramshard::server {
 
 struct ServerCommand {
-  std::string program;                 // a path: it is not looked for in PATH
-  std::vector<std::string> arguments;  // those after the program's own name
+  std::string program = {};                 // a path: it is not looked for in PATH
+  std::vector<std::string> arguments = {};  // those after the program's own name
 
   friend bool operator==(const ServerCommand& a, const ServerCommand& b) = default;
 };

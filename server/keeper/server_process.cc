@@ -30,15 +30,15 @@ absl::Status StartError(absl::string_view what) {
 
 // All that the child needs, made before there is one: between fork and exec nothing may be allocated.
 struct Plan {
-  std::vector<std::string> words;
-  std::vector<std::string> variables;
-  std::vector<char*> argv;
-  std::vector<char*> envp;
-  std::string oom_score_adj;
-  sigset_t blocked_signals;
-  pid_t keeper;
-  int socket;
-  int exec_error;
+  std::vector<std::string> words = {};
+  std::vector<std::string> variables = {};
+  std::vector<char*> argv = {};
+  std::vector<char*> envp = {};
+  std::string oom_score_adj = {};
+  sigset_t blocked_signals = {};
+  pid_t keeper = -1;
+  int socket = -1;
+  int exec_error = -1;
 };
 
 std::vector<char*> Pointers(std::vector<std::string>& texts) {

@@ -37,7 +37,7 @@ class ServerProcess {
     // Signals that are blocked in it, and wait until it asks for them.
     sigset_t blocked_signals = {};
     // /proc/PID/oom_score_adj; nothing: the keeper's.
-    std::optional<int> oom_score_adj;
+    std::optional<int> oom_score_adj = {};
   };
 
   // RESOURCE_EXHAUSTED without descriptors, memory or processes. A program that cannot be executed is told by its end.
