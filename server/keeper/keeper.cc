@@ -258,7 +258,7 @@ void Keeper::OnFailure(int code) {
 
 void Keeper::OnFailureWhileStopping(int code) {
   if (kept_.empty() || std::exchange(drained_again_, true)) {
-    exit_code_ = code;
+    exit_code_ = code == kExitRestart ? kExitOk : code;
     return;
   }
   Log(LogLevel::kWarning, "server is started again to drain");

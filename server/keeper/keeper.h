@@ -31,7 +31,8 @@ namespace paramshard::server {
 //   anything else                  it is started again, when RestartPolicy says so
 //   anything else, while draining  it is started again once, to drain what is kept; then the keeper ends
 //
-// A command that was asked for and fails too often gives way to the last one that became ready. Where no command
+// A command that was asked for is that of every start from then on, but gives way to the last one that became ready if
+// it fails too often. Where no command
 // becomes ready, the keeper holds what is kept and waits for a signal; where nothing is kept, it ends with the server's
 // code, and so it does when its very first server fails.
 //

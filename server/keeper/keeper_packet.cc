@@ -94,7 +94,9 @@ absl::StatusOr<KeeperPacket> ReceiveKeeperPacket(int socket) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  const ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  // A peer that has ended without reading everything is told once; then follows what it had sent.
+  if (size < 0 && errno == ECONNRESET) size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return absl::DeadlineExceededError("keeper socket: no message");
   if (size < 0) return absl::UnavailableError(absl::StrCat("keeper socket: receive: ", strerror(errno)));
   TakeDescriptors(message, packet.fds);

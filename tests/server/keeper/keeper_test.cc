@@ -3,14 +3,20 @@
 #include "server/keeper/keeper.h"
 
 #include <csignal>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/exit_codes.h"
+#include "server/keeper/keeper_link.h"
+#include "server/keeper/keeper_packet.h"
 #include "tests/process_counts.h"
+#include "tests/random_seed.h"
 #include "tests/server/keeper/keeper_process.h"
+#include "tests/server/keeper/memory_file.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -91,6 +97,44 @@ TEST_F(KeeperTest, FiftyRestartsLeaveNoDescriptorBehind) {
   }
   // The memory that the last server has taken stands for what the first one had made.
   EXPECT_EQ(CountEntries(absl::StrCat("/proc/", keeper.server_pid(), "/fd")), servers);
+}
+
+// More than are heard in one turn, by a keeper that learns of the end meanwhile.
+TEST_F(KeeperTest, WhatAServerGaveAwayWithItsLastBreathIsKept) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  keeper.Tell("keep-and-die 110");
+  ASSERT_EQ(keeper.AwaitBegin(), "111 names");
+  EXPECT_EQ(keeper.Ask("read last/109"), "last/109");
+}
+
+TEST_F(KeeperTest, AFloodOfNonsenseKeepsAKeeperFromNothing) {
+  KeeperProcess keeper({.flags = {"--lend"}});
+  ASSERT_EQ(keeper.AwaitBegin(), "");
+  ASSERT_EQ(keeper.Ask("link"), "link");
+  KeeperLink link(keeper.TakeDescriptor());
+  ASSERT_OK(link.Keep("a", test::MemoryFile("first").get()));
+  ASSERT_OK(link.ReportReady("test"));
+  std::mt19937_64 random(FirstSeed(1));
+  // Until the keeper hears no more, since nobody reads its answers.
+  absl::Status sent;
+  for (int i = 0; sent.ok() && i < 1'000'000; ++i) {
+    std::string nonsense(1 + random() % 200, '\0');
+    for (char& byte : nonsense) byte = static_cast<char>(random());
+    sent = SendKeeperPacket(link.fd(), nonsense, std::vector<int>(random() % 3, link.fd()));
+  }
+  ASSERT_THAT(sent, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  keeper.Signal(SIGUSR1);
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGUSR1));
+  // Answers that nobody waits for are passed over.
+  ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors taken, link.TakeAll());
+  ASSERT_EQ(taken.size(), 1U);
+  EXPECT_EQ(test::BytesOf(taken.at("a").get()), "first");
+  keeper.Tell("raise 9");
+  EXPECT_EQ(keeper.AwaitBegin(), "");
+  EXPECT_EQ(keeper.Ask("link"), "link");
+  KeeperLink next(keeper.TakeDescriptor());
+  EXPECT_THAT(next.TakeAll(), IsOkAndHolds(testing::SizeIs(1)));
 }
 
 // --- Starts that fail ---

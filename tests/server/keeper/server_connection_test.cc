@@ -202,6 +202,18 @@ TEST_F(ServerConnectionTest, WhatAServerHadSentBeforeItsEndIsHeard) {
   connection_->Serve();
 }
 
+// The kernel tells of unread answers first, as an error.
+TEST_F(ServerConnectionTest, WhatAServerHadSentIsHeardThoughItReadNoAnswers) {
+  ASSERT_OK(Send(Request(KeeperMessageKind::kReady, {"1"})));
+  connection_->Serve();
+  ASSERT_OK(Send(Request(KeeperMessageKind::kKeep, {"a"}), {MemoryFile("1").get()}));
+  ASSERT_OK(Send(Request(KeeperMessageKind::kKeep, {"b"}), {MemoryFile("2").get()}));
+  socket_.Reset();
+  connection_->Serve();
+  EXPECT_THAT(Kept(), ElementsAre("a=1", "b=2"));
+  EXPECT_EQ(connection_->fd(), -1);
+}
+
 TEST_F(ServerConnectionTest, AnEmptyPacketEndsTheConnection) {
   ASSERT_EQ(send(socket_.get(), "", 0, MSG_NOSIGNAL), 0);
   connection_->Serve();

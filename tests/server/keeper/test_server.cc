@@ -31,6 +31,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/check.h"
 #include "server/keeper/keeper_link.h"
+#include "server/keeper/keeper_message.h"
 #include "server/keeper/keeper_packet.h"
 #include "tests/server/keeper/memory_file.h"
 
@@ -97,6 +98,7 @@ class TestServer {
     if (words[0] == "exit") _exit(NumberIn(words[1]));
     if (words[0] == "raise") Raise(NumberIn(words[1]));
     if (words[0] == "link") return Say("link", {link_->fd()});
+    if (words[0] == "keep-and-die") KeepAndDie(NumberIn(words[1]));
     Say(Carry(words));
   }
 
@@ -108,6 +110,17 @@ class TestServer {
     sigprocmask(SIG_UNBLOCK, &signals, nullptr);
     kill(getpid(), signal);
     _exit(99);
+  }
+
+  // Without a look at the answers.
+  [[noreturn]] void KeepAndDie(int count) const {
+    for (int i = 0; i < count; ++i) {
+      const std::string name = absl::StrCat("last/", i);
+      const absl::StatusOr<std::string> request = EncodeKeeperMessage(
+          {.kind = KeeperMessageKind::kKeep, .sequence = 1'000'000 + static_cast<uint64_t>(i), .words = {name}});
+      PARAMSHARD_CHECK(SendKeeperPacket(link_->fd(), *request, {test::MemoryFile(name).get()}).ok());
+    }
+    Raise(SIGKILL);
   }
 
   std::string Carry(const Words& words) {
