@@ -39,8 +39,9 @@ namespace paramshard::server {
 // Signals are those of the keeper's process. They are blocked in the server when it starts, and none is lost before it
 // waits for them.
 //
-//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. The second kills the server, unless it
-//                              is a hang-up, and the keeper ends with kExitInterrupted. Without a server the first does.
+//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. The second, unless it is a hang-up,
+//                              kills the server, and the keeper ends with kExitInterrupted; so does the first when
+//                              there is no server.
 //   SIGUSR1                    goes to the server, which drains and exits with kExitRestart. Without a server it starts
 //                              one now, as if none had failed.
 //
@@ -63,8 +64,8 @@ class Keeper {
   // RESOURCE_EXHAUSTED without descriptors.
   static absl::StatusOr<std::unique_ptr<Keeper>> Create(Options options);
 
-  // Serves until it ends; the code that the process is to exit with. By the thread that called Create: a server lives as
-  // long as the thread that started it.
+  // Serves until it ends; the code that the process is to exit with. By the thread that called Create: a server lives
+  // as long as the thread that started it.
   int Run();
 
  private:

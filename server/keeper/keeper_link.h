@@ -43,7 +43,8 @@ class KeeperLink final : public KeptStore {
       : socket_(std::move(socket)), timeout_(timeout) {}
 
   // Takes over the socket that the keeper has left to this process, and removes the variable, so that no child has it:
-  // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such socket.
+  // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such
+  // socket.
   static absl::StatusOr<std::unique_ptr<KeeperLink>> FromEnvironment();
 
   absl::Status Keep(absl::string_view name, int fd) override;
@@ -53,12 +54,12 @@ class KeeperLink final : public KeptStore {
 
   // The server serves. Until it says so, its end counts as a start that has failed.
   absl::Status ReportReady(absl::string_view version);
-  // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits with
-  // kExitRestart. NOT_FOUND when the program is none that can be executed.
+  // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits
+  // with kExitRestart. NOT_FOUND when the program is none that can be executed.
   absl::Status RequestRestart(const std::optional<ServerCommand>& command);
 
-  // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on would
-  // be nobody's after it.
+  // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on
+  // would be nobody's after it. The socket stays this object's.
   int fd() const { return socket_.get(); }
 
  private:

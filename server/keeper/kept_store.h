@@ -21,8 +21,8 @@ namespace paramshard::server {
 //   blocks NUL rank-3/master           by world rank
 //   blocks NUL rank-3/exp_avg
 //
-// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it may
-// be carried out yet, and may be asked for again.
+// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it
+// may be carried out yet, and may be asked for again.
 class KeptStore {
  public:
   using Descriptors = std::map<std::string, wire::FileDescriptor>;

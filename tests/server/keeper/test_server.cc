@@ -4,8 +4,9 @@
 //   --exit=CODE      ends as soon as it has begun: a start that fails
 //   --lend           takes nothing: the test has the keeper's socket from the first request on
 //
-// It says "begun PID NAMES", with the names of all that it has taken, divided by commas; "signal N" when one came that a
-// server waits for; "alone" when the keeper is gone; and answers to each line what Commands() does.
+// It says "begun PID NAMES", with the names of all that it has taken, divided by commas; "signal N" when one came that
+// a server waits for; and answers each command (Obey, Carry). It does not look whether the keeper is gone: the kernel
+// does.
 
 #include <poll.h>
 #include <sys/resource.h>
@@ -66,12 +67,10 @@ class TestServer {
     const wire::FileDescriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC));
     while (true) {
       pollfd polled[] = {{.fd = control_, .events = POLLIN, .revents = 0},
-                         {.fd = signal_fd.get(), .events = POLLIN, .revents = 0},
-                         {.fd = alone_ ? -1 : link_->fd(), .events = 0, .revents = 0}};
+                         {.fd = signal_fd.get(), .events = POLLIN, .revents = 0}};
       PARAMSHARD_CHECK(poll(polled, std::size(polled), -1) > 0);
       if (polled[0].revents != 0) Obey();
       if (polled[1].revents != 0) TakeSignal(signal_fd.get());
-      if (polled[2].revents != 0) BeAlone();
     }
   }
 
@@ -84,11 +83,6 @@ class TestServer {
     signalfd_siginfo info;
     PARAMSHARD_CHECK(read(signal_fd, &info, sizeof(info)) == sizeof(info));
     Say(absl::StrCat("signal ", info.ssi_signo));
-  }
-
-  void BeAlone() {
-    alone_ = true;
-    Say("alone");
   }
 
   void Obey() {
@@ -156,14 +150,12 @@ class TestServer {
 
   // As a server does that has lost its mind.
   std::string Close() {
-    alone_ = true;
     link_.reset();
     return "closed";
   }
 
   const int control_;
   std::unique_ptr<KeeperLink> link_;
-  bool alone_ = false;
   KeptStore::Descriptors memory_;
 };
 
