@@ -42,9 +42,9 @@ class KeeperLinkTest : public testing::Test {
   }
 
   // A keeper on a thread, until the link is gone.
-  void Serve(KeptDescriptors* kept) {
-    thread_ = std::thread([kept, socket = std::move(keeper_)]() mutable {
-      ServerConnection connection(std::move(socket), kept, {});
+  void Serve() {
+    thread_ = std::thread([this, socket = std::move(keeper_)]() mutable {
+      ServerConnection connection(std::move(socket), &kept_, {});
       while (connection.fd() >= 0) {
         pollfd polled{.fd = connection.fd(), .events = connection.events(), .revents = 0};
         poll(&polled, 1, -1);
@@ -69,6 +69,7 @@ class KeeperLinkTest : public testing::Test {
     return poll(&polled, 1, 0) == 1 && (polled.revents & POLLHUP) != 0;
   }
 
+  KeptDescriptors kept_{{.descriptors = 1000}};
   wire::FileDescriptor keeper_;
   wire::FileDescriptor server_;
   std::thread thread_;
@@ -95,14 +96,13 @@ TEST_F(KeeperLinkTest, AKeeperThatDoesNotAnswerIsWaitedForOnlySoLong) {
 }
 
 TEST_F(KeeperLinkTest, AnswersThatComeTooLateArePassedOver) {
-  KeptDescriptors kept;
   KeeperLink link(std::move(server_), absl::Milliseconds(200));
-  ServerConnection connection(std::move(keeper_), &kept, {});
+  ServerConnection connection(std::move(keeper_), &kept_, {});
   EXPECT_THAT(link.Keep("a", MemoryFile("1").get()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(link.DropPrefix(""), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(link.Keep("b", MemoryFile("2").get()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   connection.Serve();
-  EXPECT_EQ(kept.size(), 1U);
+  EXPECT_EQ(kept_.size(), 1U);
   std::atomic<bool> done = false;
   std::thread keeper([&] {
     while (!done) {
@@ -139,8 +139,7 @@ TEST_F(KeeperLinkTest, WhatIsNoAnswerIsRefused) {
 }
 
 TEST_F(KeeperLinkTest, ManyThreadsTakeTurns) {
-  KeptDescriptors kept({.descriptors = 1000});
-  Serve(&kept);
+  Serve();
   {
     KeeperLink link(std::move(server_));
     std::vector<std::thread> threads;
@@ -164,9 +163,8 @@ TEST_F(KeeperLinkTest, ManyThreadsTakeTurns) {
 }
 
 TEST_F(KeeperLinkTest, AServerOutOfDescriptorsMayTakeAllLater) {
-  KeptDescriptors kept;
-  for (int i = 0; i < 20; ++i) ASSERT_OK(kept.Keep(absl::StrCat(i), MemoryFile("1")));
-  Serve(&kept);
+  for (int i = 0; i < 20; ++i) ASSERT_OK(kept_.Keep(absl::StrCat(i), MemoryFile("1")));
+  Serve();
   KeeperLink link(std::move(server_));
   {
     const DescriptorLimit limit(DescriptorLimit::NoneLeft() + 10);

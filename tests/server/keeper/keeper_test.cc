@@ -139,9 +139,11 @@ TEST_F(KeeperTest, AFloodOfNonsenseKeepsAKeeperFromNothing) {
 
 // --- Starts that fail ---
 
-TEST_F(KeeperTest, AFirstServerThatFailsEndsTheKeeperWithItsCode) {
+TEST_F(KeeperTest, AFirstServerThatFailsIsTheLastAndTheKeeperEndsWithItsCode) {
   KeeperProcess keeper({.flags = {"--exit=2"}});
+  EXPECT_THAT(keeper.AwaitLog("server started"), HasSubstr("kept=0"));
   EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(2));
+  EXPECT_THAT(keeper.AwaitLog("server started"), HasSubstr("logs nothing"));
 }
 
 TEST_F(KeeperTest, StartsThatFailAreHeldAfterSoManyAndMemoryStays) {

@@ -151,6 +151,14 @@ TEST_F(ServerConnectionTest, NoDescriptorOfAWrongRequestStaysOpen) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
+TEST_F(ServerConnectionTest, WhatIsReplacedOrDroppedIsClosed) {
+  const int64_t before = OpenDescriptors();
+  for (int i = 0; i < 10; ++i) ASSERT_OK(Keep("a", "1"));
+  EXPECT_EQ(OpenDescriptors(), before + 1);
+  ASSERT_OK(AnswerTo(Request(KeeperMessageKind::kDropPrefix, {"a"})));
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
 TEST_F(ServerConnectionTest, AKeeperOutOfDescriptorsSaysSoAndKeepsWhatItHas) {
   ASSERT_OK(Keep("a", "1"));
   const wire::FileDescriptor file = MemoryFile("2");
