@@ -123,12 +123,15 @@ absl::StatusOr<KeeperLink::Answer> KeeperLink::TakeTurn(const KeeperMessage& req
   return AwaitAnswer(request.sequence, deadline);
 }
 
+// What can be read meanwhile answers calls that had waited long enough. It is taken away: a keeper whose answers nobody
+// reads hears no more requests.
 absl::Status KeeperLink::Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const {
   while (true) {
     const absl::Status sent = SendKeeperPacket(socket_.get(), bytes, fds);
     if (absl::IsUnavailable(sent)) return GoneError(sent.message());
     if (!absl::IsDeadlineExceeded(sent)) return sent;
-    RETURN_IF_ERROR(AwaitEvents(socket_.get(), POLLOUT, deadline));
+    RETURN_IF_ERROR(AwaitEvents(socket_.get(), POLLIN | POLLOUT, deadline));
+    (void)ReceiveKeeperPacket(socket_.get());
   }
 }
 

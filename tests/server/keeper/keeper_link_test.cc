@@ -42,9 +42,8 @@ class KeeperLinkTest : public testing::Test {
   }
 
   // A keeper on a thread, until the link is gone.
-  void Serve() {
-    thread_ = std::thread([this, socket = std::move(keeper_)]() mutable {
-      ServerConnection connection(std::move(socket), &kept_, {});
+  void Serve(ServerConnection connection) {
+    thread_ = std::thread([connection = std::move(connection)]() mutable {
       while (connection.fd() >= 0) {
         pollfd polled{.fd = connection.fd(), .events = connection.events(), .revents = 0};
         poll(&polled, 1, -1);
@@ -52,6 +51,7 @@ class KeeperLinkTest : public testing::Test {
       }
     });
   }
+  void Serve() { Serve({std::move(keeper_), &kept_, {}}); }
   // A keeper that answers one request after the other with that, whatever they are.
   void AnswerWith(std::vector<KeeperMessage> answers) {
     thread_ = std::thread([this, answers = std::move(answers)] {
@@ -118,6 +118,16 @@ TEST_F(KeeperLinkTest, AnswersThatComeTooLateArePassedOver) {
   ASSERT_OK(taken);
   ASSERT_EQ(taken->size(), 1U);
   EXPECT_EQ(BytesOf(taken->at("b").get()), "2");
+}
+
+// Neither way takes anything more: one of both has to read first, and it is not the keeper.
+TEST_F(KeeperLinkTest, AKeeperWhoseAnswersNobodyHasReadHearsTheNextCall) {
+  KeeperLink link(std::move(server_));
+  ServerConnection connection(std::move(keeper_), &kept_, {});
+  while (SendKeeperPacket(link.fd(), "nonsense", {}).ok()) connection.Serve(1);
+  ASSERT_EQ(connection.events(), POLLOUT);
+  Serve(std::move(connection));
+  EXPECT_OK(link.DropPrefix("a"));
 }
 
 TEST_F(KeeperLinkTest, NamesInNoOrderEndTheTaking) {
