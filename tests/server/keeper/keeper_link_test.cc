@@ -27,7 +27,6 @@ namespace {
 using test::BytesOf;
 using test::MemoryFile;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 class KeeperLinkTest : public testing::Test {
  protected:
