@@ -3,6 +3,7 @@
 #include "server/keeper/keeper.h"
 
 #include <csignal>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -267,6 +268,18 @@ TEST_F(KeeperTest, TheServerHasAProcessGroupOfItsOwn) {
   KeeperProcess keeper;
   ASSERT_EQ(keeper.AwaitBegin(), "");
   EXPECT_EQ(keeper.Ask("group"), "own");
+}
+
+int OomScoreOf(pid_t pid) {
+  int score = -10'000;
+  std::ifstream(absl::StrCat("/proc/", pid, "/oom_score_adj")) >> score;
+  return score;
+}
+
+TEST_F(KeeperTest, TheServerIsKilledBeforeTheKeeperWhereMemoryRunsOut) {
+  KeeperProcess keeper;
+  ASSERT_EQ(keeper.AwaitBegin(), "");
+  EXPECT_GT(OomScoreOf(keeper.server_pid()), OomScoreOf(keeper.pid()));
 }
 
 TEST_F(KeeperTest, AKeeperThatIsKilledTakesTheServerAlong) {
