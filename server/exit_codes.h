@@ -9,6 +9,7 @@ inline constexpr int kExitUsage = 2;        // flags or environment, and the NCC
 inline constexpr int kExitStartFailed = 3;  // sockets, the world, or devices; the log says which
 inline constexpr int kExitInterrupted = 4;  // a second signal while draining
 inline constexpr int kExitStuck = 5;        // the end took longer than it may
+inline constexpr int kExitRestart = 6;      // a server's, to its keeper alone: start the next one
 
 }  // namespace paramshard::server
 

@@ -21,7 +21,8 @@ namespace paramshard::server {
 //   blocks NUL rank-3/master           by world rank
 //   blocks NUL rank-3/exp_avg
 //
-// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was.
+// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it
+// may be carried out yet, and may be asked for again.
 class KeptStore {
  public:
   using Descriptors = std::map<std::string, wire::FileDescriptor>;
@@ -31,8 +32,8 @@ class KeptStore {
   virtual ~KeptStore() = default;
 
   // Keeps a descriptor of its own for what `fd` is, in the place of what had that name. INVALID_ARGUMENT a name that is
-  // empty or longer than kMaxNameBytes; RESOURCE_EXHAUSTED more descriptors than may be kept; UNAVAILABLE the
-  // keeper is gone.
+  // empty or longer than kMaxNameBytes, or what is no memory: a socket, a pipe, a folder; RESOURCE_EXHAUSTED more
+  // descriptors than may be kept; UNAVAILABLE the keeper is gone.
   virtual absl::Status Keep(absl::string_view name, int fd) = 0;
 
   // Forgets all whose name begins so: a model's, and the NUL. OK when there are none. UNAVAILABLE.

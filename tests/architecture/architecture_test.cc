@@ -61,6 +61,10 @@ const std::vector<Rule> kRules = {
       "proto/safetensors/", "kernels/", "absl/"}},
     {"server/restores/",
      {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
+    // The keeper does nothing that can fail while models run: no gRPC, no devices, no domain.
+    {"server/keeper/",
+     {"server/keeper/", "server/base/", "server/descriptor_limit.h", "server/exit_codes.h", "server/log/log.h",
+      "proto/wire/handoff.h", "kernels/base/", "absl/"}},
     {"server/store/", kStore},
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},

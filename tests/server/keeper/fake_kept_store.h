@@ -3,6 +3,7 @@
 #define PARAMSHARD_TESTS_SERVER_KEEPER_FAKE_KEPT_STORE_H_
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <iterator>
@@ -24,6 +25,7 @@ class FakeKeptStore final : public KeptStore {
     if (name.empty() || name.size() > kMaxNameBytes) {
       return absl::InvalidArgumentError("keep: a name of 1 to 640 bytes expected");
     }
+    if (!IsMemory(fd)) return absl::InvalidArgumentError("keep: a descriptor of memory expected");
     ASSIGN_OR_RETURN(wire::FileDescriptor own, Duplicate(fd));
     absl::MutexLock lock(&mu_);
     kept_[std::string(name)] = std::move(own);
@@ -47,6 +49,10 @@ class FakeKeptStore final : public KeptStore {
   }
 
  private:
+  static bool IsMemory(int fd) {
+    struct stat info {};
+    return fstat(fd, &info) == 0 && !S_ISSOCK(info.st_mode) && !S_ISFIFO(info.st_mode) && !S_ISDIR(info.st_mode);
+  }
   static absl::StatusOr<wire::FileDescriptor> Duplicate(int fd) {
     wire::FileDescriptor own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (!own.valid()) return absl::ErrnoToStatus(errno, "keep: duplicate a descriptor");

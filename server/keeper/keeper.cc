@@ -1,0 +1,286 @@
+#include "server/keeper/keeper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/clock.h"
+#include "server/descriptor_limit.h"
+#include "server/exit_codes.h"
+
+namespace paramshard::server {
+namespace {
+
+// For the keeper's own descriptors, those that it was started with, and those of a message that is looked at.
+constexpr int64_t kDescriptorsOfKeeper = 320;
+// The kernel prefers a process with a higher score, of -1000 to 1000.
+constexpr int kOomScoreBelow = 500;
+constexpr int kOomScoreAbove = 200;
+// What a dead server had sent. Nobody adds to it, unless a child of its own holds its socket.
+constexpr int kMostLastRequests = 1024;
+// Between two waits that the kernel refuses.
+constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
+constexpr size_t kMaxVersionBytes = 128;
+
+// nohup means: do not end when the terminal does.
+bool IsIgnored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+sigset_t SignalsToTake() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, signal);
+  if (!IsIgnored(SIGHUP)) sigaddset(&signals, SIGHUP);
+  return signals;
+}
+
+std::optional<int> ReadOomScore() {
+  const wire::FileDescriptor file(open("/proc/self/oom_score_adj", O_RDONLY | O_CLOEXEC));
+  char text[16];
+  const ssize_t size = file.valid() ? read(file.get(), text, sizeof(text)) : -1;
+  int score = 0;
+  if (size <= 0 || !absl::SimpleAtoi(absl::string_view(text, size), &score)) return std::nullopt;
+  return score;
+}
+
+bool WriteOomScore(int score) {
+  const wire::FileDescriptor file(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  const std::string text = absl::StrCat(score);
+  return file.valid() && write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+// Returns the server's score. Where the keeper may not lower its own, the server's is raised.
+std::optional<int> LowerOomScore() {
+  const std::optional<int> score = ReadOomScore();
+  if (!score.has_value() || WriteOomScore(std::max(-999, *score - kOomScoreBelow))) return score;
+  return std::min(1000, *score + kOomScoreAbove);
+}
+
+KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
+  if (options.limits.has_value()) return *options.limits;
+  return {.descriptors = static_cast<size_t>(std::max<int64_t>(0, RaiseDescriptorLimit() - kDescriptorsOfKeeper))};
+}
+
+// The server was told to end, and did: by a drain, without waiting for it, or because it took too long.
+bool WasToldToEnd(const ServerEnd& end) {
+  return end.signal == 0 && end.exec_error == 0 &&
+         (end.exit_code == kExitOk || end.exit_code == kExitInterrupted || end.exit_code == kExitStuck);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Create(Options options) {
+  const sigset_t signals = SignalsToTake();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  // Where it is ignored the kernel reaps children itself, and does not say how they ended.
+  std::signal(SIGCHLD, SIG_DFL);
+  wire::FileDescriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signal_fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("keeper: signalfd: ", strerror(errno)));
+  return std::unique_ptr<Keeper>(new Keeper(std::move(options), signals, std::move(signal_fd), LowerOomScore()));
+}
+
+Keeper::Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd, std::optional<int> server_oom_score)
+    : log_(std::move(options.log)),
+      signals_(signals),
+      signal_fd_(std::move(signal_fd)),
+      server_oom_score_(server_oom_score),
+      kept_(LimitsOf(options)),
+      policy_(options.restarts),
+      command_(std::move(options.command)) {}
+
+int Keeper::Run() {
+  exit_code_.reset();
+  next_start_ = SteadyNow();
+  StartWhenDue();
+  while (!exit_code_.has_value()) {
+    Await();
+    TakeSignals();
+    ServeConnection();
+    NoticeEnd();
+    StartWhenDue();
+  }
+  connection_.reset();
+  server_.reset();
+  return *exit_code_;
+}
+
+// --- The loop ---
+
+// No error ends the loop. Descriptors of -1 are passed over.
+void Keeper::Await() {
+  pollfd polled[] = {
+      {.fd = signal_fd_.get(), .events = POLLIN, .revents = 0},
+      {.fd = server_.has_value() ? server_->pidfd() : -1, .events = POLLIN, .revents = 0},
+      {.fd = connection_.has_value() ? connection_->fd() : -1, .events = 0, .revents = 0},
+  };
+  if (connection_.has_value()) polled[2].events = connection_->events();
+  if (poll(polled, std::size(polled), WaitMilliseconds()) >= 0 || errno == EINTR) return;
+  Log(LogLevel::kError, "keeper cannot wait", {{"error", strerror(errno)}});
+  absl::SleepFor(kPauseAfterError);
+}
+
+// Until the next start; for as long as it takes where there is none.
+int Keeper::WaitMilliseconds() const {
+  if (!next_start_.has_value()) return -1;
+  const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(*next_start_), absl::Milliseconds(1)));
+  return static_cast<int>(std::min<int64_t>(milliseconds, std::numeric_limits<int>::max()));
+}
+
+void Keeper::TakeSignals() {
+  signalfd_siginfo info;
+  while (!exit_code_.has_value() && read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
+    OnSignal(static_cast<int>(info.ssi_signo));
+  }
+}
+
+// A server that has closed its end runs on, and is waited for: nothing that it has kept is lost by that.
+void Keeper::ServeConnection() {
+  if (!connection_.has_value()) return;
+  connection_->Serve();
+  if (connection_->fd() >= 0) return;
+  connection_.reset();
+}
+
+void Keeper::NoticeEnd() {
+  const std::optional<ServerEnd> end = server_.has_value() ? server_->Reap() : std::nullopt;
+  if (!end.has_value()) return;
+  if (connection_.has_value()) connection_->Serve(kMostLastRequests);
+  connection_.reset();
+  server_.reset();
+  if (!exit_code_.has_value()) OnEnd(*end);
+}
+
+void Keeper::StartWhenDue() {
+  while (!exit_code_.has_value() && next_start_.has_value() && SteadyNow() >= *next_start_) Start();
+}
+
+// --- Signals and requests ---
+
+void Keeper::OnSignal(int signal) { signal == SIGUSR1 ? OnRestartSignal() : OnStopSignal(signal); }
+
+// A hang-up is no second signal: a terminal that closes sends several.
+void Keeper::OnStopSignal(int signal) {
+  const bool first = stop_signal_ == 0;
+  if (!first && signal == SIGHUP) return;
+  Log(first ? LogLevel::kInfo : LogLevel::kWarning, first ? "keeper stops the server" : "keeper kills the server",
+      {{"signal", strsignal(signal)}, {"kept", absl::StrCat(kept_.size())}});
+  if (first && server_.has_value()) {
+    stop_signal_ = signal;
+    return server_->Signal(signal);
+  }
+  exit_code_ = kExitInterrupted;
+}
+
+void Keeper::OnRestartSignal() {
+  Log(LogLevel::kInfo, "restart asked for");
+  if (server_.has_value()) return server_->Signal(SIGUSR1);
+  policy_.Reset();
+  next_start_ = SteadyNow();
+}
+
+void Keeper::OnReady(absl::string_view version) {
+  ready_ = true;
+  proven_ = running_;
+  policy_.OnReady(SteadyNow());
+  Log(LogLevel::kInfo, "server ready",
+      {{"version", std::string(version.substr(0, kMaxVersionBytes))}, {"kept", absl::StrCat(kept_.size())}});
+}
+
+absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
+  if (!command.has_value()) command = running_;
+  if (access(command->program.c_str(), X_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat("restart: a program that can be executed expected, got ", command->program,
+                                            ": ", strerror(errno)));
+  }
+  command_ = *std::move(command);
+  return absl::OkStatus();
+}
+
+// --- Lives of servers ---
+
+void Keeper::Start() {
+  next_start_.reset();
+  ready_ = false;
+  running_ = command_;
+  policy_.OnStart();
+  absl::StatusOr<ServerProcess> started =
+      ServerProcess::Start({.command = command_, .blocked_signals = signals_, .oom_score_adj = server_oom_score_});
+  if (!started.ok()) {
+    Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
+    return OnFailure(kExitStartFailed);
+  }
+  server_.emplace(*std::move(started));
+  connection_.emplace(server_->TakeSocket(), &kept_,
+                      ServerConnection::Requests{
+                          .on_ready = [this](absl::string_view version) { OnReady(version); },
+                          .on_restart = [this](auto command) { return OnRestartRequest(std::move(command)); },
+                      });
+  Log(LogLevel::kInfo, "server started",
+      {{"pid", absl::StrCat(server_->pid())}, {"program", command_.program}, {"kept", absl::StrCat(kept_.size())}});
+  if (stop_signal_ != 0) server_->Signal(stop_signal_);
+}
+
+void Keeper::OnEnd(const ServerEnd& end) {
+  const bool told = WasToldToEnd(end);
+  const bool planned = end.signal == 0 && end.exit_code == kExitRestart;
+  Log(told || planned ? LogLevel::kInfo : LogLevel::kError, "server ended",
+      {{"end", end.Description()}, {"kept", absl::StrCat(kept_.size())}});
+  if (told) {
+    exit_code_ = end.exit_code;
+    return;
+  }
+  if (planned && ready_) policy_.Reset();
+  OnFailure(end.Code());
+}
+
+void Keeper::OnFailure(int code) {
+  if (stop_signal_ != 0) return OnFailureWhileStopping(code);
+  const bool first = !proven_.has_value() && kept_.empty() && code != kExitRestart;
+  const SteadyTime now = SteadyNow();
+  const std::optional<absl::Duration> pause = first ? std::nullopt : policy_.OnEnd(now);
+  if (!pause.has_value()) return Hold(code);
+  next_start_ = After(now, *pause);
+}
+
+void Keeper::OnFailureWhileStopping(int code) {
+  if (kept_.empty() || std::exchange(drained_again_, true)) {
+    exit_code_ = code == kExitRestart ? kExitOk : code;
+    return;
+  }
+  Log(LogLevel::kWarning, "server is started again to drain");
+  next_start_ = SteadyNow();
+}
+
+void Keeper::Hold(int code) {
+  if (proven_.has_value() && *proven_ != command_) {
+    Log(LogLevel::kError, "server started as before", {{"program", proven_->program}});
+    command_ = *proven_;
+    policy_.Reset();
+    next_start_ = SteadyNow();
+  } else if (kept_.empty()) {
+    exit_code_ = code;
+  } else {
+    Log(LogLevel::kError, "server does not start; memory is kept, SIGUSR1 starts it again",
+        {{"kept", absl::StrCat(kept_.size())}});
+  }
+}
+
+void Keeper::Log(LogLevel level, absl::string_view event, LogFields fields) const {
+  if (log_) log_(level, event, fields);
+}
+
+}  // namespace paramshard::server

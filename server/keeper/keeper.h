@@ -1,0 +1,121 @@
+// The process that outlives the server: starts it, keeps its memory, and starts it again.
+#ifndef PARAMSHARD_SERVER_KEEPER_KEEPER_H_
+#define PARAMSHARD_SERVER_KEEPER_KEEPER_H_
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/wire/handoff.h"
+#include "server/base/steady_time.h"
+#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/restart_policy.h"
+#include "server/keeper/server_command.h"
+#include "server/keeper/server_connection.h"
+#include "server/keeper/server_process.h"
+#include "server/log/log.h"
+
+namespace paramshard::server {
+
+// One thread, which sleeps while nothing happens. A server that has ended is started again once its end is complete,
+// and takes what is kept; between two lives nothing is lost but what the server had not given away. How it ended says
+// what follows:
+//
+//   exit code 0, 4 or 5            it was told to end: the keeper ends with that code (server/exit_codes.h)
+//   kExitRestart                   it is started again at once, with the command that it has asked for by then
+//   anything else                  it is started again, when RestartPolicy says so
+//   anything else, while draining  it is started again once, to drain what is kept; then the keeper ends
+//
+// A command that was asked for is that of every start from then on, but gives way to the last one that became ready if
+// it fails too often. Where no command
+// becomes ready, the keeper holds what is kept and waits for a signal; where nothing is kept, it ends with the server's
+// code, and so it does when its very first server fails.
+//
+// Signals are those of the keeper's process. They are blocked in the server when it starts, and none is lost before it
+// waits for them.
+//
+//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. The second, unless it is a hang-up,
+//                              kills the server, and the keeper ends with kExitInterrupted; so does the first when
+//                              there is no server.
+//   SIGUSR1                    goes to the server, which drains and exits with kExitRestart. Without a server it starts
+//                              one now, as if none had failed.
+//
+// A planned restart with another program or other arguments is KeeperLink::RequestRestart. When the keeper dies the
+// kernel kills the server.
+class Keeper {
+ public:
+  using LogFunction = std::function<void(LogLevel level, absl::string_view event, LogFields fields)>;
+
+  struct Options {
+    ServerCommand command;
+    RestartPolicy::Options restarts;
+    // What may be kept; nothing: what the limit of open files, which is raised as far as it may be, leaves room for.
+    std::optional<KeptDescriptors::Limits> limits;
+    LogFunction log;  // must not block; none: nothing is logged
+  };
+
+  // Prepares the process: blocks the signals above, ignores SIGPIPE, raises its limit of open files and lowers its
+  // score for the kernel's out-of-memory killer below the server's. Called once, by the only thread.
+  // RESOURCE_EXHAUSTED without descriptors.
+  static absl::StatusOr<std::unique_ptr<Keeper>> Create(Options options);
+
+  // Serves until it ends; the code that the process is to exit with. By the thread that called Create: a server lives
+  // as long as the thread that started it.
+  int Run();
+
+ private:
+  Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd, std::optional<int> server_oom_score);
+
+  // One turn of the loop.
+  void Await();
+  void TakeSignals();
+  void ServeConnection();
+  void NoticeEnd();
+  void StartWhenDue();
+
+  void OnSignal(int signal);
+  void OnStopSignal(int signal);
+  void OnRestartSignal();
+  void OnReady(absl::string_view version);
+  absl::Status OnRestartRequest(std::optional<ServerCommand> command);
+
+  void Start();
+  void OnEnd(const ServerEnd& end);
+  // `code`: with what the keeper ends unless another server is started.
+  void OnFailure(int code);
+  void OnFailureWhileStopping(int code);
+  void Hold(int code);
+  int WaitMilliseconds() const;
+  void Log(LogLevel level, absl::string_view event, LogFields fields = {}) const;
+
+  // Constant after construction.
+  const LogFunction log_;
+  const sigset_t signals_;
+  const wire::FileDescriptor signal_fd_;
+  const std::optional<int> server_oom_score_;
+
+  KeptDescriptors kept_;
+  RestartPolicy policy_;
+  ServerCommand command_;                // of the next server
+  ServerCommand running_;                // of the one that was started last
+  std::optional<ServerCommand> proven_;  // the last that became ready
+
+  // At most one of these is set: a server runs, one is to be started, or the keeper holds what is kept.
+  std::optional<ServerProcess> server_;
+  std::optional<SteadyTime> next_start_;
+
+  std::optional<ServerConnection> connection_;  // to server_
+  bool ready_ = false;                          // server_ has said so
+  int stop_signal_ = 0;                         // that has come; else 0
+  bool drained_again_ = false;                  // a second server was started to drain
+  std::optional<int> exit_code_;                // set: the loop ends
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_KEEPER_KEEPER_H_

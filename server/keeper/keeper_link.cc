@@ -1,0 +1,156 @@
+#include "server/keeper/keeper_link.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+absl::Status GoneError(absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("keeper: it is gone: ", why));
+}
+
+// Waits for events of the socket, or its hang-up, which the next call on it tells.
+absl::Status AwaitEvents(int socket, int16_t events, SteadyTime deadline) {
+  const absl::Duration left = TimeLeft(deadline);
+  if (left <= absl::ZeroDuration()) {
+    return absl::DeadlineExceededError(
+        "keeper: an answer expected, got none in time; it may do what it was asked for yet");
+  }
+  const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
+  pollfd polled{.fd = socket, .events = events, .revents = 0};
+  const int count =
+      poll(&polled, 1, static_cast<int>(std::min<int64_t>(milliseconds, std::numeric_limits<int>::max())));
+  return count >= 0 || errno == EINTR ? absl::OkStatus() : GoneError(strerror(errno));
+}
+
+bool IsPacketSocket(int fd) {
+  int type = 0;
+  int domain = 0;
+  socklen_t size = sizeof(int);
+  return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET &&
+         getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::FromEnvironment() {
+  const char* const value = std::getenv(kVariable);
+  if (value == nullptr) return absl::NotFoundError(absl::StrCat("keeper: ", kVariable, " expected, got none"));
+  int fd = -1;
+  const bool is_socket = absl::SimpleAtoi(value, &fd) && IsPacketSocket(fd);
+  unsetenv(kVariable);
+  if (!is_socket) {
+    return absl::InvalidArgumentError(absl::StrCat("keeper: the socket of a keeper in ", kVariable, " expected"));
+  }
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return std::make_unique<KeeperLink>(wire::FileDescriptor(fd));
+}
+
+absl::Status KeeperLink::Keep(absl::string_view name, int fd) {
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep: a name of 1 to ", kMaxNameBytes, " bytes expected, got ", name.size()));
+  }
+  return Call(KeeperMessageKind::kKeep, {std::string(name)}, {&fd, 1}).status();
+}
+
+absl::Status KeeperLink::DropPrefix(absl::string_view prefix) {
+  return Call(KeeperMessageKind::kDropPrefix, {std::string(prefix)}).status();
+}
+
+absl::StatusOr<KeptStore::Descriptors> KeeperLink::TakeAll() {
+  Descriptors all;
+  Answer page{.words = {}, .fds = {}, .more = true};
+  std::string last;
+  while (page.more) {
+    ASSIGN_OR_RETURN(page, Call(KeeperMessageKind::kTake, {last}));
+    for (size_t i = 0; i < page.words.size(); ++i) {
+      // Otherwise pages without an end could follow.
+      if (page.words[i] <= last) return absl::InternalError("keeper: names in their order expected");
+      last = page.words[i];
+      all[last] = std::move(page.fds[i]);
+    }
+    if (page.more && page.words.empty()) return absl::InternalError("keeper: a page with names expected, got none");
+  }
+  return all;
+}
+
+absl::Status KeeperLink::ReportReady(absl::string_view version) {
+  return Call(KeeperMessageKind::kReady, {std::string(version)}).status();
+}
+
+absl::Status KeeperLink::RequestRestart(const std::optional<ServerCommand>& command) {
+  return Call(KeeperMessageKind::kRestart, WordsOf(command)).status();
+}
+
+absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std::vector<std::string> words,
+                                                    absl::Span<const int> fds) {
+  const SteadyTime deadline = SteadyDeadline(timeout_);
+  KeeperMessage request{.kind = kind, .words = std::move(words)};
+  {
+    absl::MutexLock lock(&mu_);
+    while (busy_) {
+      if (free_.WaitUntil(&mu_, deadline) && busy_) {
+        return absl::DeadlineExceededError("keeper: a turn expected, got none in time: other calls wait for it");
+      }
+    }
+    busy_ = true;
+    request.sequence = ++last_sequence_;
+  }
+  absl::StatusOr<Answer> answer = TakeTurn(request, fds, deadline);
+  absl::MutexLock lock(&mu_);
+  busy_ = false;
+  free_.SignalAll();
+  return answer;
+}
+
+absl::StatusOr<KeeperLink::Answer> KeeperLink::TakeTurn(const KeeperMessage& request, absl::Span<const int> fds,
+                                                        SteadyTime deadline) {
+  ASSIGN_OR_RETURN(const std::string bytes, EncodeKeeperMessage(request));
+  RETURN_IF_ERROR(Send(bytes, fds, deadline));
+  return AwaitAnswer(request.sequence, deadline);
+}
+
+// What can be read meanwhile answers calls that had waited long enough. It is taken away: a keeper whose answers nobody
+// reads hears no more requests.
+absl::Status KeeperLink::Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const {
+  while (true) {
+    const absl::Status sent = SendKeeperPacket(socket_.get(), bytes, fds);
+    if (absl::IsUnavailable(sent)) return GoneError(sent.message());
+    if (!absl::IsDeadlineExceeded(sent)) return sent;
+    RETURN_IF_ERROR(AwaitEvents(socket_.get(), POLLIN | POLLOUT, deadline));
+    (void)ReceiveKeeperPacket(socket_.get());
+  }
+}
+
+// Answers to calls that had waited long enough are passed over.
+absl::StatusOr<KeeperLink::Answer> KeeperLink::AwaitAnswer(uint64_t sequence, SteadyTime deadline) const {
+  while (true) {
+    absl::StatusOr<KeeperPacket> packet = ReceiveKeeperPacket(socket_.get());
+    if (absl::IsUnavailable(packet.status())) return GoneError(packet.status().message());
+    if (absl::IsDeadlineExceeded(packet.status())) {
+      RETURN_IF_ERROR(AwaitEvents(socket_.get(), POLLIN, deadline));
+      continue;
+    }
+    if (SequenceIn(packet->bytes) != sequence) continue;
+    RETURN_IF_ERROR(packet->whole);
+    ASSIGN_OR_RETURN(KeeperMessage answer, ParseKeeperMessage(packet->bytes, packet->fds.size()));
+    if (answer.kind != KeeperMessageKind::kAnswer) return absl::InternalError("keeper: an answer expected");
+    RETURN_IF_ERROR(StatusIn(answer));
+    return Answer{.words = std::move(answer.words), .fds = std::move(packet->fds), .more = answer.more};
+  }
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,90 @@
+// The server's end of the socket to its keeper.
+#ifndef PARAMSHARD_SERVER_KEEPER_KEEPER_LINK_H_
+#define PARAMSHARD_SERVER_KEEPER_KEEPER_LINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/wire/handoff.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/steady_time.h"
+#include "server/keeper/keeper_message.h"
+#include "server/keeper/keeper_packet.h"
+#include "server/keeper/kept_store.h"
+#include "server/keeper/server_command.h"
+
+namespace paramshard::server {
+
+// Thread-safe; calls take turns. Each ends within the timeout, with DEADLINE_EXCEEDED where the keeper has not answered
+// by then: it may do what it was asked for yet. Every call may be repeated.
+//
+//   ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::FromEnvironment());
+//   ASSIGN_OR_RETURN(KeptStore::Descriptors memory, link->TakeAll());
+//   ...
+//   RETURN_IF_ERROR(link->ReportReady(kVersion));
+class KeeperLink final : public KeptStore {
+ public:
+  // In the environment of a server: the number of its descriptor of the socket.
+  static constexpr char kVariable[] = "PARAMSHARD_KEEPER_SOCKET";
+  static constexpr absl::Duration kTimeout = absl::Seconds(10);
+
+  explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout)
+      : socket_(std::move(socket)), timeout_(timeout) {}
+
+  // Takes over the socket that the keeper has left to this process, and removes the variable, so that no child has it:
+  // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such
+  // socket.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> FromEnvironment();
+
+  absl::Status Keep(absl::string_view name, int fd) override;
+  absl::Status DropPrefix(absl::string_view prefix) override;
+  // RESOURCE_EXHAUSTED also when this process may not open as many.
+  absl::StatusOr<Descriptors> TakeAll() override;
+
+  // The server serves. Until it says so, its end counts as a start that has failed.
+  absl::Status ReportReady(absl::string_view version);
+  // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits
+  // with kExitRestart. NOT_FOUND when the program is none that can be executed.
+  absl::Status RequestRestart(const std::optional<ServerCommand>& command);
+
+  // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on
+  // would be nobody's after it. The socket stays this object's.
+  int fd() const { return socket_.get(); }
+
+ private:
+  struct Answer {
+    std::vector<std::string> words;
+    std::vector<wire::FileDescriptor> fds;
+    bool more = false;
+  };
+
+  // One request and its answer; the error that the answer is, or why there is none.
+  absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
+  absl::StatusOr<Answer> TakeTurn(const KeeperMessage& request, absl::Span<const int> fds, SteadyTime deadline);
+  absl::Status Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const;
+  absl::StatusOr<Answer> AwaitAnswer(uint64_t sequence, SteadyTime deadline) const;
+
+  // Constant after construction.
+  const wire::FileDescriptor socket_;
+  const absl::Duration timeout_;
+
+  absl::Mutex mu_;
+  SteadyCondVar free_;
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody's turn
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_KEEPER_KEEPER_LINK_H_

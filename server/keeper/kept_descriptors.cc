@@ -1,0 +1,79 @@
+#include "server/keeper/kept_descriptors.h"
+
+#include <sys/stat.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/keeper/keeper_message.h"
+#include "server/keeper/kept_store.h"
+
+namespace paramshard::server {
+namespace {
+
+// A kept socket would hold a connection open that ends with the server. What has no type of a file (memory of a GPU,
+// say) is taken.
+absl::Status CheckMemory(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return absl::InvalidArgumentError("keep: an open descriptor expected");
+  if (S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError("keep: a descriptor of memory expected, got a socket, a pipe or a folder");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor fd) {
+  if (name.empty() || name.size() > KeptStore::kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep: a name of 1 to ", KeptStore::kMaxNameBytes, " bytes expected, got ", name.size()));
+  }
+  RETURN_IF_ERROR(CheckMemory(fd.get()));
+  const auto found = kept_.find(name);
+  if (found != kept_.end()) {
+    let_go_.push_back(std::exchange(found->second, std::move(fd)));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(CheckRoom(name));
+  kept_.emplace(name, std::move(fd));
+  name_bytes_ += name.size();
+  return absl::OkStatus();
+}
+
+absl::Status KeptDescriptors::CheckRoom(absl::string_view name) const {
+  if (kept_.size() >= limits_.descriptors) {
+    return absl::ResourceExhaustedError(absl::StrCat("keep: at most ", limits_.descriptors,
+                                                     " descriptors expected; raise the limit of open files (ulimit "
+                                                     "-n, LimitNOFILE)"));
+  }
+  if (name_bytes_ + name.size() > limits_.name_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("keep: at most ", limits_.name_bytes, " bytes of all names expected"));
+  }
+  return absl::OkStatus();
+}
+
+size_t KeptDescriptors::DropPrefix(absl::string_view prefix) {
+  size_t count = 0;
+  auto it = kept_.lower_bound(prefix);
+  for (; it != kept_.end() && absl::StartsWith(it->first, prefix); it = kept_.erase(it), ++count) {
+    name_bytes_ -= it->first.size();
+    let_go_.push_back(std::move(it->second));
+  }
+  return count;
+}
+
+KeptDescriptors::Page KeptDescriptors::After(absl::string_view name) const {
+  Page page;
+  size_t bytes = sizeof(KeeperMessageHeader);
+  for (auto it = kept_.upper_bound(name); it != kept_.end(); ++it) {
+    bytes += KeeperWordBytes(it->first);
+    page.more = page.entries.size() == kMaxKeeperMessageDescriptors || bytes > kMaxKeeperMessageBytes;
+    if (page.more) break;
+    page.entries.emplace_back(it->first, it->second.get());
+  }
+  return page;
+}
+
+}  // namespace paramshard::server

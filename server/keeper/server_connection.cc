@@ -1,0 +1,91 @@
+#include "server/keeper/server_connection.h"
+
+#include <poll.h>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+
+int16_t ServerConnection::events() const { return waiting_.has_value() ? POLLOUT : POLLIN; }
+
+void ServerConnection::Serve(int most) {
+  for (int i = 0; i < most && socket_.valid() && SendWaiting(); ++i) {
+    absl::StatusOr<KeeperPacket> packet = ReceiveKeeperPacket(socket_.get());
+    if (absl::IsDeadlineExceeded(packet.status())) return;
+    if (!packet.ok()) return socket_.Reset();
+    waiting_ = Handle(*std::move(packet));
+    SendWaiting();
+    kept_.CloseLetGo();
+  }
+}
+
+// Whether none waits any more. An answer whose descriptors cannot be passed on now becomes one that says so; one that
+// cannot be sent at all has nobody to read it.
+bool ServerConnection::SendWaiting() {
+  while (waiting_.has_value()) {
+    const absl::StatusOr<std::string> bytes = EncodeKeeperMessage(waiting_->message);
+    const absl::Status sent = bytes.ok() ? SendKeeperPacket(socket_.get(), *bytes, waiting_->fds) : bytes.status();
+    if (absl::IsDeadlineExceeded(sent)) return false;
+    const bool told = sent.ok() || waiting_->fds.empty() || absl::IsUnavailable(sent);
+    const uint64_t sequence = waiting_->message.sequence;
+    waiting_.reset();
+    if (!told) waiting_ = Answer{.message = AnswerOf(sequence, sent), .fds = {}};
+  }
+  return true;
+}
+
+ServerConnection::Answer ServerConnection::Handle(KeeperPacket packet) {
+  const uint64_t sequence = SequenceIn(packet.bytes);
+  if (!packet.whole.ok()) return {.message = AnswerOf(sequence, packet.whole), .fds = {}};
+  const absl::StatusOr<KeeperMessage> request = ParseKeeperMessage(packet.bytes, packet.fds.size());
+  if (!request.ok()) return {.message = AnswerOf(sequence, request.status()), .fds = {}};
+  if (const absl::Status next = CheckSequence(*request); !next.ok()) {
+    return {.message = AnswerOf(sequence, next), .fds = {}};
+  }
+  if (request->kind == KeeperMessageKind::kTake) return Take(*request);
+  return {.message = AnswerOf(sequence, Carry(*request, std::move(packet))), .fds = {}};
+}
+
+absl::Status ServerConnection::CheckSequence(const KeeperMessage& request) {
+  if (request.sequence <= last_sequence_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keeper message: sequence above ", last_sequence_, " expected, got ", request.sequence));
+  }
+  last_sequence_ = request.sequence;
+  return absl::OkStatus();
+}
+
+absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket packet) {
+  switch (request.kind) {
+    case KeeperMessageKind::kKeep:
+      return kept_.Keep(request.words.front(), std::move(packet.fds.front()));
+    case KeeperMessageKind::kDropPrefix:
+      kept_.DropPrefix(request.words.front());
+      return absl::OkStatus();
+    case KeeperMessageKind::kReady:
+      if (requests_.on_ready) requests_.on_ready(request.words.front());
+      return absl::OkStatus();
+    case KeeperMessageKind::kRestart:
+      if (requests_.on_restart) return requests_.on_restart(CommandIn(request.words));
+      return absl::UnimplementedError("restart: a keeper that restarts servers expected");
+    case KeeperMessageKind::kTake:
+    case KeeperMessageKind::kAnswer:
+      break;
+  }
+  return absl::InvalidArgumentError("keeper message: a request expected, got an answer");
+}
+
+ServerConnection::Answer ServerConnection::Take(const KeeperMessage& request) const {
+  KeptDescriptors::Page page = kept_.After(request.words.front());
+  Answer answer{.message = AnswerOf(request.sequence, absl::OkStatus()), .fds = {}};
+  answer.message.more = page.more;
+  for (auto& [name, fd] : page.entries) {
+    answer.message.words.push_back(std::move(name));
+    answer.fds.push_back(fd);
+  }
+  return answer;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,148 @@
+#include "server/keeper/server_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/keeper/keeper_link.h"
+#include "server/keeper/keeper_packet.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr int kExecFailed = 127;
+constexpr int kKillMilliseconds = 10'000;
+
+absl::Status StartError(absl::string_view what) {
+  return absl::ResourceExhaustedError(absl::StrCat("start a server: ", what, ": ", strerror(errno)));
+}
+
+// All that the child needs, made before there is one: between fork and exec nothing may be allocated.
+struct Plan {
+  std::vector<std::string> words = {};
+  std::vector<std::string> variables = {};
+  std::vector<char*> argv = {};
+  std::vector<char*> envp = {};
+  std::string oom_score_adj = {};
+  sigset_t blocked_signals = {};
+  pid_t keeper = -1;
+  int socket = -1;
+  int exec_error = -1;
+};
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+void Fill(Plan& plan, const ServerProcess::Options& options) {
+  plan.words.push_back(options.command.program);
+  plan.words.insert(plan.words.end(), options.command.arguments.begin(), options.command.arguments.end());
+  const std::string variable = absl::StrCat(KeeperLink::kVariable, "=");
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!absl::StartsWith(*entry, variable)) plan.variables.emplace_back(*entry);
+  }
+  plan.variables.push_back(absl::StrCat(variable, plan.socket));
+  plan.argv = Pointers(plan.words);
+  plan.envp = Pointers(plan.variables);
+  if (options.oom_score_adj.has_value()) plan.oom_score_adj = absl::StrCat(*options.oom_score_adj);
+  plan.blocked_signals = options.blocked_signals;
+  plan.keeper = getpid();
+}
+
+// A server that is killed sooner or later than it should be still serves: a refusal is nothing.
+void WriteOomScore(const std::string& score) {
+  if (score.empty()) return;
+  const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (file < 0) return;
+  (void)!write(file, score.data(), score.size());
+  close(file);
+}
+
+// In the child: calls of the kernel alone.
+[[noreturn]] void Become(const Plan& plan) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // A keeper that died before is not told of any more.
+  if (getppid() != plan.keeper) _exit(kExecFailed);
+  setpgid(0, 0);
+  WriteOomScore(plan.oom_score_adj);
+  struct sigaction usual {};
+  usual.sa_handler = SIG_DFL;
+  sigaction(SIGPIPE, &usual, nullptr);
+  sigprocmask(SIG_SETMASK, &plan.blocked_signals, nullptr);
+  fcntl(plan.socket, F_SETFD, 0);
+  execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
+  const int error = errno;
+  (void)!write(plan.exec_error, &error, sizeof(error));
+  _exit(kExecFailed);
+}
+
+}  // namespace
+
+std::string ServerEnd::Description() const {
+  if (exec_error != 0) return absl::StrCat("no program that can be executed: ", strerror(exec_error));
+  if (signal != 0) return absl::StrCat("signal ", signal, " (", strsignal(signal), ")");
+  return absl::StrCat("exit code ", exit_code);
+}
+
+absl::StatusOr<ServerProcess> ServerProcess::Start(const Options& options) {
+  ASSIGN_OR_RETURN(auto sockets, MakeKeeperSockets());
+  int pipe_ends[2];
+  if (pipe2(pipe_ends, O_CLOEXEC | O_NONBLOCK) != 0) return StartError("make a pipe");
+  const wire::FileDescriptor exec_error_writer(pipe_ends[1]);
+  ServerProcess process;
+  process.exec_error_ = wire::FileDescriptor(pipe_ends[0]);
+  process.socket_ = std::move(sockets.first);
+  Plan plan{.socket = sockets.second.get(), .exec_error = exec_error_writer.get()};
+  Fill(plan, options);
+  const pid_t pid = fork();
+  if (pid == 0) Become(plan);
+  if (pid < 0) return StartError("fork");
+  process.pid_ = pid;
+  // Nobody else reaps it, so that the number is still its own.
+  process.pidfd_ = wire::FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!process.pidfd_.valid()) return StartError("pidfd_open");
+  return process;
+}
+
+ServerProcess::~ServerProcess() {
+  if (pid_ < 0) return;
+  Signal(SIGKILL);
+  pollfd ended{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+  // Without a pidfd this poll waits for nothing but the time: then the process has just been forked.
+  if (pidfd_.valid()) poll(&ended, 1, kKillMilliseconds);
+  waitpid(pid_, nullptr, pidfd_.valid() ? WNOHANG : 0);
+}
+
+void ServerProcess::Signal(int signal) const {
+  if (pid_ > 0) kill(pid_, signal);
+}
+
+std::optional<ServerEnd> ServerProcess::Reap() {
+  int status = 0;
+  if (pid_ < 0 || waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+  pid_ = -1;
+  if (WIFSIGNALED(status)) return ServerEnd{.signal = WTERMSIG(status)};
+  return ServerEnd{.exit_code = WEXITSTATUS(status), .exec_error = ExecError()};
+}
+
+// The pipe is empty where exec has closed it.
+int ServerProcess::ExecError() const {
+  int error = 0;
+  return read(exec_error_.get(), &error, sizeof(error)) == sizeof(error) ? error : 0;
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,75 @@
+// A real keeper in a process of its own, whose servers (test_server.cc) do what the test tells them.
+#ifndef PARAMSHARD_TESTS_SERVER_KEEPER_KEEPER_PROCESS_H_
+#define PARAMSHARD_TESTS_SERVER_KEEPER_KEEPER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/wire/handoff.h"
+#include "server/keeper/keeper.h"
+#include "server/keeper/server_command.h"
+
+namespace paramshard::server {
+
+// Every wait ends after half a minute, with a text that no test expects. Killed with -9 at the end, and when the test
+// dies.
+class KeeperProcess {
+ public:
+  struct Options {
+    std::vector<std::string> flags = {};  // of the first server
+    int most_failed_starts = 5;
+    std::vector<int> ignored_signals = {};
+  };
+
+  KeeperProcess() : KeeperProcess(Options{}) {}
+  explicit KeeperProcess(const Options& options);
+  KeeperProcess(const KeeperProcess&) = delete;
+  KeeperProcess& operator=(const KeeperProcess&) = delete;
+  ~KeeperProcess();
+
+  // The command of test_server.cc, with those flags and what lets it talk to the test.
+  ServerCommand CommandWith(const std::vector<std::string>& flags) const;
+
+  // What a server says next, of any life.
+  std::string Hear();
+  // Waits until a server says that it has begun: "begun NAMES" of what it has taken. Returns the names.
+  std::string AwaitBegin();
+  // Tells the server something, and returns what it answers.
+  std::string Ask(const std::string& words);
+  // Tells it without an answer: what ends it.
+  void Tell(const std::string& words) const;
+  // Waits until the keeper logs a line with that text, and returns it. Lines before are gone then.
+  std::string AwaitLog(const std::string& text);
+
+  // Of the server that has begun last.
+  pid_t server_pid() const { return server_pid_; }
+  // Waits until that process has ended, whoever has started it.
+  bool AwaitServerEnd() const;
+  // What came with the server's last answer.
+  wire::FileDescriptor TakeDescriptor() { return std::move(descriptor_); }
+
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) const;
+  // The keeper's exit code, or 128 + the signal that ended it.
+  absl::StatusOr<int> AwaitExit();
+
+ private:
+  static constexpr absl::Duration kPatience = absl::Seconds(30);
+
+  pid_t pid_ = -1;
+  pid_t server_pid_ = -1;
+  wire::FileDescriptor server_pidfd_;
+  wire::FileDescriptor control_;          // the test's end
+  wire::FileDescriptor servers_control_;  // that of the servers, which they inherit
+  wire::FileDescriptor log_;
+  wire::FileDescriptor descriptor_;
+  std::string lines_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_KEEPER_KEEPER_PROCESS_H_
