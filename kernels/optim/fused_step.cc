@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "kernels/base/check.h"
@@ -15,6 +16,8 @@ namespace {
 
 // Elements that are staged at a time: few enough for the first-level cache, whole blocks of moments.
 constexpr int64_t kChunkSize = 8 * kMomentBlockSize;
+
+constexpr int64_t kWeightBytes = sizeof(SplitMaster::weight);
 
 // A chunk's part of a moment, as float32 while it is updated when its type has scales.
 class StagedMoment {
@@ -47,7 +50,7 @@ class StagedMaster {
       return;
     }
     values_ = joined_;
-    weights_ = weights + first * sizeof(SplitMaster::weight);
+    weights_ = weights + first * kWeightBytes;
     remainder_ = state.remainder + first;
     JoinMasters(weights_, remainder_, count_, values_);
   }
@@ -87,7 +90,8 @@ class StagedGradient {
 struct Extent {
   ConstGradient gradient;
   const AdamState& state;
-  uint8_t* weights;  // of a master with a remainder
+  uint8_t* weights;  // of a master with a remainder, by bytes
+  uint8_t* plane;    // where weights are copied to; null where they are it
   int64_t cols;
 };
 
@@ -109,6 +113,8 @@ void UpdateStaged(const PieceUpdate& optimizer, const AdamStep& step, const Exte
   }
   optimizer.update(step, piece);
   master.Store();
+  if (extent.plane != nullptr)
+    std::memcpy(extent.plane + first * kWeightBytes, extent.weights + first * kWeightBytes, count * kWeightBytes);
   for (int i = 0; i < optimizer.moment_count; ++i) moments[i]->Store();
 }
 
@@ -157,7 +163,9 @@ float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradien
   PARAMSHARD_CHECK(!is_split || (encoding.format == Format::kBF16 && (row_wise.data != nullptr || rows * cols == 0)));
   const bool encodes = !is_split && !EncodesAfterAmax(encoding.format);
   const MatrixShape walked = WalkedShape(state, encoding.format, rows, cols);
-  const Extent extent = {gradient, state, row_wise.data, walked.cols};
+  const bool has_weights = is_split && state.weights != nullptr;
+  uint8_t* const weights = has_weights ? reinterpret_cast<uint8_t*>(state.weights) : row_wise.data;
+  const Extent extent = {gradient, state, weights, has_weights ? row_wise.data : nullptr, walked.cols};
   float amax = 0.0f;
   if (encodes) StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
