@@ -43,10 +43,12 @@ float BiasCorrection(float beta, int64_t step);
 // FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded, and weights that
 // are no plane are copied to it. Returns the amax of the new master where NeedsAmax(), else 0.
 //
+// `distance`: all of the state is read so many bytes before `state`, which it does not overlap, and left in `state`.
+//
 // Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data.
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& scaling = {});
+                const TensorScaling& scaling = {}, int64_t distance = 0);
 
 }  // namespace paramshard
 

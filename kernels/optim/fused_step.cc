@@ -95,6 +95,29 @@ struct Extent {
   int64_t cols;
 };
 
+// Copies what lies `distance` bytes before an address to it. It is in the cache when it is updated there.
+void Bring(void* target, int64_t size_bytes, int64_t distance) {
+  if (target != nullptr) std::memcpy(target, static_cast<uint8_t*>(target) - distance, size_bytes);
+}
+
+// The same for the state of some elements of a row.
+void BringState(const PieceUpdate& optimizer, const Extent& extent, int64_t row, int64_t col, int64_t count,
+                int64_t distance) {
+  const AdamState& state = extent.state;
+  const int64_t first = row * extent.cols + col;
+  if (state.remainder != nullptr) {
+    Bring(extent.weights + first * kWeightBytes, count * kWeightBytes, distance);
+    Bring(state.remainder + first, count * static_cast<int64_t>(sizeof(int16_t)), distance);
+  } else {
+    Bring(state.master + first, count * static_cast<int64_t>(sizeof(float)), distance);
+  }
+  for (int i = 0; i < optimizer.moment_count; ++i) {
+    const MutableMoment moment = MomentAt(state.moments.values[i], extent.cols, row, col);
+    Bring(moment.data, count * MomentBytes(moment.type), distance);
+    Bring(moment.scales, MomentScaleCount(moment.type, 1, count) * static_cast<int64_t>(sizeof(float)), distance);
+  }
+}
+
 bool HasMomentScales(const AdamState& state) {
   return std::any_of(state.moments.begin(), state.moments.end(),
                      [](const MutableMoment& moment) { return HasMomentScales(moment.type); });
@@ -157,7 +180,7 @@ MatrixShape WalkedShape(const AdamState& state, Format format, int64_t rows, int
 
 float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradient gradient, const AdamState& state,
                 int64_t rows, int64_t cols, const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& scaling) {
+                const TensorScaling& scaling, int64_t distance) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
   const bool is_split = state.remainder != nullptr;
   PARAMSHARD_CHECK(!is_split || (encoding.format == Format::kBF16 && (row_wise.data != nullptr || rows * cols == 0)));
@@ -169,6 +192,11 @@ float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradien
   float amax = 0.0f;
   if (encodes) StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
+    if (distance != 0) {
+      for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+        BringState(optimizer, extent, row, tile.col, tile.cols, distance);
+      }
+    }
     UpdateTile(optimizer, step, extent, tile);
     if (NeedsAmax(encoding.format)) amax = std::max(amax, TileAmax(state.master, walked.cols, tile));
     if (encodes) EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise, scaling);

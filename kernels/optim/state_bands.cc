@@ -6,13 +6,13 @@ namespace paramshard {
 namespace {
 
 // Where a band begins in an array.
-int64_t BeginOf(const BandStart& band, const StateArray& array) {
-  const StateArray::Part& part = array.parts[band.extent];
+int64_t BeginOf(const BandStart& band, const BandedArray& array) {
+  const BandedArray::Part& part = array.parts[band.extent];
   return part.offset + band.row * part.row_bytes;
 }
 
 // Where the last extent ends.
-int64_t EndOf(absl::Span<const MatrixShape> extents, const StateArray& array) {
+int64_t EndOf(absl::Span<const MatrixShape> extents, const BandedArray& array) {
   if (extents.empty()) return 0;
   return array.parts.back().offset + extents.back().rows * array.parts.back().row_bytes;
 }
@@ -40,9 +40,9 @@ std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64
 }
 
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
-                     absl::Span<const StateArray> arrays) {
+                     absl::Span<const BandedArray> arrays) {
   int64_t longest = 0;
-  for (const StateArray& array : arrays) {
+  for (const BandedArray& array : arrays) {
     for (size_t i = 0; i < bands.size(); ++i) {
       const size_t behind = i + kBandLanes;
       const int64_t end = behind < bands.size() ? BeginOf(bands[behind], array) : EndOf(extents, array);

@@ -43,7 +43,7 @@ std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64
 
 // An array of the state: where each extent begins in it, in bytes, and what a row takes there; 0 where it has none.
 // Extents follow each other.
-struct StateArray {
+struct BandedArray {
   struct Part {
     int64_t offset = 0;
     int64_t row_bytes = 0;
@@ -54,7 +54,7 @@ struct StateArray {
 // Bytes by which a step has to move the state, and room that every array needs behind its end: two neighbouring bands
 // are never longer. A multiple of kMoveUnit.
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
-                     absl::Span<const StateArray> arrays);
+                     absl::Span<const BandedArray> arrays);
 
 // A step moves the state by a multiple of so many bytes, which keeps every array's alignment.
 inline constexpr int64_t kMoveUnit = 512;

@@ -352,7 +352,7 @@ class AdamBench {
   uint8_t* TakeState(StateArrayKind array, int64_t rows, int64_t row_bytes) {
     if (!moves()) return arenas_.state.Take(rows * row_bytes, 64);
     uint8_t* const taken = arenas_.arrays[array].Take(rows * row_bytes, 64);
-    std::vector<StateArray::Part>& parts = layouts_[array].parts;
+    std::vector<BandedArray::Part>& parts = layouts_[array].parts;
     if (parts.empty()) first_[array] = taken;
     parts.push_back({taken - first_[array], row_bytes});
     return taken;
@@ -452,7 +452,7 @@ class AdamBench {
   std::vector<AdamExtent> extents_;
   int64_t bytes_ = 0;
   // Of a state that moves.
-  std::vector<StateArray> layouts_ = std::vector<StateArray>(kStateArrays);
+  std::vector<BandedArray> layouts_ = std::vector<BandedArray>(kStateArrays);
   uint8_t* first_[kStateArrays] = {};
   PinnedArray<uint32_t> marks_ = NewMarks();
 };

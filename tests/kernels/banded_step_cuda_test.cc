@@ -49,7 +49,7 @@ class MovedArray {
     device_ = DeviceArray<uint8_t>(bytes_);
   }
 
-  const StateArray& layout() const { return layout_; }
+  const BandedArray& layout() const { return layout_; }
   bool Has(size_t extent) const { return layout_.parts[extent].row_bytes > 0; }
   // Where an extent lies before the state is moved; null where it has none.
   template <typename T>
@@ -66,7 +66,7 @@ class MovedArray {
   }
 
  private:
-  StateArray layout_;
+  BandedArray layout_;
   std::vector<uint8_t> bytes_;
   DeviceArray<uint8_t> device_;
 };
@@ -79,7 +79,7 @@ class MovedState {
     std::vector<MatrixShape> shapes;
     for (const ExtentSpec& spec : specs) shapes.push_back({spec.rows, spec.columns});
     bands_ = CutIntoBands(shapes, band_elements);
-    std::vector<StateArray> layouts;
+    std::vector<BandedArray> layouts;
     for (MovedArray* array : Arrays()) layouts.push_back(array->layout());
     distance_ = MoveDistance(shapes, bands_, layouts);
     for (size_t i = 0; i < specs.size(); ++i) Fill(i);
@@ -218,7 +218,7 @@ class MovedState {
 
   // Behind the last band the end.
   int64_t BeginOf(int band, const MovedArray& array) const {
-    const std::vector<StateArray::Part>& parts = array.layout().parts;
+    const std::vector<BandedArray::Part>& parts = array.layout().parts;
     if (band == band_count()) return parts.back().offset + specs_.back().rows * parts.back().row_bytes;
     return parts[bands_[band].extent].offset + bands_[band].row * parts[bands_[band].extent].row_bytes;
   }

@@ -40,7 +40,7 @@ class MovedBytes {
       : extents_(std::move(extents)), bands_(CutIntoBands(extents_, band_elements)) {
     for (int i = 0; i < array_count; ++i) arrays_.push_back(AnyArray(random));
     distance_ = MoveDistance(extents_, bands_, arrays_);
-    for (const StateArray& array : arrays_) {
+    for (const BandedArray& array : arrays_) {
       expected_.emplace_back(SizeOf(array));
       for (uint8_t& byte : expected_.back()) byte = static_cast<uint8_t>(random.Integer(0, 255));
       bytes_.push_back(expected_.back());
@@ -80,8 +80,8 @@ class MovedBytes {
  private:
   static uint8_t Stepped(uint8_t byte, int64_t place) { return static_cast<uint8_t>(byte + 1 + place % 251); }
 
-  StateArray AnyArray(Random& random) const {
-    StateArray array;
+  BandedArray AnyArray(Random& random) const {
+    BandedArray array;
     int64_t offset = 0;
     for (const MatrixShape& extent : extents_) {
       const bool has = random.Integer(0, 3) != 0;
@@ -92,12 +92,12 @@ class MovedBytes {
     return array;
   }
 
-  int64_t SizeOf(const StateArray& array) const { return BeginOf(band_count(), array); }
+  int64_t SizeOf(const BandedArray& array) const { return BeginOf(band_count(), array); }
 
   // Behind the last band the end.
-  int64_t BeginOf(int band, const StateArray& array) const {
+  int64_t BeginOf(int band, const BandedArray& array) const {
     if (band < band_count()) {
-      const StateArray::Part& part = array.parts[bands_[band].extent];
+      const BandedArray::Part& part = array.parts[bands_[band].extent];
       return part.offset + bands_[band].row * part.row_bytes;
     }
     return array.parts.back().offset + extents_.back().rows * array.parts.back().row_bytes;
@@ -105,7 +105,7 @@ class MovedBytes {
 
   std::vector<MatrixShape> extents_;
   std::vector<BandStart> bands_;
-  std::vector<StateArray> arrays_;
+  std::vector<BandedArray> arrays_;
   int64_t distance_ = 0;
   int64_t position_ = 0;
   std::vector<std::vector<uint8_t>> bytes_;
@@ -176,10 +176,10 @@ TEST(StateBandsTest, TheRoomIsThatOfTheTwoLongestNeighbours) {
   const std::vector<MatrixShape> extents = {{128, 64}, {256, 64}, {128, 64}};
   const std::vector<BandStart> bands = CutIntoBands(extents, 1);
   ASSERT_EQ(bands.size(), 4u);
-  const StateArray floats = {{{0, 256}, {32'768, 256}, {98'304, 256}}};
+  const BandedArray floats = {{{0, 256}, {32'768, 256}, {98'304, 256}}};
   EXPECT_EQ(MoveDistance(extents, bands, {floats}), 65'536);
   // A gap between extents is a part of the way.
-  const StateArray with_gap = {{{0, 256}, {40'000, 256}, {105'536, 256}}};
+  const BandedArray with_gap = {{{0, 256}, {40'000, 256}, {105'536, 256}}};
   EXPECT_EQ(MoveDistance(extents, bands, {floats, with_gap}), 73'216);
   EXPECT_EQ(MoveDistance(extents, {{0, 0}}, {floats}), 131'072);
   EXPECT_EQ(MoveDistance({}, {}, {}), 0);
