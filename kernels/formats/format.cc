@@ -146,6 +146,18 @@ int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t 
   return shape.rows * shape.cols * BytesOf(TraitsOf(encoding.format).scale_type);
 }
 
+MatrixShape ScaleBlock(const Encoding& encoding, Plane plane) {
+  const FormatTraits& traits = TraitsOf(encoding.format);
+  const MatrixShape block = plane == Plane::kRowWise ? traits.row_wise_block : traits.column_wise_block;
+  return block.rows == 0 ? MatrixShape{1, 1} : block;
+}
+
+int64_t ScaleOffset(const Encoding& encoding, Plane plane, int64_t row, int64_t col, int64_t cols) {
+  const MatrixShape block = ScaleBlock(encoding, plane);
+  const int64_t before = row / block.rows * ScaleShape(encoding, plane, 1, cols).cols + col / block.cols;
+  return before * ScaleBytes(encoding, plane, 1, 1);
+}
+
 int64_t AmaxBytes(Format format) { return TraitsOf(format).amax_bytes; }
 
 }  // namespace paramshard

@@ -266,6 +266,13 @@ MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int6
 // Size in bytes of those scales; 0 when there are none.
 int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols);
 
+// Elements of a plane that share a scale; one element where there are none.
+MatrixShape ScaleBlock(const Encoding& encoding, Plane plane);
+
+// Where in the scales of a plane with rows of `cols` elements that of an element stands, in bytes. That of the whole
+// tensor stands before any other.
+int64_t ScaleOffset(const Encoding& encoding, Plane plane, int64_t row, int64_t col, int64_t cols);
+
 // Size in bytes of the amax that goes with the row-wise plane; 0 when there is none.
 int64_t AmaxBytes(Format format);
 

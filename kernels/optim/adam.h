@@ -21,10 +21,12 @@ enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
 struct AdamState {
   // Null where the master is stored as BF16 and remainder.
   float* master = nullptr;
-  // The lower half of a master whose upper half is the data of a BF16 row-wise plane (master_remainder.h); else null.
+  // The lower half of a master whose upper half are the weights (master_remainder.h); else null.
   int16_t* remainder = nullptr;
   // Those that the optimizer keeps (optimizers.h).
   PerMoment<MutableMoment> moments = {};
+  // BF16; null where they are the data of the row-wise plane.
+  uint16_t* weights = nullptr;
 };
 
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
@@ -38,13 +40,15 @@ float BiasCorrection(float beta, int64_t step);
 // (see EncodePlanes). None of the arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
-// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded. Returns the amax
-// of the new master where NeedsAmax(), else 0.
+// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded, and weights that
+// are no plane are copied to it. Returns the amax of the new master where NeedsAmax(), else 0.
+//
+// `distance`: all of the state is read so many bytes before `state`, which it does not overlap, and left in `state`.
 //
 // Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data.
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& scaling = {});
+                const TensorScaling& scaling = {}, int64_t distance = 0);
 
 }  // namespace paramshard
 

@@ -53,6 +53,8 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   device_extent.gradient = extent.gradient;
   device_extent.master = extent.state.master;
   device_extent.remainder = extent.state.remainder;
+  device_extent.weights =
+      extent.state.weights != nullptr ? extent.state.weights : reinterpret_cast<uint16_t*>(extent.row_wise.data);
   device_extent.moments = extent.state.moments;
   device_extent.row_wise = extent.row_wise;
   device_extent.column_wise = extent.column_wise;
@@ -68,13 +70,30 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
 absl::Status CheckExtent(const AdamExtent& extent) {
   RETURN_IF_ERROR(CheckEncodable(extent.encoding));
   if (extent.state.remainder == nullptr || extent.rows * extent.columns == 0) return absl::OkStatus();
-  const uint8_t* const weights = extent.row_wise.data;
-  if (extent.encoding.format == Format::kBF16 && weights != nullptr && IsAligned(weights, sizeof(uint16_t))) {
-    return absl::OkStatus();
-  }
+  const uint8_t* const plane = extent.row_wise.data;
+  const bool aligned = extent.state.weights != nullptr || IsAligned(plane, sizeof(uint16_t));
+  if (extent.encoding.format == Format::kBF16 && plane != nullptr && aligned) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("fused step: a master with a remainder needs BF16 weights that are aligned to 2 bytes, got format ",
-                   FormatName(extent.encoding.format), weights == nullptr ? " without a plane" : ""));
+                   FormatName(extent.encoding.format), plane == nullptr ? " without a plane" : ""));
+}
+
+// Bands cover all extents, in order, and begin with whole tiles.
+absl::Status CheckBands(absl::Span<const AdamExtent> extents, absl::Span<const BandStart> bands) {
+  BandStart before = {0, -1};
+  for (size_t i = 0; i < bands.size(); ++i) {
+    const BandStart& start = bands[i];
+    const bool in_order = i == 0 ? start.extent == 0 && start.row == 0
+                                 : std::pair(start.extent, start.row) > std::pair(before.extent, before.row);
+    if (!in_order || start.extent >= static_cast<int64_t>(extents.size()) ||
+        start.row % BandRows(std::max<int64_t>(extents[start.extent].columns, 1)) != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("fused step: band ", i, " begins with row ", start.row,
+                                                     " of extent ", start.extent,
+                                                     ": whole tiles behind those of the band before expected"));
+    }
+    before = start;
+  }
+  return absl::OkStatus();
 }
 
 // Whether four elements can be accessed at once from the first of each array on.
@@ -84,7 +103,7 @@ bool IsInPhase(const DeviceExtent& extent) {
   return IsInPhase(extent.gradient.data, GradientBytes(extent.gradient.type), extent.phase) &&
          std::all_of(extent.moments.begin(), extent.moments.end(), moment) &&
          IsInPhase(extent.remainder, sizeof(int16_t), extent.phase) &&
-         (!split || IsInPhase(extent.row_wise.data, sizeof(uint16_t), extent.phase));
+         (!split || IsInPhase(extent.weights, sizeof(uint16_t), extent.phase));
 }
 
 // Whether no group of four elements is cut, by a row that begins among them or by a plane that lies otherwise.
@@ -209,16 +228,19 @@ struct KindTiles {
   std::vector<uint32_t> extents;
   int64_t first_tile = 0;
   int64_t tile_count = 0;
+  // The tile at which each band begins, and at last the end.
+  std::vector<int64_t> band_tiles = {};
 };
 
 // The tiles of active extents, kind by kind. Uploaded again when other extents are active.
 class TileTable {
  public:
   static absl::StatusOr<TileTable> Create(int device, AdamPass pass, const std::vector<DeviceExtent>& extents,
-                                          std::vector<KindTiles> kinds) {
+                                          std::vector<KindTiles> kinds, std::vector<BandStart> bands) {
     TileTable table;
     table.pass_ = pass;
     table.kinds_ = std::move(kinds);
+    table.bands_ = std::move(bands);
     int64_t most_tiles = 0;
     for (const DeviceExtent& extent : extents) {
       const MatrixShape tiles = TilesOf(extent, pass);
@@ -237,10 +259,12 @@ class TileTable {
     int64_t count = 0;
     for (KindTiles& kind : kinds_) {
       kind.first_tile = count;
+      kind.band_tiles.clear();
       for (uint32_t extent : kind.extents) {
-        if (active[extent]) List(extents[extent], extent, count);
+        if (active[extent]) List(extents[extent], extent, count, kind.band_tiles);
       }
       kind.tile_count = count - kind.first_tile;
+      kind.band_tiles.resize(bands_.size() + 1, count);
     }
     active_.clear();
     RETURN_IF_ERROR(tiles_.Upload(count, stream));
@@ -249,17 +273,36 @@ class TileTable {
   }
 
  private:
-  void List(const DeviceExtent& extent, uint32_t index, int64_t& count) const {
+  void List(const DeviceExtent& extent, uint32_t index, int64_t& count, std::vector<int64_t>& band_tiles) const {
     const MatrixShape tiles = TilesOf(extent, pass_);
     for (int64_t row = 0; row < tiles.rows; ++row) {
       for (int64_t column = 0; column < tiles.cols; ++column) {
-        tiles_[count++] = {index, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
+        const AdamTile tile = {index, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
+        const int64_t first_row = FirstRow(extent, tile);
+        while (band_tiles.size() < bands_.size() && IsBehind(band_tiles.size(), index, first_row)) {
+          band_tiles.push_back(count);
+        }
+        tiles_[count++] = tile;
       }
     }
   }
 
+  // Whether a row is in a band or behind it.
+  bool IsBehind(size_t band, int64_t extent, int64_t row) const {
+    const BandStart& start = bands_[band];
+    return start.extent < extent || (start.extent == extent && start.row <= row);
+  }
+
+  int64_t FirstRow(const DeviceExtent& extent, const AdamTile& tile) const {
+    const GpuFormat gpu = GpuFormatOf(extent.encoding.format);
+    if (gpu.step_tiles != StepTiles::kFlat) return tile.row * gpu.step_tile_shape.rows;
+    if (extent.by_rows) return tile.row * kRowsTileShape.rows;
+    return tile.column * kFlatTileColumns / extent.columns;
+  }
+
   AdamPass pass_ = AdamPass::kStep;
   std::vector<KindTiles> kinds_;
+  std::vector<BandStart> bands_;
   UploadedArray<AdamTile> tiles_;
   std::vector<bool> active_;
 };
@@ -288,9 +331,14 @@ class FusedAdamPlan::Impl {
  public:
   explicit Impl(int device) : device_(device) {}
 
-  absl::Status Allocate(absl::Span<const AdamExtent> extents);
+  absl::Status Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands);
+  void SetPosition(int64_t bytes) { position_ = bytes; }
+  int band_count() const { return static_cast<int>(bands_.size()); }
   absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
+  absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                         int64_t distance, cudaStream_t stream);
+  absl::Status StepBand(int band, cudaStream_t stream);
   absl::Status Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings, cudaStream_t stream);
   absl::Status EncodeAll(absl::Span<const TensorScaling> scalings, cudaStream_t stream);
   absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
@@ -305,7 +353,16 @@ class FusedAdamPlan::Impl {
   absl::Status StoreScalings(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
                              cudaStream_t stream);
   absl::Status ClearAmaxes(cudaStream_t stream);
+  // Some tiles of a kind.
+  struct TileRange {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  absl::Status LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass, const TileRange& tiles,
+                           cudaStream_t stream);
   absl::Status Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active, cudaStream_t stream);
+  // Copies the rows of an extent that take no step to where the step leaves the others.
+  absl::Status CopyRows(const DeviceExtent& extent, int64_t first_row, int64_t rows, cudaStream_t stream) const;
 
   // Constant after Create().
   int device_;
@@ -313,6 +370,7 @@ class FusedAdamPlan::Impl {
   std::vector<DeviceExtent> extents_;
   std::vector<KindTiles> step_kinds_;
   std::vector<KindTiles> encode_kinds_;
+  std::vector<BandStart> bands_;
   DeviceMemory device_extents_;
 
   UploadedArray<AdamConstants> constants_;
@@ -323,9 +381,16 @@ class FusedAdamPlan::Impl {
   PinnedArray<float> amaxes_;
   TileTable step_tiles_;
   TileTable encode_tiles_;
+
+  int64_t position_ = 0;
+  // Of the step that was begun.
+  int64_t distance_ = 0;
+  std::vector<bool> active_;
 };
 
-absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents) {
+absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands) {
+  bands_ = std::move(bands);
+  RETURN_IF_ERROR(CheckBands(extents, bands_));
   const StepTiles common_tiles = CommonTiles(extents);
   for (const AdamExtent& extent : extents) {
     RETURN_IF_ERROR(CheckExtent(extent));
@@ -356,8 +421,9 @@ absl::Status FusedAdamPlan::Impl::AllocateTables() {
   ASSIGN_OR_RETURN(constants_, UploadedArray<AdamConstants>::Create(device_, count));
   ASSIGN_OR_RETURN(constants_of_, UploadedArray<uint32_t>::Create(device_, count));
   ASSIGN_OR_RETURN(scalings_, UploadedArray<DeviceScaling>::Create(device_, count));
-  ASSIGN_OR_RETURN(step_tiles_, TileTable::Create(device_, AdamPass::kStep, extents_, std::move(step_kinds_)));
-  ASSIGN_OR_RETURN(encode_tiles_, TileTable::Create(device_, AdamPass::kEncode, extents_, std::move(encode_kinds_)));
+  ASSIGN_OR_RETURN(step_tiles_, TileTable::Create(device_, AdamPass::kStep, extents_, std::move(step_kinds_), bands_));
+  ASSIGN_OR_RETURN(encode_tiles_,
+                   TileTable::Create(device_, AdamPass::kEncode, extents_, std::move(encode_kinds_), {}));
   if (count == 0) return absl::OkStatus();
   const DeviceScope scope(device_);
   RETURN_IF_ERROR(ToStatus(
@@ -406,43 +472,97 @@ absl::Status FusedAdamPlan::Impl::ClearAmaxes(cudaStream_t stream) {
   return ToStatus(cudaMemsetAsync(device_amaxes_.data(), 0, extents_.size() * sizeof(float), stream), "clear amaxes");
 }
 
+absl::Status FusedAdamPlan::Impl::LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass,
+                                              const TileRange& tiles, cudaStream_t stream) {
+  if (tiles.count == 0) return absl::OkStatus();
+  const AdamLaunch launch = {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
+                             constants_.device_data(),
+                             constants_of_.device_data(),
+                             scalings_.device_data(),
+                             reinterpret_cast<uint32_t*>(device_amaxes_.data()),
+                             table.device_tiles() + tiles.first,
+                             tiles.count,
+                             position_,
+                             distance_,
+                             pass};
+  if (pass == AdamPass::kStep) return ToStatus(LaunchAdamStep(kind, launch, stream), "launch a fused step");
+  return ToStatus(LaunchAdamEncode(kind, launch, stream), "launch an encoding");
+}
+
 absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active,
                                          cudaStream_t stream) {
   RETURN_IF_ERROR(table.Activate(extents_, active, stream));
   for (const KindTiles& kind : table.kinds()) {
-    if (kind.tile_count == 0) continue;
-    const AdamLaunch launch = {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
-                               constants_.device_data(),
-                               constants_of_.device_data(),
-                               scalings_.device_data(),
-                               reinterpret_cast<uint32_t*>(device_amaxes_.data()),
-                               table.device_tiles() + kind.first_tile,
-                               kind.tile_count,
-                               pass};
-    const cudaError_t error = pass == AdamPass::kStep ? LaunchAdamStep(kind.kind, launch, stream)
-                                                      : LaunchAdamEncode(kind.kind, launch, stream);
-    RETURN_IF_ERROR(ToStatus(error, pass == AdamPass::kStep ? "launch a fused step" : "launch an encoding"));
+    RETURN_IF_ERROR(LaunchTiles(table, kind.kind, pass, {kind.first_tile, kind.tile_count}, stream));
   }
   return absl::OkStatus();
 }
 
-absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
-                                       absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+absl::Status FusedAdamPlan::Impl::BeginStep(absl::Span<const std::optional<AdamStep>> steps,
+                                            absl::Span<const TensorScaling> scalings, int64_t distance,
+                                            cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
   for (const std::optional<AdamStep>& step : steps) {
     PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->mode));
   }
   const DeviceScope scope(device_);
-  std::vector<bool> active(steps.size());
+  active_.assign(steps.size(), false);
   std::vector<bool> encoded(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
-    active[i] = steps[i].has_value();
-    encoded[i] = active[i] && !EncodesAfterAmax(FormatOf(i));
+    active_[i] = steps[i].has_value();
+    encoded[i] = active_[i] && !EncodesAfterAmax(FormatOf(i));
   }
+  distance_ = distance;
   RETURN_IF_ERROR(StoreScalings(encoded, scalings, stream));
   RETURN_IF_ERROR(ClearAmaxes(stream));
   RETURN_IF_ERROR(UploadConstants(steps, stream));
-  return Launch(step_tiles_, AdamPass::kStep, active, stream);
+  return step_tiles_.Activate(extents_, active_, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
+                                       absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+  RETURN_IF_ERROR(BeginStep(steps, scalings, /*distance=*/0, stream));
+  const DeviceScope scope(device_);
+  return Launch(step_tiles_, AdamPass::kStep, active_, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
+  const DeviceScope scope(device_);
+  for (const KindTiles& kind : step_tiles_.kinds()) {
+    const int64_t first = kind.band_tiles[band];
+    RETURN_IF_ERROR(
+        LaunchTiles(step_tiles_, kind.kind, AdamPass::kStep, {first, kind.band_tiles[band + 1] - first}, stream));
+  }
+  const BandStart begin = bands_[band];
+  const auto extent_count = static_cast<int64_t>(extents_.size());
+  const BandStart end = band + 1 < band_count() ? bands_[band + 1] : BandStart{extent_count, 0};
+  for (int64_t i = begin.extent; i < extent_count && i <= end.extent; ++i) {
+    const int64_t first = i == begin.extent ? begin.row : 0;
+    const int64_t behind = i == end.extent ? end.row : extents_[i].rows;
+    if (!active_[i]) RETURN_IF_ERROR(CopyRows(extents_[i], first, behind - first, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedAdamPlan::Impl::CopyRows(const DeviceExtent& extent, int64_t first_row, int64_t rows,
+                                           cudaStream_t stream) const {
+  const auto copy = [&](void* array, int64_t row_bytes) -> absl::Status {
+    if (array == nullptr || rows * row_bytes == 0) return absl::OkStatus();
+    uint8_t* const source = static_cast<uint8_t*>(array) + position_ + first_row * row_bytes;
+    return ToStatus(cudaMemcpyAsync(source + distance_, source, rows * row_bytes, cudaMemcpyDeviceToDevice, stream),
+                    "move rows that take no step");
+  };
+  RETURN_IF_ERROR(copy(extent.master, extent.columns * static_cast<int64_t>(sizeof(float))));
+  if (extent.remainder != nullptr) {
+    RETURN_IF_ERROR(copy(extent.remainder, extent.columns * static_cast<int64_t>(sizeof(int16_t))));
+    RETURN_IF_ERROR(copy(extent.weights, extent.columns * static_cast<int64_t>(sizeof(uint16_t))));
+  }
+  for (const MutableMoment& moment : extent.moments) {
+    RETURN_IF_ERROR(copy(moment.data, extent.columns * MomentBytes(moment.type)));
+    RETURN_IF_ERROR(
+        copy(moment.scales, MomentScaleCount(moment.type, 1, extent.columns) * static_cast<int64_t>(sizeof(float))));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status FusedAdamPlan::Impl::Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
@@ -484,9 +604,10 @@ absl::StatusOr<std::vector<float>> FusedAdamPlan::Impl::Amaxes(cudaStream_t stre
   return amaxes;
 }
 
-absl::StatusOr<FusedAdamPlan> FusedAdamPlan::Create(int device, absl::Span<const AdamExtent> extents) {
+absl::StatusOr<FusedAdamPlan> FusedAdamPlan::Create(int device, absl::Span<const AdamExtent> extents,
+                                                    std::vector<BandStart> bands) {
   auto impl = std::make_unique<Impl>(device);
-  RETURN_IF_ERROR(impl->Allocate(extents));
+  RETURN_IF_ERROR(impl->Allocate(extents, std::move(bands)));
   return FusedAdamPlan(std::move(impl));
 }
 
@@ -499,6 +620,17 @@ absl::Status FusedAdamPlan::Step(absl::Span<const std::optional<AdamStep>> steps
                                  absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   return impl_->Step(steps, scalings, stream);
 }
+
+void FusedAdamPlan::SetPosition(int64_t bytes) { impl_->SetPosition(bytes); }
+
+int FusedAdamPlan::band_count() const { return impl_->band_count(); }
+
+absl::Status FusedAdamPlan::BeginStep(absl::Span<const std::optional<AdamStep>> steps,
+                                      absl::Span<const TensorScaling> scalings, int64_t distance, cudaStream_t stream) {
+  return impl_->BeginStep(steps, scalings, distance, stream);
+}
+
+absl::Status FusedAdamPlan::StepBand(int band, cudaStream_t stream) { return impl_->StepBand(band, stream); }
 
 absl::Status FusedAdamPlan::Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   return impl_->EncodeAll(scalings, stream);

@@ -16,6 +16,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/state_bands.h"
 
 namespace paramshard::gpu {
 
@@ -53,7 +54,9 @@ struct AdamExtent {
 class FusedAdamPlan {
  public:
   // INVALID_ARGUMENT of CheckEncodable(), and for a remainder without BF16 weights; RESOURCE_EXHAUSTED.
-  static absl::StatusOr<FusedAdamPlan> Create(int device, absl::Span<const AdamExtent> extents);
+  // `bands` are for StepBand(): the first begins with the first row, and each as state_bands.h says.
+  static absl::StatusOr<FusedAdamPlan> Create(int device, absl::Span<const AdamExtent> extents,
+                                              std::vector<BandStart> bands = {});
 
   FusedAdamPlan(FusedAdamPlan&& other) noexcept;
   FusedAdamPlan& operator=(FusedAdamPlan&& other) noexcept;
@@ -65,7 +68,20 @@ class FusedAdamPlan {
   absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
 
-  // Enqueues encoding the planes of every extent from its master. Masters with remainders are their planes.
+  // Says where the state lies: so many bytes behind the extents' addresses, a multiple of kMoveUnit, in every array.
+  // Masters with remainders have weights of their own then.
+  void SetPosition(int64_t bytes);
+
+  // The same step band by band, which leaves the state `distance` bytes further on: BeginStep(), and then, when the
+  // stream is there, each band once, in the order and the lanes of state_bands.h. What takes no step moves along.
+  // SetPosition() follows.
+  absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                         int64_t distance, cudaStream_t stream);
+  absl::Status StepBand(int band, cudaStream_t stream);
+  int band_count() const;
+
+  // Enqueues encoding the planes of every extent from its master. Weights that are
+  // planes stay.
   absl::Status Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream);
 
   // The same for those extents that are active and EncodesAfterAmax().

@@ -17,9 +17,10 @@ namespace paramshard::gpu {
 
 struct DeviceExtent {
   ConstGradient gradient;
-  // Null where the master is the row-wise plane's data and `remainder`.
+  // Null where the master is `weights`, which may be the row-wise plane's data, and `remainder`.
   float* master;
   int16_t* remainder;
+  uint16_t* weights;
   PerMoment<MutableMoment> moments;
   MutablePlane row_wise;
   MutablePlane column_wise;
@@ -160,6 +161,10 @@ struct AdamLaunch {
   uint32_t* amaxes;
   const AdamTile* tiles;
   int64_t tile_count;
+  // The state lies `position` bytes behind the extents' addresses, in every array, and a step leaves it `distance`
+  // bytes further on (state_bands.h).
+  int64_t position;
+  int64_t distance;
   AdamPass pass;
 };
 

@@ -78,8 +78,12 @@ class GradientRows<Access, AdamGradients::kAny> {
 template <typename Policy, typename Access, AdamMoments kMoments, AdamGradients kGradients, int kSharedBytes>
 class StepRows {
  public:
-  __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants)
-      : extent_(extent), constants_(constants), gradients_(extent.gradient), moments_(extent.moments) {}
+  __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants, int64_t distance)
+      : extent_(extent),
+        constants_(constants),
+        gradients_(extent.gradient),
+        moments_(extent.moments),
+        distance_(distance) {}
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
@@ -121,14 +125,14 @@ class StepRows {
       walk.Advance(fetched);
       if (!Access::kInPart || valid != 0) {
         Policy::Update(constants_, elements.gradient, elements.master.values, elements.moments);
-        masters.Store(elements.master, place.index, valid, row);
-        moments_.Store(elements.moments, place.index, row, valid);
+        masters.Store(elements.master, place.index, distance_, valid, row);
+        moments_.Store(elements.moments, place.index, distance_, row, valid);
         tile.Visit(place, valid, elements.master.values);
       }
       walk.Advance(place);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
-    moments_.StoreScales(walk);
+    moments_.StoreScales(walk, distance_);
     tile.Finish();
   }
 
@@ -161,6 +165,7 @@ class StepRows {
   const AdamConstants& constants_;
   const Gradients gradients_;
   Moments moments_;
+  const int64_t distance_;
 };
 
 // Brings the master's rows into shared memory, and nothing else.
@@ -171,8 +176,11 @@ class EncodeRows {
 
   template <typename TileType>
   __device__ void Run(TileType& tile) {
-    // A split master is its plane.
-    if constexpr (!TileType::kSplitMaster) Encode(tile);
+    if constexpr (!TileType::kSplitMaster) {
+      Encode(tile);
+    } else if (reinterpret_cast<uint8_t*>(extent_.weights) != extent_.row_wise.data) {
+      CopyWeights(tile);
+    }
   }
 
  private:
@@ -195,8 +203,40 @@ class EncodeRows {
     tile.Finish();
   }
 
+  // The plane of a split master are its weights.
+  template <typename TileType>
+  __device__ void CopyWeights(const TileType& tile) const {
+    const auto& walk = tile.walk();
+    for (int row = 0; row < walk.rows; ++row) {
+      const auto place = walk.At(row);
+      Access::Fetch(extent_.weights, place.index, tile.Valid(place), MasterRow(row));
+    }
+    CommitCopies();
+    AwaitCopies<0>();
+    for (int row = 0; row < walk.rows; ++row) {
+      const auto place = walk.At(row);
+      const Quad<uint16_t> weights = Access::Read(extent_.weights, place.index, MasterRow(row));
+      Access::StoreAnywhere(weights, place.index, tile.Valid(place), extent_.row_wise.data);
+    }
+  }
+
   const DeviceExtent& extent_;
 };
+
+// An extent whose addresses are those of the state as it lies now.
+__device__ __forceinline__ DeviceExtent ExtentWhereItLies(const AdamLaunch& launch, uint32_t index) {
+  DeviceExtent extent = launch.extents[index];
+  if (launch.position == 0) return extent;
+  const auto move = [&](auto*& array) { array = array == nullptr ? array : Moved(array, launch.position); };
+  move(extent.master);
+  move(extent.remainder);
+  if (extent.remainder != nullptr) move(extent.weights);
+  for (MutableMoment& moment : extent.moments) {
+    move(moment.data);
+    move(moment.scales);
+  }
+  return extent;
+}
 
 template <typename Access>
 struct TilesOf {
@@ -278,17 +318,17 @@ __global__ __launch_bounds__(kThreads,
                              kResidentBlocks<Access, kTiles, kMoments>) void AdamStepKernel(AdamLaunch launch) {
   // Copies, which need not be read again after every store.
   const AdamTile tile = launch.tiles[blockIdx.x];
-  const DeviceExtent extent = launch.extents[tile.extent];
+  const DeviceExtent extent = ExtentWhereItLies(launch, tile.extent);
   const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
   using Rows = StepRows<AdamElements, Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
-  RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants));
+  RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants, launch.distance));
 }
 
 template <typename Access, StepTiles kTiles>
 __global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, AdamMoments::kFP32>) void AdamEncodeKernel(
     AdamLaunch launch) {
   const AdamTile tile = launch.tiles[blockIdx.x];
-  const DeviceExtent extent = launch.extents[tile.extent];
+  const DeviceExtent extent = ExtentWhereItLies(launch, tile.extent);
   RunTile<Access, kTiles>(extent, tile, launch, EncodeRows<Access>(extent));
 }
 

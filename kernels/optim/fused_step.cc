@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "kernels/base/check.h"
@@ -15,6 +16,8 @@ namespace {
 
 // Elements that are staged at a time: few enough for the first-level cache, whole blocks of moments.
 constexpr int64_t kChunkSize = 8 * kMomentBlockSize;
+
+constexpr int64_t kWeightBytes = sizeof(SplitMaster::weight);
 
 // A chunk's part of a moment, as float32 while it is updated when its type has scales.
 class StagedMoment {
@@ -47,7 +50,7 @@ class StagedMaster {
       return;
     }
     values_ = joined_;
-    weights_ = weights + first * sizeof(SplitMaster::weight);
+    weights_ = weights + first * kWeightBytes;
     remainder_ = state.remainder + first;
     JoinMasters(weights_, remainder_, count_, values_);
   }
@@ -87,9 +90,33 @@ class StagedGradient {
 struct Extent {
   ConstGradient gradient;
   const AdamState& state;
-  uint8_t* weights;  // of a master with a remainder
+  uint8_t* weights;  // of a master with a remainder, by bytes
+  uint8_t* plane;    // where weights are copied to; null where they are it
   int64_t cols;
 };
+
+// Copies what lies `distance` bytes before an address to it. It is in the cache when it is updated there.
+void Bring(void* target, int64_t size_bytes, int64_t distance) {
+  if (target != nullptr) std::memcpy(target, static_cast<uint8_t*>(target) - distance, size_bytes);
+}
+
+// The same for the state of some elements of a row.
+void BringState(const PieceUpdate& optimizer, const Extent& extent, int64_t row, int64_t col, int64_t count,
+                int64_t distance) {
+  const AdamState& state = extent.state;
+  const int64_t first = row * extent.cols + col;
+  if (state.remainder != nullptr) {
+    Bring(extent.weights + first * kWeightBytes, count * kWeightBytes, distance);
+    Bring(state.remainder + first, count * static_cast<int64_t>(sizeof(int16_t)), distance);
+  } else {
+    Bring(state.master + first, count * static_cast<int64_t>(sizeof(float)), distance);
+  }
+  for (int i = 0; i < optimizer.moment_count; ++i) {
+    const MutableMoment moment = MomentAt(state.moments.values[i], extent.cols, row, col);
+    Bring(moment.data, count * MomentBytes(moment.type), distance);
+    Bring(moment.scales, MomentScaleCount(moment.type, 1, count) * static_cast<int64_t>(sizeof(float)), distance);
+  }
+}
 
 bool HasMomentScales(const AdamState& state) {
   return std::any_of(state.moments.begin(), state.moments.end(),
@@ -109,6 +136,8 @@ void UpdateStaged(const PieceUpdate& optimizer, const AdamStep& step, const Exte
   }
   optimizer.update(step, piece);
   master.Store();
+  if (extent.plane != nullptr)
+    std::memcpy(extent.plane + first * kWeightBytes, extent.weights + first * kWeightBytes, count * kWeightBytes);
   for (int i = 0; i < optimizer.moment_count; ++i) moments[i]->Store();
 }
 
@@ -151,16 +180,23 @@ MatrixShape WalkedShape(const AdamState& state, Format format, int64_t rows, int
 
 float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradient gradient, const AdamState& state,
                 int64_t rows, int64_t cols, const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& scaling) {
+                const TensorScaling& scaling, int64_t distance) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());
   const bool is_split = state.remainder != nullptr;
   PARAMSHARD_CHECK(!is_split || (encoding.format == Format::kBF16 && (row_wise.data != nullptr || rows * cols == 0)));
   const bool encodes = !is_split && !EncodesAfterAmax(encoding.format);
   const MatrixShape walked = WalkedShape(state, encoding.format, rows, cols);
-  const Extent extent = {gradient, state, row_wise.data, walked.cols};
+  const bool has_weights = is_split && state.weights != nullptr;
+  uint8_t* const weights = has_weights ? reinterpret_cast<uint8_t*>(state.weights) : row_wise.data;
+  const Extent extent = {gradient, state, weights, has_weights ? row_wise.data : nullptr, walked.cols};
   float amax = 0.0f;
   if (encodes) StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
+    if (distance != 0) {
+      for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+        BringState(optimizer, extent, row, tile.col, tile.cols, distance);
+      }
+    }
     UpdateTile(optimizer, step, extent, tile);
     if (NeedsAmax(encoding.format)) amax = std::max(amax, TileAmax(state.master, walked.cols, tile));
     if (encodes) EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise, scaling);

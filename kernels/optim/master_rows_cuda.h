@@ -29,16 +29,16 @@ class FloatMasters {
   __device__ Quad<float> Read(int64_t index, int row) const {
     return Access::Read(master_, index, MasterRow(row));
   }
-  __device__ void Store(const Quad<float>& quad, int64_t index, uint32_t valid, int row) const {
+  __device__ void Store(const Quad<float>& quad, int64_t index, int64_t distance, uint32_t valid, int row) const {
     Access::Keep(quad, MasterRow(row));
-    Access::Store(quad, index, valid, master_);
+    Access::Store(quad, index, valid, Moved(master_, distance));
   }
 
  private:
   float* master_;
 };
 
-// Stored as BF16 weights, which are the plane, and remainders.
+// Stored as BF16 weights and remainders. Weights that are not the plane are stored to it as well.
 template <typename Access>
 class SplitMasters {
  private:
@@ -49,8 +49,9 @@ class SplitMasters {
   static constexpr int kExtraRows = 2 * kHalfRowBytes > kFloatRowBytes ? 1 : 0;
 
   explicit __device__ SplitMasters(const DeviceExtent& extent)
-      : weights_(reinterpret_cast<uint16_t*>(extent.row_wise.data)),
-        remainders_(reinterpret_cast<uint16_t*>(extent.remainder)) {}
+      : weights_(extent.weights),
+        remainders_(reinterpret_cast<uint16_t*>(extent.remainder)),
+        plane_(reinterpret_cast<uint8_t*>(extent.weights) == extent.row_wise.data ? nullptr : extent.row_wise.data) {}
 
   template <int kRows>
   __device__ void Fetch(int64_t index, uint32_t valid, int row) const {
@@ -70,7 +71,7 @@ class SplitMasters {
     return quad;
   }
 
-  __device__ void Store(const Quad<float>& quad, int64_t index, uint32_t valid, int) const {
+  __device__ void Store(const Quad<float>& quad, int64_t index, int64_t distance, uint32_t valid, int) const {
     Quad<uint16_t> weights;
     Quad<uint16_t> remainders;
 #pragma unroll
@@ -81,8 +82,9 @@ class SplitMasters {
       weights.words[i] = __byte_perm(first + 0x8000u, second + 0x8000u, 0x7632);
       remainders.words[i] = __byte_perm(first, second, 0x5410);
     }
-    Access::Store(weights, index, valid, weights_);
-    Access::Store(remainders, index, valid, remainders_);
+    Access::Store(weights, index, valid, Moved(weights_, distance));
+    if (plane_ != nullptr) Access::StoreAnywhere(weights, index, valid, plane_);
+    Access::Store(remainders, index, valid, Moved(remainders_, distance));
   }
 
  private:
@@ -93,6 +95,7 @@ class SplitMasters {
 
   uint16_t* weights_;
   uint16_t* remainders_;
+  uint8_t* plane_;
 };
 
 }  // namespace paramshard::gpu

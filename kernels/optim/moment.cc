@@ -94,19 +94,6 @@ absl::string_view MomentTypeName(MomentType type) {
   return "unknown";
 }
 
-int64_t MomentBytes(MomentType type) {
-  switch (type) {
-    case MomentType::kFP32:
-      return 4;
-    case MomentType::kBF16:
-    case MomentType::kFP16:
-      return 2;
-    case MomentType::kFP8:
-      return 1;
-  }
-  return 0;
-}
-
 int64_t MomentScaleCount(MomentType type, int64_t rows, int64_t cols) {
   return HasMomentScales(type) ? rows * BlocksIn(cols) : 0;
 }

@@ -31,7 +31,18 @@ constexpr int64_t kMomentBlockSize = 128;
 constexpr bool HasMomentScales(MomentType type) { return type == MomentType::kFP16 || type == MomentType::kFP8; }
 
 // Size in bytes of one stored element, without its part of a scale.
-int64_t MomentBytes(MomentType type);
+constexpr int64_t MomentBytes(MomentType type) {
+  switch (type) {
+    case MomentType::kFP32:
+      return 4;
+    case MomentType::kBF16:
+    case MomentType::kFP16:
+      return 2;
+    case MomentType::kFP8:
+      return 1;
+  }
+  return 0;
+}
 
 // Number of scales of rows x cols elements, [rows, ceil(cols / 128)] of them; 0 for types without.
 int64_t MomentScaleCount(MomentType type, int64_t rows, int64_t cols);

@@ -260,9 +260,9 @@ class MomentRows {
 
   // Stores them as Store() has left them.
   template <typename WalkType>
-  __device__ void StoreScales(const WalkType& walk) const {
+  __device__ void StoreScales(const WalkType& walk, int64_t distance) const {
     if constexpr (kHasScales) {
-      if (Lane() < walk.rows) StoreGlobal(scale_inv_, scales_ + walk.BlockAt(Lane()));
+      if (Lane() < walk.rows) StoreGlobal(scale_inv_, Moved(scales_, distance) + walk.BlockAt(Lane()));
     }
   }
 
@@ -294,12 +294,12 @@ class MomentRows {
   __device__ static void Correct(const float (&values)[kQuad], Encoded& encoded) {
     if constexpr (kHasScales) CorrectBlock<Casts, kRoot>(values, encoded);
   }
-  __device__ void Store(const Encoded& encoded, int64_t index, int row, uint32_t valid) {
+  __device__ void Store(const Encoded& encoded, int64_t index, int64_t distance, int row, uint32_t valid) {
     if constexpr (kHasScales) {
-      Access::Store(encoded.codes, index, valid, data_);
+      Access::Store(encoded.codes, index, valid, Moved(data_, distance));
       if (Lane() == row) scale_inv_ = encoded.scale_inv;
     } else {
-      Access::Store(encoded, index, valid, data_);
+      Access::Store(encoded, index, valid, Moved(data_, distance));
     }
   }
 
@@ -325,8 +325,8 @@ class MomentRows<Access, AdamMoments::kAny, kRoot> {
     WithType([&](auto& rows) { rows.LoadScales(walk); });
   }
   template <typename WalkType>
-  __device__ void StoreScales(const WalkType& walk) {
-    WithType([&](auto& rows) { rows.StoreScales(walk); });
+  __device__ void StoreScales(const WalkType& walk, int64_t distance) {
+    WithType([&](auto& rows) { rows.StoreScales(walk, distance); });
   }
   __device__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) {
     WithType([&](auto& rows) { rows.Fetch(index, valid, slot); });
@@ -342,11 +342,11 @@ class MomentRows<Access, AdamMoments::kAny, kRoot> {
     return true;
   }
   __device__ static void Correct(const float (&/*values*/)[kQuad], Encoded& /*encoded*/) {}
-  __device__ void Store(const Encoded& encoded, int64_t index, int row, uint32_t valid) {
+  __device__ void Store(const Encoded& encoded, int64_t index, int64_t distance, int row, uint32_t valid) {
     WithType([&](auto& rows) {
       typename std::decay_t<decltype(rows)>::Encoded codes;
       if (!rows.Estimate(encoded.values, codes)) rows.Correct(encoded.values, codes);
-      rows.Store(codes, index, row, valid);
+      rows.Store(codes, index, distance, row, valid);
     });
   }
 

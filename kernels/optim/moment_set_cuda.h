@@ -37,9 +37,9 @@ class MomentSet {
     last_.LoadScales(walk);
   }
   template <typename WalkType>
-  __device__ __forceinline__ void StoreScales(const WalkType& walk) {
-    before_.StoreScales(walk);
-    last_.StoreScales(walk);
+  __device__ __forceinline__ void StoreScales(const WalkType& walk, int64_t distance) {
+    before_.StoreScales(walk, distance);
+    last_.StoreScales(walk, distance);
   }
   __device__ __forceinline__ void Fetch(int64_t index, uint32_t valid, uint8_t* slot) {
     before_.Fetch(index, valid, slot);
@@ -53,10 +53,11 @@ class MomentSet {
   }
   // Encodes and stores a row. The moments' blocks are estimated together, before the first branch.
   template <int kRows>
-  __device__ __forceinline__ void Store(const float (&values)[kRows][kQuad], int64_t index, int row, uint32_t valid) {
+  __device__ __forceinline__ void Store(const float (&values)[kRows][kQuad], int64_t index, int64_t distance, int row,
+                                        uint32_t valid) {
     Encoded encoded;
     if (!Estimate(values, encoded)) Correct(values, encoded);
-    Store(encoded, index, row, valid);
+    Store(encoded, index, distance, row, valid);
   }
 
   // The steps of it, as those of MomentRows.
@@ -71,9 +72,10 @@ class MomentSet {
     Before::Correct(values, encoded.before);
     Last::Correct(values[kCount - 1], encoded.last);
   }
-  __device__ __forceinline__ void Store(const Encoded& encoded, int64_t index, int row, uint32_t valid) {
-    before_.Store(encoded.before, index, row, valid);
-    last_.Store(encoded.last, index, row, valid);
+  __device__ __forceinline__ void Store(const Encoded& encoded, int64_t index, int64_t distance, int row,
+                                        uint32_t valid) {
+    before_.Store(encoded.before, index, distance, row, valid);
+    last_.Store(encoded.last, index, distance, row, valid);
   }
 
  private:
@@ -91,7 +93,7 @@ class MomentSet<Access, kMoments, 0> {
   template <typename WalkType>
   __device__ void LoadScales(const WalkType& /*walk*/) {}
   template <typename WalkType>
-  __device__ void StoreScales(const WalkType& /*walk*/) {}
+  __device__ void StoreScales(const WalkType& /*walk*/, int64_t /*distance*/) {}
   __device__ void Fetch(int64_t /*index*/, uint32_t /*valid*/, uint8_t* /*slot*/) {}
   template <int kRows>
   __device__ void Read(int64_t /*index*/, int /*row*/, const uint8_t* /*slot*/, float (&/*values*/)[kRows][kQuad]) {}
@@ -102,7 +104,8 @@ class MomentSet<Access, kMoments, 0> {
   }
   template <int kRows>
   __device__ static void Correct(const float (&/*values*/)[kRows][kQuad], Encoded& /*encoded*/) {}
-  __device__ void Store(const Encoded& /*encoded*/, int64_t /*index*/, int /*row*/, uint32_t /*valid*/) {}
+  __device__ void Store(const Encoded& /*encoded*/, int64_t /*index*/, int64_t /*distance*/, int /*row*/,
+                        uint32_t /*valid*/) {}
 };
 
 }  // namespace paramshard::gpu

@@ -76,7 +76,8 @@ __global__ __launch_bounds__(kThreads, 2) void EncodeKernel(AdamLaunch launch) {
   const bool aligned =
       extent.columns % kQuad == 0 && reinterpret_cast<uintptr_t>(extent.master) % sizeof(Quad<float>) == 0;
   Rows values;
-  Load(extent.master + row * extent.columns + column, extent.columns, rows, columns, aligned, values);
+  Load(Moved(extent.master, launch.position) + row * extent.columns + column, extent.columns, rows, columns, aligned,
+       values);
 
   const float tensor_scale = launch.scalings[tile.extent].multiplier;
   const uint8_t scale = ComputeNvfp4BlockScale(AmaxOfBlock(values), tensor_scale);

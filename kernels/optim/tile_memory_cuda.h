@@ -30,6 +30,12 @@ constexpr int kFloatRowBytes = kThreads * kQuad * 4;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
+// Where what is at an address lies after a move by so many bytes.
+template <typename T>
+__device__ __forceinline__ T* Moved(T* address, int64_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(address) + bytes);
+}
+
 // Stores an object anywhere.
 template <typename T>
 __device__ __forceinline__ void StoreBytes(const T& value, uint8_t* address) {

@@ -7,103 +7,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/optim/master_remainder.h"
+#include "server/device/cpu_arithmetic.h"
 #include "server/device/cuda_devices.h"
 
 namespace paramshard::server {
 namespace {
-
-class CpuShardArithmetic final : public ShardArithmetic {
- public:
-  explicit CpuShardArithmetic(std::vector<ExtentTensors> tensors)
-      : tensors_(std::move(tensors)),
-        needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
-                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {}
-
-  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const ExtentTensors& extent = tensors_[i];
-      if (HasRemainder(extent)) {
-        FillSplit(seed, initials[i], extent);
-      } else {
-        FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
-                          extent.elements(), extent.state.master);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
-    for (size_t i = 0; i < tensors_.size(); ++i) Encode(i, scalings[i]);
-    return absl::OkStatus();
-  }
-
-  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (active[i]) Encode(i, scalings[i]);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<std::vector<float>> MeasureAmaxes() override {
-    std::vector<float> amaxes(tensors_.size(), 0.0f);
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const ExtentTensors& extent = tensors_[i];
-      if (NeedsAmax(extent.encoding.format)) amaxes[i] = Amax(extent.state.master, extent.elements());
-    }
-    return amaxes;
-  }
-
-  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
-                                                    absl::Span<const SumTask> sums) override {
-    ASSIGN_OR_RETURN(const std::vector<const SumTask*> sum_of, MatchSums(tensors_, active, sums));
-    std::vector<SquareSum> squares(tensors_.size());
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!active[i]) continue;
-      const SumTask* const sum = sum_of[i];
-      squares[i] = sum == nullptr
-                       ? SumOfSquares(tensors_[i].gradient, tensors_[i].elements())
-                       : SumGradientsAndSquares(sum->sources, sum->type, sum->count, sum->overwrite, sum->accumulator);
-    }
-    return squares;
-  }
-
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
-                                          absl::Span<const TensorScaling> scalings) override {
-    std::vector<float> amaxes(tensors_.size(), 0.0f);
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const ExtentTensors& extent = tensors_[i];
-      if (!steps[i].has_value()) continue;
-      amaxes[i] = FusedAdam(*steps[i], extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding,
-                            extent.row_wise, extent.column_wise, scalings[i]);
-    }
-    return needs_amax_ ? amaxes : std::vector<float>();
-  }
-
- private:
-  static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
-
-  static void FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent) {
-    std::vector<float> values(std::min(extent.elements(), kFillElements));
-    for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
-      const int64_t count = std::min(extent.elements() - first, kFillElements);
-      FillInitialValues(initial.value, seed, initial.parameter_index, initial.first_element + first, count,
-                        values.data());
-      SplitMasters(values.data(), count, extent.row_wise.data + first * sizeof(uint16_t),
-                   extent.state.remainder + first);
-    }
-  }
-
-  void Encode(size_t index, const TensorScaling& scaling) const {
-    const ExtentTensors& extent = tensors_[index];
-    if (HasRemainder(extent)) return;
-    paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
-                             extent.column_wise, scaling);
-  }
-
-  const std::vector<ExtentTensors> tensors_;
-  const bool needs_amax_;
-};
 
 class CpuQueue final : public DeviceQueue {
  public:
@@ -134,8 +42,9 @@ class CpuDevice final : public ComputeDevice {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
-    return std::make_unique<CpuShardArithmetic>(std::move(tensors));
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                  StateMoves moves) override {
+    return MakeCpuArithmetic(std::move(tensors), std::move(moves));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return std::make_unique<CpuQueue>(); }

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
+#include "kernels/optim/state_bands.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
@@ -26,8 +27,8 @@
 
 namespace paramshard::server {
 
-// One extent's tensors, at addresses of the device: `rows` x `columns` elements each. `state` has a remainder where the
-// upper half of the master is the row-wise plane.
+// One extent's tensors, at addresses of the device: `rows` x `columns` elements each. A master with a remainder has
+// weights besides, of which the row-wise plane is a copy.
 struct ExtentTensors {
   MutableGradient gradient;  // null where the extent takes no step
   AdamState state;
@@ -49,10 +50,19 @@ struct SumTask {
   MutableGradient accumulator;
 };
 
+// How steps move the state (kernels/optim/state_bands.h). Without bands it stays where it is.
+struct StateMoves {
+  std::vector<BandStart> bands = {};
+  int64_t distance = 0;  // bytes: the room of every array
+};
+
 // The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
 class ShardArithmetic {
  public:
   virtual ~ShardArithmetic() = default;
+
+  // So many bytes behind the tensors' addresses the state lies now, in every array.
+  int64_t position() const { return position_; }
 
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
   struct Initial {
@@ -78,11 +88,17 @@ class ShardArithmetic {
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                             absl::Span<const SumTask> sums) = 0;
 
-  // One fused step on every extent whose entry has a value. The others' bytes stay, and planes of formats that
-  // EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no
+  // One fused step on every extent whose entry has a value, which moves the state, if it has bands and an entry has a
+  // value. The others' bytes stay, but for where they lie, and so do planes of formats that EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no
   // step; empty when no extent's format NeedsAmax().
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                                   absl::Span<const TensorScaling> scalings) = 0;
+
+ protected:
+  void set_position(int64_t position) { position_ = position; }
+
+ private:
+  int64_t position_ = 0;
 };
 
 // Masters with remainders are nowhere float32: they are filled in parts of at most so many elements, by way of scratch
@@ -137,8 +153,9 @@ class ComputeDevice {
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;
   virtual absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const = 0;
 
-  // `tensors` stay where they are for the object's life.
-  virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) = 0;
+  // `tensors` stay where they are for the object's life, but as `moves` says.
+  virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                          StateMoves moves) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() = 0;
 

@@ -15,6 +15,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/banded_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
@@ -59,7 +60,8 @@ absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
 
 class CudaShardArithmetic final : public ShardArithmetic {
  public:
-  static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors) {
+  static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
+                                                                 StateMoves moves) {
     std::vector<gpu::AdamExtent> extents;
     int64_t elements = 0;
     for (const ExtentTensors& extent : tensors) {
@@ -68,11 +70,12 @@ class CudaShardArithmetic final : public ShardArithmetic {
       elements += extent.elements();
     }
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
-    ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents));
+    ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents, moves.bands));
+    ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
                      gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
-    return std::unique_ptr<ShardArithmetic>(
-        new CudaShardArithmetic(std::move(tensors), std::move(stream), std::move(adam), std::move(squares)));
+    return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(
+        std::move(tensors), moves.distance, std::move(stream), std::move(adam), std::move(bands), std::move(squares)));
   }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
@@ -142,7 +145,12 @@ class CudaShardArithmetic final : public ShardArithmetic {
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                           absl::Span<const TensorScaling> scalings) override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Step(steps, scalings, stream_.get()));
+    const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
+    if (adam_.band_count() > 0 && steps_any) {
+      RETURN_IF_ERROR(MoveByBands(steps, scalings));
+    } else {
+      RETURN_IF_ERROR(adam_.Step(steps, scalings, stream_.get()));
+    }
     if (needs_amax_) return adam_.Amaxes(stream_.get());
     RETURN_IF_ERROR(stream_.Synchronize());
     return std::vector<float>();
@@ -151,31 +159,45 @@ class CudaShardArithmetic final : public ShardArithmetic {
  private:
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
+  absl::Status MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings) {
+    const bool forward = position() == 0;
+    const int64_t distance = forward ? distance_ : -distance_;
+    RETURN_IF_ERROR(adam_.BeginStep(steps, scalings, distance, stream_.get()));
+    RETURN_IF_ERROR(bands_.Run(adam_, forward, /*done=*/{}, /*marks=*/{}, stream_.get()));
+    set_position(position() + distance);
+    adam_.SetPosition(position());
+    return absl::OkStatus();
+  }
+
   // Enqueues filling a master that has a remainder, by way of `values`.
   absl::Status FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent, float* values) const {
     for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
       const int64_t count = std::min(extent.elements() - first, kFillElements);
       RETURN_IF_ERROR(gpu::FillInitialValues(initial.value, seed, initial.parameter_index,
                                              initial.first_element + first, count, values, stream_.get()));
-      RETURN_IF_ERROR(gpu::SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data) + first,
-                                       extent.state.remainder + first, stream_.get()));
+      RETURN_IF_ERROR(
+          gpu::SplitMaster(values, count, extent.state.weights + first, extent.state.remainder + first, stream_.get()));
     }
     return absl::OkStatus();
   }
 
-  CudaShardArithmetic(std::vector<ExtentTensors> tensors, gpu::Stream stream, gpu::FusedAdamPlan adam,
-                      gpu::SquareSummer squares)
+  CudaShardArithmetic(std::vector<ExtentTensors> tensors, int64_t distance, gpu::Stream stream, gpu::FusedAdamPlan adam,
+                      gpu::BandedStep bands, gpu::SquareSummer squares)
       : tensors_(std::move(tensors)),
+        distance_(distance),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
         stream_(std::move(stream)),
         adam_(std::move(adam)),
+        bands_(std::move(bands)),
         squares_(std::move(squares)) {}
 
   const std::vector<ExtentTensors> tensors_;
+  const int64_t distance_;
   const bool needs_amax_;
   const gpu::Stream stream_;
   gpu::FusedAdamPlan adam_;
+  gpu::BandedStep bands_;
   gpu::SquareSummer squares_;
 };
 
@@ -252,9 +274,10 @@ class CudaDevice final : public ComputeDevice {
     return Copy(data, bytes.data(), static_cast<int64_t>(bytes.size()));
   }
 
-  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override {
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                  StateMoves moves) override {
     RETURN_IF_ERROR(health().status());
-    return CudaShardArithmetic::Create(id().index, std::move(tensors));
+    return CudaShardArithmetic::Create(id().index, std::move(tensors), std::move(moves));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {

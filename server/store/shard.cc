@@ -16,78 +16,12 @@
 namespace paramshard::server {
 namespace {
 
-// Extents start at cache lines, so that ranks and vector loads never share one.
-constexpr int64_t kExtentAlignment = 64;
-
 constexpr char kFrozenScratch[] = "paramshard-frozen";
 
 // Of which readers of whole extents hold that much at a time: 4 MiB in fp32.
 constexpr int64_t kElementsOfAPart = 1 << 20;
 
-// Sizes of the private memories and the offsets of the extents in them.
-struct Placement {
-  std::vector<ShardExtent> extents;
-  ShardBytes bytes;
-};
-
-// Says where the scales of a moment begin, after its elements.
-int64_t MomentScaleOffset(MomentType type, int64_t elements) {
-  return AlignUp(elements * MomentBytes(type), kExtentAlignment);
-}
-
-// 0 for a moment that the parameter does not have.
-int64_t MomentSize(const ParameterSpec& spec, MomentKind kind, const ShardExtent& extent) {
-  const std::optional<MomentType> stored = MomentTypeOf(spec, kind);
-  if (!stored.has_value()) return 0;
-  const MomentType type = *stored;
-  const int64_t scales =
-      MomentScaleCount(type, extent.rows.size(), spec.columns()) * static_cast<int64_t>(sizeof(float));
-  return scales == 0 ? extent.elements * MomentBytes(type) : MomentScaleOffset(type, extent.elements) + scales;
-}
-
-int64_t MasterSize(const ParameterSpec& spec, const ShardExtent& extent) {
-  if (!spec.master_type.has_value()) return 0;
-  return extent.elements *
-         static_cast<int64_t>(spec.master_type == MasterType::kFP32 ? sizeof(float) : sizeof(int16_t));
-}
-
 int64_t Fp32Size(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
-
-int64_t GradientSize(GradientType type, const ParameterSpec& spec, const ShardExtent& extent) {
-  return spec.trainable ? extent.elements * GradientBytes(type) : 0;
-}
-
-// Puts `size` bytes at the end of a memory, and says where.
-int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
-
-void Place(GradientType accumulator_type, const ParameterSpec& spec, ShardExtent extent, Placement& placement) {
-  ShardBytes& bytes = placement.bytes;
-  extent.elements = extent.rows.size() * spec.columns();
-  extent.master_offset = Append(bytes.master, MasterSize(spec, extent));
-  for (const MomentTraits& moment : kMomentKinds) {
-    extent.moment_offsets[moment.kind] = Append(bytes.moments[moment.kind], MomentSize(spec, moment.kind, extent));
-  }
-  extent.gradient_offset = Append(bytes.gradients, GradientSize(accumulator_type, spec, extent));
-  placement.extents.push_back(extent);
-}
-
-Placement PlaceExtents(const ModelSpec& spec, const Layout& layout, int rank) {
-  Placement placement;
-  for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
-    const auto& parameters = spec.units[unit].parameters;
-    for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
-      const RowRange rows = layout.Extent(unit, parameter, rank);
-      if (rows.size() == 0) continue;
-      Place(spec.accumulator_type, parameters[parameter], {.unit = unit, .parameter = parameter, .rows = rows},
-            placement);
-    }
-  }
-  std::stable_partition(placement.extents.begin(), placement.extents.end(), [&](const ShardExtent& extent) {
-    return spec.units[extent.unit].parameters[extent.parameter].trainable;
-  });
-  placement.bytes.planes = layout.arena_bytes();
-  return placement;
-}
 
 // Rows of a tensor as they are stored.
 struct StoredRows {
@@ -122,37 +56,7 @@ struct HostPlane {
   }
 };
 
-// Elements of a plane that share a scale; one element where there are none.
-MatrixShape BlockOf(const Encoding& encoding, Plane plane) {
-  const FormatTraits& traits = TraitsOf(encoding.format);
-  const MatrixShape block = plane == Plane::kRowWise ? traits.row_wise_block : traits.column_wise_block;
-  return block.rows == 0 ? MatrixShape{1, 1} : block;
-}
-
-// Where the scale of an element stands. That of the whole tensor stands before any other.
-int64_t ScaleOffset(const Encoding& encoding, Plane plane, int64_t row, int64_t column, int64_t columns) {
-  const MatrixShape block = BlockOf(encoding, plane);
-  const int64_t scales_before = row / block.rows * ScaleShape(encoding, plane, 1, columns).cols + column / block.cols;
-  return scales_before * ScaleBytes(encoding, plane, 1, 1);
-}
-
 }  // namespace
-
-int64_t ShardBytes::Total() const {
-  return std::accumulate(moments.begin(), moments.end(), master + gradients + planes);
-}
-
-ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
-  master += other.master;
-  for (int i = 0; i < kMomentCount; ++i) moments.values[i] += other.moments.values[i];
-  gradients += other.gradients;
-  planes += other.planes;
-  return *this;
-}
-
-ShardBytes Shard::SizeOf(const ModelSpec& spec, const Layout& layout, int rank) {
-  return PlaceExtents(spec, layout, rank).bytes;
-}
 
 absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, const Layout& layout, int rank,
                                                      ComputeDevice* device) {
@@ -164,10 +68,12 @@ absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, cons
 }
 
 Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device)
-    : spec_(spec), layout_(layout), rank_(rank), device_(device) {
-  extents_ = PlaceExtents(spec, layout, rank).extents;
-  trainable_count_ = static_cast<int>(std::count_if(extents_.begin(), extents_.end(),
-                                                    [&](const ShardExtent& extent) { return Spec(extent).trainable; }));
+    : spec_(spec),
+      layout_(layout),
+      device_(device),
+      placement_(ShardPlacement::Of(spec, layout, rank)),
+      extents_(placement_.extents),
+      trainable_count_(placement_.trainable_count) {
   has_gradient_.resize(trainable_count_);
   states_.resize(extents_.size());
   for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
@@ -178,11 +84,12 @@ Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevic
 }
 
 absl::Status Shard::Allocate() {
-  const ShardBytes bytes = SizeOf(spec_, layout_, rank_);
-  ASSIGN_OR_RETURN(master_, device_->Allocate("paramshard-master", bytes.master, Sharing::kPrivate));
+  const ShardBytes& bytes = placement_.bytes;
+  ASSIGN_OR_RETURN(master_, device_->Allocate("paramshard-master", placement_.master_memory_bytes, Sharing::kPrivate));
   for (const MomentTraits& moment : kMomentKinds) {
-    ASSIGN_OR_RETURN(moments_[moment.kind], device_->Allocate(absl::StrCat("paramshard-", moment.name),
-                                                              bytes.moments[moment.kind], Sharing::kPrivate));
+    ASSIGN_OR_RETURN(moments_[moment.kind],
+                     device_->Allocate(absl::StrCat("paramshard-", moment.name),
+                                       placement_.moment_memory_bytes[moment.kind], Sharing::kPrivate));
   }
   ASSIGN_OR_RETURN(gradients_, device_->Allocate("paramshard-gradients", bytes.gradients, Sharing::kPrivate));
   ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", bytes.planes, Sharing::kReadOnly));
@@ -192,11 +99,11 @@ absl::Status Shard::Allocate() {
 absl::Status Shard::MakeArithmetic() {
   std::vector<ExtentTensors> tensors;
   for (int i = 0; i < trainable_count_; ++i) tensors.push_back(Tensors(extents_[i]));
-  ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors)));
+  ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors), placement_.moves));
   if (kept_.empty()) return absl::OkStatus();
   std::vector<ExtentTensors> kept;
   for (const int i : kept_) kept.push_back(Tensors(extents_[i]));
-  ASSIGN_OR_RETURN(kept_arithmetic_, device_->MakeArithmetic(std::move(kept)));
+  ASSIGN_OR_RETURN(kept_arithmetic_, device_->MakeArithmetic(std::move(kept), {}));
   return absl::OkStatus();
 }
 
@@ -248,7 +155,7 @@ absl::StatusOr<std::unique_ptr<ShardArithmetic>> Shard::MakeFrozenArithmetic(con
                                                                              const Memory& scratch) const {
   ExtentTensors tensors = Tensors(extent);
   tensors.state.master = reinterpret_cast<float*>(scratch.data());
-  return device_->MakeArithmetic({tensors});
+  return device_->MakeArithmetic({tensors}, {});
 }
 
 absl::StatusOr<Shard::FrozenWork> Shard::LoadFrozen(int index) const {
@@ -312,7 +219,7 @@ void Shard::GiveUpRoom() {
 
 // Only the part is read: a row may be as large as the model.
 absl::StatusOr<std::vector<float>> Shard::DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const {
-  const int64_t block_rows = BlockOf(EncodingOf(Spec(extent).encoding), Plane::kRowWise).rows;
+  const int64_t block_rows = ScaleBlock(EncodingOf(Spec(extent).encoding), Plane::kRowWise).rows;
   std::vector<float> values(part.rows.size() * part.columns);
   // Rows that begin within a block are decoded up to its end, and all that follow at once.
   const int64_t end = part.rows.end - extent.rows.begin;
@@ -479,28 +386,29 @@ MutableGradient Shard::Gradient(const ShardExtent& extent) const {
   return {gradients_.data() + extent.gradient_offset, spec_.accumulator_type};
 }
 
-MutableMoment Shard::Moment(const ShardExtent& extent, MomentKind kind) const {
-  const std::optional<MomentType> type = MomentTypeOf(Spec(extent), kind);
-  if (!type.has_value()) return {};
-  uint8_t* const data = moments_[kind].data() + extent.moment_offsets[kind];
-  MutableMoment moment{.data = data, .scales = nullptr, .type = *type};
-  if (HasMomentScales(*type)) {
-    moment.scales = reinterpret_cast<float*>(data + MomentScaleOffset(*type, extent.elements));
-  }
-  return moment;
-}
-
 AdamState Shard::State(const ShardExtent& extent) const {
   AdamState state;
-  for (const MomentTraits& moment : kMomentKinds) state.moments[moment.kind] = Moment(extent, moment.kind);
+  for (const MomentTraits& moment : kMomentKinds) {
+    const std::optional<MomentType> type = MomentTypeOf(Spec(extent), moment.kind);
+    if (!type.has_value()) continue;
+    auto* const scales = reinterpret_cast<float*>(BeginOf(extent, ScaleArray(moment.kind)));
+    state.moments[moment.kind] = {.data = BeginOf(extent, MomentArray(moment.kind)),
+                                  .scales = HasMomentScales(*type) ? scales : nullptr,
+                                  .type = *type};
+  }
   if (!HasMaster(extent)) return state;
-  uint8_t* const master = master_.data() + extent.master_offset;
   if (HasRemainder(extent)) {
-    state.remainder = reinterpret_cast<int16_t*>(master);
+    state.weights = reinterpret_cast<uint16_t*>(BeginOf(extent, kUpperHalfArray));
+    state.remainder = reinterpret_cast<int16_t*>(BeginOf(extent, kRemainderArray));
   } else {
-    state.master = reinterpret_cast<float*>(master);
+    state.master = reinterpret_cast<float*>(BeginOf(extent, kFloatMasterArray));
   }
   return state;
+}
+
+uint8_t* Shard::BeginOf(const ShardExtent& extent, int array) const {
+  const Memory& memory = array < kMasterArrays ? master_ : moments_.values[(array - kMasterArrays) / 2];
+  return memory.data() + extent.state_offsets[array];
 }
 
 absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, StateTensor tensor,
@@ -548,13 +456,14 @@ absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateT
 }
 
 uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const {
-  const std::optional<MomentKind> kind = MomentOf(tensor);
-  if (!kind.has_value()) {
-    const bool is_plane = form == TensorForm::kElements && HasRemainder(extent);
-    return is_plane ? PlaneOf(extent, Plane::kRowWise).data : master_.data() + extent.master_offset;
+  const bool is_elements = form == TensorForm::kElements;
+  int array = kFloatMasterArray;
+  if (const std::optional<MomentKind> kind = MomentOf(tensor); kind.has_value()) {
+    array = is_elements ? MomentArray(*kind) : ScaleArray(*kind);
+  } else if (HasRemainder(extent)) {
+    array = is_elements ? kUpperHalfArray : kRemainderArray;
   }
-  const MutableMoment moment = Moment(extent, *kind);
-  return static_cast<uint8_t*>(form == TensorForm::kElements ? moment.data : static_cast<void*>(moment.scales));
+  return BeginOf(extent, array) + (Spec(extent).trainable ? arithmetic_->position() : 0);
 }
 
 // Every array has its rows one after the other.
@@ -664,8 +573,9 @@ int64_t Shard::PlaneSize(const ShardExtent& extent) const {
 
 int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
-  int64_t bytes = MasterSize(spec, extent) + GradientSize(spec_.accumulator_type, spec, extent);
-  for (const MomentTraits& moment : kMomentKinds) bytes += MomentSize(spec, moment.kind, extent);
+  const int64_t rows = extent.rows.size();
+  int64_t bytes = MasterBytes(spec, rows) + AccumulatorBytes(spec_.accumulator_type, spec, rows);
+  for (const MomentTraits& moment : kMomentKinds) bytes += MomentStateBytes(spec, moment.kind, rows);
   return bytes;
 }
 
@@ -699,8 +609,8 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
-  // The plane is a part of the master, or all that there is.
-  if (HasRemainder(extent) || !HasMaster(extent)) return true;
+  // The plane is all that there is.
+  if (!HasMaster(extent)) return true;
   for (const ExtentPart& part : Parts(extent)) {
     ASSIGN_OR_RETURN(const bool match, PlanesMatch(extent, part));
     if (!match) return false;
@@ -709,6 +619,12 @@ absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const {
+  if (HasRemainder(extent)) {
+    ASSIGN_OR_RETURN(const HostView upper_halves,
+                     StoredArray(extent, StateTensor::kMaster, TensorForm::kElements, part));
+    ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
+    return served[0].data.bytes() == upper_halves.bytes();
+  }
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster, part));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
   std::vector<HostPlane> again(served.begin(), served.end());

@@ -1,8 +1,7 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
 //
-// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the
-// host its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to
-// map planes read-only.
+// A step leaves masters and moments beside where it has read them (kernels/optim/state_bands.h), in memory that no
+// trainer maps. A master with a remainder has its upper half there too; the row-wise plane is a copy.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
 // that there is of it: they are made once of its initial values, or of rows that were written.
@@ -31,6 +30,7 @@
 #include "proto/model/state_tensor.h"
 #include "server/device/compute_device.h"
 #include "server/store/scaling_book.h"
+#include "server/store/shard_placement.h"
 
 namespace paramshard::server {
 
@@ -40,35 +40,12 @@ struct StepParameters {
   float gradient_scale = 1;  // k of docs/numerics.md: unscaling, mean and clip in one factor
 };
 
-// The rows of one parameter that the shard owns. Never empty.
-struct ShardExtent {
-  int unit = 0;
-  int parameter = 0;  // within the unit
-  RowRange rows;
-  int64_t elements = 0;
-  // Offsets are in bytes, each in its memory, as far as the parameter has such a thing. Scales of a moment follow its
-  // elements.
-  int64_t master_offset = 0;
-  PerMoment<int64_t> moment_offsets = {};
-  int64_t gradient_offset = 0;
-};
-
 // Whole rows of an extent, or a part of one row that begins at a multiple of kMomentBlockSize and ends at one or with
 // the row: what lies in one piece in every array in which a tensor is stored.
 struct ExtentPart {
   RowRange rows;  // of the parameter
   int64_t first_column = 0;
   int64_t columns = 0;
-};
-
-// Bytes by memory class.
-struct ShardBytes {
-  int64_t master = 0;
-  PerMoment<int64_t> moments = {};
-  int64_t gradients = 0;
-  int64_t planes = 0;
-  int64_t Total() const;
-  ShardBytes& operator+=(const ShardBytes& other);
 };
 
 // One plane's bytes as they are served; empty where the format has none.
@@ -81,9 +58,6 @@ struct PlaneViews {
 // an epoch runs, DropGradients. Versions and generations are the model's business.
 class Shard {
  public:
-  // Counts what a shard will take, before anything is allocated.
-  static ShardBytes SizeOf(const ModelSpec& spec, const Layout& layout, int rank);
-
   // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. `spec`, `layout` and
   // `device` outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
@@ -96,7 +70,7 @@ class Shard {
   // The extent of a parameter, null when the shard owns none of it.
   const ShardExtent* Find(int unit, int parameter) const;
   const Memory& planes() const { return planes_; }
-  ShardBytes bytes() const { return SizeOf(spec_, layout_, rank_); }
+  const ShardBytes& bytes() const { return placement_.bytes; }
 
   // Says where a push of a unit adds: one entry for each parameter, null where the shard owns nothing, the parameter is
   // frozen or the push is absent.
@@ -171,8 +145,7 @@ class Shard {
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
-  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of
-  // a master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
+  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. `rows` are the parameter's, and lie in the extent. Without a
   // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
@@ -236,9 +209,10 @@ class Shard {
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   AdamState State(const ShardExtent& extent) const;
-  MutableMoment Moment(const ShardExtent& extent, MomentKind kind) const;
+  // Where an extent's part of an array of the state begins before steps move it.
+  uint8_t* BeginOf(const ShardExtent& extent, int array) const;
   MutableGradient Gradient(const ShardExtent& extent) const;
-  // Says where a stored array of an extent begins.
+  // Says where a stored array of an extent begins now.
   uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
   absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                           absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -265,12 +239,12 @@ class Shard {
   // Constant after Create.
   const ModelSpec& spec_;
   const Layout& layout_;
-  const int rank_;
   ComputeDevice* const device_;
+  const ShardPlacement placement_;
+  const std::vector<ShardExtent>& extents_;     // placed
+  const int trainable_count_;                   // of the first extents
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
-  std::vector<ShardExtent> extents_;
-  int trainable_count_ = 0;  // of the first extents
-  std::vector<int> kept_;    // indices of frozen extents with a master
+  std::vector<int> kept_;                       // indices of frozen extents with a master
 
   // The push thread's: whether a trainable extent has a gradient since the last commit.
   std::vector<bool> has_gradient_;

@@ -27,9 +27,11 @@
 #include "kernels/formats/codec_cuda.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/transpose_cuda.h"
+#include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/banded_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
@@ -214,13 +216,22 @@ std::string ContentsName(Contents contents) {
   return "";
 }
 
+// The arrays of a state that steps move.
+enum StateArrayKind { kMasters, kRemainders, kFirstMoments, kFirstScales, kSecondMoments, kSecondScales, kStateArrays };
+
 struct Arenas {
-  explicit Arenas(int64_t elements)
-      : state(elements * 16), planes(elements * 4 + elements / 8), scratch(elements * 4) {}
+  explicit Arenas(int64_t elements) : state(elements * 16), planes(elements * 4 + elements / 8), scratch(elements * 4) {
+    // With room for the moves.
+    for (int i = 0; i < kStateArrays; ++i) {
+      const int64_t bytes = i == kFirstScales || i == kSecondScales ? elements / 8 : elements * 4;
+      arrays.emplace_back(bytes + elements / 4);
+    }
+  }
 
   Arena state;
   Arena planes;
   Arena scratch;
+  std::vector<Arena> arrays;
 };
 
 // How the master is stored.
@@ -233,6 +244,7 @@ struct AdamArm {
   Contents contents = Contents::kRandom;
   MasterType master = MasterType::kFP32;
   GradientType gradients = GradientType::kFP32;
+  int bands = 0;  // in which a step moves the state; 0: it stays where it is
 };
 
 std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
@@ -243,19 +255,26 @@ class AdamBench {
       : bench_(bench), arenas_(arenas), model_(model), arm_(arm) {
     arenas_.state.Clear();
     arenas_.planes.Clear();
+    for (Arena& array : arenas_.arrays) array.Clear();
     for (const Shape& shape : model.shapes) Add(shape);
   }
 
   std::string name() const {
     return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), is_split() ? " + remainder " : " ",
                         MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq), ", ", model_.name,
-                        ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "");
+                        ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
+                        moves() ? absl::StrCat(", moved in ", arm_.bands, " bands") : "");
   }
 
   void Run() {
     Fill();
-    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, extents_);
+    const std::vector<BandStart> bands = Bands();
+    const int64_t distance = MoveDistance(Shapes(), bands, layouts_);
+    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, extents_, bands);
     Check(plan.status());
+    absl::StatusOr<BandedStep> banded = BandedStep::Create(kDevice);
+    Check(banded.status());
+    bool forward = true;
     AdamStep step;
     step.learning_rate = 3e-4f;
     step.beta2 = 0.95f;
@@ -268,7 +287,14 @@ class AdamBench {
     // Formats that wait for an amax have a second pass, as if the amax over all ranks were there at once.
     const bool encodes_after = EncodesAfterAmax(arm_.encoding.format);
     bench_.Measure(name(), bytes_, [&] {
-      Check(plan->Step(steps, scalings, bench_.stream()));
+      if (moves()) {
+        Check(plan->BeginStep(steps, scalings, forward ? distance : -distance, bench_.stream()));
+        Check(banded->Run(*plan, forward, {}, Marks(), bench_.stream()));
+        plan->SetPosition(forward ? distance : 0);
+        forward = !forward;
+      } else {
+        Check(plan->Step(steps, scalings, bench_.stream()));
+      }
       if (encodes_after) Check(plan->EncodeAfterAmax(stepped, scalings, bench_.stream()));
     });
     Check(cudaStreamSynchronize(bench_.stream()));
@@ -282,16 +308,21 @@ class AdamBench {
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = {arenas_.state.Take(count * GradientBytes(arm_.gradients), 64), arm_.gradients};
-    extent.state.moments[MomentKind::kExpAvg] = MomentOf(extent, arm_.exp_avg);
-    extent.state.moments[MomentKind::kExpAvgSq] = MomentOf(extent, arm_.exp_avg_sq);
+    extent.state.moments[MomentKind::kExpAvg] = MomentOf(extent, arm_.exp_avg, kFirstMoments);
+    extent.state.moments[MomentKind::kExpAvgSq] = MomentOf(extent, arm_.exp_avg_sq, kSecondMoments);
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
     if (is_split()) {
       // The weights are read, too.
-      extent.state.remainder = reinterpret_cast<int16_t*>(arenas_.state.Take(count * 2, 64));
+      extent.state.remainder = reinterpret_cast<int16_t*>(TakeState(kRemainders, shape.rows, shape.columns * 2));
       bytes_ += count * (GradientBytes(arm_.gradients) + 2 * 2 + 2);
+      // Those that move are not the plane, which is written besides.
+      if (moves()) {
+        extent.state.weights = reinterpret_cast<uint16_t*>(TakeState(kMasters, shape.rows, shape.columns * 2));
+        bytes_ += count * 2;
+      }
     } else {
-      extent.state.master = Floats(count);
+      extent.state.master = reinterpret_cast<float*>(TakeState(kMasters, shape.rows, shape.columns * 4));
       bytes_ += count * (GradientBytes(arm_.gradients) + 8);
     }
     if (EncodesAfterAmax(extent.encoding.format)) bytes_ += count * 4;
@@ -300,15 +331,49 @@ class AdamBench {
 
   bool is_split() const { return arm_.master == MasterType::kBF16AndRemainder; }
 
-  MutableMoment MomentOf(const AdamExtent& extent, MomentType type) {
-    const int64_t data = extent.rows * extent.columns * MomentBytes(type);
-    const int64_t scales = MomentScaleCount(type, extent.rows, extent.columns);
-    bytes_ += 2 * (data + scales * 4);
-    uint8_t* const first = arenas_.state.Take(data, 64);
-    return {first, scales == 0 ? nullptr : Floats(scales), type};
+  bool moves() const { return arm_.bands > 0; }
+
+  static PinnedArray<uint32_t> NewMarks() {
+    absl::StatusOr<PinnedArray<uint32_t>> marks = PinnedArray<uint32_t>::Create(kBandLanes);
+    Check(marks.status());
+    return *std::move(marks);
   }
 
-  float* Floats(int64_t count) { return reinterpret_cast<float*>(arenas_.state.Take(count * 4, 64)); }
+  MutableMoment MomentOf(const AdamExtent& extent, MomentType type, StateArrayKind array) {
+    const int64_t row_bytes = extent.columns * MomentBytes(type);
+    const int64_t row_scales = MomentScaleCount(type, 1, extent.columns) * 4;
+    bytes_ += 2 * extent.rows * (row_bytes + row_scales);
+    uint8_t* const first = TakeState(array, extent.rows, row_bytes);
+    uint8_t* const scales = TakeState(static_cast<StateArrayKind>(array + 1), extent.rows, row_scales);
+    return {first, row_scales == 0 ? nullptr : reinterpret_cast<float*>(scales), type};
+  }
+
+  // Memory of an extent's part of an array.
+  uint8_t* TakeState(StateArrayKind array, int64_t rows, int64_t row_bytes) {
+    if (!moves()) return arenas_.state.Take(rows * row_bytes, 64);
+    uint8_t* const taken = arenas_.arrays[array].Take(rows * row_bytes, 64);
+    std::vector<BandedArray::Part>& parts = layouts_[array].parts;
+    if (parts.empty()) first_[array] = taken;
+    parts.push_back({taken - first_[array], row_bytes});
+    return taken;
+  }
+
+  std::vector<MatrixShape> Shapes() const {
+    std::vector<MatrixShape> shapes;
+    for (const Shape& shape : model_.shapes) shapes.push_back({shape.rows, shape.columns});
+    return shapes;
+  }
+
+  std::vector<BandStart> Bands() {
+    if (!moves()) return {};
+    // Masters are not split, or all are.
+    if (!is_split()) layouts_[kRemainders].parts.resize(model_.shapes.size());
+    int64_t elements = 0;
+    for (const Shape& shape : model_.shapes) elements += shape.rows * shape.columns;
+    return CutIntoBands(Shapes(), elements / arm_.bands);
+  }
+
+  BandMarks Marks() const { return {{BandMarks::Lane{&marks_[0], 0}, BandMarks::Lane{&marks_[1], 0}}}; }
 
   MutablePlane PlaneOf(const AdamExtent& extent, Plane plane) {
     const int64_t alignment = model_.packed ? 1 : 64;
@@ -349,8 +414,8 @@ class AdamBench {
     arenas_.scratch.Clear();
     float* const values = reinterpret_cast<float*>(arenas_.scratch.Take(count * 4, 64));
     FillFloats(normal, parameter, count, values);
-    Check(SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data), extent.state.remainder,
-                      bench_.stream()));
+    uint16_t* const weights = moves() ? extent.state.weights : reinterpret_cast<uint16_t*>(extent.row_wise.data);
+    Check(SplitMaster(values, count, weights, extent.state.remainder, bench_.stream()));
   }
 
   // Moments in blocks begin at zero: the steps before the first timed one make them what they are later.
@@ -386,6 +451,10 @@ class AdamBench {
   AdamArm arm_;
   std::vector<AdamExtent> extents_;
   int64_t bytes_ = 0;
+  // Of a state that moves.
+  std::vector<BandedArray> layouts_ = std::vector<BandedArray>(kStateArrays);
+  uint8_t* first_[kStateArrays] = {};
+  PinnedArray<uint32_t> marks_ = NewMarks();
 };
 
 void MeasureAdam(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm) {
@@ -435,6 +504,22 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
     for (const Encoding& encoding : {mx, block}) {
       for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, model, {encoding, moments, moments});
     }
+  }
+  constexpr int kBands = 64;
+  for (const Encoding& encoding : {mx, block, bf16}) {
+    for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
+      AdamArm arm = {encoding, moments, moments};
+      arm.bands = kBands;
+      MeasureAdam(bench, arenas, whole, arm);
+      if (encoding.format != Format::kBF16) continue;
+      arm.master = MasterType::kBF16AndRemainder;
+      MeasureAdam(bench, arenas, whole, arm);
+    }
+  }
+  for (const Model& model : {ShardedBlocks(), BlocksWithVectors(), OddBlocks(3)}) {
+    AdamArm arm = {mx, wide, wide};
+    arm.bands = kBands;
+    MeasureAdam(bench, arenas, model, arm);
   }
 }
 

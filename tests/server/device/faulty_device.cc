@@ -60,9 +60,10 @@ absl::Status FaultyDevice::Write(uint8_t* data, absl::Span<const uint8_t> bytes)
   return absl::InternalError(absl::StrCat("write to ", Name(), ": the test lets it fail"));
 }
 
-absl::StatusOr<std::unique_ptr<ShardArithmetic>> FaultyDevice::MakeArithmetic(std::vector<ExtentTensors> tensors) {
+absl::StatusOr<std::unique_ptr<ShardArithmetic>> FaultyDevice::MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                              StateMoves moves) {
   RETURN_IF_ERROR(CountAllocation());
-  return inner_->MakeArithmetic(std::move(tensors));
+  return inner_->MakeArithmetic(std::move(tensors), std::move(moves));
 }
 
 absl::StatusOr<std::unique_ptr<DeviceQueue>> FaultyDevice::MakeQueue() {

@@ -47,7 +47,8 @@ class FaultyDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override;
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override;
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override;
-  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors) override;
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                  StateMoves moves) override;
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
 
  private:

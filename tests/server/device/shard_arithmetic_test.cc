@@ -40,7 +40,7 @@ class SumSquaresTest : public ::testing::TestWithParam<GradientType> {
       tensors.rows = kRows[i];
       tensors.columns = kColumns;
     }
-    ASSERT_OK_AND_ASSIGN(arithmetic_, device_->MakeArithmetic(tensors_));
+    ASSERT_OK_AND_ASSIGN(arithmetic_, device_->MakeArithmetic(tensors_, {}));
   }
 
   static Floats Values(int64_t count, int seed) {

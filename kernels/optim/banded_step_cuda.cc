@@ -1,0 +1,60 @@
+#include "kernels/optim/banded_step_cuda.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/gpu/status.h"
+#include "kernels/gpu/word_operations.h"
+
+namespace paramshard::gpu {
+namespace {
+
+static_assert(kBandLanes == 2, "one stream is the caller's, and one a BandedStep's");
+constexpr int kWaitsFor = kBandLanes + 1;  // bands before
+
+// What the stream is given from now on waits for the event.
+absl::Status Await(const Event& event, cudaStream_t stream) {
+  return ToStatus(cudaStreamWaitEvent(stream, event.get(), 0), "let a stream wait for another");
+}
+
+}  // namespace
+
+absl::StatusOr<BandedStep> BandedStep::Create(int device) {
+  BandedStep step(device);
+  ASSIGN_OR_RETURN(step.other_, Stream::Create(device));
+  for (int i = 0; i <= kWaitsFor; ++i) {
+    ASSIGN_OR_RETURN(Event end, Event::Create(device));
+    step.ends_.push_back(std::move(end));
+  }
+  return step;
+}
+
+absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
+                             const BandMarks& marks, cudaStream_t stream) {
+  const DeviceScope scope(device_);
+  const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
+  // As if all bands before the first ended here.
+  for (Event& end : ends_) RETURN_IF_ERROR(end.Record(stream));
+  RETURN_IF_ERROR(Await(ends_.front(), other_.get()));
+  for (int n = 0; n < plan.band_count(); ++n) {
+    const int lane = n % kBandLanes;
+    const int before = n / kBandLanes;  // bands of the lane
+    if (before < done[lane]) continue;
+    if (n >= kWaitsFor) RETURN_IF_ERROR(Await(EndOf(n - kWaitsFor), streams[lane]));
+    RETURN_IF_ERROR(RunBand(plan, BandAt(n, plan.band_count(), forward), marks.lanes[lane], before + 1, streams[lane]));
+    RETURN_IF_ERROR(EndOf(n).Record(streams[lane]));
+  }
+  RETURN_IF_ERROR(ends_.front().Record(other_.get()));
+  return Await(ends_.front(), stream);
+}
+
+absl::Status BandedStep::RunBand(FusedAdamPlan& plan, int band, const BandMarks::Lane& lane, uint32_t done,
+                                 cudaStream_t stream) {
+  RETURN_IF_ERROR(plan.StepBand(band, stream));
+  if (lane.word == nullptr) return absl::OkStatus();
+  WordOperations mark;
+  mark.Write(lane.word, lane.begin + done);
+  return mark.Enqueue(stream);
+}
+
+}  // namespace paramshard::gpu

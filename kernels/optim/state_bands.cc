@@ -1,0 +1,55 @@
+#include "kernels/optim/state_bands.h"
+
+#include <algorithm>
+
+namespace paramshard {
+namespace {
+
+// Where a band begins in an array.
+int64_t BeginOf(const BandStart& band, const BandedArray& array) {
+  const BandedArray::Part& part = array.parts[band.extent];
+  return part.offset + band.row * part.row_bytes;
+}
+
+// Where the last extent ends.
+int64_t EndOf(absl::Span<const MatrixShape> extents, const BandedArray& array) {
+  if (extents.empty()) return 0;
+  return array.parts.back().offset + extents.back().rows * array.parts.back().row_bytes;
+}
+
+}  // namespace
+
+std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64_t band_elements) {
+  std::vector<BandStart> bands;
+  int64_t elements = 0;  // of the band so far
+  for (size_t i = 0; i < extents.size(); ++i) {
+    const MatrixShape& extent = extents[i];
+    if (extent.rows * extent.cols == 0) continue;
+    const int64_t granule = BandRows(extent.cols);
+    for (int64_t row = 0; row < extent.rows; row += granule) {
+      if (bands.empty()) {
+        bands.push_back({0, 0});
+      } else if (elements >= band_elements) {
+        bands.push_back({static_cast<int64_t>(i), row});
+        elements = 0;
+      }
+      elements += std::min(granule, extent.rows - row) * extent.cols;
+    }
+  }
+  return bands;
+}
+
+int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
+                     absl::Span<const BandedArray> arrays) {
+  int64_t longest = 0;
+  for (const BandedArray& array : arrays) {
+    for (size_t i = 0; i < bands.size(); ++i) {
+      const size_t behind = i + kBandLanes;
+      const int64_t end = behind < bands.size() ? BeginOf(bands[behind], array) : EndOf(extents, array);
+      longest = std::max(longest, end - BeginOf(bands[i], array));
+    }
+  }
+  return (longest + kMoveUnit - 1) / kMoveUnit * kMoveUnit;
+}
+
+}  // namespace paramshard

@@ -1,0 +1,226 @@
+#include "server/device/cpu_arithmetic.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/optim/master_remainder.h"
+
+namespace paramshard::server {
+namespace {
+
+template <typename T>
+T* Moved(T* array, int64_t bytes) {
+  if (array == nullptr) return nullptr;
+  return reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(array) + bytes);
+}
+
+// The state in every array so many bytes further on.
+AdamState Moved(AdamState state, int64_t bytes) {
+  state.master = Moved(state.master, bytes);
+  state.remainder = Moved(state.remainder, bytes);
+  state.weights = Moved(state.weights, bytes);
+  for (MutableMoment& moment : state.moments) {
+    if (moment.data != nullptr) moment.data = static_cast<uint8_t*>(moment.data) + bytes;
+    moment.scales = Moved(moment.scales, bytes);
+  }
+  return state;
+}
+
+template <typename T>
+T* Behind(T* array, int64_t elements) {
+  return array == nullptr ? nullptr : array + elements;
+}
+
+MutablePlane RowsOf(const Encoding& encoding, Plane which, MutablePlane plane, int64_t first, int64_t columns) {
+  plane.data = Behind(plane.data, DataBytes(encoding, first, columns));
+  plane.scales = Behind(plane.scales, ScaleOffset(encoding, which, first, 0, columns));
+  return plane;
+}
+
+// Rows of an extent that begin where its tiles do, as an extent of their own.
+ExtentTensors RowsOf(const ExtentTensors& whole, int64_t first, int64_t rows) {
+  const int64_t before = first * whole.columns;
+  ExtentTensors part = whole;
+  part.rows = rows;
+  part.gradient.data = Behind(static_cast<uint8_t*>(whole.gradient.data), before * GradientBytes(whole.gradient.type));
+  part.state.master = Behind(whole.state.master, before);
+  part.state.remainder = Behind(whole.state.remainder, before);
+  part.state.weights = Behind(whole.state.weights, before);
+  for (MutableMoment& moment : part.state.moments) {
+    if (moment.data != nullptr) moment = MomentAt(moment, whole.columns, first, 0);
+  }
+  part.row_wise = RowsOf(whole.encoding, Plane::kRowWise, whole.row_wise, first, whole.columns);
+  if (HasColumnPlane(whole.encoding.format)) {
+    part.column_wise = RowsOf(whole.encoding, Plane::kColumnWise, whole.column_wise, first, whole.columns);
+  }
+  return part;
+}
+
+// Copies the state of an extent that takes no step so many bytes further on.
+void CopyState(const ExtentTensors& extent, int64_t distance) {
+  const auto copy = [distance](void* array, int64_t size_bytes) {
+    if (array != nullptr) std::memcpy(static_cast<uint8_t*>(array) + distance, array, size_bytes);
+  };
+  const AdamState& state = extent.state;
+  copy(state.master, extent.elements() * static_cast<int64_t>(sizeof(float)));
+  copy(state.remainder, extent.elements() * static_cast<int64_t>(sizeof(int16_t)));
+  copy(state.weights, extent.elements() * static_cast<int64_t>(sizeof(uint16_t)));
+  for (const MutableMoment& moment : state.moments) {
+    copy(moment.data, extent.elements() * MomentBytes(moment.type));
+    copy(moment.scales,
+         MomentScaleCount(moment.type, extent.rows, extent.columns) * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
+class CpuShardArithmetic final : public ShardArithmetic {
+ public:
+  CpuShardArithmetic(std::vector<ExtentTensors> tensors, StateMoves moves)
+      : tensors_(std::move(tensors)),
+        moves_(std::move(moves)),
+        needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
+                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {}
+
+  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors extent = WhereItLies(i);
+      if (HasRemainder(extent)) {
+        FillSplit(seed, initials[i], extent);
+      } else {
+        FillInitialValues(initials[i].value, seed, initials[i].parameter_index, initials[i].first_element,
+                          extent.elements(), extent.state.master);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) Encode(i, scalings[i]);
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (active[i]) Encode(i, scalings[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() override {
+    std::vector<float> amaxes(tensors_.size(), 0.0f);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ExtentTensors extent = WhereItLies(i);
+      if (NeedsAmax(extent.encoding.format)) amaxes[i] = Amax(extent.state.master, extent.elements());
+    }
+    return amaxes;
+  }
+
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
+                                                    absl::Span<const SumTask> sums) override {
+    ASSIGN_OR_RETURN(const std::vector<const SumTask*> sum_of, MatchSums(tensors_, active, sums));
+    std::vector<SquareSum> squares(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!active[i]) continue;
+      const SumTask* const sum = sum_of[i];
+      squares[i] = sum == nullptr
+                       ? SumOfSquares(tensors_[i].gradient, tensors_[i].elements())
+                       : SumGradientsAndSquares(sum->sources, sum->type, sum->count, sum->overwrite, sum->accumulator);
+    }
+    return squares;
+  }
+
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+                                          absl::Span<const TensorScaling> scalings) override {
+    std::vector<float> amaxes(tensors_.size(), 0.0f);
+    const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
+    if (!moves_.bands.empty() && steps_any) {
+      MoveByBands(steps, scalings, amaxes);
+    } else {
+      for (size_t i = 0; i < tensors_.size(); ++i) {
+        if (steps[i].has_value()) amaxes[i] = StepRows(*steps[i], WhereItLies(i), scalings[i], /*distance=*/0);
+      }
+    }
+    return needs_amax_ ? amaxes : std::vector<float>();
+  }
+
+ private:
+  static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
+
+  ExtentTensors WhereItLies(size_t index) const {
+    ExtentTensors extent = tensors_[index];
+    extent.state = Moved(extent.state, position());
+    return extent;
+  }
+
+  // Leaves the state `distance` bytes further on than it is.
+  static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
+                        int64_t distance) {
+    return FusedAdam(step, extent.gradient, Moved(extent.state, distance), extent.rows, extent.columns, extent.encoding,
+                     extent.row_wise, extent.column_wise, scaling, distance);
+  }
+
+  void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                   std::vector<float>& amaxes) {
+    const bool forward = position() == 0;
+    const int64_t distance = forward ? moves_.distance : -moves_.distance;
+    const auto band_count = static_cast<int>(moves_.bands.size());
+    for (int n = 0; n < band_count; ++n) {
+      const int band = BandAt(n, band_count, forward);
+      ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {
+        const ExtentTensors part = RowsOf(WhereItLies(i), first, rows);
+        if (!steps[i].has_value()) return CopyState(part, distance);
+        amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], part, scalings[i], distance));
+      });
+    }
+    set_position(position() + distance);
+  }
+
+  // Calls `visit` with each extent's rows in a band.
+  template <typename Visit>
+  void ForEachPart(int band, const Visit& visit) const {
+    const BandStart begin = moves_.bands[band];
+    const bool is_last = band + 1 == static_cast<int>(moves_.bands.size());
+    const BandStart end = is_last ? BandStart{static_cast<int64_t>(tensors_.size()), 0} : moves_.bands[band + 1];
+    for (int64_t i = begin.extent; i < static_cast<int64_t>(tensors_.size()) && i <= end.extent; ++i) {
+      const int64_t first = i == begin.extent ? begin.row : 0;
+      const int64_t behind = i == end.extent ? end.row : tensors_[i].rows;
+      if (behind > first) visit(i, first, behind - first);
+    }
+  }
+
+  static void FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent) {
+    std::vector<float> values(std::min(extent.elements(), kFillElements));
+    for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
+      const int64_t count = std::min(extent.elements() - first, kFillElements);
+      FillInitialValues(initial.value, seed, initial.parameter_index, initial.first_element + first, count,
+                        values.data());
+      SplitMasters(values.data(), count, reinterpret_cast<uint8_t*>(extent.state.weights + first),
+                   extent.state.remainder + first);
+    }
+  }
+
+  void Encode(size_t index, const TensorScaling& scaling) const {
+    const ExtentTensors extent = WhereItLies(index);
+    if (HasRemainder(extent)) {
+      std::memcpy(extent.row_wise.data, extent.state.weights,
+                  extent.elements() * static_cast<int64_t>(sizeof(uint16_t)));
+      return;
+    }
+    paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
+                             extent.column_wise, scaling);
+  }
+
+  const std::vector<ExtentTensors> tensors_;
+  const StateMoves moves_;
+  const bool needs_amax_;
+};
+
+}  // namespace
+
+std::unique_ptr<ShardArithmetic> MakeCpuArithmetic(std::vector<ExtentTensors> tensors, StateMoves moves) {
+  return std::make_unique<CpuShardArithmetic>(std::move(tensors), std::move(moves));
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,213 @@
+#include "server/store/shard_placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/align.h"
+#include "kernels/optim/moment.h"
+
+namespace paramshard::server {
+namespace {
+
+// Extents start at cache lines, so that ranks and vector loads never share one.
+constexpr int64_t kExtentAlignment = 64;
+
+// A step moves the state in so many bands: the room is about a thirtieth of it, and a GPU loses no time between them.
+constexpr int64_t kMostBands = 64;
+// Fewer elements are stepped before a GPU has begun.
+constexpr int64_t kLeastBandElements = int64_t{4} << 20;
+
+// What a row of a parameter takes in each array.
+std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec) {
+  std::array<int64_t, kStateArrays> bytes = {};
+  const int64_t columns = spec.columns();
+  if (spec.master_type == MasterType::kFP32) bytes[kFloatMasterArray] = columns * static_cast<int64_t>(sizeof(float));
+  if (spec.master_type == MasterType::kBF16Remainder) {
+    bytes[kUpperHalfArray] = columns * static_cast<int64_t>(sizeof(uint16_t));
+    bytes[kRemainderArray] = columns * static_cast<int64_t>(sizeof(int16_t));
+  }
+  for (const MomentTraits& moment : kMomentKinds) {
+    const std::optional<MomentType> type = MomentTypeOf(spec, moment.kind);
+    if (!type.has_value()) continue;
+    bytes[MomentArray(moment.kind)] = columns * MomentBytes(*type);
+    bytes[ScaleArray(moment.kind)] = MomentScaleCount(*type, 1, columns) * static_cast<int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
+// Puts `size` bytes at the end of a memory, and says where.
+int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
+
+// Fills in a placement, step by step.
+class Placer {
+ public:
+  Placer(const ModelSpec& spec, ShardPlacement& placement) : spec_(spec), placement_(placement) {}
+
+  void FindExtents(const Layout& layout, int rank);
+  // So that the state can be moved.
+  void CutBands();
+  void PlaceState();
+  void PlaceGradients();
+  void CountBytes();
+
+ private:
+  const ParameterSpec& Spec(const ShardExtent& extent) const {
+    return spec_.units[extent.unit].parameters[extent.parameter];
+  }
+  int64_t& MemoryOf(int array) {
+    if (array < kMasterArrays) return placement_.master_memory_bytes;
+    return placement_.moment_memory_bytes.values[(array - kMasterArrays) / 2];
+  }
+  std::vector<MatrixShape> TrainableShapes() const;
+  // As if the array began at 0.
+  BandedArray LayOut(int array) const;
+  void PlaceArray(int array);
+  void PlaceFrozenMaster(ShardExtent& extent);
+
+  const ModelSpec& spec_;
+  ShardPlacement& placement_;
+};
+
+void Placer::FindExtents(const Layout& layout, int rank) {
+  std::vector<ShardExtent>& extents = placement_.extents;
+  for (int unit = 0; unit < static_cast<int>(spec_.units.size()); ++unit) {
+    const auto& parameters = spec_.units[unit].parameters;
+    for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
+      const RowRange rows = layout.Extent(unit, parameter, rank);
+      if (rows.size() == 0) continue;
+      extents.push_back({.unit = unit,
+                         .parameter = parameter,
+                         .rows = rows,
+                         .elements = rows.size() * parameters[parameter].columns()});
+    }
+  }
+  const auto frozen = std::stable_partition(extents.begin(), extents.end(),
+                                            [&](const ShardExtent& extent) { return Spec(extent).trainable; });
+  placement_.trainable_count = static_cast<int>(frozen - extents.begin());
+}
+
+std::vector<MatrixShape> Placer::TrainableShapes() const {
+  std::vector<MatrixShape> shapes;
+  for (int i = 0; i < placement_.trainable_count; ++i) {
+    const ShardExtent& extent = placement_.extents[i];
+    shapes.push_back({extent.rows.size(), Spec(extent).columns()});
+  }
+  return shapes;
+}
+
+BandedArray Placer::LayOut(int array) const {
+  BandedArray laid_out;
+  int64_t end = 0;
+  for (int i = 0; i < placement_.trainable_count; ++i) {
+    const ShardExtent& extent = placement_.extents[i];
+    const int64_t row_bytes = RowBytes(Spec(extent))[array];
+    laid_out.parts.push_back({Append(end, extent.rows.size() * row_bytes), row_bytes});
+  }
+  return laid_out;
+}
+
+void Placer::CutBands() {
+  int64_t elements = 0;
+  for (int i = 0; i < placement_.trainable_count; ++i) elements += placement_.extents[i].elements;
+  const std::vector<MatrixShape> shapes = TrainableShapes();
+  StateMoves& moves = placement_.moves;
+  moves.bands = CutIntoBands(shapes, std::max(elements / kMostBands, kLeastBandElements));
+  std::vector<BandedArray> arrays;
+  for (int array = 0; array < kStateArrays; ++array) arrays.push_back(LayOut(array));
+  moves.distance = MoveDistance(shapes, moves.bands, arrays);
+}
+
+void Placer::PlaceState() {
+  for (int array = 0; array < kStateArrays; ++array) PlaceArray(array);
+  for (size_t i = placement_.trainable_count; i < placement_.extents.size(); ++i) {
+    PlaceFrozenMaster(placement_.extents[i]);
+  }
+}
+
+void Placer::PlaceArray(int array) {
+  const BandedArray laid_out = LayOut(array);
+  int64_t& memory = MemoryOf(array);
+  const int64_t begin = AlignUp(memory, kMoveUnit);
+  int64_t size = 0;
+  for (int i = 0; i < placement_.trainable_count; ++i) {
+    const BandedArray::Part& part = laid_out.parts[i];
+    ShardExtent& extent = placement_.extents[i];
+    extent.state_offsets[array] = begin + part.offset;
+    size = part.offset + extent.rows.size() * part.row_bytes;
+  }
+  if (size > 0) memory = begin + AlignUp(size, kExtentAlignment) + placement_.moves.distance;
+}
+
+void Placer::PlaceFrozenMaster(ShardExtent& extent) {
+  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(Spec(extent));
+  for (int array = 0; array < kMasterArrays; ++array) {
+    extent.state_offsets[array] = Append(placement_.master_memory_bytes, extent.rows.size() * row_bytes[array]);
+  }
+}
+
+void Placer::PlaceGradients() {
+  for (ShardExtent& extent : placement_.extents) {
+    extent.gradient_offset =
+        Append(placement_.bytes.gradients, AccumulatorBytes(spec_.accumulator_type, Spec(extent), extent.rows.size()));
+  }
+}
+
+// What no extent has is room.
+void Placer::CountBytes() {
+  ShardBytes& bytes = placement_.bytes;
+  for (const ShardExtent& extent : placement_.extents) {
+    bytes.master += MasterBytes(Spec(extent), extent.rows.size());
+    for (const MomentTraits& moment : kMomentKinds) {
+      bytes.moments[moment.kind] += MomentStateBytes(Spec(extent), moment.kind, extent.rows.size());
+    }
+  }
+  bytes.room = placement_.master_memory_bytes - bytes.master;
+  for (const MomentTraits& moment : kMomentKinds) {
+    bytes.room += placement_.moment_memory_bytes[moment.kind] - bytes.moments[moment.kind];
+  }
+}
+
+}  // namespace
+
+int64_t MasterBytes(const ParameterSpec& spec, int64_t rows) {
+  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(spec);
+  return rows * std::accumulate(row_bytes.begin(), row_bytes.begin() + kMasterArrays, int64_t{0});
+}
+
+int64_t MomentStateBytes(const ParameterSpec& spec, MomentKind kind, int64_t rows) {
+  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(spec);
+  return rows * (row_bytes[MomentArray(kind)] + row_bytes[ScaleArray(kind)]);
+}
+
+int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows) {
+  return spec.trainable ? rows * spec.columns() * GradientBytes(type) : 0;
+}
+
+int64_t ShardBytes::Total() const {
+  return std::accumulate(moments.begin(), moments.end(), master + gradients + planes + room);
+}
+
+ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
+  master += other.master;
+  for (int i = 0; i < kMomentCount; ++i) moments.values[i] += other.moments.values[i];
+  gradients += other.gradients;
+  planes += other.planes;
+  room += other.room;
+  return *this;
+}
+
+ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank) {
+  ShardPlacement placement;
+  Placer placer(spec, placement);
+  placer.FindExtents(layout, rank);
+  placer.CutBands();
+  placer.PlaceState();
+  placer.PlaceGradients();
+  placement.bytes.planes = layout.arena_bytes();
+  placer.CountBytes();
+  return placement;
+}
+
+}  // namespace paramshard::server
