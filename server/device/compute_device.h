@@ -28,7 +28,7 @@
 namespace paramshard::server {
 
 // One extent's tensors, at addresses of the device: `rows` x `columns` elements each. A master with a remainder has
-// weights besides, of which the row-wise plane is a copy.
+// its upper half in the row-wise plane, and does not move.
 struct ExtentTensors {
   MutableGradient gradient;  // null where the extent takes no step
   AdamState state;

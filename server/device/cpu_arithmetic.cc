@@ -196,18 +196,14 @@ class CpuShardArithmetic final : public ShardArithmetic {
       const int64_t count = std::min(extent.elements() - first, kFillElements);
       FillInitialValues(initial.value, seed, initial.parameter_index, initial.first_element + first, count,
                         values.data());
-      SplitMasters(values.data(), count, reinterpret_cast<uint8_t*>(extent.state.weights + first),
+      SplitMasters(values.data(), count, extent.row_wise.data + first * sizeof(uint16_t),
                    extent.state.remainder + first);
     }
   }
 
   void Encode(size_t index, const TensorScaling& scaling) const {
     const ExtentTensors extent = WhereItLies(index);
-    if (HasRemainder(extent)) {
-      std::memcpy(extent.row_wise.data, extent.state.weights,
-                  extent.elements() * static_cast<int64_t>(sizeof(uint16_t)));
-      return;
-    }
+    if (HasRemainder(extent)) return;
     paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
                              extent.column_wise, scaling);
   }

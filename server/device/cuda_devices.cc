@@ -175,8 +175,8 @@ class CudaShardArithmetic final : public ShardArithmetic {
       const int64_t count = std::min(extent.elements() - first, kFillElements);
       RETURN_IF_ERROR(gpu::FillInitialValues(initial.value, seed, initial.parameter_index,
                                              initial.first_element + first, count, values, stream_.get()));
-      RETURN_IF_ERROR(
-          gpu::SplitMaster(values, count, extent.state.weights + first, extent.state.remainder + first, stream_.get()));
+      RETURN_IF_ERROR(gpu::SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data) + first,
+                                       extent.state.remainder + first, stream_.get()));
     }
     return absl::OkStatus();
   }

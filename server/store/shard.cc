@@ -398,7 +398,6 @@ AdamState Shard::State(const ShardExtent& extent) const {
   }
   if (!HasMaster(extent)) return state;
   if (HasRemainder(extent)) {
-    state.weights = reinterpret_cast<uint16_t*>(BeginOf(extent, kUpperHalfArray));
     state.remainder = reinterpret_cast<int16_t*>(BeginOf(extent, kRemainderArray));
   } else {
     state.master = reinterpret_cast<float*>(BeginOf(extent, kFloatMasterArray));
@@ -461,7 +460,8 @@ uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorFor
   if (const std::optional<MomentKind> kind = MomentOf(tensor); kind.has_value()) {
     array = is_elements ? MomentArray(*kind) : ScaleArray(*kind);
   } else if (HasRemainder(extent)) {
-    array = is_elements ? kUpperHalfArray : kRemainderArray;
+    if (is_elements) return PlaneOf(extent, Plane::kRowWise).data;
+    array = kRemainderArray;
   }
   return BeginOf(extent, array) + (Spec(extent).trainable ? arithmetic_->position() : 0);
 }
@@ -609,8 +609,8 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
-  // The plane is all that there is.
-  if (!HasMaster(extent)) return true;
+  // The plane is a part of the master, or all that there is.
+  if (HasRemainder(extent) || !HasMaster(extent)) return true;
   for (const ExtentPart& part : Parts(extent)) {
     ASSIGN_OR_RETURN(const bool match, PlanesMatch(extent, part));
     if (!match) return false;
@@ -619,12 +619,6 @@ absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const {
-  if (HasRemainder(extent)) {
-    ASSIGN_OR_RETURN(const HostView upper_halves,
-                     StoredArray(extent, StateTensor::kMaster, TensorForm::kElements, part));
-    ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
-    return served[0].data.bytes() == upper_halves.bytes();
-  }
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster, part));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
   std::vector<HostPlane> again(served.begin(), served.end());

@@ -1,7 +1,9 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
 //
-// A step leaves masters and moments beside where it has read them (kernels/optim/state_bands.h), in memory that no
-// trainer maps. A master with a remainder has its upper half there too; the row-wise plane is a copy.
+// A step leaves masters and moments beside where it has read them (kernels/optim/state_bands.h), unless a master has a
+// remainder. Its upper half is in the arena then: it is the row-wise plane, which no encoding writes. On the host its
+// pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to map planes
+// read-only.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
 // that there is of it: they are made once of its initial values, or of rows that were written.
@@ -145,7 +147,8 @@ class Shard {
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
-  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. `rows` are the parameter's, and lie in the extent. Without a
+  // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of
+  // a master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
   // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.

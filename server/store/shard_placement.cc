@@ -25,7 +25,6 @@ std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec) {
   const int64_t columns = spec.columns();
   if (spec.master_type == MasterType::kFP32) bytes[kFloatMasterArray] = columns * static_cast<int64_t>(sizeof(float));
   if (spec.master_type == MasterType::kBF16Remainder) {
-    bytes[kUpperHalfArray] = columns * static_cast<int64_t>(sizeof(uint16_t));
     bytes[kRemainderArray] = columns * static_cast<int64_t>(sizeof(int16_t));
   }
   for (const MomentTraits& moment : kMomentKinds) {
@@ -110,7 +109,11 @@ BandedArray Placer::LayOut(int array) const {
 
 void Placer::CutBands() {
   int64_t elements = 0;
-  for (int i = 0; i < placement_.trainable_count; ++i) elements += placement_.extents[i].elements;
+  for (int i = 0; i < placement_.trainable_count; ++i) {
+    const ShardExtent& extent = placement_.extents[i];
+    if (Spec(extent).master_type == MasterType::kBF16Remainder) return;
+    elements += extent.elements;
+  }
   const std::vector<MatrixShape> shapes = TrainableShapes();
   StateMoves& moves = placement_.moves;
   moves.bands = CutIntoBands(shapes, std::max(elements / kMostBands, kLeastBandElements));

@@ -17,9 +17,8 @@ namespace paramshard::server {
 // The arrays of which masters and moments consist. The first stand one behind the other in the memory of masters, those
 // of a moment in its own.
 inline constexpr int kFloatMasterArray = 0;
-inline constexpr int kUpperHalfArray = 1;  // of masters with remainders
-inline constexpr int kRemainderArray = 2;
-inline constexpr int kMasterArrays = 3;
+inline constexpr int kRemainderArray = 1;
+inline constexpr int kMasterArrays = 2;
 inline constexpr int kStateArrays = kMasterArrays + 2 * kMomentCount;
 constexpr int MomentArray(MomentKind kind) { return kMasterArrays + 2 * static_cast<int>(kind); }
 constexpr int ScaleArray(MomentKind kind) { return MomentArray(kind) + 1; }
@@ -58,7 +57,8 @@ struct ShardPlacement {
   // The sizes of the memories, with their rooms.
   int64_t master_memory_bytes = 0;
   PerMoment<int64_t> moment_memory_bytes = {};
-  // Of the trainable extents.
+  // Of the trainable extents. None where a master has a remainder: its upper half is a plane, which trainers map where it
+  // is.
   StateMoves moves;
 };
 

@@ -639,8 +639,8 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
       EXPECT_EQ(stored(StateTensor::kExpAvg), moment(*spec.exp_avg_type));
       EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(*spec.exp_avg_sq_type));
       const int64_t accumulator = (GetParam().accumulators == GradientType::kFP32 ? 4 : 2) * extent.elements;
-      const int64_t sum =
-          4 * extent.elements + accumulator + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
+      const int64_t master = (spec.master_type == MasterType::kFP32 ? 4 : 2) * extent.elements;
+      const int64_t sum = master + accumulator + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
       EXPECT_EQ(shard->OptimizerSize(extent), sum);
     }
   }
@@ -667,7 +667,7 @@ TEST(FrozenShardTest, TakesItsPlanesAndAMasterWhereItAsksForOne) {
   EXPECT_EQ(alone.planes, size_of(weight).planes);
   EXPECT_EQ(alone.Total(), alone.planes);
   EXPECT_EQ(size_of(Frozen(weight, v1::MASTER_TYPE_FP32)).Total(), alone.planes + 4 * kElements);
-  EXPECT_EQ(size_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)).Total(), size_of(bf16).planes + 4 * kElements);
+  EXPECT_EQ(size_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)).Total(), size_of(bf16).planes + 2 * kElements);
 }
 
 // A master with a remainder is filled in parts, in room that only its filling has.

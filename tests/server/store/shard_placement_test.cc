@@ -1,0 +1,123 @@
+#include "server/store/shard_placement.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/store/test_spec.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+v1::ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape, v1::MomentType moments) {
+  v1::ParameterSpec parameter = MakeParameter(name, std::move(shape), v1::FORMAT_BF16);
+  parameter.set_exp_avg_type(moments);
+  parameter.set_exp_avg_sq_type(moments);
+  return parameter;
+}
+
+ShardPlacement Place(std::vector<v1::ParameterSpec> parameters) {
+  const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", std::move(parameters))}));
+  return ShardPlacement::Of(spec, Layout(spec, 1), 0);
+}
+
+// What an extent takes in an array, where the state lies first and where a step leaves it.
+struct Taken {
+  int memory;
+  int64_t begin, end;
+};
+
+std::vector<Taken> TakenBy(const ShardPlacement& placement, const ModelSpec& spec) {
+  std::vector<Taken> taken;
+  for (int i = 0; i < static_cast<int>(placement.extents.size()); ++i) {
+    const ShardExtent& extent = placement.extents[i];
+    const ParameterSpec& parameter = spec.units[extent.unit].parameters[extent.parameter];
+    const int64_t moved = i < placement.trainable_count ? placement.moves.distance : 0;
+    const int64_t rows = extent.rows.size();
+    const auto add = [&](int memory, int array, int64_t bytes) {
+      if (bytes == 0) return;
+      const int64_t begin = extent.state_offsets[array];
+      taken.push_back({memory, begin, begin + bytes});
+      if (moved > 0) taken.push_back({memory, begin + moved, begin + moved + bytes});
+    };
+    if (parameter.master_type.has_value()) add(0, kFloatMasterArray, rows * parameter.columns() * 4);
+    for (const MomentTraits& moment : kMomentKinds) {
+      const std::optional<MomentType> type = MomentTypeOf(parameter, moment.kind);
+      if (!type.has_value()) continue;
+      const int memory = 1 + static_cast<int>(moment.kind);
+      add(memory, MomentArray(moment.kind), rows * parameter.columns() * MomentBytes(*type));
+      add(memory, ScaleArray(moment.kind), 4 * MomentScaleCount(*type, rows, parameter.columns()));
+    }
+  }
+  return taken;
+}
+
+int64_t MemoryBytes(const ShardPlacement& placement, int memory) {
+  return memory == 0 ? placement.master_memory_bytes : placement.moment_memory_bytes.values[memory - 1];
+}
+
+// Of different arrays or of frozen parameters nothing is ever in the way of a move.
+TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
+  v1::ParameterSpec frozen = MakeParameter("frozen", {30, 70}, v1::FORMAT_BF16);
+  frozen.set_trainable(false);
+  frozen.set_master_type(v1::MASTER_TYPE_FP32);
+  const ModelSpec spec = Parse(MakeSpec(
+      "m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8), frozen,
+                           Parameter("b", {7}, v1::MOMENT_TYPE_FP32), Parameter("c", {5, 1000}, v1::MOMENT_TYPE_FP16),
+                           Parameter("d", {64, 64}, v1::MOMENT_TYPE_BF16)})}));
+  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0);
+  EXPECT_EQ(placement.trainable_count, 4);
+  EXPECT_THAT(placement.moves.bands, SizeIs(1));
+  ASSERT_GT(placement.moves.distance, 0);
+  // One band: what a step reads and what it writes has nothing in common.
+  const std::vector<Taken> taken = TakenBy(placement, spec);
+  for (size_t i = 0; i < taken.size(); ++i) {
+    EXPECT_LE(taken[i].end, MemoryBytes(placement, taken[i].memory));
+    for (size_t j = 0; j < i; ++j) {
+      const bool apart = taken[i].begin >= taken[j].end || taken[j].begin >= taken[i].end;
+      EXPECT_TRUE(taken[i].memory != taken[j].memory || apart) << i << " and " << j;
+    }
+  }
+  const ShardBytes& bytes = placement.bytes;
+  EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1] + bytes.room,
+            placement.master_memory_bytes + placement.moment_memory_bytes.values[0] +
+                placement.moment_memory_bytes.values[1]);
+}
+
+// 256 Mi elements: 64 bands of 4 Mi.
+TEST(ShardPlacementTest, ALargeStateTakesAThirtiethMore) {
+  const ShardPlacement placement =
+      Place({Parameter("a", {65536, 2048}, v1::MOMENT_TYPE_FP32), Parameter("b", {32768, 4096}, v1::MOMENT_TYPE_FP32)});
+  EXPECT_THAT(placement.moves.bands, SizeIs(64));
+  EXPECT_EQ(placement.moves.distance, 2 * 4 * (int64_t{4} << 20));
+  const ShardBytes& bytes = placement.bytes;
+  EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
+  EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], 32 * bytes.room);
+}
+
+TEST(ShardPlacementTest, MastersWithRemaindersStayWhereTheyAre) {
+  v1::ParameterSpec split = Parameter("b", {64, 64}, v1::MOMENT_TYPE_FP32);
+  split.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  const ShardPlacement placement = Place({Parameter("a", {64, 64}, v1::MOMENT_TYPE_FP32), split});
+  EXPECT_THAT(placement.moves.bands, IsEmpty());
+  EXPECT_EQ(placement.moves.distance, 0);
+  EXPECT_EQ(placement.bytes.room, 0);
+}
+
+TEST(ShardPlacementTest, WithoutTrainableParametersThereAreNoBands) {
+  v1::ParameterSpec frozen = MakeParameter("frozen", {30, 70}, v1::FORMAT_BF16);
+  frozen.set_trainable(false);
+  const ShardPlacement placement = Place({frozen});
+  EXPECT_THAT(placement.moves.bands, IsEmpty());
+  EXPECT_EQ(placement.bytes.room, 0);
+  EXPECT_EQ(placement.bytes.Total(), placement.bytes.planes);
+}
+
+}  // namespace
+}  // namespace paramshard::server
