@@ -36,8 +36,8 @@ float BiasCorrection(float beta, int64_t step) {
 }
 
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
-                const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
-                const TensorScaling& scaling, int64_t distance) {
+                const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling,
+                int64_t distance) {
   return FusedStep(UpdateOf(step.mode), step, gradient, state, rows, cols, encoding, row_wise, column_wise, scaling,
                    distance);
 }

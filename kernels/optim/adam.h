@@ -21,7 +21,7 @@ enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
 struct AdamState {
   // Null where the master is stored as BF16 and remainder.
   float* master = nullptr;
-  // The lower half of a master whose upper half are the weights (master_remainder.h); else null.
+  // The lower half of a master whose upper half is a weight (master_remainder.h); else null.
   int16_t* remainder = nullptr;
   // Those that the optimizer keeps (optimizers.h).
   PerMoment<MutableMoment> moments = {};

@@ -89,8 +89,9 @@ class ShardArithmetic {
                                                             absl::Span<const SumTask> sums) = 0;
 
   // One fused step on every extent whose entry has a value, which moves the state, if it has bands and an entry has a
-  // value. The others' bytes stay, but for where they lie, and so do planes of formats that EncodesAfterAmax(). Returns the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no
-  // step; empty when no extent's format NeedsAmax().
+  // value. The others' bytes stay, but for where they lie, and so do planes of formats that EncodesAfterAmax(). Returns
+  // the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no step; empty when no extent's
+  // format NeedsAmax(). After an error the state is in pieces.
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                                   absl::Span<const TensorScaling> scalings) = 0;
 

@@ -406,7 +406,7 @@ AdamState Shard::State(const ShardExtent& extent) const {
 }
 
 uint8_t* Shard::BeginOf(const ShardExtent& extent, int array) const {
-  const Memory& memory = array < kMasterArrays ? master_ : moments_.values[(array - kMasterArrays) / 2];
+  const Memory& memory = array < kMasterArrays ? master_ : moments_[MomentOfArray(array)];
   return memory.data() + extent.state_offsets[array];
 }
 

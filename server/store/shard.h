@@ -1,9 +1,8 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
 //
-// A step leaves masters and moments beside where it has read them (kernels/optim/state_bands.h), unless a master has a
-// remainder. Its upper half is in the arena then: it is the row-wise plane, which no encoding writes. On the host its
-// pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to map planes
-// read-only.
+// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the
+// host its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to
+// map planes read-only.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
 // that there is of it: they are made once of its initial values, or of rows that were written.

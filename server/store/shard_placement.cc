@@ -14,7 +14,9 @@ namespace {
 // Extents start at cache lines, so that ranks and vector loads never share one.
 constexpr int64_t kExtentAlignment = 64;
 
-// A step moves the state in so many bands: the room is about a thirtieth of it, and a GPU loses no time between them.
+// A step moves the state in so many bands: the room is about a thirtieth of a large state, where no row is very long,
+// and a GPU loses no time between them. These numbers decide where everything lies: whoever takes over memory from
+// another program must know that program's.
 constexpr int64_t kMostBands = 64;
 // Fewer elements are stepped before a GPU has begun.
 constexpr int64_t kLeastBandElements = int64_t{4} << 20;
@@ -57,8 +59,9 @@ class Placer {
   }
   int64_t& MemoryOf(int array) {
     if (array < kMasterArrays) return placement_.master_memory_bytes;
-    return placement_.moment_memory_bytes.values[(array - kMasterArrays) / 2];
+    return placement_.moment_memory_bytes[MomentOfArray(array)];
   }
+  int64_t& RoomOf(int array) { return array < kMasterArrays ? master_room_ : moment_rooms_[MomentOfArray(array)]; }
   std::vector<MatrixShape> TrainableShapes() const;
   // As if the array began at 0.
   BandedArray LayOut(int array) const;
@@ -67,6 +70,8 @@ class Placer {
 
   const ModelSpec& spec_;
   ShardPlacement& placement_;
+  int64_t master_room_ = 0;
+  PerMoment<int64_t> moment_rooms_ = {};
 };
 
 void Placer::FindExtents(const Layout& layout, int rank) {
@@ -140,7 +145,9 @@ void Placer::PlaceArray(int array) {
     extent.state_offsets[array] = begin + part.offset;
     size = part.offset + extent.rows.size() * part.row_bytes;
   }
-  if (size > 0) memory = begin + AlignUp(size, kExtentAlignment) + placement_.moves.distance;
+  if (size == 0) return;
+  memory = begin + AlignUp(size, kExtentAlignment) + placement_.moves.distance;
+  RoomOf(array) += placement_.moves.distance;
 }
 
 void Placer::PlaceFrozenMaster(ShardExtent& extent) {
@@ -157,18 +164,13 @@ void Placer::PlaceGradients() {
   }
 }
 
-// What no extent has is room.
 void Placer::CountBytes() {
   ShardBytes& bytes = placement_.bytes;
-  for (const ShardExtent& extent : placement_.extents) {
-    bytes.master += MasterBytes(Spec(extent), extent.rows.size());
-    for (const MomentTraits& moment : kMomentKinds) {
-      bytes.moments[moment.kind] += MomentStateBytes(Spec(extent), moment.kind, extent.rows.size());
-    }
-  }
-  bytes.room = placement_.master_memory_bytes - bytes.master;
+  bytes.master = placement_.master_memory_bytes - master_room_;
+  bytes.room = master_room_;
   for (const MomentTraits& moment : kMomentKinds) {
-    bytes.room += placement_.moment_memory_bytes[moment.kind] - bytes.moments[moment.kind];
+    bytes.moments[moment.kind] = placement_.moment_memory_bytes[moment.kind] - moment_rooms_[moment.kind];
+    bytes.room += moment_rooms_[moment.kind];
   }
 }
 
@@ -201,11 +203,11 @@ ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
   return *this;
 }
 
-ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank) {
+ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, Steps steps) {
   ShardPlacement placement;
   Placer placer(spec, placement);
   placer.FindExtents(layout, rank);
-  placer.CutBands();
+  if (steps == Steps::kMove) placer.CutBands();
   placer.PlaceState();
   placer.PlaceGradients();
   placement.bytes.planes = layout.arena_bytes();

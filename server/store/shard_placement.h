@@ -22,6 +22,7 @@ inline constexpr int kMasterArrays = 2;
 inline constexpr int kStateArrays = kMasterArrays + 2 * kMomentCount;
 constexpr int MomentArray(MomentKind kind) { return kMasterArrays + 2 * static_cast<int>(kind); }
 constexpr int ScaleArray(MomentKind kind) { return MomentArray(kind) + 1; }
+constexpr MomentKind MomentOfArray(int array) { return static_cast<MomentKind>((array - kMasterArrays) / 2); }
 
 // The rows of one parameter that the shard owns. Never empty.
 struct ShardExtent {
@@ -29,8 +30,8 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
-  // Where it begins in each array, in bytes from the start of the array's memory; for a trainable parameter before steps
-  // move it. Of no meaning where it has nothing.
+  // Where it begins in each array, in bytes from the start of the array's memory; for a trainable parameter before
+  // steps move it. Of no meaning where it has nothing.
   std::array<int64_t, kStateArrays> state_offsets = {};
   int64_t gradient_offset = 0;
 };
@@ -41,13 +42,15 @@ struct ShardBytes {
   PerMoment<int64_t> moments = {};
   int64_t gradients = 0;
   int64_t planes = 0;
-  int64_t room = 0;  // in the memories of masters and moments, for steps to move them
+  int64_t room = 0;  // in the memories of masters and moments, where steps move them
   int64_t Total() const;
   ShardBytes& operator+=(const ShardBytes& other);
 };
 
 struct ShardPlacement {
-  static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank);
+  // Whether steps move the state. No caller lets them yet.
+  enum class Steps : uint8_t { kStay, kMove };
+  static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank, Steps steps = Steps::kStay);
 
   // Those of trainable parameters first, in the order of the model, then frozen ones, whose masters stand behind all
   // others and stay where they are.
@@ -57,8 +60,8 @@ struct ShardPlacement {
   // The sizes of the memories, with their rooms.
   int64_t master_memory_bytes = 0;
   PerMoment<int64_t> moment_memory_bytes = {};
-  // Of the trainable extents. None where a master has a remainder: its upper half is a plane, which trainers map where it
-  // is.
+  // Of the trainable extents. None where a master has a remainder: its upper half is a plane, which trainers map where
+  // it is.
   StateMoves moves;
 };
 

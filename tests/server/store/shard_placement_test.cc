@@ -24,7 +24,7 @@ v1::ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape,
 
 ShardPlacement Place(std::vector<v1::ParameterSpec> parameters) {
   const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", std::move(parameters))}));
-  return ShardPlacement::Of(spec, Layout(spec, 1), 0);
+  return ShardPlacement::Of(spec, Layout(spec, 1), 0, ShardPlacement::Steps::kMove);
 }
 
 // What an extent takes in an array, where the state lies first and where a step leaves it.
@@ -71,7 +71,7 @@ TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
       "m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8), frozen,
                            Parameter("b", {7}, v1::MOMENT_TYPE_FP32), Parameter("c", {5, 1000}, v1::MOMENT_TYPE_FP16),
                            Parameter("d", {64, 64}, v1::MOMENT_TYPE_BF16)})}));
-  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0);
+  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0, ShardPlacement::Steps::kMove);
   EXPECT_EQ(placement.trainable_count, 4);
   EXPECT_THAT(placement.moves.bands, SizeIs(1));
   ASSERT_GT(placement.moves.distance, 0);
@@ -107,6 +107,13 @@ TEST(ShardPlacementTest, MastersWithRemaindersStayWhereTheyAre) {
   const ShardPlacement placement = Place({Parameter("a", {64, 64}, v1::MOMENT_TYPE_FP32), split});
   EXPECT_THAT(placement.moves.bands, IsEmpty());
   EXPECT_EQ(placement.moves.distance, 0);
+  EXPECT_EQ(placement.bytes.room, 0);
+}
+
+TEST(ShardPlacementTest, AStateThatStaysTakesNoRoom) {
+  const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8)})}));
+  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0);
+  EXPECT_THAT(placement.moves.bands, IsEmpty());
   EXPECT_EQ(placement.bytes.room, 0);
 }
 
