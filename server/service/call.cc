@@ -19,8 +19,9 @@ Call::Call(const CallMethod& method, grpc::CallbackServerContext* context, Calle
            std::function<void(Call&)> body)
     : method_(method),
       context_(context),
-      admission_(std::move(admission)),
+      caller_(admission.caller()),
       body_(std::move(body)),
+      admission_(std::move(admission)),
       timer_(&mu_),
       patience_(method.patience) {}
 
@@ -132,6 +133,7 @@ void Call::OnDone() {
   std::shared_ptr<Call> self;
   absl::MutexLock lock(&mu_);
   timer_.Clear();
+  admission_.reset();
   self = std::move(self_);
 }
 

@@ -45,7 +45,7 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   static Call* Start(const CallMethod& method, grpc::CallbackServerContext* context, Callers::Admission admission,
                      std::function<void(Call&)> body);
 
-  const Callers::Caller& caller() const { return admission_.caller(); }
+  const Callers::Caller& caller() const { return caller_; }
   // Whether the client has gone, or the call has failed: whatever is done for it is in vain.
   bool IsCancelled() const;
   void TryCancel() const { context_->TryCancel(); }
@@ -84,7 +84,7 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   // Constant after construction.
   const CallMethod& method_;  // the service's
   grpc::CallbackServerContext* const context_;
-  const Callers::Admission admission_;
+  const Callers::Caller caller_;
   const std::function<void(Call&)> body_;
 
   grpc::ByteBuffer request_;   // the operation's under way, else the body's
@@ -93,6 +93,9 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
   std::shared_ptr<Call> self_ ABSL_GUARDED_BY(mu_);  // until OnDone
+  // Until OnDone, when gRPC's server and so the callers are still there. A timer that was cleared may be the last to
+  // let this object go, after both.
+  std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);
   CallTimer timer_ ABSL_GUARDED_BY(mu_);             // of the first message, and of the end
   PatienceLeft patience_ ABSL_GUARDED_BY(mu_);       // of what the body reads and writes
   bool dispatched_ ABSL_GUARDED_BY(mu_) = false;     // the first message is in request_

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -45,9 +46,17 @@ class SmallService final : public GuardedService {
     Handle("Export", workers->transfers.get(), &SmallService::Export);
   }
 
+  // From now on the objects of GetModel's calls live as long as the service.
+  void KeepCalls() {
+    absl::MutexLock lock(&mu_);
+    keeps_calls_ = true;
+  }
+
  private:
-  absl::StatusOr<v1::GetModelResponse> GetModel(const Call&, const v1::GetModelRequest&) {
+  absl::StatusOr<v1::GetModelResponse> GetModel(const Call& call, const v1::GetModelRequest&) {
     v1::GetModelResponse response;
+    absl::MutexLock lock(&mu_);
+    if (keeps_calls_) kept_.push_back(call.shared_from_this());
     response.mutable_model()->mutable_spec()->set_name(std::string(kLargeAnswer, 'x'));
     return response;
   }
@@ -64,6 +73,10 @@ class SmallService final : public GuardedService {
     }
     return absl::AbortedError("nobody takes the stream");
   }
+
+  absl::Mutex mu_;
+  bool keeps_calls_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::shared_ptr<const Call>> kept_ ABSL_GUARDED_BY(mu_);
 };
 
 class CallTest : public testing::Test {
@@ -220,6 +233,15 @@ TEST_F(CallTest, ATrickleIsLateInTheEnd) {
     end = FromGrpc(writer->Finish());
   } while (absl::StrContains(end.message(), "Import: the request expected"));
   EXPECT_THAT(end, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: messages expected within 50ms")));
+}
+
+// A timer that was cleared may keep a call's object for longer than the server, and the callers, are there.
+TEST_F(CallTest, ObjectsOfCallsThatAreOverHoldNoPlaces) {
+  Start({});
+  service_->KeepCalls();
+  for (int i = 0; i < 2 * kMaxCallsOfCaller; ++i) {
+    ASSERT_OK(client_->Call(client_->trainer(), &v1::TrainerService::Stub::GetModel, v1::GetModelRequest()).status());
+  }
 }
 
 TEST_F(CallTest, AStreamWithoutAMessageIsRefused) {
