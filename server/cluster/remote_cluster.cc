@@ -124,6 +124,9 @@ class RemoteCluster final : public Cluster {
   void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The model's attached trainers must be reported anew.
   void ForgetAttached(const std::string& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Likewise, as its epoch is over. Nothing for one that this node has ended itself: trainers that were reported since
+  // wait for the next one.
+  void ForgetEpoch(const std::string& model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRunning(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Drops the message while there is no stream.
   void Send(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -302,8 +305,7 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     dispatcher_.LastCommand(last.model(), last.epoch(), last.command());
   } else if (response.has_end()) {
     const v1::EpochEnd& end = response.end();
-    running_.erase(end.model());
-    ForgetAttached(end.model());
+    ForgetEpoch(end.model(), end.epoch());
     dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonFromProto(end.why()));
   } else if (response.has_refusal()) {
     const v1::EpochRefusal& refusal = response.refusal();
@@ -322,6 +324,13 @@ void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
 void RemoteCluster::ForgetAttached(const std::string& model) {
   const auto it = reports_.find(model);
   if (it != reports_.end()) it->second.attached_ranks.clear();
+}
+
+void RemoteCluster::ForgetEpoch(const std::string& model, int64_t epoch) {
+  const auto running = running_.find(model);
+  if (running == running_.end() || running->second != epoch) return;
+  running_.erase(running);
+  ForgetAttached(model);
 }
 
 void RemoteCluster::EndRunning(const absl::Status& why) {
@@ -390,6 +399,7 @@ void RemoteCluster::Forget(absl::string_view model) {
 
 void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) {
   absl::MutexLock lock(&mu_);
+  ForgetEpoch(std::string(model), epoch);
   Send(DepartureMessage(model, epoch, why));
 }
 

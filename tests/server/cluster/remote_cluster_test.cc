@@ -397,6 +397,54 @@ TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
   EXPECT_EQ(votes, 4);
 }
 
+// A node 0 whose word for the end of epoch 1 comes after the node's report for the next one. Then the stream breaks.
+class LateNodeZero final : public v1::ClusterService::Service {
+ public:
+  LateNodeZero() { server_ = Serve(this, &port_); }
+  ~LateNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  RemoteOptions options() const {
+    RemoteOptions options;
+    options.coordinator_address = absl::StrCat("127.0.0.1:", port_);
+    options.join_timeout = kLong;
+    return options;
+  }
+  // The first report of the stream after that.
+  ModelReport AwaitReportOfNextStream() { return reported_.get_future().get(); }
+
+  grpc::Status Join(grpc::ServerContext*,
+                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
+    const int number = ++streams_;
+    stream->Write(WelcomeMessage({1, 1}));
+    if (number == 1) stream->Write(EpochStartMessage("m", {.epoch = 1}));
+    v1::JoinRequest request;
+    while (stream->Read(&request) && !request.has_report()) {
+    }
+    if (number == 1) stream->Write(EpochEndMessage("m", 1, absl::AbortedError("rank 1 left")));
+    if (number == 2) reported_.set_value(ReportOf(request.report()));
+    return grpc::Status::OK;
+  }
+
+ private:
+  std::atomic<int> streams_{0};
+  std::promise<ModelReport> reported_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(LateEndTest, ATrainerThatWaitsForTheNextEpochIsReportedOnTheNextStreamToo) {
+  LateNodeZero zero;
+  RecordingListener news;
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
+  one->SetListener(&news);
+  ASSERT_TRUE(news.Next().start);
+  one->EndEpoch("m", 1, absl::AbortedError("rank 1 left"));
+  one->Report(MakeReport({1}));
+  EXPECT_THAT(zero.AwaitReportOfNextStream().attached_ranks, ElementsAre(1));
+  EXPECT_EQ(news.Next().epoch, 1) << "the end was heard";
+  one->SetListener(nullptr);
+}
+
 TEST(ThreadShortageTest, JoiningIsRefusedAndCanBeTriedAgain) {
   NodeZero zero;
   for (const int successes : {0, 1}) {
