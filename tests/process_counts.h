@@ -20,17 +20,8 @@ inline int64_t CountEntries(const std::string& folder) {
 inline int64_t OpenDescriptors() { return CountEntries("/proc/self/fd"); }
 inline int64_t Threads() { return CountEntries("/proc/self/task"); }
 
-// Waits until the count is `expected`: what another thread gives up goes a moment after it has said so.
-inline bool SettlesAt(int64_t expected, int64_t (*count)()) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (count() != expected) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
-// Likewise, until it is no more than that: for counts to which a library adds what it likes to keep.
+// Waits until the count is no more than that: what another thread gives up goes a moment after it has said so. Whoever
+// counts before may have counted such things too, which are gone later: the same number again is more than it can expect.
 inline bool SettlesWithin(int64_t most, int64_t (*count)()) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (count() > most) {

@@ -239,7 +239,7 @@ TEST_F(DaemonTest, NothingIsLeftAfterTheEnd) {
   }
   client_.reset();
   daemon_.reset();
-  EXPECT_TRUE(SettlesAt(descriptors, OpenDescriptors));
+  EXPECT_TRUE(SettlesWithin(descriptors, OpenDescriptors));
 }
 
 }  // namespace

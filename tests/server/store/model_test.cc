@@ -245,8 +245,8 @@ TEST_F(ModelTest, EpochsLeaveNothingBehind) {
     Attach();
     trainers_.clear();
   }
-  EXPECT_TRUE(SettlesAt(descriptors, OpenDescriptors));
-  EXPECT_TRUE(SettlesAt(threads, Threads));
+  EXPECT_TRUE(SettlesWithin(descriptors, OpenDescriptors));
+  EXPECT_TRUE(SettlesWithin(threads, Threads));
 }
 
 TEST_F(ModelTest, AModelMayBeDestroyedWhileAnEpochRuns) {
