@@ -1,10 +1,6 @@
 #include "tests/campaign/world.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -33,25 +29,6 @@ constexpr int64_t kGpuSlackMebibytes = 256;
 
 // Two executors with two threads for each core, and an event engine with one.
 int64_t PoolSlack() { return 8 + 5 * static_cast<int64_t>(std::thread::hardware_concurrency()); }
-
-// By the name that the kernel keeps, which is cut after 15 characters.
-std::map<std::string, int64_t> ThreadsByName(pid_t pid) {
-  std::map<std::string, int64_t> counts;
-  std::error_code ended;
-  for (const auto& thread : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), ended)) {
-    std::string name;
-    std::getline(std::ifstream(thread.path() / "comm"), name);
-    ++counts[name];
-  }
-  return counts;
-}
-
-bool IsOfAPool(absl::string_view name) {
-  constexpr absl::string_view kPools[] = {"default-execut", "resolver-execut", "event_engine", "nexting_thread",
-                                          "grpc"};
-  return std::any_of(std::begin(kPools), std::end(kPools),
-                     [&](absl::string_view pool) { return absl::StartsWith(name, pool); });
-}
 
 // As the driver's own tool counts it: this process forks, and must not open the driver.
 absl::StatusOr<int64_t> GpuMebibytes() {
@@ -192,7 +169,7 @@ int64_t World::Entries(const char* folder) const {
 
 absl::StatusOr<Holdings> World::Count() const {
   Holdings holdings{.descriptors = Descriptors()};
-  for (const auto& [name, count] : ThreadsByName(daemon_.pid())) {
+  for (const auto& [name, count] : ThreadsByName(absl::StrCat(daemon_.pid()))) {
     holdings.threads += count;
     if (IsOfAPool(name)) holdings.pool_threads += count;
   }
@@ -212,7 +189,7 @@ absl::Status World::AwaitLevel(const Holdings& before) const {
   };
   ASSIGN_OR_RETURN(const bool level, Poll({.timeout = kLevelTimeout}, is_level));
   if (level) return absl::OkStatus();
-  const auto names = absl::StrJoin(ThreadsByName(daemon_.pid()), ", ", absl::PairFormatter(" "));
+  const auto names = absl::StrJoin(ThreadsByName(absl::StrCat(daemon_.pid())), ", ", absl::PairFormatter(" "));
   return absl::InternalError(absl::StrCat(Describe(before), " expected, got ", Describe(now), ": ", names));
 }
 

@@ -15,7 +15,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +24,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire/handoff.h"
 #include "tests/faults/training.h"
+#include "tests/process_counts.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -393,17 +393,16 @@ TEST_F(FaultTest, AThousandSessionsLeaveNothingBehind) {
   };
   round();
   const int64_t descriptors = EntriesOf(daemon_->pid(), "fd");
-  const int64_t threads = EntriesOf(daemon_->pid(), "task");
+  const std::string daemon = absl::StrCat(daemon_->pid());
+  const int64_t threads = OwnThreads(daemon);
   for (int i = 0; i < 3; ++i) round();
-  // The daemon hears of the last ones a moment after their processes have ended. gRPC's pools still grow, up to the
-  // number of cores; a thread for each session would be 750 more.
-  const int64_t most_threads = threads + 2 + std::thread::hardware_concurrency();
+  // The daemon hears of the last ones a moment after their processes have ended.
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while ((EntriesOf(daemon_->pid(), "fd") > descriptors + 2 || EntriesOf(daemon_->pid(), "task") > most_threads) &&
+  while ((EntriesOf(daemon_->pid(), "fd") > descriptors + 2 || OwnThreads(daemon) > threads + 2) &&
          absl::Now() < deadline) {
   }
   EXPECT_LE(EntriesOf(daemon_->pid(), "fd"), descriptors + 2);
-  EXPECT_LE(EntriesOf(daemon_->pid(), "task"), most_threads);
+  EXPECT_LE(OwnThreads(daemon), threads + 2);
 }
 
 TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
@@ -907,12 +906,12 @@ class NodeDeathsTest : public testing::Test {
     EXPECT_EQ(StateHashOf(directories_[node].path(), "bystander"), bystander_);
     const auto level = [&] {
       const pid_t pid = daemons_[node]->pid();
-      return std::make_pair(EntriesOf(pid, "fd"), EntriesOf(pid, "task"));
+      return std::make_pair(EntriesOf(pid, "fd"), OwnThreads(absl::StrCat(pid)));
     };
     auto now = level();
     if (!levels_[node].has_value()) levels_[node] = now;
     const auto [descriptors, threads] = *levels_[node];
-    // What a connection leaves goes a moment after it; gRPC keeps some threads of its own.
+    // What a connection leaves goes a moment after it.
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     while ((now.first > descriptors + 4 || now.second > threads + 4) && absl::Now() < deadline) now = level();
     EXPECT_LE(now.first, descriptors + 4) << "descriptors";

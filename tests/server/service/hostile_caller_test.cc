@@ -159,7 +159,7 @@ TEST_F(HostileCallerTest, StreamsOfReflectionHoldFewThreads) {
 // One token may open as many streams as it likes, and many may open one each: nobody's holds a thread.
 TEST_F(HostileCallerTest, SilentStreamsHoldNoThreads) {
   ExpectAlive();
-  const int64_t threads = DaemonThreads();
+  const int64_t threads = OwnThreads(absl::StrCat(daemon_->pid()));
   std::vector<std::unique_ptr<TestSession>> silent;
   for (int i = 0; i < 50; ++i) silent.push_back(std::make_unique<TestSession>(directory_.path()));
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
@@ -169,7 +169,7 @@ TEST_F(HostileCallerTest, SilentStreamsHoldNoThreads) {
     streams.push_back(caller_->trainer().Session(contexts.back().get()));
   }
   ExpectAlive();
-  EXPECT_LT(DaemonThreads(), threads + 20);
+  EXPECT_LT(OwnThreads(absl::StrCat(daemon_->pid())), threads + 10);
   for (const auto& stream : streams) {
     v1::SessionResponse none;
     EXPECT_FALSE(stream->Read(&none));
