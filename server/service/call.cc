@@ -36,10 +36,21 @@ void Call::Begin() {
 }
 
 void Call::Dispatch() {
-  if (method_.workers->Post(caller(), [self = shared_from_this()] { self->body_(*self); })) return;
+  if (method_.workers->Post(caller(),
+                            [self = shared_from_this()](Workers::Place place) { self->Run(std::move(place)); })) {
+    return;
+  }
   End(absl::ResourceExhaustedError(absl::StrCat(
       method_.name,
       ": the daemon carries out as many calls of this kind as it may, or as this caller may have; try again later")));
+}
+
+void Call::Run(Workers::Place place) {
+  {
+    absl::MutexLock lock(&mu_);
+    place_.emplace(std::move(place));
+  }
+  body_(*this);
 }
 
 bool Call::IsCancelled() const {
@@ -158,6 +169,7 @@ void Call::Answer(const google::protobuf::MessageLite& response) {
 
 void Call::BoundEnd() {
   ended_ = true;
+  place_.reset();
   timer_.Set(method_.patience.longest_wait, shared_from_this(), [this] { context_->TryCancel(); });
 }
 

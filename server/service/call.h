@@ -68,13 +68,15 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
 
   void Begin();
   void Dispatch();
+  // On a worker.
+  void Run(Workers::Place place);
   // Receives a message. False when there is none.
   bool Receive();
   // Waits until the operation that was begun with a message is done. False when it failed, or did not end in time.
   bool Await(std::optional<bool>& done, const grpc::ByteBuffer& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Late(absl::string_view expected) const;
   void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Gives the call up when the client does not take its end.
+  // Gives the worker's place back, and the call up when the client does not take its end.
   void BoundEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void OnReadDone(bool ok) override;
@@ -96,10 +98,12 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   // Until OnDone, when gRPC's server and so the callers are still there. A timer that was cleared may be the last to
   // let this object go, after both.
   std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);
-  CallTimer timer_ ABSL_GUARDED_BY(mu_);             // of the first message, and of the end
-  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);       // of what the body reads and writes
-  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;     // the first message is in request_
-  bool first_read_ ABSL_GUARDED_BY(mu_) = false;     // and the body has taken it
+  // Of the body, until the call ends: whoever has the answer may call again.
+  std::optional<Workers::Place> place_ ABSL_GUARDED_BY(mu_);
+  CallTimer timer_ ABSL_GUARDED_BY(mu_);          // of the first message, and of the end
+  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);    // of what the body reads and writes
+  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;  // the first message is in request_
+  bool first_read_ ABSL_GUARDED_BY(mu_) = false;  // and the body has taken it
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
   std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is under way

@@ -25,14 +25,11 @@ Workers::~Workers() {
   }
 }
 
-bool Workers::Post(const Callers::Caller& caller, std::function<void()> work) {
+bool Workers::Post(const Callers::Caller& caller, std::function<void(Place)> work) {
   absl::MutexLock lock(&mu_);
   if (!TakePlace(caller)) return false;
-  queue_.push_back({.user = caller.peer.uid, .run = [this, caller, work = std::move(work)]() mutable {
-                      work();
-                      work = nullptr;
-                      GiveBackPlace(caller);
-                    }});
+  queue_.push_back(
+      {.user = caller.peer.uid, .run = [this, caller, work = std::move(work)] { work(Place(this, caller)); }});
   return true;
 }
 

@@ -38,8 +38,24 @@ class Workers {
   // Carries out what is queued first.
   ~Workers();
 
-  // False when there are too many already, or too many of the caller; then `work` is not run.
-  bool Post(const Callers::Caller& caller, std::function<void()> work);
+  // One of the works that may wait or run at a time, until this object ends. Move-only.
+  class Place {
+   public:
+    Place(Workers* workers, Callers::Caller caller) : workers_(workers), caller_(std::move(caller)) {}
+    Place(Place&& other) noexcept
+        : workers_(std::exchange(other.workers_, nullptr)), caller_(std::move(other.caller_)) {}
+    ~Place() {
+      if (workers_ != nullptr) workers_->GiveBackPlace(caller_);
+    }
+
+   private:
+    Workers* workers_;
+    Callers::Caller caller_;
+  };
+
+  // False when there are too many already, or too many of the caller; then `work` is not run. It may end its place
+  // before it returns: whoever hears that it is done may post the next.
+  bool Post(const Callers::Caller& caller, std::function<void(Place)> work);
   // The daemon's own, which is never too many.
   void Post(std::function<void()> work);
 

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
@@ -79,9 +80,34 @@ class SmallService final : public GuardedService {
   std::vector<std::shared_ptr<const Call>> kept_ ABSL_GUARDED_BY(mu_);
 };
 
+// Ends each call at once; its worker then stays until the service goes.
+class LingeringService final : public GuardedService {
+ public:
+  LingeringService(Callers* callers, CallWorkers* workers)
+      : GuardedService(v1::TrainerService::service_full_name(), callers),
+        method_({.name = "GetModel", .workers = workers->questions.get(), .patience = {}}) {
+    Handle("GetModel", [this](grpc::CallbackServerContext* context, Callers::Admission admission) {
+      return Call::Start(method_, context, std::move(admission), [this](Call& call) {
+        call.Answer(v1::GetModelResponse());
+        go_.WaitForNotification();
+      });
+    });
+  }
+  void Go() { go_.Notify(); }
+
+ private:
+  const CallMethod method_;
+  absl::Notification go_;
+};
+
 class CallTest : public testing::Test {
  protected:
   void Start(Patience patience) {
+    ASSERT_NO_FATAL_FAILURE(StartWorkers());
+    service_ = std::make_unique<SmallService>(&callers_, &workers_, patience);
+    Serve(service_.get());
+  }
+  void StartWorkers() {
     auto handoff = HandoffServer::Start({.path = directory_.path() + "/handoff.sock",
                                          .allowed_users = {geteuid()},
                                          .on_gone = [this](const std::string& token) { callers_.Gone(token); }});
@@ -89,9 +115,10 @@ class CallTest : public testing::Test {
     handoff_ = *std::move(handoff);
     callers_.SetHandoff(handoff_.get());
     ASSERT_OK_AND_ASSIGN(workers_, CallWorkers::Start());
-    service_ = std::make_unique<SmallService>(&callers_, &workers_, patience);
+  }
+  void Serve(grpc::Service* service) {
     grpc::ServerBuilder builder;
-    builder.RegisterService(service_.get());
+    builder.RegisterService(service);
     builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
     server_ = builder.BuildAndStart();
     client_ = std::make_unique<DaemonClient>(directory_.path());
@@ -242,6 +269,21 @@ TEST_F(CallTest, ObjectsOfCallsThatAreOverHoldNoPlaces) {
   for (int i = 0; i < 2 * kMaxCallsOfCaller; ++i) {
     ASSERT_OK(client_->Call(client_->trainer(), &v1::TrainerService::Stub::GetModel, v1::GetModelRequest()).status());
   }
+}
+
+// Whoever has an answer may call again, however long the worker takes to turn to it.
+TEST_F(CallTest, AnAnsweredCallHoldsNoPlaceOfItsWorkers) {
+  ASSERT_NO_FATAL_FAILURE(StartWorkers());
+  ASSERT_OK_AND_ASSIGN(workers_.questions, Workers::Start("questions", {.threads = 3, .max_works = 1}));
+  LingeringService service(&callers_, &workers_);
+  Serve(&service);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_OK(client_->Call(client_->trainer(), &v1::TrainerService::Stub::GetModel, v1::GetModelRequest()).status());
+  }
+  service.Go();
+  server_->Shutdown();
+  server_.reset();
+  workers_.questions.reset();
 }
 
 TEST_F(CallTest, AStreamWithoutAMessageIsRefused) {

@@ -27,7 +27,8 @@ class WorkersTest : public testing::Test {
   }
 
   bool Post(const std::string& token, uid_t user = geteuid()) {
-    return workers_->Post({.token = token, .peer = {.pid = 1, .uid = user}}, [this] { end_.WaitForNotification(); });
+    return workers_->Post({.token = token, .peer = {.pid = 1, .uid = user}},
+                          [this](const Workers::Place&) { end_.WaitForNotification(); });
   }
   int PostAll(const std::string& token, uid_t user = geteuid()) {
     int posted = 0;
@@ -59,9 +60,10 @@ TEST_F(WorkersTest, WhatIsDoneGivesItsPlaceBack) {
   Start({.threads = 1, .max_works = 1, .max_works_of_connection = 1});
   for (int i = 0; i < 3; ++i) {
     absl::Notification done;
-    // The place of the one before is given back just after its work.
-    while (!workers_->Post({.token = "a", .peer = {.pid = 1, .uid = geteuid()}}, [&] { done.Notify(); })) {
-    }
+    ASSERT_TRUE(workers_->Post({.token = "a", .peer = {.pid = 1, .uid = geteuid()}}, [&](Workers::Place place) {
+      { const Workers::Place ends = std::move(place); }
+      done.Notify();
+    }));
     done.WaitForNotification();
   }
 }
@@ -72,7 +74,8 @@ TEST_F(WorkersTest, OtherUsersLeaveThreadsToTheDaemonsOwn) {
   EXPECT_EQ(PostAll("a", kOther), 8);
   EXPECT_EQ(PostAll("b", kOther + 1), 4);
   absl::Notification done;
-  ASSERT_TRUE(workers_->Post({.token = "c", .peer = {.pid = 1, .uid = geteuid()}}, [&] { done.Notify(); }));
+  ASSERT_TRUE(workers_->Post({.token = "c", .peer = {.pid = 1, .uid = geteuid()}},
+                             [&](const Workers::Place&) { done.Notify(); }));
   done.WaitForNotification();
 }
 
@@ -80,7 +83,7 @@ TEST_F(WorkersTest, WhatWaitsForAThreadOfItsUserIsCarriedOutAtTheEnd) {
   Start({.threads = 2, .max_works = 16});
   std::atomic<int> carried_out = 0;
   for (int i = 0; i < 8; ++i) {
-    ASSERT_TRUE(workers_->Post({.token = "a", .peer = {.pid = 1, .uid = kOther}}, [&] {
+    ASSERT_TRUE(workers_->Post({.token = "a", .peer = {.pid = 1, .uid = kOther}}, [&](const Workers::Place&) {
       end_.WaitForNotification();
       ++carried_out;
     }));
