@@ -85,6 +85,18 @@ absl::Status PeerError(const MeshMember& member, SteadyTime deadline, const absl
   return absl::UnavailableError(absl::StrCat("connection to ", MemberName(member), " lost: ", status.message()));
 }
 
+// Where a member listens for each of the others, asked before anybody knows: of a connection that it has made Gloo says
+// the address of that connection. A peer that had only this one would break it off, and be refused.
+std::vector<std::string> ListeningAddresses(gloo::transport::Context& context, int self) {
+  std::vector<std::string> addresses(context.size);
+  for (int peer = 0; peer < context.size; ++peer) {
+    if (peer == self) continue;
+    const std::vector<char> bytes = context.getPair(peer)->address().bytes();
+    addresses[peer].assign(bytes.begin(), bytes.end());
+  }
+  return addresses;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<gloo::transport::Device>> MakeTcpDevice(const std::string& listen_address) {
@@ -155,14 +167,9 @@ absl::StatusOr<std::unique_ptr<TcpMesh>> TcpMesh::Create(std::shared_ptr<gloo::t
 }
 
 TcpMesh::TcpMesh(std::shared_ptr<gloo::transport::Context> context, std::vector<MeshMember> members, int self)
-    : Mesh(std::move(members), self), context_(std::move(context)) {}
+    : Mesh(std::move(members), self), context_(std::move(context)), addresses_(ListeningAddresses(*context_, self)) {}
 
 TcpMesh::~TcpMesh() = default;
-
-std::string TcpMesh::AddressFor(int peer) const {
-  const std::vector<char> bytes = context_->getPair(peer)->address().bytes();
-  return std::string(bytes.begin(), bytes.end());
-}
 
 absl::Status TcpMesh::Connect(int peer, absl::string_view address) {
   absl::Status status =

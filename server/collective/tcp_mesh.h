@@ -40,9 +40,9 @@ class TcpMesh final : public Mesh {
                                                          absl::Duration timeout);
   ~TcpMesh() override;
 
-  // Return what `peer` needs to connect to this member, and make the connection with what the peer has said. Both
-  // members must call Connect; it waits for the other. UNAVAILABLE names the peer.
-  std::string AddressFor(int peer) const;
+  // Return what `peer` needs to connect to this member, which stays the same, and make the connection with what the
+  // peer has said. Both members must call Connect; it waits for the other. UNAVAILABLE names the peer.
+  const std::string& AddressFor(int peer) const { return addresses_[peer]; }
   absl::Status Connect(int peer, absl::string_view address);
 
   absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
@@ -68,6 +68,7 @@ class TcpMesh final : public Mesh {
 
   // Constant after construction.
   const std::shared_ptr<gloo::transport::Context> context_;
+  const std::vector<std::string> addresses_;  // by peer
 
   AbortState end_;
   absl::Mutex mu_;

@@ -125,40 +125,62 @@ INSTANTIATE_TEST_SUITE_P(EnginesBetweenDaemons, AbortTest,
                                          Wait{"ReplicasMaximum", true, HeldEngine::kReductions, 1, Maximum}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Three members; the first waits for the last, after it has heard of the second.
-TEST(TcpMeshTest, AbortEndsAnExchangeThatWaits) {
-  const std::vector<MeshMember> members = {{0, 0}, {1, 1}, {2, 2}};
-  const auto device = MakeTcpDevice("127.0.0.1");
-  ASSERT_OK(device.status());
-  std::vector<std::unique_ptr<TcpMesh>> meshes;
-  for (int self = 0; self < 3; ++self) {
-    auto mesh = TcpMesh::Create(*device, members, self, absl::Minutes(1));
-    ASSERT_OK(mesh.status());
-    meshes.push_back(*std::move(mesh));
-  }
-  std::vector<std::future<absl::Status>> connecting;
-  for (int self = 0; self < 3; ++self) {
-    for (int peer = 0; peer < 3; ++peer) {
-      if (peer == self) continue;
-      connecting.push_back(std::async(
-          std::launch::async, [&, self, peer] { return meshes[self]->Connect(peer, meshes[peer]->AddressFor(self)); }));
+// Meshes of members that all connect at once.
+class TcpMeshTest : public testing::Test {
+ protected:
+  void Listen(int count) {
+    std::vector<MeshMember> members;
+    for (int member = 0; member < count; ++member) members.push_back({member, member});
+    const auto device = MakeTcpDevice("127.0.0.1");
+    ASSERT_OK(device.status());
+    for (int self = 0; self < count; ++self) {
+      auto mesh = TcpMesh::Create(*device, members, self, absl::Minutes(1));
+      ASSERT_OK(mesh.status());
+      meshes_.push_back(*std::move(mesh));
     }
   }
-  for (auto& connected : connecting) ASSERT_OK(connected.get());
+  void Connect() {
+    std::vector<std::future<absl::Status>> connecting;
+    for (const auto& mesh : meshes_) {
+      for (int peer = 0; peer < mesh->size(); ++peer) {
+        if (peer == mesh->self()) continue;
+        connecting.push_back(std::async(std::launch::async, [this, &mesh, peer] {
+          return mesh->Connect(peer, meshes_[peer]->AddressFor(mesh->self()));
+        }));
+      }
+    }
+    for (auto& connected : connecting) ASSERT_OK(connected.get());
+  }
 
+  std::vector<std::unique_ptr<TcpMesh>> meshes_;
+};
+
+// One of two that connect makes the connection, perhaps before the other one asks where to.
+TEST_F(TcpMeshTest, AddressesStayWhatTheyWereBeforeTheConnection) {
+  ASSERT_NO_FATAL_FAILURE(Listen(2));
+  const std::string first = meshes_[0]->AddressFor(1), second = meshes_[1]->AddressFor(0);
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  EXPECT_EQ(meshes_[0]->AddressFor(1), first);
+  EXPECT_EQ(meshes_[1]->AddressFor(0), second);
+}
+
+// The first of three waits for the last, after it has heard of the second.
+TEST_F(TcpMeshTest, AbortEndsAnExchangeThatWaits) {
+  ASSERT_NO_FATAL_FAILURE(Listen(3));
+  ASSERT_NO_FATAL_FAILURE(Connect());
   const absl::Status why = absl::AbortedError("the epoch ended");
   int sent = 7, of_second = 0, of_last = 0;
   absl::Notification heard_of_second;
   auto waiting = std::async(std::launch::async, [&] {
     const PeerTransfer transfers[] = {{1, {}, {{&of_second, sizeof(int)}}}, {2, {}, {{&of_last, sizeof(int)}}}};
-    return meshes[0]->Exchange(transfers, SteadyDeadline(absl::Minutes(1)), [&](int peer) {
+    return meshes_[0]->Exchange(transfers, SteadyDeadline(absl::Minutes(1)), [&](int peer) {
       if (peer == 1) heard_of_second.Notify();
     });
   });
   const PeerTransfer to_first[] = {{0, {{&sent, sizeof(int)}}, {}}};
-  EXPECT_OK(meshes[1]->Exchange(to_first, SteadyDeadline(absl::Minutes(1)), [](int) {}));
+  EXPECT_OK(meshes_[1]->Exchange(to_first, SteadyDeadline(absl::Minutes(1)), [](int) {}));
   heard_of_second.WaitForNotification();
-  meshes[0]->Abort(why);
+  meshes_[0]->Abort(why);
   EXPECT_EQ(waiting.get(), why);
   EXPECT_EQ(of_second, 7);
 }
