@@ -149,7 +149,7 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
 // Members are destroyed in reverse order: first who calls, last who is called.
 class Daemon::Impl {
  public:
-  explicit Impl(const DaemonConfig& config) : config_(config) {}
+  Impl(const DaemonConfig& config, Restarter restart) : config_(config), restart_(std::move(restart)) {}
   ~Impl() { Stop(); }
 
   absl::Status Start(DeviceOpener open, const std::stop_token& stop);
@@ -164,9 +164,11 @@ class Daemon::Impl {
   absl::Status OpenHandoff();
   absl::Status Serve();
   World MakeWorld() const;
+  AdminService::Lifetime Lifetime();
   void WatchDevices();
 
   const DaemonConfig config_;
+  const Restarter restart_;  // null without a keeper
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
@@ -263,9 +265,7 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
-  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] {
-    if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
-  });
+  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
@@ -286,6 +286,19 @@ absl::Status Daemon::Impl::Serve() {
   servers_.SetHealth(true);
   WatchDevices();
   return absl::OkStatus();
+}
+
+AdminService::Lifetime Daemon::Impl::Lifetime() {
+  AdminService::Lifetime lifetime{.drain = [this] {
+    if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
+  }};
+  if (restart_ == nullptr) return lifetime;
+  lifetime.restart = [this](const ServerCommandChange& change) {
+    RETURN_IF_ERROR(restart_(change));
+    if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
+    return absl::OkStatus();
+  };
+  return lifetime;
 }
 
 void Daemon::Impl::WatchDevices() {
@@ -329,14 +342,14 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
-                                                      const std::stop_token& stop) {
+                                                      const std::stop_token& stop, Restarter restart) {
   // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
   // Health checking must be asked for before any server is built.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto impl = std::make_unique<Impl>(config);
+  auto impl = std::make_unique<Impl>(config, std::move(restart));
   RETURN_IF_ERROR(impl->Start(open, stop));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }

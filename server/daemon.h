@@ -6,6 +6,7 @@
 #ifndef PARAMSHARD_SERVER_DAEMON_H_
 #define PARAMSHARD_SERVER_DAEMON_H_
 
+#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -18,6 +19,7 @@
 #include "absl/types/span.h"
 #include "server/config/config.h"
 #include "server/device/compute_device.h"
+#include "server/keeper/server_command.h"
 
 namespace paramshard::server {
 
@@ -33,11 +35,13 @@ class Daemon {
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // what OpenDevices and Check refuse. When a device breaks, health says NOT_SERVING for good; inspection goes on.
   // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait
-  // returns.
+  // returns. `restart`, of a daemon that has a keeper, has the next server started after this one's end; the daemon
+  // requests its own stop then.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
+  using Restarter = std::function<absl::Status(const ServerCommandChange& change)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,
-                                                       const std::stop_token& stop = {});
+                                                       const std::stop_token& stop = {}, Restarter restart = nullptr);
   ~Daemon();
 
   // Blocks until Stop or RequestStop is called.

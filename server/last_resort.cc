@@ -6,13 +6,13 @@
 #include "absl/status/statusor.h"
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
-#include "server/exit_codes.h"
 #include "server/log/log.h"
 
 namespace paramshard::server {
 
-LastResort::LastResort(absl::Duration patience) {
-  absl::StatusOr<std::thread> thread = StartThread("last resort", [this, patience] { Await(patience); });
+LastResort::LastResort(absl::Duration patience, int exit_code) {
+  absl::StatusOr<std::thread> thread =
+      StartThread("last resort", [this, patience, exit_code] { Await(patience, exit_code); });
   if (thread.ok()) thread_ = *std::move(thread);
 }
 
@@ -25,14 +25,14 @@ LastResort::~LastResort() {
   if (thread_.joinable()) thread_.join();
 }
 
-void LastResort::Await(absl::Duration patience) {
+void LastResort::Await(absl::Duration patience, int exit_code) {
   const SteadyTime deadline = SteadyDeadline(patience);
   absl::MutexLock lock(&mu_);
   while (!has_ended_) {
     if (!changed_.WaitUntil(&mu_, deadline) || has_ended_) continue;
     Log(LogLevel::kError, "stopping without an end", {{"waited", absl::FormatDuration(patience)}});
     FlushLog(kFlushTimeout);
-    std::_Exit(kExitStuck);
+    std::_Exit(exit_code);
   }
 }
 

@@ -12,17 +12,17 @@
 namespace paramshard::server {
 
 // gRPC's servers wait without a bound for calls that have not ended, and where memory ran out gRPC may lose the end of
-// one. An object that still lives after `patience` ends the process with kExitStuck, and says so in the log. Without a
+// one. An object that still lives after `patience` ends the process with `exit_code`, and says so in the log. Without a
 // thread for it there is no such bound.
 class LastResort {
  public:
-  explicit LastResort(absl::Duration patience);
+  LastResort(absl::Duration patience, int exit_code);
   LastResort(const LastResort&) = delete;
   LastResort& operator=(const LastResort&) = delete;
   ~LastResort();
 
  private:
-  void Await(absl::Duration patience);
+  void Await(absl::Duration patience, int exit_code);
 
   absl::Mutex mu_;
   SteadyCondVar changed_;

@@ -1,10 +1,14 @@
-// paramshardd: reads its configuration, serves until a signal comes, drains.
+// paramshardd: reads its configuration, serves until a signal comes, drains. With a keeper it is two processes of this
+// program: the keeper, and the server that the keeper starts.
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -23,6 +27,8 @@
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
 #include "server/exit_codes.h"
+#include "server/keeper/keeper_link.h"
+#include "server/keeper_program.h"
 #include "server/last_resort.h"
 #include "server/library_logs.h"
 #include "server/log/log.h"
@@ -43,41 +49,53 @@ bool IsIgnored(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-sigset_t StopSignals() {
+// How the process is to end, which signals and calls decide.
+struct Ending {
+  std::stop_source stop;
+  std::atomic<bool> restart = false;  // the keeper starts the next server
+};
+
+// SIGUSR1 is the keeper's way to ask for the end that a new server follows.
+sigset_t StopSignals(bool has_keeper) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   if (!IsIgnored(SIGHUP)) sigaddset(&signals, SIGHUP);
+  if (has_keeper) sigaddset(&signals, SIGUSR1);
   return signals;
 }
 
 // Before there is another thread: all inherit this. Writing to who has gone, or beyond a limit on files (which counts
 // shared memory too), is an error of the call; other signals are taken by one thread, with sigwait.
-void PrepareSignals() {
+void PrepareSignals(const sigset_t& signals) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
-// The first signal drains, the second does not wait. A hang-up is no second one: a terminal that closes sends several.
-void AwaitSignals(const std::stop_source& stop) {
-  sigset_t signals = StopSignals();
-  int signal = 0;
-  sigwait(&signals, &signal);
-  Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal)}});
-  stop.request_stop();
-  sigdelset(&signals, SIGHUP);
-  sigwait(&signals, &signal);
-  Log(LogLevel::kWarning, "stopping without drain", {{"signal", strsignal(signal)}});
-  FlushLog(kFlushTimeout);
-  std::_Exit(kExitInterrupted);
+// The first signal drains, the second does not wait. A hang-up is no second one: a terminal that closes sends several;
+// nor is a restart that is asked for twice.
+void AwaitSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending) {
+  bool stopping = false;
+  while (true) {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    const bool restart = signal == SIGUSR1;
+    if (stopping && !restart && signal != SIGHUP) {
+      Log(LogLevel::kWarning, "stopping without drain", {{"signal", strsignal(signal)}});
+      FlushLog(kFlushTimeout);
+      std::_Exit(kExitInterrupted);
+    }
+    if (restart && !ending->stop.stop_requested()) ending->restart = true;
+    stopping = stopping || !restart;
+    if (ending->stop.request_stop()) Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal)}});
+  }
 }
 
 // The thread ends with the process: it may be waiting for a second signal.
-absl::Status StartAwaitingSignals(const std::stop_source& stop) {
-  ASSIGN_OR_RETURN(std::thread thread, StartThread("signals", [stop] { AwaitSignals(stop); }));
+absl::Status StartAwaitingSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending) {
+  ASSIGN_OR_RETURN(std::thread thread, StartThread("signals", [signals, ending] { AwaitSignals(signals, ending); }));
   thread.detach();
   return absl::OkStatus();
 }
@@ -118,43 +136,75 @@ int StartFailed(const absl::Status& why, int exit_code) {
   return exit_code;
 }
 
-int Serve(const DaemonConfig& config) {
-  std::stop_source stop;
-  if (const absl::Status started = StartAwaitingSignals(stop); !started.ok()) {
-    return StartFailed(started, kExitStartFailed);
-  }
+// The server's side of a keeper.
+struct Kept {
+  std::unique_ptr<KeeperLink> link;  // null without a keeper
+  ServerCommand command;             // that this server was started with
+};
+
+Daemon::Restarter RestarterOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
+  if (kept.link == nullptr) return nullptr;
+  return [&kept, ending](const ServerCommandChange& change) -> absl::Status {
+    RETURN_IF_ERROR(kept.link->RequestRestart(change.AppliedTo(kept.command)));
+    if (!ending->stop.stop_requested()) ending->restart = true;
+    return absl::OkStatus();
+  };
+}
+
+// A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
+void ReportReady(const Kept& kept) {
+  if (kept.link == nullptr) return;
+  const absl::Status reported = kept.link->ReportReady(kVersion);
+  if (!reported.ok()) Log(LogLevel::kWarning, "keeper does not answer", {{"error", reported.ToString()}});
+}
+
+int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<Ending>& ending) {
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, OpenDevices, stop.get_token());
-  if (!daemon.ok() && !stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+      Daemon::Start(config, OpenDevices, ending->stop.get_token(), RestarterOf(kept, ending));
+  if (!daemon.ok() && !ending->stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
   if (daemon.ok()) {
     LogStart(config, **daemon);
+    ReportReady(kept);
     (*daemon)->Wait();
-    const LastResort last_resort(config.drain_timeout + kEndTimeout);
+    const LastResort last_resort(config.drain_timeout + kEndTimeout, ending->restart ? kExitRestart : kExitStuck);
     (*daemon)->Stop();
     daemon->reset();
   }
   Log(LogLevel::kInfo, "stopped");
-  return kExitOk;
+  return ending->restart ? kExitRestart : kExitOk;
 }
 
 // Prepares what belongs to the whole process, serves, and leaves the log written.
-int Run(const ParsedArguments& arguments) {
-  const DaemonConfig& config = arguments.config;
-  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
+int RunServer(const ParsedArguments& arguments, const Kept& kept) {
   LogWhatLibrariesSay();
-  PrepareSignals();
+  const sigset_t signals = StopSignals(kept.link != nullptr);
+  PrepareSignals(signals);
   if (const absl::Status detached = DetachLog(); !detached.ok()) return StartFailed(detached, kExitStartFailed);
   for (const std::string& variable : arguments.unknown_variables) {
     Log(LogLevel::kWarning, "unknown environment variable", {{"name", variable}});
   }
   RaiseDescriptorLimit();
-  const int exit_code = Serve(config);
+  const auto ending = std::make_shared<Ending>();
+  const absl::Status awaiting = StartAwaitingSignals(signals, ending);
+  const int exit_code = awaiting.ok() ? Serve(arguments.config, kept, ending) : StartFailed(awaiting, kExitStartFailed);
   FlushLog(kFlushTimeout);
   return exit_code;
 }
 
+// `link` is why there is no keeper, where there is none.
+int Run(const ParsedArguments& arguments, ServerCommand command, absl::StatusOr<std::unique_ptr<KeeperLink>> link) {
+  const DaemonConfig& config = arguments.config;
+  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
+  if (link.ok()) return RunServer(arguments, {.link = *std::move(link), .command = std::move(command)});
+  if (!absl::IsNotFound(link.status())) return StartFailed(link.status(), kExitUsage);
+  return config.keeper ? RunKeeper(command.arguments) : RunServer(arguments, {});
+}
+
 int Main(int argc, const char* const* argv) {
+  // The variable that it takes away is no setting.
+  absl::StatusOr<std::unique_ptr<KeeperLink>> link = KeeperLink::FromEnvironment();
   const absl::StatusOr<ParsedArguments> arguments = ParseArguments(argc, argv, ProcessEnvironment());
   if (!arguments.ok()) {
     std::fprintf(stderr, "paramshardd: %s\n", std::string(arguments.status().message()).c_str());
@@ -173,7 +223,8 @@ int Main(int argc, const char* const* argv) {
     case ParsedArguments::Action::kServe:
       break;
   }
-  return Run(*arguments);
+  ServerCommand command{.program = argv[0], .arguments = {argv + std::min(argc, 1), argv + argc}};
+  return Run(*arguments, std::move(command), std::move(link));
 }
 
 }  // namespace

@@ -142,6 +142,14 @@ constexpr Setting kSettings[] = {
        return absl::OkStatus();
      },
      Print<&DaemonConfig::nccl_library>},
+    {"keeper", "on|off", "a process beside starts the server again when it dies, and upgrades it", false,
+     [](absl::string_view text, DaemonConfig& config) {
+       std::string value;
+       RETURN_IF_ERROR(ParseChoice(text, {"on", "off"}, value));
+       config.keeper = value == "on";
+       return absl::OkStatus();
+     },
+     [](const DaemonConfig& config) { return std::string(config.keeper ? "on" : "off"); }},
     {"log-format", "text|json", "how lines of the log are written", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"text", "json"}, config.log_format);

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_KEEPER_SERVER_COMMAND_H_
 #define PARAMSHARD_SERVER_KEEPER_SERVER_COMMAND_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,16 @@ struct ServerCommand {
   std::vector<std::string> arguments = {};  // those after the program's own name
 
   friend bool operator==(const ServerCommand& a, const ServerCommand& b) = default;
+};
+
+// What of the command is another from now on; what is not set stays.
+struct ServerCommandChange {
+  std::optional<std::string> program = {};
+  std::optional<std::vector<std::string>> arguments = {};
+
+  ServerCommand AppliedTo(const ServerCommand& command) const {
+    return {.program = program.value_or(command.program), .arguments = arguments.value_or(command.arguments)};
+  }
 };
 
 }  // namespace paramshard::server

@@ -11,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
@@ -110,12 +111,36 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
   return send(response);
 }
 
+// What the next server is to be executed as runs with the daemon's rights.
+absl::Status CheckMayRestart(int64_t caller) {
+  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("restart: user ", geteuid(), " expected, got user ", caller));
+}
+
+absl::Status CheckNothingIsLost(const ModelStore& store) {
+  std::vector<std::string> names;
+  for (const auto& model : store.List()) names.push_back(model->spec().name);
+  if (names.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("restart: no models expected, which end with the server, got ",
+                                                    absl::StrJoin(names, ", "),
+                                                    "; export what is to stay, then restart with lose_models"));
+}
+
+ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
+  ServerCommandChange change;
+  if (request.has_program()) change.program = request.program();
+  if (request.has_arguments()) {
+    change.arguments.emplace(request.arguments().values().begin(), request.arguments().values().end());
+  }
+  return change;
+}
+
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain)
+AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers),
       store_(store),
-      drain_(std::move(drain)),
+      lifetime_(std::move(lifetime)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
   Handle("ListShards", workers->questions.get(), &AdminService::ListShards);
@@ -126,6 +151,7 @@ AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorker
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
   Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
+  Handle("Restart", workers->questions.get(), &AdminService::Restart);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
   CheckComplete();
 }
@@ -193,8 +219,18 @@ absl::StatusOr<v1::ImportFileResponse> AdminService::ImportFile(const Call& call
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {
-  drain_();
+  lifetime_.drain();
   return v1::DrainResponse();
+}
+
+absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, const v1::RestartRequest& request) {
+  RETURN_IF_ERROR(CheckMayRestart(call.caller().peer.uid));
+  if (lifetime_.restart == nullptr) {
+    return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
+  }
+  if (!request.lose_models()) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
+  RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request)));
+  return v1::RestartResponse();
 }
 
 absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, const v1::GetVersionRequest&) {

@@ -8,16 +8,22 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/admin.pb.h"
+#include "server/keeper/server_command.h"
 #include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; `store`, `callers` and `workers` outlive the server that the service is registered with. `drain` begins
-// the daemon's end and returns at once.
+// Thread-safe; `store`, `callers` and `workers` outlive the server that the service is registered with.
 class AdminService final : public GuardedService {
  public:
-  AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain);
+  // What the daemon does to itself when it is asked to. Both begin its end and return at once.
+  struct Lifetime {
+    std::function<void()> drain;
+    // Another server follows. Null without a keeper.
+    std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
+  };
+  AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime);
 
  private:
   absl::StatusOr<v1::ListModelsResponse> ListModels(const Call& call, const v1::ListModelsRequest& request);
@@ -32,10 +38,11 @@ class AdminService final : public GuardedService {
                            MessageWriter<v1::VerifyModelResponse>* writer);
   absl::StatusOr<v1::ImportFileResponse> ImportFile(const Call& call, const v1::ImportFileRequest& request);
   absl::StatusOr<v1::DrainResponse> Drain(const Call& call, const v1::DrainRequest& request);
+  absl::StatusOr<v1::RestartResponse> Restart(const Call& call, const v1::RestartRequest& request);
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);
 
   const ModelStore* const store_;
-  const std::function<void()> drain_;
+  const Lifetime lifetime_;
   const absl::Time started_at_;
 };
 

@@ -19,6 +19,7 @@ extern const CommandInfo kSessions;
 extern const CommandInfo kMemory;
 extern const CommandInfo kVerify;
 extern const CommandInfo kDrain;
+extern const CommandInfo kRestart;
 extern const CommandInfo kVersion;
 extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;

@@ -166,6 +166,25 @@ TEST(CtlTest, DrainIsAskedOnce) {
   EXPECT_EQ(daemon.service().requests.drains, 1);
 }
 
+TEST(CtlTest, RestartAwaitsTheNextServer) {
+  FakeDaemon daemon;
+  daemon.service().answers.version.set_version("0.1.0");
+  daemon.service().answers.version.set_pid(4321);
+  EXPECT_EQ(Output(daemon, {"restart"}), "version 0.1.0 serves as process 4322\n");
+  const v1::RestartRequest& request = daemon.service().requests.restart;
+  EXPECT_FALSE(request.has_program() || request.has_arguments() || request.lose_models());
+}
+
+TEST(CtlTest, RestartSendsAnAbsoluteProgramAndFlags) {
+  FakeDaemon daemon;
+  Output(daemon,
+         {"restart", "--binary", "next/paramshardd", "--lose-models", "--", "--device=cpu:0,cpu:1", "--node=0"});
+  const v1::RestartRequest& request = daemon.service().requests.restart;
+  EXPECT_EQ(request.program(), (std::filesystem::current_path() / "next/paramshardd").string());
+  EXPECT_THAT(request.arguments().values(), ElementsAre("--device=cpu:0,cpu:1", "--node=0"));
+  EXPECT_TRUE(request.lose_models());
+}
+
 TEST(CtlTest, ImportSendsAnAbsolutePathAndTheMap) {
   FakeDaemon daemon;
   daemon.service().answers.import_file.set_parameter_count(2);
@@ -385,9 +404,9 @@ TEST(CtlTest, VerifyWithoutASummaryIsAnError) {
 TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
   FakeDaemon daemon;
   daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND, "model nope: tiny expected, got nope");
-  const std::vector<std::vector<std::string>> commands = {{"models"},   {"shards", "nope"}, {"describe", "nope", "w"},
-                                                          {"sessions"}, {"memory"},         {"verify", "nope"},
-                                                          {"drain"},    {"version"},        {"stats", "nope"}};
+  const std::vector<std::vector<std::string>> commands = {
+      {"models"}, {"shards", "nope"}, {"describe", "nope", "w"}, {"sessions"}, {"memory"}, {"verify", "nope"},
+      {"drain"},  {"version"},        {"stats", "nope"},         {"restart"}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--socket-dir", daemon.directory()});
     const Result result = RunArguments(command);

@@ -114,6 +114,13 @@ grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::Dra
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::Restart(grpc::ServerContext* context, const v1::RestartRequest* request,
+                                       v1::RestartResponse*) {
+  requests.restart = *request;
+  answers.version.set_pid(answers.version.pid() + 1);
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
                                           v1::GetVersionResponse* response) {
   *response = answers.version;

@@ -37,6 +37,7 @@ struct FakeRequests {
   v1::VerifyModelRequest verify;
   v1::ImportFileRequest import_file;
   int drains = 0;
+  v1::RestartRequest restart;
 };
 
 class FakeAdminService final : public v1::AdminService::Service {
@@ -58,6 +59,8 @@ class FakeAdminService final : public v1::AdminService::Service {
                            grpc::ServerWriter<v1::VerifyModelResponse>*) override;
   grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
+  // From then on another process answers.
+  grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 
  private:

@@ -212,6 +212,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "memory-limit = 0  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
+            "keeper = off  # default\n"
             "log-format = text  # default\n"
             "log-level = info  # default\n");
 }

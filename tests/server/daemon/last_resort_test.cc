@@ -12,14 +12,14 @@ TEST(LastResortTest, AnEndThatTakesTooLongIsGivenUp) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        const LastResort last_resort(absl::Milliseconds(1));
+        const LastResort last_resort(absl::Milliseconds(1), kExitStuck);
         absl::Notification never;
         never.WaitForNotification();
       },
       testing::ExitedWithCode(kExitStuck), "stopping without an end waited=1ms");
 }
 
-TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1)); }
+TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1), kExitStuck); }
 
 }  // namespace
 }  // namespace paramshard::server

@@ -54,6 +54,11 @@ class AdminServiceTest : public DaemonTestBase {
   }
 };
 
+TEST_F(AdminServiceTest, ARestartNeedsAKeeper) {
+  EXPECT_THAT(client_->Call(client_->admin(), &Stub::Restart, v1::RestartRequest()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--keeper=on")));
+}
+
 TEST_F(AdminServiceTest, ModelsAreListedByName) {
   ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
   ASSERT_OK_AND_ASSIGN(const auto response,

@@ -1,0 +1,19 @@
+// paramshardd as a keeper.
+#ifndef PARAMSHARD_SERVER_KEEPER_PROGRAM_H_
+#define PARAMSHARD_SERVER_KEEPER_PROGRAM_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace paramshard::server {
+
+// Runs servers of this same program, with `arguments` (those after the program's name), until one has ended as it was
+// told to. Returns what the process is to exit with; kExitStartFailed after a line in the log. By the only thread. The
+// program is executed by its path: what lies there when a server is started again is what is started.
+int RunKeeper(const std::vector<std::string>& arguments);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_KEEPER_PROGRAM_H_

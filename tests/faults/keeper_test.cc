@@ -1,0 +1,128 @@
+// Real daemons with a keeper: servers that are killed, restarted, and replaced.
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/wire/handoff.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::test {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+class KeptDaemonTest : public testing::Test {
+ protected:
+  KeptDaemonTest() {
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), {"--device=cpu:0", "--keeper=on"});
+    EXPECT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  // Of paramshardctl with these words.
+  absl::StatusOr<std::string> Ctl(const std::string& words) const {
+    return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " ", words, " 2>&1"));
+  }
+  // The server that answers; none while there is none.
+  std::optional<pid_t> ServerPid() const {
+    const absl::StatusOr<std::string> version = Ctl("-o json version");
+    if (!version.ok()) return std::nullopt;
+    return static_cast<pid_t>(std::stol(nlohmann::json::parse(*version)["pid"].get<std::string>()));
+  }
+  // Another one than `before`.
+  std::optional<pid_t> AwaitServer(pid_t before) const {
+    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+      const std::optional<pid_t> pid = ServerPid();
+      if (pid.has_value() && pid != before) return pid;
+    }
+    return std::nullopt;
+  }
+  absl::Status TrainOnce() {
+    return ChildProcess::Run([this](Board&) {
+             return Train({.socket_dir = directory_.path(), .model = "kept", .rank = 0, .commits = 2});
+           })
+        .Await();
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<DaemonProcess> daemon_;
+};
+
+TEST_F(KeptDaemonTest, AServerThatIsKilledIsFollowedByAnother) {
+  const std::optional<pid_t> first = ServerPid();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_NE(*first, daemon_->pid());
+  kill(*first, SIGKILL);
+  const std::optional<pid_t> second = AwaitServer(*first);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_OK(TrainOnce());
+  kill(*second, SIGSEGV);
+  EXPECT_TRUE(AwaitServer(*second).has_value());
+}
+
+TEST_F(KeptDaemonTest, ARestartStartsTheNextServer) {
+  const std::optional<pid_t> first = ServerPid();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_THAT(Ctl("restart"), IsOkAndHolds(testing::HasSubstr("serves as process")));
+  EXPECT_NE(ServerPid(), first);
+  daemon_->Signal(SIGUSR1);
+  EXPECT_TRUE(AwaitServer(*first).has_value());
+  EXPECT_OK(TrainOnce());
+}
+
+TEST_F(KeptDaemonTest, ARestartThatWouldLoseModelsIsAskedForByName) {
+  ASSERT_OK(TrainOnce());
+  EXPECT_FALSE(Ctl("restart").ok());
+  EXPECT_OK(Ctl("restart --lose-models").status());
+  EXPECT_OK(TrainOnce());
+}
+
+TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
+  const std::optional<pid_t> first = ServerPid();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_OK(Ctl("restart --binary=/bin/false").status());
+  EXPECT_OK(TrainOnce());
+  EXPECT_FALSE(Ctl("restart --binary=/nowhere/paramshardd --lose-models").ok());
+  EXPECT_OK(TrainOnce()) << "the server has not ended";
+}
+
+TEST_F(KeptDaemonTest, ATermSignalDrainsTheServerAndEndsBoth) {
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_FALSE(ServerPid().has_value());
+}
+
+TEST_F(KeptDaemonTest, AServerEndsWithItsKeeper) {
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, *server, 0)));
+  ASSERT_TRUE(pidfd.valid());
+  daemon_->Signal(SIGKILL);
+  pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+}
+
+TEST(KeeperTest, AStartThatFailsIsNotTriedAgain) {
+  const TemporaryDirectory directory;
+  DaemonProcess daemon =
+      DaemonProcess::Spawn(Program(PARAMSHARDD), directory.path(), {"--device=cpu:0", "--keeper=on", "--listen=:"});
+  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
+}
+
+}  // namespace
+}  // namespace paramshard::test
