@@ -37,8 +37,8 @@
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/saves/disk.h"
+#include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
-#include "server/saves/system_calls.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
 #include "server/service/guarded_service.h"
@@ -84,7 +84,7 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 
 absl::Status CheckSaveDir(const DaemonConfig& config) {
   if (config.save_dir.empty()) return absl::OkStatus();
-  SystemCalls calls;
+  DiskCalls calls;
   const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
   return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
 }
