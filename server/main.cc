@@ -130,7 +130,7 @@ int Serve(const DaemonConfig& config) {
   if (daemon.ok()) {
     LogStart(config, **daemon);
     (*daemon)->Wait();
-    const LastResort last_resort(config.drain_timeout + kEndTimeout);
+    const LastResort last_resort(Daemon::StopTimeout(config) + kEndTimeout);
     (*daemon)->Stop();
     daemon->reset();
   }

@@ -3,10 +3,15 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {&kModels,   &kShards,           &kDescribe,       &kStats,
-                                            &kSessions, &kMemory,           &kVerify,         &kDrain,
-                                            &kVersion,  &kCodecEncode,      &kCodecDecode,    &kConvert,
-                                            &kImport,   &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {&kModels,         &kShards,
+                                            &kDescribe,       &kStats,
+                                            &kSessions,       &kMemory,
+                                            &kVerify,         &kDrain,
+                                            &kVersion,        &kCodecEncode,
+                                            &kCodecDecode,    &kConvert,
+                                            &kImport,         &kSave,
+                                            &kSaves,          &kCheckpointVerify,
+                                            &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls
     std::vector<const StateImage*> images;
     for (int i = rank; i < std::min(rank + options_.ranks_per_node, world().size); ++i) {
       images.insert(images.begin(), images_[i].get());  // in any order
-      RETURN_IF_ERROR(folder.WriteRank(*images_[i], [] { return absl::OkStatus(); }));
+      RETURN_IF_ERROR(folder.WriteRank(*images_[i], [](int64_t) { return absl::OkStatus(); }));
     }
     ASSIGN_OR_RETURN(const PartReport report, folder.Finish(rank / options_.ranks_per_node, images));
     reports.insert(reports.begin(), report);
