@@ -72,6 +72,9 @@ struct CommitOptions {
   // The number of this commit; unset: the last answered + 1. Repeating the last answered number
   // repeats its answer.
   std::optional<int64_t> commit_number = {};
+  // Saves the state that this commit leaves as a checkpoint. The same on all ranks. The daemon needs --save-dir: else
+  // the epoch ends with FAILED_PRECONDITION. Nobody waits for the save: `paramshardctl saves` says what came of it.
+  bool save = false;
 };
 
 // The answer of a commit: the same on all ranks.

@@ -36,6 +36,10 @@
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
+#include "server/saves/disk.h"
+#include "server/saves/disk_calls.h"
+#include "server/saves/save_root.h"
+#include "server/saves/saver.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
 #include "server/service/guarded_service.h"
@@ -78,6 +82,24 @@ absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& 
 EngineSettings EnginesOf(const DaemonConfig& config) {
   return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
 }
+
+absl::Status CheckSaveDir(const DaemonConfig& config) {
+  if (config.save_dir.empty()) return absl::OkStatus();
+  DiskCalls calls;
+  const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
+  return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
+}
+
+SavePolicy PolicyOf(const DaemonConfig& config) {
+  return {.every_commits = config.save_every_commits,
+          .every_time = config.save_every_time,
+          .keep = {.newest = config.save_keep, .every = config.save_keep_every},
+          .on_drain = config.save_on_drain,
+          .timeout = config.save_timeout};
+}
+
+// Daemons of a world of several each have a part of the state.
+bool MakesSaves(const DaemonConfig& config) { return !config.save_dir.empty() && config.nodes == 1; }
 
 // A gRPC server for each user, and what brings them connections, which ends first.
 struct RunningServers {
@@ -178,6 +200,8 @@ class Daemon::Impl {
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;
+  DiskCalls save_calls_;
+  std::unique_ptr<Savers> savers_;  // null where nothing is saved
   // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<TrainerService> trainer_service_;
@@ -199,8 +223,15 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
-  store_ = std::make_unique<ModelStore>(ModelStore::Options{
-      .world = MakeWorld(), .step_timeout = config_.step_timeout, .memory_limit_bytes = config_.memory_limit_bytes});
+  if (MakesSaves(config_)) {
+    savers_ = std::make_unique<Savers>(
+        Saver::Options{.root = config_.save_dir, .policy = PolicyOf(config_), .calls = &save_calls_});
+  }
+  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
+                                                            .step_timeout = config_.step_timeout,
+                                                            .memory_limit_bytes = config_.memory_limit_bytes,
+                                                            .save_dir = config_.save_dir,
+                                                            .savers = savers_.get()});
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }
@@ -328,7 +359,10 @@ void Daemon::Impl::Stop() {
   servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
-    store_->Drain(deadline, absl::UnavailableError("the daemon stops; what was not exported is lost with it"));
+    const bool saves = savers_ != nullptr && config_.save_on_drain;
+    store_->Drain(deadline, absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
+                                                         : "the daemon stops; what was not exported is lost with "
+                                                           "it"));
   }
   if (cluster_ != nullptr) cluster_->Stop();
   servers_.Stop();
@@ -338,6 +372,7 @@ void Daemon::Impl::Stop() {
 
 absl::Status Daemon::Check(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
+  RETURN_IF_ERROR(CheckSaveDir(config));
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 
@@ -359,6 +394,11 @@ Daemon::~Daemon() = default;
 void Daemon::Wait() { impl_->Wait(); }
 void Daemon::RequestStop() { impl_->RequestStop(); }
 void Daemon::Stop() { impl_->Stop(); }
+absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
+  const bool saves = MakesSaves(config) && config.save_on_drain;
+  return config.drain_timeout + (saves ? config.save_timeout : absl::ZeroDuration());
+}
+
 std::string Daemon::tcp_address() const { return impl_->tcp_address(); }
 
 }  // namespace paramshard::server

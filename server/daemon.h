@@ -26,9 +26,9 @@ namespace paramshard::server {
 // Thread-safe.
 class Daemon {
  public:
-  // Finds what Start would refuse at any time: devices that are none, and an NCCL that the configuration needs and that
-  // is missing or too old. INVALID_ARGUMENT and FAILED_PRECONDITION say what to change; UNIMPLEMENTED means NCCL in a
-  // build without CUDA.
+  // Finds what Start would refuse at any time: devices that are none, a save_dir that CheckSaveRoot refuses, an NCCL
+  // that is needed and missing or too old. INVALID_ARGUMENT, FAILED_PRECONDITION and PERMISSION_DENIED say what to
+  // change; UNIMPLEMENTED means NCCL in a build without CUDA.
   static absl::Status Check(const DaemonConfig& config);
 
   // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon serves
@@ -44,11 +44,14 @@ class Daemon {
                                                        const std::stop_token& stop = {}, Restarter restart = nullptr);
   ~Daemon();
 
+  // How long draining and saving may take.
+  static absl::Duration StopTimeout(const DaemonConfig& config);
+
   // Blocks until Stop or RequestStop is called.
   void Wait();
   // Makes Wait return. Callable from a handler of the daemon itself.
   void RequestStop();
-  // Drains and shuts down, within the configured time and a little more. Idempotent.
+  // Drains, saves and shuts down, within StopTimeout and a little more. Idempotent.
   void Stop();
 
   // Returns where gRPC is served over TCP, and nothing when it is not.

@@ -168,7 +168,8 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
     LogStart(config, **daemon);
     ReportReady(kept);
     (*daemon)->Wait();
-    const LastResort last_resort(config.drain_timeout + kEndTimeout, ending->restart ? kExitRestart : kExitStuck);
+    const LastResort last_resort(Daemon::StopTimeout(config) + kEndTimeout,
+                                 ending->restart ? kExitRestart : kExitStuck);
     (*daemon)->Stop();
     daemon->reset();
   }

@@ -60,6 +60,7 @@ absl::StatusOr<v1::Commit> MakeCommit(const CommitOptions& options, int group_co
   if (options.max_grad_norm.has_value()) commit.set_max_grad_norm(*options.max_grad_norm);
   commit.set_gradient_scale(options.gradient_scale);
   commit.set_client_state(options.client_state);
+  commit.set_save(options.save);
   return commit;
 }
 

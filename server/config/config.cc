@@ -62,6 +62,31 @@ absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ParseSaveDir(absl::string_view text, DaemonConfig& config) {
+  if (!absl::StartsWith(text, "/")) {
+    return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
+  }
+  config.save_dir = std::string(text);
+  return absl::OkStatus();
+}
+
+// A number of commits, or a time.
+absl::Status ParseSaveEvery(absl::string_view text, DaemonConfig& config) {
+  config.save_every_commits = 0;
+  config.save_every_time = absl::ZeroDuration();
+  if (std::all_of(text.begin(), text.end(), absl::ascii_isdigit)) {
+    ASSIGN_OR_RETURN(config.save_every_commits, ParseInteger(text, 1, std::numeric_limits<int>::max()));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(config.save_every_time, ParseTimeout(text));
+  return absl::OkStatus();
+}
+
+std::string PrintSaveEvery(const DaemonConfig& config) {
+  if (config.save_every_commits > 0) return absl::StrCat(config.save_every_commits);
+  return config.save_every_time > absl::ZeroDuration() ? absl::FormatDuration(config.save_every_time) : "";
+}
+
 absl::Status ParseUsers(absl::string_view text, DaemonConfig& config) {
   config.allow_users.clear();
   for (absl::string_view item : absl::StrSplit(text, ',')) {
@@ -77,6 +102,13 @@ absl::Status ParseChoice(absl::string_view text, absl::Span<const absl::string_v
     return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(choices, ", "), " expected, got \"", text, "\""));
   }
   value = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseSaveOnDrain(absl::string_view text, DaemonConfig& config) {
+  std::string choice;
+  RETURN_IF_ERROR(ParseChoice(text, {"on", "off"}, choice));
+  config.save_on_drain = choice == "on";
   return absl::OkStatus();
 }
 
@@ -130,6 +162,17 @@ constexpr Setting kSettings[] = {
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
+    {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseSaveDir, Print<&DaemonConfig::save_dir>},
+    {"save-every", "N|DURATION", "save models after every N commits, or every DURATION", false, ParseSaveEvery,
+     PrintSaveEvery},
+    {"save-keep", "K", "how many of a model's newest checkpoints stay", false,
+     ParseInto<&DaemonConfig::save_keep, ParseInteger, 1, kMaxInt>, Print<&DaemonConfig::save_keep>},
+    {"save-keep-every", "M", "checkpoints whose step is a multiple of M stay too; 0: none", false,
+     ParseInto<&DaemonConfig::save_keep_every, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::save_keep_every>},
+    {"save-on-drain", "on|off", "save models that have commits which are not saved, after SIGTERM", false,
+     ParseSaveOnDrain, [](const DaemonConfig& config) { return std::string(config.save_on_drain ? "on" : "off"); }},
+    {"save-timeout", "DURATION", "how long a save may take", false,
+     ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
     {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
      false,
      [](absl::string_view text, DaemonConfig& config) {
@@ -311,6 +354,14 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   }
   if (config.nodes > 1 && config.cluster_address.empty()) {
     return absl::InvalidArgumentError("--cluster-address: the address of node 0 expected when --nodes > 1, got none");
+  }
+  const bool saves = config.save_every_commits > 0 || config.save_every_time > absl::ZeroDuration();
+  if (saves && config.save_dir.empty()) {
+    return absl::InvalidArgumentError("--save-every: --save-dir, where checkpoints lie, expected with it, got none");
+  }
+  if (saves && config.nodes > 1) {
+    return absl::InvalidArgumentError(
+        "--save-every: one daemon expected, got --nodes > 1: its parts are not saved yet");
   }
   return absl::OkStatus();
 }

@@ -44,6 +44,20 @@ struct DaemonConfig {
   std::vector<std::string> allow_users;
   // Models that would not fit are refused. 0: what the machine has available is the limit.
   int64_t memory_limit_bytes = 0;
+  // Absolute path of the folder that checkpoints lie in, one folder for each model. Empty: there are none. That it
+  // is there and may be written to is found at the start (CheckSaveRoot).
+  std::string save_dir;
+  // When every model is saved: after commits whose number is a multiple of the first, where it is not 0; at the first
+  // commit after the second, where that is not zero.
+  int64_t save_every_commits = 0;
+  absl::Duration save_every_time = absl::ZeroDuration();
+  // Which checkpoints of a model stay: the newest, and those whose step is a multiple, where it is not 0.
+  int save_keep = 3;
+  int64_t save_keep_every = 0;
+  // Whether models with commits that are not saved are saved when the daemon stops.
+  bool save_on_drain = true;
+  // How long a save may take.
+  absl::Duration save_timeout = absl::Minutes(10);
   // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.

@@ -25,16 +25,18 @@ SaveFolder::SaveFolder(const Disk& disk, const std::string& model_folder, const 
 std::string SaveFolder::PathOf(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
 
 absl::Status SaveFolder::WriteRank(const StateImage& image, GoOn go_on) const {
+  int64_t written_bytes = 0;
   for (int i = 0; i < image.file_count(); ++i) {
     const absl::Span<const uint8_t> bytes = image.Bytes(i);
     const auto size_bytes = static_cast<int64_t>(bytes.size());
     ASSIGN_OR_RETURN(Disk::File file, disk_.Create(PathOf(image.file(i).name())));
     RETURN_IF_ERROR(file.Reserve(size_bytes));
     for (int64_t offset = 0; offset < size_bytes; offset += kWriteBytes) {
-      RETURN_IF_ERROR(go_on());
+      RETURN_IF_ERROR(go_on(written_bytes));
       RETURN_IF_ERROR(file.WriteAt(offset, bytes.subspan(offset, kWriteBytes)));
+      written_bytes += std::min(kWriteBytes, size_bytes - offset);
     }
-    RETURN_IF_ERROR(go_on());
+    RETURN_IF_ERROR(go_on(written_bytes));
     RETURN_IF_ERROR(file.Sync());
   }
   return absl::OkStatus();

@@ -17,6 +17,7 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
+#include "server/service/save_messages.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
 
@@ -27,6 +28,8 @@ constexpr int32_t kDefaultPageSize = 1000;
 constexpr int32_t kMaxPageSize = 10000;
 constexpr int32_t kDefaultStatsLimit = 100;
 constexpr int32_t kMaxStatsLimit = 10000;
+// How often a call that waits for a save looks whether its caller is still there.
+constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
 google::protobuf::Timestamp ToProto(absl::Time time) {
   google::protobuf::Timestamp proto;
@@ -135,6 +138,31 @@ ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
   return change;
 }
 
+absl::StatusOr<ModelSaver*> SaverOf(const Model& model) {
+  if (model.saver() != nullptr) return model.saver();
+  const std::string what = absl::StrCat("save ", model.spec().name, ": ");
+  if (model.world().cluster->nodes() > 1) {
+    return absl::UnimplementedError(what + "a world of one daemon expected, got several");
+  }
+  return absl::FailedPreconditionError(what + "a daemon with --save-dir expected");
+}
+
+// The save goes on without its caller.
+absl::StatusOr<SaveRecord> AwaitSave(const ModelSaver& saver, int64_t number, const Call& call) {
+  while (true) {
+    ASSIGN_OR_RETURN(SaveRecord record, saver.Await(number, SteadyDeadline(kLookAfter)));
+    if (IsOver(record.state)) return record;
+    if (call.IsCancelled()) return absl::AbortedError("save: the caller has gone; the save goes on");
+  }
+}
+
+void AddSaves(const Model& model, v1::ListSavesResponse& response) {
+  if (model.saver() == nullptr) return;
+  const std::string& name = model.spec().name;
+  for (const SaveRecord& record : model.saver()->records()) *response.add_saves() = ToProto(name, record);
+  *response.add_counts() = ToProto(name, model.saver()->counts());
+}
+
 }  // namespace
 
 AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime)
@@ -150,6 +178,8 @@ AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorker
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
   Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
+  Handle("SaveModel", workers->transfers.get(), &AdminService::SaveModel);
+  Handle("ListSaves", workers->questions.get(), &AdminService::ListSaves);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("Restart", workers->questions.get(), &AdminService::Restart);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
@@ -216,6 +246,29 @@ absl::StatusOr<v1::ImportFileResponse> AdminService::ImportFile(const Call& call
                                                                 const v1::ImportFileRequest& request) {
   RETURN_IF_ERROR(CheckMayImportFile(call.caller().peer.uid));
   return server::ImportFile(*store_, request, call);
+}
+
+absl::StatusOr<v1::SaveModelResponse> AdminService::SaveModel(const Call& call, const v1::SaveModelRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  ASSIGN_OR_RETURN(ModelSaver* const saver, SaverOf(*model));
+  ASSIGN_OR_RETURN(SaveRecord record, saver->Request());
+  if (request.wait()) {
+    ASSIGN_OR_RETURN(record, AwaitSave(*saver, record.number, call));
+  }
+  v1::SaveModelResponse response;
+  *response.mutable_save() = ToProto(model->spec().name, record);
+  return response;
+}
+
+absl::StatusOr<v1::ListSavesResponse> AdminService::ListSaves(const Call&, const v1::ListSavesRequest& request) {
+  v1::ListSavesResponse response;
+  if (!request.model().empty()) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+    AddSaves(*model, response);
+    return response;
+  }
+  for (const auto& model : store_->List()) AddSaves(*model, response);
+  return response;
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

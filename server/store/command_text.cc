@@ -51,6 +51,7 @@ std::string CommitText(const ModelSpec& spec, const v1::Commit& commit) {
   }
   if (commit.has_max_grad_norm()) absl::StrAppend(&text, "; clipped to norm ", FloatText(commit.max_grad_norm()));
   if (commit.has_gradient_scale()) absl::StrAppend(&text, "; gradient scale ", FloatText(commit.gradient_scale()));
+  if (commit.save()) text += "; saved";
   return text;
 }
 

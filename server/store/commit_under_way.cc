@@ -49,6 +49,7 @@ std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size) {
   const GradientScale scale = ScaleOf(commit, decision.square_sum, mean, world_size);
   return {.apply = decision.apply,
+          .save = commit.save(),
           .non_finite_count = decision.non_finite_count,
           .gradient_norm = scale.norm,
           .step = StepOf(commit, scale.factor)};

@@ -17,6 +17,7 @@ namespace paramshard::server {
 // Says what a commit does to this daemon's shards.
 struct Decided {
   bool apply = false;
+  bool save = false;  // what it leaves
   int64_t non_finite_count = 0;
   double gradient_norm = 0;
   StepParameters step;

@@ -23,7 +23,8 @@ Sequence::Options SequenceOptions(const Epoch::Options& options) {
           .ranks = static_cast<int>(options.shards.size()),
           .first_rank = options.first_rank,
           .commit_number = options.commit_log->numbers().commit_number,
-          .step_timeout = options.step_timeout};
+          .step_timeout = options.step_timeout,
+          .may_save = options.may_save};
 }
 
 wire::WordsCounts CountsOf(const Layout& layout) {

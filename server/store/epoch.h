@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,7 @@
 #include "server/collective/engines.h"
 #include "server/store/commit_log.h"
 #include "server/store/commit_under_way.h"
+#include "server/store/copy_gate.h"
 #include "server/store/epoch_end.h"
 #include "server/store/scaling_book.h"
 #include "server/store/seat.h"
@@ -60,6 +62,10 @@ class Epoch : private TrainerWords {
     std::string nccl_library = {};          // see EngineSettings
     bool sums_at_commit = false;            // see EngineSpec
     uint64_t layout_fingerprint = 0;        // which a trainer compares with its own
+    CopyGate* copy_gate = nullptr;          // outlives the epoch
+    // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.
+    std::function<void(const CommitAnswer& answer, bool save)> on_answered = [](const CommitAnswer&, bool) {};
+    bool may_save = false;  // whether trainers may ask for saves
   };
 
   explicit Epoch(Options options);

@@ -18,6 +18,8 @@ namespace {
 
 // Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
 constexpr int kMostCommandsAtOnce = 64;
+// Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
+constexpr int kShareOfStepForCopies = 2;
 
 }  // namespace
 
@@ -272,6 +274,7 @@ void Epoch::RunVote(const v1::Command& command) {
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     decided = Decide(command.commit(), *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
                      options_.topology->world_size());
+    options_.copy_gate->BeginCommit();
   }
   absl::MutexLock lock(&mu_);
   commit_.EndVote();
@@ -290,6 +293,8 @@ void Epoch::RunApply(int rank) {
   }
   Shard& shard = *options_.shards[rank];
   if (!decided.apply) shard.DropGradients();
+  // The end of a copy is no business of the trainers: no deadline of theirs runs while a rank applies.
+  if (decided.apply) options_.copy_gate->AwaitCopied(rank, options_.step_timeout / kShareOfStepForCopies);
   const absl::Status applied = decided.apply ? shard.Step(decided.step, *options_.scaling_book) : absl::OkStatus();
   FinishStage(rank, applied, &Sequence::FinishApply);
 }
@@ -331,6 +336,9 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
 void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
   const CommitAnswer answer = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
                                                           decided.non_finite_count, std::move(client_states));
+  // Who has the answer finds the save that it has made fall due.
+  options_.copy_gate->EndCommit();
+  options_.on_answered(answer, decided.save);
   for (const auto& seat : seats_) seat->PublishAnswer(answer);
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();

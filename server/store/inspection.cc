@@ -300,6 +300,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }
   add_use(/*device=*/"", "histories", model.history_bytes());
+  add_use(/*device=*/"", "images", model.image_bytes());
   return uses;
 }
 

@@ -55,14 +55,22 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
   model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());
+  std::vector<int64_t> image_bytes;
+  if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
+    ASSIGN_OR_RETURN(image_bytes, savers->ImageBytes(model->layout(), model->world()));
+  }
   model->budget_.emplace(ModelBudget::Options{.spec = &model->spec(),
                                               .layout = model->layout_.get(),
                                               .topology = &model->topology(),
                                               .devices = model->world().devices,
-                                              .available_bytes = model->options_.available_bytes});
+                                              .available_bytes = model->options_.available_bytes,
+                                              .image_bytes = std::move(image_bytes)});
   RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
+  if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
+    ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
+  }
   model->LogBudget();
   return model;
 }
@@ -73,6 +81,7 @@ Model::Model(Options options, Topology topology)
       fingerprint_(ModelSpecFingerprint(options_.spec)),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
+      copy_gate_(options_.world.rank_count(), options_.clock),
       history_({.id = options_.draw_history(), .lineage = LineageOfCreation(fingerprint_)}) {}
 
 Model::~Model() {
@@ -87,6 +96,7 @@ Model::~Model() {
     thread = std::move(epoch_thread_);
   }
   if (thread.joinable()) thread.join();
+  saver_.reset();
 }
 
 absl::Status Model::CheckDevices() const {
@@ -321,7 +331,12 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .clock = options_.clock,
                          .nccl_library = world().engines.nccl_library,
                          .sums_at_commit = budget_->sums_at_commit(),
-                         .layout_fingerprint = layout_fingerprint_};
+                         .layout_fingerprint = layout_fingerprint_,
+                         .copy_gate = &copy_gate_};
+  if (saver_ != nullptr) {
+    options.may_save = true;
+    options.on_answered = [this](const CommitAnswer& answer, bool save) { saver_->OnCommitted(answer, save); };
+  }
   for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
@@ -349,6 +364,7 @@ void Model::RunEpoch(Epoch& epoch) {
   {
     absl::MutexLock lock(&mu_);
     Settle(epoch);
+    copy_gate_.EndCommit();
     epoch_ = nullptr;
     changed_.SignalAll();
     lost = usable_.ok() ? doubt_ : usable_;
@@ -358,6 +374,7 @@ void Model::RunEpoch(Epoch& epoch) {
     if (!lost.ok()) refused = std::exchange(waiting_, {});
     Report();
   }
+  if (saver_ != nullptr) saver_->OnSettled();
   for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, lost);
 }
 
@@ -445,6 +462,14 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
 }
 
 absl::Status Model::Close(const absl::Status& why) {
+  if (saver_ != nullptr) RETURN_IF_ERROR(saver_->CheckIdle("delete model"));
+  RETURN_IF_ERROR(CloseToTrainers(why));
+  // Another model of this name may want the folder while somebody still holds this one.
+  if (saver_ != nullptr) saver_->Stop();
+  return absl::OkStatus();
+}
+
+absl::Status Model::CloseToTrainers(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckVacant("delete model"));
   RETURN_IF_ERROR(CheckNotChanging("delete model"));
@@ -550,10 +575,12 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(absl::string_view operatio
                                                       MakeReplacement make) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(AwaitCopied(operation));
   RETURN_IF_ERROR(AwaitVacant(operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayImport());
   RETURN_IF_ERROR(CheckNotChanging(operation));
+  if (copy_gate_.is_copying()) return BeingCopied(operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
   changing_ = true;
   change_ = name;
@@ -576,6 +603,58 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
   doubt_ = absl::OkStatus();
   Report();
   return history_;
+}
+
+// --- Copies ---
+
+absl::StatusOr<Model::HeldState> Model::HoldState() {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(usable_);
+  RETURN_IF_ERROR(CheckNotChanging("save"));
+  if (!copy_gate_.BeginCopy()) {
+    return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+  }
+  return HeldState{.numbers = StateLocked().numbers,
+                   .generation = generation_,
+                   .parent = history_.parent,
+                   .commits = commit_log_.state(),
+                   .scaling = scaling_book_.records()};
+}
+
+bool Model::untouched() const {
+  absl::MutexLock lock(&mu_);
+  return Untouched();
+}
+
+void Model::ReleaseState(int rank) {
+  copy_gate_.EndCopy(rank);
+  absl::MutexLock lock(&mu_);
+  changed_.SignalAll();
+}
+
+void Model::ReleaseState() {
+  copy_gate_.EndCopies();
+  absl::MutexLock lock(&mu_);
+  changed_.SignalAll();
+}
+
+absl::Status Model::CheckHeld() const {
+  if (!copy_gate_.is_given_up()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("save ", spec().name,
+                                         ": a copy within a part of the step timeout expected, and the next commit did "
+                                         "not wait any longer"));
+}
+
+absl::Status Model::BeingCopied(absl::string_view operation) const {
+  return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
+                                             ": the state is being copied for a save; try again when it is through"));
+}
+
+absl::Status Model::AwaitCopied(absl::string_view operation) const {
+  const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
+  while (copy_gate_.is_copying() && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return copy_gate_.is_copying() ? BeingCopied(operation) : absl::OkStatus();
 }
 
 Model::State Model::StateLocked() const {

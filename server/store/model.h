@@ -27,9 +27,11 @@
 #include "server/device/compute_device.h"
 #include "server/log/log_throttle.h"
 #include "server/store/commit_log.h"
+#include "server/store/copy_gate.h"
 #include "server/store/epoch.h"
 #include "server/store/history.h"
 #include "server/store/model_budget.h"
+#include "server/store/model_saver.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
@@ -58,12 +60,14 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
+    std::string save_dir = {};            // that the model's checkpoints lie in, in a folder of its own; empty: nowhere
+    const SaverSource* savers = nullptr;  // outlives the model; null: it is never saved
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
 
   // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
-  // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device.
+  // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device; what a saver is refused for.
   static absl::StatusOr<std::unique_ptr<Model>> Create(Options options);
 
   // Ends a running epoch and waits until its threads are gone.
@@ -110,7 +114,7 @@ class Model {
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
-  // state is changed.
+  // state is changed or saved.
   absl::Status Close(const absl::Status& why);
 
   // Says what an import makes of the numbers and of the history.
@@ -144,6 +148,31 @@ class Model {
   absl::Status BeginImport();
   void EndImport();
 
+  // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
+  // until all ranks are released. What is not in tensors comes with it. One at a time. ABORTED while a commit is under
+  // way: the saver is told when it is over. UNAVAILABLE while the state is being changed; usable().
+  struct HeldState {
+    StateNumbers numbers;
+    int64_t generation = 0;
+    std::optional<HistoryParent> parent = {};
+    CommitLog::State commits;
+    std::vector<ScalingBook::Record> scaling = {};
+  };
+  absl::StatusOr<HeldState> HoldState();
+  // The rank of this daemon, counted from 0, is copied; or all are, or never will be.
+  void ReleaseState(int rank);
+  void ReleaseState();
+  // ABORTED when a step has not waited for the copy any longer.
+  absl::Status CheckHeld() const;
+  // Whether nothing but the copy holds back the next step.
+  bool copy_is_awaited() const { return copy_gate_.is_awaited(); }
+  // How long a step has waited for the last copy.
+  absl::Duration copy_stall() const { return copy_gate_.stall(); }
+  // Whether there was no commit since the history began.
+  bool untouched() const;
+  // Null where nothing is saved.
+  ModelSaver* saver() const { return saver_.get(); }
+
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
   // What is left to do is to delete the model.
   absl::Status usable() const;
@@ -165,6 +194,7 @@ class Model {
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
   const World& world() const { return options_.world; }
+  const std::string& save_dir() const { return options_.save_dir; }
   const Topology& topology() const { return topology_; }
   uint64_t fingerprint() const { return fingerprint_; }
   // They are in the order of this daemon's ranks.
@@ -176,6 +206,7 @@ class Model {
   // These two are what ModelBudget counts.
   int64_t slots_bytes() const { return budget_->slots_bytes(); }
   std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
+  int64_t image_bytes() const { return saver_ == nullptr ? 0 : saver_->image_bytes(); }
 
   struct AttachedTrainer {
     Trainer trainer;
@@ -236,6 +267,11 @@ class Model {
   using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>()>;
   absl::StatusOr<History> Replace(absl::string_view operation, absl::string_view name, MakeReplacement make,
                                   absl::FunctionRef<absl::Status()> write);
+  absl::Status CloseToTrainers(const absl::Status& why);
+  // UNAVAILABLE.
+  absl::Status BeingCopied(absl::string_view operation) const;
+  // Waits until nothing is copied, for as long as a step may take. UNAVAILABLE.
+  absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
   absl::StatusOr<Replacement> BeginChange(absl::string_view operation, absl::string_view name, MakeReplacement make);
   absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
@@ -262,6 +298,8 @@ class Model {
   std::optional<ModelBudget> budget_;
   std::vector<std::unique_ptr<Shard>> shards_;
   CommitLog commit_log_;
+  CopyGate copy_gate_;
+  std::unique_ptr<ModelSaver> saver_;
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -40,7 +41,8 @@ ModelBudget::Bytes ModelBudget::Of(int rank, bool sums_at_commit) const {
   const Layout& layout = *options_.layout;
   return {.shards = ShardPlacement::Of(*options_.spec, layout, options_.topology->GroupRank(rank)).bytes,
           .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes() : 0),
-          .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit)};
+          .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit),
+          .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank]};
 }
 
 std::vector<int64_t> ModelBudget::ScratchBytesByRank() const {
@@ -58,16 +60,30 @@ absl::Status ModelBudget::Check() const {
     Bytes& needed = each.emplace_back(Of(rank, sums_at_commit_));
     needed.slots = std::min(needed.slots, most);
     needed.scratch = std::min(needed.scratch, most);
+    needed.image = std::min(needed.image, most);
     all.shards += needed.shards;
     all.slots += needed.slots;
     all.scratch += needed.scratch;
+    all.image += needed.image;
   }
   RETURN_IF_ERROR(CheckFits(all, options_.available_bytes, ""));
+  RETURN_IF_ERROR(CheckImagesFit());
   for (int rank = 0; rank < ranks(); ++rank) {
     const ComputeDevice& device = *options_.devices[rank];
     RETURN_IF_ERROR(CheckFits(each[rank], device.AvailableBytes(), absl::StrCat(" on ", device.Name())));
   }
   return absl::OkStatus();
+}
+
+absl::Status ModelBudget::CheckImagesFit() const {
+  if (on_cpu() || options_.image_bytes.empty()) return absl::OkStatus();
+  const int64_t needed = std::accumulate(options_.image_bytes.begin(), options_.image_bytes.end(), int64_t{0});
+  const int64_t available = AvailableHostBytes();
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("create model ", options_.spec->name, ": ", needed,
+                                                   " bytes of host memory needed for copies of the state that are "
+                                                   "saved (--save-dir), ",
+                                                   available, " bytes free"));
 }
 
 absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const {
@@ -78,10 +94,11 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   for (const MomentTraits& moment : kMomentKinds) {
     absl::StrAppend(&moments, ", ", moment.name, " ", shards.moments[moment.kind]);
   }
+  const std::string image = needed.image > 0 ? absl::StrCat(", copy to be saved ", needed.image) : "";
   return absl::ResourceExhaustedError(absl::StrCat(
       "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master, moments,
       ", gradients ", shards.gradients, ", room ", shards.room, ", planes ", shards.planes, ", slots ", needed.slots,
-      ", scratch ", needed.scratch, "), ", available, " bytes free"));
+      ", scratch ", needed.scratch, image, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

@@ -25,13 +25,15 @@ class ModelBudget {
     const Topology* topology = nullptr;
     std::vector<ComputeDevice*> devices;  // of the daemon
     int64_t available_bytes = 0;          // that the daemon may still take
+    // Host memory for copies of each rank, beside what it has on its device; empty where nothing is saved.
+    std::vector<int64_t> image_bytes = {};
   };
 
   // Decides when gradients are summed, where the spec leaves that open.
   explicit ModelBudget(Options options);
 
   // RESOURCE_EXHAUSTED with needed and free bytes by class: all ranks against what is available, and each one against
-  // its device.
+  // its device; images of GPUs against the host.
   absl::Status Check() const;
 
   // Whether gradients are summed at the commit.
@@ -46,13 +48,16 @@ class ModelBudget {
     ShardBytes shards;
     int64_t slots = 0;
     int64_t scratch = 0;  // of engines
-    int64_t Total() const { return shards.Total() + slots + scratch; }
+    int64_t image = 0;    // of cpu devices; those of GPUs lie elsewhere
+    int64_t Total() const { return shards.Total() + slots + scratch + image; }
   };
 
   int ranks() const { return static_cast<int>(options_.devices.size()); }
   // Counts what a rank needs.
   Bytes Of(int rank, bool sums_at_commit) const;
   bool ChooseSumsAtCommit() const;
+  bool on_cpu() const { return options_.devices.front()->id().kind == DeviceKind::kCpu; }
+  absl::Status CheckImagesFit() const;
   absl::Status CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const;
 
   const Options options_;

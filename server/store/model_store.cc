@@ -23,6 +23,8 @@ int64_t BytesOf(const Model& model) {
   int64_t bytes = model.slots_bytes() * model.world().rank_count();
   for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
   for (const int64_t scratch : model.ScratchBytesByRank()) bytes += scratch;
+  // The host's, and of GPUs no part of what is limited.
+  if (model.world().devices.front()->id().kind == DeviceKind::kCpu) bytes += model.image_bytes();
   return bytes;
 }
 
@@ -50,6 +52,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
                                                                 .step_timeout = options_.step_timeout,
                                                                 .clock = options_.clock,
                                                                 .available_bytes = AvailableBytes(),
+                                                                .save_dir = options_.save_dir,
+                                                                .savers = options_.savers,
                                                                 .draw_history = options_.draw_history,
                                                                 .log = log_}));
   absl::MutexLock lock(&mu_);
@@ -136,6 +140,9 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
   const std::vector<std::shared_ptr<Model>> models = List();
   for (const auto& model : models) model->BeginDrain(why);
   for (const auto& model : models) model->FinishDrain(deadline);
+  if (options_.savers == nullptr) return;
+  const SteadyTime saved = SteadyDeadline(options_.savers->drain_timeout());
+  for (const auto& model : models) model->saver()->Drain(saved);
 }
 
 void ModelStore::OnEpochStart(const std::string& name, const EpochStart& start) {

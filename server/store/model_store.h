@@ -28,6 +28,9 @@ class ModelStore : public EpochListener {
     const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
+    // The folder that checkpoints lie in; empty: there are none. Nothing is looked at here.
+    std::string save_dir = {};
+    const SaverSource* savers = nullptr;  // outlives the store and its models; null: nothing is saved
     HistoryIdSource draw_history = RandomHistoryId;
   };
 
@@ -50,9 +53,11 @@ class ModelStore : public EpochListener {
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
+  // Then it saves what no save has (ModelSaver::Drain), for as long as that may take.
   void Drain(SteadyTime deadline, const absl::Status& why);
 
   const World& world() const { return options_.world; }
+  const std::string& save_dir() const { return options_.save_dir; }
 
   // EpochListener
   void OnEpochStart(const std::string& model, const EpochStart& start) override;

@@ -176,7 +176,10 @@ absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
   }
   if (commit.has_max_grad_norm()) RETURN_IF_ERROR(CheckPositive("maximal gradient norm", commit.max_grad_norm()));
   if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
-  return absl::OkStatus();
+  if (!commit.save() || options_.may_save) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("commit ", commit.commit_number(),
+                                                    ": no save expected of a daemon that makes none (--save-dir, one "
+                                                    "daemon), got one"));
 }
 
 bool Sequence::Repeats(const v1::Command& command) const {

@@ -67,6 +67,7 @@ class Sequence {
     int first_rank = 0;               // of the world, for messages
     int64_t commit_number = 0;        // last answered
     absl::Duration step_timeout = absl::Seconds(60);
+    bool may_save = false;  // whether a commit may ask for a save
   };
 
   enum class Work : uint8_t { kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
@@ -81,9 +82,9 @@ class Sequence {
   // How many more commands the rank may send now. Those that others have sent before are always taken: they cost
   // nothing, and what they finish makes room.
   int Room(int rank) const;
-  // Takes a rank's next command; true when all ranks have now sent it. An error means that the sequence is broken and
-  // the epoch must end: INVALID_ARGUMENT a command that breaks a rule, FAILED_PRECONDITION one that differs from
-  // another rank's, a commit number out of order, or a second push that BF16 accumulators do not take.
+  // Takes a rank's next command; true when all ranks have now sent it. An error ends the epoch: INVALID_ARGUMENT a
+  // command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's, a commit number out of order,
+  // a save where none is made, or a second push that BF16 accumulators do not take.
   absl::StatusOr<bool> Submit(int rank, SentCommand sent, SteadyTime now);
 
   // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest

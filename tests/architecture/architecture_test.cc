@@ -59,6 +59,10 @@ const std::vector<Rule> kRules = {
     {"server/saves/",
      {"server/saves/", "server/device/memory.h", "server/store/shard.h", "proto/checkpoint/", "proto/model/",
       "proto/safetensors/", "kernels/", "absl/"}},
+    // But who makes saves fall due.
+    {"server/saves/saver",
+     {"server/saves/", "server/store/", "server/base/", "server/log/log.h", "proto/checkpoint/", "proto/model/",
+      "kernels/", "absl/"}},
     {"server/restores/",
      {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
     // The keeper does nothing that can fail while models run: no gRPC, no devices, no domain.

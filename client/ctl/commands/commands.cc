@@ -4,9 +4,9 @@ namespace paramshard::ctl {
 namespace {
 
 constexpr const CommandInfo* kCommands[] = {
-    &kModels,  &kShards, &kDescribe,         &kStats,          &kSessions,          &kMemory,
-    &kVerify,  &kDrain,  &kRestart,          &kVersion,        &kCodecEncode,       &kCodecDecode,
-    &kConvert, &kImport, &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
+    &kModels, &kShards,  &kDescribe,         &kStats,          &kSessions,          &kMemory,  &kVerify,
+    &kDrain,  &kRestart, &kVersion,          &kCodecEncode,    &kCodecDecode,       &kConvert, &kImport,
+    &kSave,   &kSaves,   &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -25,6 +25,8 @@ extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;
 extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
+extern const CommandInfo kSave;
+extern const CommandInfo kSaves;
 extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;

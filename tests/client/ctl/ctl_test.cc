@@ -185,6 +185,42 @@ TEST(CtlTest, RestartSendsAnAbsoluteProgramAndFlags) {
   EXPECT_TRUE(request.lose_models());
 }
 
+v1::Save NewSave(v1::SaveState state) {
+  v1::Save save;
+  save.set_model("tiny");
+  save.set_number(3);
+  save.set_step(12000);
+  save.set_reason(v1::SAVE_REASON_CALL);
+  save.set_state(state);
+  return save;
+}
+
+TEST(CtlTest, ASaveSaysWhatHasBecomeOfIt) {
+  FakeDaemon daemon;
+  v1::Save& save = *daemon.service().answers.save.mutable_save();
+  save = NewSave(v1::SAVE_STATE_COPYING);
+  EXPECT_EQ(Output(daemon, {"save", "tiny"}), "save 3 of step 12000: copying\n");
+  EXPECT_EQ(daemon.service().requests.save.model(), "tiny");
+  EXPECT_FALSE(daemon.service().requests.save.wait());
+  save = NewSave(v1::SAVE_STATE_PUBLISHED);
+  save.set_path("/saves/tiny/step-1");
+  save.set_size_bytes(2048);
+  EXPECT_EQ(Output(daemon, {"save", "tiny", "--wait"}),
+            "save 3 of step 12000: published /saves/tiny/step-1, 2.0 KiB\n");
+  EXPECT_TRUE(daemon.service().requests.save.wait());
+  EXPECT_EQ(JsonOutput(daemon, {"save", "tiny"})["save"]["state"], "SAVE_STATE_PUBLISHED");
+}
+
+TEST(CtlTest, ASaveThatCameToNothingIsAFailure) {
+  FakeDaemon daemon;
+  v1::Save& save = *daemon.service().answers.save.mutable_save();
+  save = NewSave(v1::SAVE_STATE_ABANDONED);
+  save.mutable_error()->set_text("the disk is full");
+  const Result result = RunArguments({"save", "tiny", "--wait", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_EQ(result.out, "save 3 of step 12000: abandoned: the disk is full\n");
+}
+
 TEST(CtlTest, ImportSendsAnAbsolutePathAndTheMap) {
   FakeDaemon daemon;
   daemon.service().answers.import_file.set_parameter_count(2);
@@ -405,8 +441,8 @@ TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
   FakeDaemon daemon;
   daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND, "model nope: tiny expected, got nope");
   const std::vector<std::vector<std::string>> commands = {
-      {"models"}, {"shards", "nope"}, {"describe", "nope", "w"}, {"sessions"}, {"memory"}, {"verify", "nope"},
-      {"drain"},  {"version"},        {"stats", "nope"},         {"restart"}};
+      {"models"}, {"shards", "nope"}, {"describe", "nope", "w"}, {"sessions"}, {"memory"},       {"verify", "nope"},
+      {"drain"},  {"version"},        {"stats", "nope"},         {"saves"},    {"save", "nope"}, {"restart"}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--socket-dir", daemon.directory()});
     const Result result = RunArguments(command);

@@ -109,6 +109,20 @@ grpc::Status FakeAdminService::ImportFile(grpc::ServerContext* context, const v1
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::SaveModel(grpc::ServerContext* context, const v1::SaveModelRequest* request,
+                                         v1::SaveModelResponse* response) {
+  requests.save = *request;
+  *response = answers.save;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::ListSaves(grpc::ServerContext* context, const v1::ListSavesRequest* request,
+                                         v1::ListSavesResponse* response) {
+  requests.saves = *request;
+  *response = answers.saves;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
   ++requests.drains;
   return Check(*context);

@@ -26,6 +26,8 @@ struct FakeAnswers {
   v1::GetMemoryResponse memory;
   std::vector<v1::VerifyModelResponse> verification;
   v1::ImportFileResponse import_file;
+  v1::SaveModelResponse save;
+  v1::ListSavesResponse saves;
   v1::GetVersionResponse version;
 };
 
@@ -36,6 +38,8 @@ struct FakeRequests {
   std::vector<v1::ListShardsRequest> shards;
   v1::VerifyModelRequest verify;
   v1::ImportFileRequest import_file;
+  v1::SaveModelRequest save;
+  v1::ListSavesRequest saves;
   int drains = 0;
   v1::RestartRequest restart;
 };
@@ -58,6 +62,8 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,
                            grpc::ServerWriter<v1::VerifyModelResponse>*) override;
   grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;
+  grpc::Status SaveModel(grpc::ServerContext*, const v1::SaveModelRequest*, v1::SaveModelResponse*) override;
+  grpc::Status ListSaves(grpc::ServerContext*, const v1::ListSavesRequest*, v1::ListSavesResponse*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   // From then on another process answers.
   grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;

@@ -57,6 +57,34 @@ TEST(TablesTest, Models) {
             "    1.062  -\n");
 }
 
+TEST(TablesTest, Saves) {
+  EXPECT_EQ(TextOf(&FakeAnswers::saves, v1::ListSavesResponse(), {"saves"}), "no saves\n");
+  v1::ListSavesResponse response;
+  v1::Save& save = *response.add_saves();
+  save.set_model("tiny");
+  save.set_number(1);
+  save.set_step(500);
+  save.set_state(v1::SAVE_STATE_WRITING);
+  save.set_reason(v1::SAVE_REASON_COMMITS);
+  save.set_size_bytes(2000);
+  save.set_written_bytes(841);
+  save.mutable_took()->set_seconds(2);
+  save.mutable_stall()->set_nanos(1'500'000);
+  v1::Save& abandoned = *response.add_saves();
+  abandoned = save;
+  abandoned.set_state(v1::SAVE_STATE_ABANDONED);
+  abandoned.mutable_error()->set_text("disk full");
+  v1::SaveCounts& counts = *response.add_counts();
+  counts.set_model("tiny");
+  counts.set_abandoned(1);
+  counts.set_skipped(4);
+  EXPECT_EQ(TextOf(&FakeAnswers::saves, response, {"saves", "tiny"}),
+            "MODEL  SAVE  STEP  WHY      STATE           BYTES  SECONDS  STALL  BEGUN  PATH  ERROR\n"
+            "tiny      1   500  commits  writing 42 %  2.0 KiB    2.000  0.002  -      -     -\n"
+            "tiny      1   500  commits  abandoned     2.0 KiB    2.000  0.002  -      -     disk full\n"
+            "tiny: 0 published, 1 abandoned, 0 unknown, 4 skipped\n");
+}
+
 TEST(TablesTest, AModelThatIsUnusableSaysSo) {
   v1::ListModelsResponse response;
   v1::ModelSummary& model = *response.add_models();

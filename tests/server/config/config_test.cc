@@ -48,6 +48,7 @@ TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
   EXPECT_EQ(config.drain_timeout, absl::Seconds(10));
   EXPECT_THAT(config.allow_users, IsEmpty());
   EXPECT_EQ(config.memory_limit_bytes, 0);
+  EXPECT_EQ(config.save_dir, "");
   EXPECT_EQ(config.log_format, "text");
   EXPECT_EQ(config.log_level, "info");
 }
@@ -77,6 +78,11 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
       {"memory-limit", "PARAMSHARD_MEMORY_LIMIT", "512MiB", "536870912"},
+      {"save-dir", "PARAMSHARD_SAVE_DIR", "/var/saves", "/var/saves"},
+      {"save-keep", "PARAMSHARD_SAVE_KEEP", "5", "5"},
+      {"save-keep-every", "PARAMSHARD_SAVE_KEEP_EVERY", "1000", "1000"},
+      {"save-on-drain", "PARAMSHARD_SAVE_ON_DRAIN", "off", "off"},
+      {"save-timeout", "PARAMSHARD_SAVE_TIMEOUT", "90s", "1m30s"},
       {"local-engine", "PARAMSHARD_LOCAL_ENGINE", "mesh", "mesh"},
       {"nccl-library", "PARAMSHARD_NCCL_LIBRARY", "/opt/libnccl.so.2", "/opt/libnccl.so.2"},
       {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
@@ -119,6 +125,17 @@ TEST(ParseArgumentsTest, SeveralNodesTakeAnAddress) {
   EXPECT_EQ(config.cluster_address, "127.0.0.1:7000");
 }
 
+TEST(ParseArgumentsTest, SavesAreEveryNumberOfCommitsOrEveryTime) {
+  const DaemonConfig by_commits = ParseConfig({"--save-dir=/s", "--save-every=500"});
+  EXPECT_EQ(by_commits.save_every_commits, 500);
+  EXPECT_EQ(by_commits.save_every_time, absl::ZeroDuration());
+  const DaemonConfig by_time = ParseConfig({"--save-dir=/s", "--save-every=500", "--save-every=10m"});
+  EXPECT_EQ(by_time.save_every_commits, 0);
+  EXPECT_EQ(by_time.save_every_time, absl::Minutes(10));
+  ASSERT_OK_AND_ASSIGN(const ParsedArguments arguments, Parse({"--save-dir=/s", "--save-every=10m"}));
+  EXPECT_THAT(ConfigText(arguments), HasSubstr("save-every = 10m  # flag\n"));
+}
+
 TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
   struct Case {
     std::vector<std::string> flags;
@@ -143,6 +160,15 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--drain-timeout=inf"}, "--drain-timeout: a positive duration of at most 24h"},
       {{"--allow-user=no-such-user-here"}, "--allow-user: a user's number or name expected"},
       {{"--memory-limit=lots"}, "--memory-limit: a number of bytes"},
+      {{"--save-dir=saves"}, "--save-dir: an absolute path expected, got \"saves\""},
+      {{"--save-every=2"}, "--save-every: --save-dir, where checkpoints lie, expected with it, got none"},
+      {{"--save-dir=/s", "--save-every=2", "--nodes=2", "--cluster-address=127.0.0.1:7000"},
+       "--save-every: one daemon expected, got --nodes > 1"},
+      {{"--save-dir=/s", "--save-every=0"}, "--save-every: an integer from 1 up expected"},
+      {{"--save-dir=/s", "--save-every=-1s"}, "--save-every: a positive duration of at most 24h"},
+      {{"--save-keep=0"}, "--save-keep: an integer from 1 up expected"},
+      {{"--save-keep-every=-1"}, "--save-keep-every: an integer from 0 up expected"},
+      {{"--save-on-drain=yes"}, "--save-on-drain: on, off expected, got \"yes\""},
       {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
       {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
       {{"--log-level"}, "--log-level: a value expected, got none"},
@@ -210,6 +236,12 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
             "memory-limit = 0  # default\n"
+            "save-dir =   # default\n"
+            "save-every =   # default\n"
+            "save-keep = 3  # default\n"
+            "save-keep-every = 0  # default\n"
+            "save-on-drain = on  # default\n"
+            "save-timeout = 10m  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "keeper = off  # default\n"

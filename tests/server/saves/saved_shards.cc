@@ -94,7 +94,7 @@ void SavedShards::Fill() {
   }
 }
 
-absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(SystemCalls* calls, const Publisher& publisher,
+absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls, const Publisher& publisher,
                                                                 int64_t step) const {
   const SaveFolder folder(Disk(calls), publisher.model_folder(), IdentityOf(step));
   std::vector<PartReport> reports;
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(SystemCalls* cal
     std::vector<const StateImage*> images;
     for (int i = rank; i < std::min(rank + options_.ranks_per_node, world().size); ++i) {
       images.insert(images.begin(), images_[i].get());  // in any order
-      RETURN_IF_ERROR(folder.WriteRank(*images_[i], [] { return absl::OkStatus(); }));
+      RETURN_IF_ERROR(folder.WriteRank(*images_[i], [](int64_t) { return absl::OkStatus(); }));
     }
     ASSIGN_OR_RETURN(const PartReport report, folder.Finish(rank / options_.ranks_per_node, images));
     reports.insert(reports.begin(), report);
@@ -117,7 +117,7 @@ checkpoint::CommonState SavedShards::CommonOf(int64_t step) const {
   return common;
 }
 
-Publisher::Result SavedShards::Save(SystemCalls* calls, Publisher& publisher, int64_t step) const {
+Publisher::Result SavedShards::Save(DiskCalls* calls, Publisher& publisher, int64_t step) const {
   const absl::Status begun = publisher.Begin(IdentityOf(step), world());
   if (!begun.ok()) return {.status = begun};
   const auto reports = WriteParts(calls, publisher, step);

@@ -138,8 +138,9 @@ TEST_F(FillTest, WritingEndsWhenItIsToldTo) {
   const SaveFolder folder(Disk(&calls), root.path(), SavedShards::IdentityOf(12));
   ASSERT_OK(Disk(&calls).MakeFolder(folder.path()));
   int pieces = 0;
-  EXPECT_THAT(folder.WriteRank(image(), [&] { return ++pieces == 3 ? absl::CancelledError("") : absl::OkStatus(); }),
-              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(
+      folder.WriteRank(image(), [&](int64_t) { return ++pieces == 3 ? absl::CancelledError("") : absl::OkStatus(); }),
+      StatusIs(absl::StatusCode::kCancelled));
   EXPECT_EQ(pieces, 3);
   EXPECT_THAT(NamesIn(folder.path()), ElementsAre("rank-00000-of-00001.safetensors"));
 }

@@ -167,6 +167,82 @@ TEST_F(AdminServiceTest, MemoryAddsUp) {
   EXPECT_THAT(classes, ElementsAre("exp_avg", "exp_avg_sq", "gradients", "master", "planes"));
 }
 
+class SavingAdminServiceTest : public AdminServiceTest {
+ protected:
+  SavingAdminServiceTest() {
+    StartDaemon([this](DaemonConfig& config) { config.save_dir = saves_.path(); });
+    EXPECT_OK(client_->CreateModel(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {4, 4})})})));
+  }
+  // The daemon is done with the folder before it goes.
+  ~SavingAdminServiceTest() override {
+    client_.reset();
+    daemon_.reset();
+  }
+
+  absl::StatusOr<v1::SaveModelResponse> Save(const std::string& model, bool wait) {
+    v1::SaveModelRequest request;
+    request.set_model(model);
+    request.set_wait(wait);
+    return client_->Call(client_->admin(), &Stub::SaveModel, request);
+  }
+  absl::StatusOr<v1::ListSavesResponse> ListSaves(const std::string& model) {
+    v1::ListSavesRequest request;
+    request.set_model(model);
+    return client_->Call(client_->admin(), &Stub::ListSaves, request);
+  }
+
+  const test::TemporaryDirectory saves_;
+};
+
+TEST_F(SavingAdminServiceTest, ASaveAnswersWithItsOutcome) {
+  ASSERT_OK_AND_ASSIGN(const auto response, Save("m", /*wait=*/true));
+  const v1::Save& save = response.save();
+  EXPECT_EQ(save.state(), v1::SAVE_STATE_PUBLISHED) << save.error().text();
+  EXPECT_EQ(save.model(), "m");
+  EXPECT_EQ(save.number(), 1);
+  EXPECT_EQ(save.reason(), v1::SAVE_REASON_CALL);
+  EXPECT_THAT(save.path(), HasSubstr(saves_.path() + "/m/step-000000000000-" + save.history_id().substr(0, 8)));
+  EXPECT_GT(save.begun_at().seconds(), 0);
+  EXPECT_GT(save.size_bytes(), 0);
+  ASSERT_OK_AND_ASSIGN(const auto again, Save("m", /*wait=*/true));
+  EXPECT_EQ(again.save().state(), v1::SAVE_STATE_ABANDONED);
+  EXPECT_THAT(again.save().error().text(), HasSubstr("saved already"));
+}
+
+TEST_F(SavingAdminServiceTest, SavesAreListedWithTheirCounts) {
+  ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
+  ASSERT_OK(Save("m", /*wait=*/true));
+  ASSERT_OK(Save("m", /*wait=*/true));
+  ASSERT_OK_AND_ASSIGN(const auto all, ListSaves(""));
+  ASSERT_THAT(all.saves(), SizeIs(2));
+  EXPECT_EQ(all.saves(0).state(), v1::SAVE_STATE_PUBLISHED);
+  ASSERT_THAT(all.counts(), SizeIs(2));
+  EXPECT_EQ(all.counts(0).model(), "a");
+  EXPECT_EQ(all.counts(1).published(), 1);
+  EXPECT_EQ(all.counts(1).abandoned(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto none, ListSaves("a"));
+  EXPECT_THAT(none.saves(), IsEmpty());
+  EXPECT_THAT(ListSaves("nope").status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(SavingAdminServiceTest, ASaveThatBeganIsListedUntilItIsOver) {
+  ASSERT_OK_AND_ASSIGN(const auto begun, Save("m", /*wait=*/false));
+  EXPECT_EQ(begun.save().number(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto list, ListSaves("m"));
+  ASSERT_THAT(list.saves(), SizeIs(1));
+  EXPECT_EQ(list.saves(0).number(), 1);
+}
+
+TEST_F(AdminServiceTest, ADaemonWithoutAFolderRefusesSaves) {
+  v1::SaveModelRequest request;
+  request.set_model("m");
+  EXPECT_THAT(client_->Call(client_->admin(), &Stub::SaveModel, request).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--save-dir")));
+  request.set_model("nope");
+  EXPECT_THAT(client_->Call(client_->admin(), &Stub::SaveModel, request).status(),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(AdminServiceTest, VerificationEndsWithASummary) {
   const auto context = client_->Context();
   v1::VerifyModelRequest request;

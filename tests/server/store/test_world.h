@@ -26,6 +26,7 @@ class TestWorld {
     std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
     EngineSettings engines = {};
     HistoryIdSource draw_history = RandomHistoryId;
+    const SaverSource* savers = nullptr;
   };
   explicit TestWorld(const Options& options);
 

@@ -1,0 +1,55 @@
+#include "client/ctl/save_text.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "client/ctl/cell.h"
+#include "client/ctl/table.h"
+#include "client/ctl/terminal_text.h"
+#include "proto/durations.h"
+
+namespace paramshard::ctl {
+namespace {
+
+std::string SecondsCell(const google::protobuf::Duration& duration) {
+  return absl::StrFormat("%.3f", absl::ToDoubleSeconds(DurationFromProto(duration)));
+}
+
+}  // namespace
+
+std::string SaveStateCell(const v1::Save& save) {
+  const std::string state = absl::AsciiStrToLower(EnumCell(v1::SaveState_Name(save.state()), "SAVE_STATE_"));
+  if (save.state() != v1::SAVE_STATE_WRITING || save.size_bytes() <= 0) return state;
+  return absl::StrCat(state, " ", save.written_bytes() * 100 / save.size_bytes(), " %");
+}
+
+std::string SaveText(const v1::SaveModelResponse& response) {
+  const v1::Save& save = response.save();
+  std::string text = absl::StrCat("save ", save.number(), " of step ", save.step(), ": ", SaveStateCell(save));
+  if (!save.path().empty()) absl::StrAppend(&text, " ", TerminalText(save.path()), ", ", BytesCell(save.size_bytes()));
+  if (save.has_error()) absl::StrAppend(&text, ": ", TerminalText(save.error().text()));
+  return text + "\n";
+}
+
+std::string SavesText(const v1::ListSavesResponse& response) {
+  std::string text;
+  if (response.saves().empty()) text = "no saves\n";
+  Table table({Left("MODEL"), Right("SAVE"), Right("STEP"), Left("WHY"), Left("STATE"), Right("BYTES"),
+               Right("SECONDS"), Right("STALL"), Left("BEGUN"), Left("PATH"), Left("ERROR")});
+  for (const v1::Save& save : response.saves()) {
+    table.AddRow({save.model(), absl::StrCat(save.number()), absl::StrCat(save.step()),
+                  absl::AsciiStrToLower(EnumCell(v1::SaveReason_Name(save.reason()), "SAVE_REASON_")),
+                  SaveStateCell(save), BytesCell(save.size_bytes()), SecondsCell(save.took()),
+                  SecondsCell(save.stall()), TimeCell(save.begun_at()), TextCell(save.path()),
+                  TextCell(save.error().text())});
+  }
+  if (text.empty()) text = table.Text();
+  for (const v1::SaveCounts& counts : response.counts()) {
+    absl::StrAppend(&text, TerminalText(counts.model()), ": ", counts.published(), " published, ", counts.abandoned(),
+                    " abandoned, ", counts.unknown(), " unknown, ", counts.skipped(), " skipped\n");
+  }
+  return text;
+}
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,162 @@
+// The saves of one model: when they fall due, the copies of its ranks, and what becomes of them.
+#ifndef PARAMSHARD_SERVER_SAVES_SAVER_H_
+#define PARAMSHARD_SERVER_SAVES_SAVER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/checkpoint/manifest.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
+#include "server/saves/disk_calls.h"
+#include "server/saves/publisher.h"
+#include "server/saves/retention.h"
+#include "server/saves/state_image.h"
+#include "server/store/model.h"
+#include "server/store/model_saver.h"
+
+namespace paramshard::server {
+
+struct SavePolicy {
+  int64_t every_commits = 0;                         // numbers that are multiples of it; 0: none
+  absl::Duration every_time = absl::ZeroDuration();  // at the first commit after it; 0: never
+  RetentionPolicy keep = {.newest = 3, .every = 0};
+  bool on_drain = true;
+  // A save that takes longer is abandoned.
+  absl::Duration timeout = absl::Minutes(10);
+};
+
+// Every save goes the same way, on the saver's own thread and one thread for each further rank:
+//
+//   the state is held (CopyGate) -> ranks are copied, steps may go on -> files are written -> published -> retention
+//
+// Whatever fails abandons that save alone: it is counted, logged and among the records. One save at a time: what falls
+// due meanwhile is skipped.
+class Saver final : public ModelSaver {
+ public:
+  struct Options {
+    std::string root;  // of checkpoints
+    SavePolicy policy = {};
+    DiskCalls* calls = nullptr;             // outlives the saver
+    const Clock* clock = &Clock::Steady();  // likewise
+    std::function<absl::Time()> now = absl::Now;
+    HistoryIdSource draw_id = RandomHistoryId;
+    // Called for every rank of the daemon before it is copied: tests hold copies back.
+    std::function<void(int rank)> before_copy = [](int) {};
+  };
+
+  // Opens ROOT/MODEL and takes the memory for copies. `model` outlives the saver. Errors of Publisher::Open and
+  // StateImage::Create; RESOURCE_EXHAUSTED for no thread.
+  static absl::StatusOr<std::unique_ptr<Saver>> Create(Model& model, const Options& options);
+  ~Saver() override;
+
+  void OnCommitted(const CommitAnswer& answer, bool asked) override;
+  void OnSettled() override;
+  void Stop() override;
+  absl::StatusOr<SaveRecord> Request() override;
+  absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const override;
+  absl::Status CheckIdle(absl::string_view operation) const override;
+  void Drain(SteadyTime deadline) override;
+  std::vector<SaveRecord> records() const override;
+  SaveCounts counts() const override;
+  int64_t image_bytes() const override;
+
+ private:
+  // What the thread is to save: a state that is held.
+  struct Work {
+    int64_t number = 0;
+    SteadyTime deadline;
+    Model::HeldState state;
+  };
+
+  Saver(Model& model, const Options& options);
+  absl::Status Open();
+  checkpoint::World world() const;
+  int ranks() const { return static_cast<int>(images_.size()); }
+
+  std::optional<SaveReason> ReasonFor(const CommitAnswer& answer, bool asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Holds the state for the save that waits, unless a commit is under way.
+  void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Add(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The present record of the save under way.
+  SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  const SaveRecord* Find(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Count(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The thread's.
+  void Run();
+  std::optional<Work> Take();
+  void Save(const Work& work);
+  absl::Status Copy(const Work& work);
+  absl::Status CopyRank(const Work& work, int rank);
+  Publisher::Result Write(const Work& work);
+  absl::StatusOr<PartReport> WriteFiles(const Work& work, const SaveIdentity& identity);
+  absl::Status WriteRank(const Work& work, const SaveFolder& folder, int rank);
+  // Does something for every rank of the daemon at once, and waits for all. The first error.
+  absl::Status OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const;
+  absl::Status CheckGoesOn(const Work& work) const;
+  void Retain();
+
+  // Constant after Create.
+  Model& model_;
+  const Options options_;
+  const SteadyTime opened_at_;
+  std::vector<std::unique_ptr<StateImage>> images_;  // of the daemon's ranks; the thread's between Take and Finish
+
+  std::unique_ptr<Publisher> publisher_;  // the thread's, and Create's and Stop's while there is none
+  std::atomic<bool> stopping_ = false;
+  std::atomic<int64_t> written_bytes_ = 0;
+
+  mutable absl::Mutex mu_;
+  mutable SteadyCondVar changed_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // a save's number, until it is over
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
+  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                  // of the save under way
+  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);               // by time
+  std::deque<SaveRecord> records_ ABSL_GUARDED_BY(mu_);
+  SaveCounts counts_ ABSL_GUARDED_BY(mu_);
+  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
+  std::thread thread_ ABSL_GUARDED_BY(mu_);
+};
+
+// The savers of a daemon's models. Constant; thread-safe.
+class Savers final : public SaverSource {
+ public:
+  explicit Savers(Saver::Options options) : options_(std::move(options)) {}
+
+  absl::StatusOr<std::vector<int64_t>> ImageBytes(const Layout& layout, const World& world) const override;
+  absl::Duration drain_timeout() const override {
+    return options_.policy.on_drain ? options_.policy.timeout : absl::ZeroDuration();
+  }
+  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model) const override;
+
+ private:
+  const Saver::Options options_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_SAVER_H_
