@@ -112,9 +112,11 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain)
+AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, RestoreSettings restores,
+                           std::function<void()> drain)
     : GuardedService(v1::AdminService::service_full_name(), callers),
       store_(store),
+      restores_(std::move(restores)),
       drain_(std::move(drain)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -125,6 +127,7 @@ AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorker
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
   Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
+  Handle("RestoreModel", workers->transfers.get(), &AdminService::RestoreModel);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
   CheckComplete();
@@ -190,6 +193,11 @@ absl::StatusOr<v1::ImportFileResponse> AdminService::ImportFile(const Call& call
                                                                 const v1::ImportFileRequest& request) {
   RETURN_IF_ERROR(CheckMayImportFile(call.caller().peer.uid));
   return server::ImportFile(*store_, request, call);
+}
+
+absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
+                                        MessageWriter<v1::RestoreModelResponse>* writer) {
+  return server::RestoreModel(*store_, restores_, request, call, writer);
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

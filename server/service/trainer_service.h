@@ -5,14 +5,15 @@
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/service/guarded_service.h"
+#include "server/service/restore_calls.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; all three outlive the server that the service is registered with.
+// Thread-safe; the first three outlive the server that the service is registered with.
 class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers);
+  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers, RestoreSettings restores);
 
  private:
   absl::StatusOr<v1::GetCapabilitiesResponse> GetCapabilities(const Call& call,
@@ -24,6 +25,7 @@ class TrainerService final : public GuardedService {
   absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
 
   ModelStore* const store_;
+  const RestoreSettings restores_;
 };
 
 }  // namespace paramshard::server
