@@ -36,6 +36,9 @@
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
+#include "server/saves/disk.h"
+#include "server/saves/save_root.h"
+#include "server/saves/system_calls.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
 #include "server/service/guarded_service.h"
@@ -77,6 +80,13 @@ absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& 
 
 EngineSettings EnginesOf(const DaemonConfig& config) {
   return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
+}
+
+absl::Status CheckSaveDir(const DaemonConfig& config) {
+  if (config.save_dir.empty()) return absl::OkStatus();
+  SystemCalls calls;
+  const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
+  return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
 }
 
 // A gRPC server for each user, and what brings them connections, which ends first.
@@ -197,8 +207,10 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
-  store_ = std::make_unique<ModelStore>(ModelStore::Options{
-      .world = MakeWorld(), .step_timeout = config_.step_timeout, .memory_limit_bytes = config_.memory_limit_bytes});
+  store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
+                                                            .step_timeout = config_.step_timeout,
+                                                            .memory_limit_bytes = config_.memory_limit_bytes,
+                                                            .save_dir = config_.save_dir});
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }
@@ -325,6 +337,7 @@ void Daemon::Impl::Stop() {
 
 absl::Status Daemon::Check(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
+  RETURN_IF_ERROR(CheckSaveDir(config));
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 

@@ -24,8 +24,8 @@ namespace paramshard::server {
 // Thread-safe.
 class Daemon {
  public:
-  // Finds what Start would refuse at any time: devices that are none, and an NCCL that the configuration needs and that
-  // is missing or too old. INVALID_ARGUMENT and FAILED_PRECONDITION say what to change; UNIMPLEMENTED means NCCL in a
+  // Finds what Start would refuse at any time: devices that are none, a save_dir that CheckSaveRoot refuses, and an NCCL
+  // that the configuration needs and that is missing or too old. INVALID_ARGUMENT and FAILED_PRECONDITION say what to change; UNIMPLEMENTED means NCCL in a
   // build without CUDA.
   static absl::Status Check(const DaemonConfig& config);
 

@@ -62,6 +62,14 @@ absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ParseSaveDir(absl::string_view text, DaemonConfig& config) {
+  if (!absl::StartsWith(text, "/")) {
+    return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
+  }
+  config.save_dir = std::string(text);
+  return absl::OkStatus();
+}
+
 absl::Status ParseUsers(absl::string_view text, DaemonConfig& config) {
   config.allow_users.clear();
   for (absl::string_view item : absl::StrSplit(text, ',')) {
@@ -130,6 +138,7 @@ constexpr Setting kSettings[] = {
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
+    {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseSaveDir, Print<&DaemonConfig::save_dir>},
     {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
      false,
      [](absl::string_view text, DaemonConfig& config) {

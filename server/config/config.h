@@ -44,6 +44,9 @@ struct DaemonConfig {
   std::vector<std::string> allow_users;
   // Models that would not fit are refused. 0: what the machine has available is the limit.
   int64_t memory_limit_bytes = 0;
+  // Absolute path of the folder that checkpoints lie in, one folder for each model. Empty: there are none. Whether it is
+  // there and may be written to is found at the start (CheckSaveRoot).
+  std::string save_dir;
   // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.

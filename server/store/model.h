@@ -58,6 +58,7 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
+    std::string save_dir = {};  // that the model's checkpoints lie in, in a folder of its own; empty: nowhere
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
@@ -177,6 +178,7 @@ class Model {
   const ModelSpec& spec() const { return options_.spec; }
   const Layout& layout() const { return *layout_; }
   const World& world() const { return options_.world; }
+  const std::string& save_dir() const { return options_.save_dir; }
   const Topology& topology() const { return topology_; }
   uint64_t fingerprint() const { return fingerprint_; }
   // They are in the order of this daemon's ranks.

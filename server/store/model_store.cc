@@ -57,6 +57,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
                                                                 .step_timeout = options_.step_timeout,
                                                                 .clock = options_.clock,
                                                                 .available_bytes = AvailableBytes(),
+                                                                .save_dir = options_.save_dir,
                                                                 .draw_history = options_.draw_history,
                                                                 .log = log_}));
   if (const absl::Status filled = fill(model, [&] { return ShowFilling(model); }); !filled.ok()) {

@@ -29,6 +29,8 @@ class ModelStore : public EpochListener {
     const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
+    // The folder that checkpoints lie in; empty: there are none. Nothing is looked at here.
+    std::string save_dir = {};
     HistoryIdSource draw_history = RandomHistoryId;
   };
 
@@ -60,6 +62,7 @@ class ModelStore : public EpochListener {
   void Drain(SteadyTime deadline, const absl::Status& why);
 
   const World& world() const { return options_.world; }
+  const std::string& save_dir() const { return options_.save_dir; }
 
   // EpochListener
   void OnEpochStart(const std::string& model, const EpochStart& start) override;

@@ -19,6 +19,7 @@ void CheckConfig(const DaemonConfig& config) {
   PARAMSHARD_CHECK(config.nodes == 1 || !config.cluster_address.empty());
   PARAMSHARD_CHECK(config.step_timeout > absl::ZeroDuration() && config.join_timeout > absl::ZeroDuration());
   PARAMSHARD_CHECK(config.memory_limit_bytes >= 0);
+  PARAMSHARD_CHECK(config.save_dir.empty() || config.save_dir[0] == '/');
 }
 
 void Run(const std::string& input) {

@@ -48,6 +48,7 @@ TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
   EXPECT_EQ(config.drain_timeout, absl::Seconds(10));
   EXPECT_THAT(config.allow_users, IsEmpty());
   EXPECT_EQ(config.memory_limit_bytes, 0);
+  EXPECT_EQ(config.save_dir, "");
   EXPECT_EQ(config.log_format, "text");
   EXPECT_EQ(config.log_level, "info");
 }
@@ -77,6 +78,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
       {"memory-limit", "PARAMSHARD_MEMORY_LIMIT", "512MiB", "536870912"},
+      {"save-dir", "PARAMSHARD_SAVE_DIR", "/var/saves", "/var/saves"},
       {"local-engine", "PARAMSHARD_LOCAL_ENGINE", "mesh", "mesh"},
       {"nccl-library", "PARAMSHARD_NCCL_LIBRARY", "/opt/libnccl.so.2", "/opt/libnccl.so.2"},
       {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
@@ -143,6 +145,7 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--drain-timeout=inf"}, "--drain-timeout: a positive duration of at most 24h"},
       {{"--allow-user=no-such-user-here"}, "--allow-user: a user's number or name expected"},
       {{"--memory-limit=lots"}, "--memory-limit: a number of bytes"},
+      {{"--save-dir=saves"}, "--save-dir: an absolute path expected, got \"saves\""},
       {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
       {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
       {{"--log-level"}, "--log-level: a value expected, got none"},
@@ -210,6 +213,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
             "memory-limit = 0  # default\n"
+            "save-dir =   # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "log-format = text  # default\n"

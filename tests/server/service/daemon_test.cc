@@ -163,6 +163,18 @@ TEST_F(DaemonTest, GpusOfSeveralDaemonsWithoutNcclAreRefusedAtOnce) {
   EXPECT_OK(Daemon::Check(config));
 }
 
+TEST_F(DaemonTest, AFolderOfCheckpointsThatIsNoneOrThatOthersWriteToIsRefused) {
+  const test::TemporaryDirectory saves;
+  DaemonConfig config = Config();
+  config.save_dir = saves.path();
+  EXPECT_OK(Daemon::Check(config));
+  ASSERT_EQ(chmod(saves.path().c_str(), 0777), 0);
+  EXPECT_THAT(Daemon::Check(config),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--save-dir: " + saves.path())));
+  config.save_dir += "/none";
+  EXPECT_THAT(Daemon::Start(config).status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("make it")));
+}
+
 TEST_F(DaemonTest, AnUnknownUserIsRefused) {
   client_.reset();
   daemon_.reset();
