@@ -36,6 +36,7 @@
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
+#include "server/restores/checkpoint_choice.h"
 #include "server/saves/disk.h"
 #include "server/saves/save_root.h"
 #include "server/saves/system_calls.h"
@@ -87,6 +88,12 @@ absl::Status CheckSaveDir(const DaemonConfig& config) {
   SystemCalls calls;
   const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
   return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
+}
+
+absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonConfig& config) {
+  if (config.restore.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(CheckpointRequest request, ParseCheckpointRequest(config.restore));
+  return request;
 }
 
 // A gRPC server for each user, and what brings them connections, which ends first.
@@ -274,7 +281,8 @@ absl::Status Daemon::Impl::OpenHandoff() {
 
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
+  ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
+  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_, std::move(restore));
   admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, [this] {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
   });

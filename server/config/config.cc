@@ -12,6 +12,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -67,6 +68,15 @@ absl::Status ParseSaveDir(absl::string_view text, DaemonConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
   }
   config.save_dir = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseRestore(absl::string_view text, DaemonConfig& config) {
+  int64_t step = 0;
+  if (text != "latest" && (!absl::SimpleAtoi(text, &step) || step < 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("latest or the number of a step expected, got \"", text, "\""));
+  }
+  config.restore = std::string(text);
   return absl::OkStatus();
 }
 
@@ -139,6 +149,8 @@ constexpr Setting kSettings[] = {
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
     {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseSaveDir, Print<&DaemonConfig::save_dir>},
+    {"restore", "latest|STEP", "models that are created begin with this checkpoint of theirs in --save-dir", false,
+     ParseRestore, Print<&DaemonConfig::restore>},
     {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
      false,
      [](absl::string_view text, DaemonConfig& config) {
@@ -312,6 +324,13 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   }
   if (config.nodes > 1 && config.cluster_address.empty()) {
     return absl::InvalidArgumentError("--cluster-address: the address of node 0 expected when --nodes > 1, got none");
+  }
+  if (!config.restore.empty() && config.save_dir.empty()) {
+    return absl::InvalidArgumentError("--save-dir: where checkpoints lie expected when --restore is set, got none");
+  }
+  if (!config.restore.empty() && config.nodes > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--restore: a world of one daemon expected, got --nodes=", config.nodes));
   }
   return absl::OkStatus();
 }

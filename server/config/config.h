@@ -47,6 +47,9 @@ struct DaemonConfig {
   // Absolute path of the folder that checkpoints lie in, one folder for each model. Empty: there are none. Whether it is
   // there and may be written to is found at the start (CheckSaveRoot).
   std::string save_dir;
+  // What models begin with that are created: "latest" of their checkpoints in save_dir where there is one, or a step.
+  // Empty: their initial values.
+  std::string restore;
   // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.

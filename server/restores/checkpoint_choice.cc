@@ -86,7 +86,7 @@ absl::StatusOr<StepEntry> Find(const std::string& model_folder, const Checkpoint
     case CheckpointRequest::Kind::kPath:
       break;
   }
-  StepEntry entry{.path = request.folder};
+  StepEntry entry{.path = request.folder, .name = {}};
   entry.manifest = checkpoint::ReadManifest(entry.path);
   if (!entry.manifest.ok()) return entry.manifest.status();
   return entry;

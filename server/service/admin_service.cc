@@ -16,6 +16,7 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
+#include "server/service/restore_calls.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
 
@@ -112,11 +113,9 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, RestoreSettings restores,
-                           std::function<void()> drain)
+AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain)
     : GuardedService(v1::AdminService::service_full_name(), callers),
       store_(store),
-      restores_(std::move(restores)),
       drain_(std::move(drain)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -197,7 +196,7 @@ absl::StatusOr<v1::ImportFileResponse> AdminService::ImportFile(const Call& call
 
 absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
                                         MessageWriter<v1::RestoreModelResponse>* writer) {
-  return server::RestoreModel(*store_, restores_, request, call, writer);
+  return server::RestoreModel(*store_, request, call, writer);
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

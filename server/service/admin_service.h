@@ -9,7 +9,6 @@
 #include "absl/time/time.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/service/guarded_service.h"
-#include "server/service/restore_calls.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
@@ -18,8 +17,7 @@ namespace paramshard::server {
 // the daemon's end and returns at once.
 class AdminService final : public GuardedService {
  public:
-  AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, RestoreSettings restores,
-               std::function<void()> drain);
+  AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, std::function<void()> drain);
 
  private:
   absl::StatusOr<v1::ListModelsResponse> ListModels(const Call& call, const v1::ListModelsRequest& request);
@@ -39,7 +37,6 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);
 
   const ModelStore* const store_;
-  const RestoreSettings restores_;
   const std::function<void()> drain_;
   const absl::Time started_at_;
 };

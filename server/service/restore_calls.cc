@@ -47,11 +47,10 @@ absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const
 // A restore from the choice of the checkpoint to what is told of it.
 class Restoration {
  public:
-  static absl::StatusOr<Restoration> Prepare(const std::shared_ptr<Model>& model, const RestoreSettings& settings,
-                                             const WantedRestore& wanted) {
+  static absl::StatusOr<Restoration> Prepare(const std::shared_ptr<Model>& model, const WantedRestore& wanted) {
     const SteadyTime begin = SteadyNow();
     ASSIGN_OR_RETURN(CheckpointChoice choice,
-                     ChooseCheckpoint(settings.save_dir, model->spec().name, wanted.checkpoint));
+                     ChooseCheckpoint(model->save_dir(), model->spec().name, wanted.checkpoint));
     ASSIGN_OR_RETURN(std::unique_ptr<ModelRestore> restore, ModelRestore::Prepare(model, choice.path, wanted.plan));
     return Restoration(begin, std::move(choice), std::move(restore));
   }
@@ -152,17 +151,16 @@ v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress)
 
 // Null where the model begins with its initial values.
 absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Model>& model,
-                                                       const RestoreSettings& settings, const WantedRestore& wanted,
-                                                       ModelStore::Show show) {
+                                                       const WantedRestore& wanted, ModelStore::Show show) {
   const std::string& name = model->spec().name;
-  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !settings.save_dir.empty()) {
-    ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(settings.save_dir, name));
+  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !model->save_dir().empty()) {
+    ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(model->save_dir(), name));
     if (!has_checkpoint) {
-      Log(LogLevel::kInfo, "fresh start: no checkpoint to restore", {{"model", name}, {"save_dir", settings.save_dir}});
+      Log(LogLevel::kInfo, "fresh start: no checkpoint to restore", {{"model", name}, {"save_dir", model->save_dir()}});
       return std::nullopt;
     }
   }
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, settings, wanted));
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
   ASSIGN_OR_RETURN(v1::RestoreSummary summary, restoration.Run(name, show));
   return summary;
 }
@@ -176,12 +174,11 @@ absl::Status CheckMayNameFolder(uid_t caller) {
                    "; name a checkpoint of the daemon's --save-dir"));
 }
 
-absl::Status RestoreModel(const ModelStore& store, const RestoreSettings& settings,
-                          const v1::RestoreModelRequest& request, const Call& call,
+absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
                           MessageWriter<v1::RestoreModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, settings, wanted));
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
   const int64_t all_bytes = restoration.all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
   if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
@@ -201,18 +198,18 @@ absl::Status RestoreModel(const ModelStore& store, const RestoreSettings& settin
   return absl::OkStatus();
 }
 
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const RestoreSettings& settings,
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
                                          const v1::CreateModelRequest& request, const Call& call) {
   ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
   std::optional<WantedRestore> wanted;
-  if (settings.at_creation.has_value()) wanted = WantedRestore{.checkpoint = *settings.at_creation, .plan = {}};
+  if (restore.has_value()) wanted = WantedRestore{.checkpoint = *restore, .plan = {}};
   if (request.has_restore()) {
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
   CreatedModel created;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
     if (!wanted.has_value()) return absl::OkStatus();
-    ASSIGN_OR_RETURN(created.restored, Fill(model, settings, *wanted, show));
+    ASSIGN_OR_RETURN(created.restored, Fill(model, *wanted, show));
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));

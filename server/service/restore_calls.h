@@ -5,7 +5,6 @@
 #include <sys/types.h>
 
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,26 +15,19 @@
 
 namespace paramshard::server {
 
-// The daemon's part of it.
-struct RestoreSettings {
-  std::string save_dir = {};                          // where checkpoints are; empty: nowhere
-  std::optional<CheckpointRequest> at_creation = {};  // of models that are created without a word about it
-};
-
 // OK for the daemon's own user and root: a folder that the caller names is read with the daemon's rights.
 absl::Status CheckMayNameFolder(uid_t caller);
 
 // AdminService.RestoreModel.
-absl::Status RestoreModel(const ModelStore& store, const RestoreSettings& settings,
-                          const v1::RestoreModelRequest& request, const Call& call,
+absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
                           MessageWriter<v1::RestoreModelResponse>* writer);
 
-// TrainerService.CreateModel, but for `model` of the response.
+// TrainerService.CreateModel, but for `model` of the response. `restore` holds where the request says nothing.
 struct CreatedModel {
   ModelStore::Created model;
   std::optional<v1::RestoreSummary> restored = {};
 };
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const RestoreSettings& settings,
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
                                          const v1::CreateModelRequest& request, const Call& call);
 
 }  // namespace paramshard::server

@@ -472,8 +472,7 @@ absl::Status Model::CheckMayImport() const {
 absl::Status Model::CheckNotChanging(absl::string_view operation) const {
   if (!changing_) return absl::OkStatus();
   const std::optional<RestoreProgress> progress = ProgressLocked();
-  const std::string share =
-      progress.has_value() ? absl::StrCat(" (", progress->done_bytes, " of ", progress->all_bytes, " bytes)") : "";
+  const std::string share = progress.has_value() ? absl::StrCat(" (", progress->percent(), " %)") : "";
   return absl::UnavailableError(absl::StrCat(operation, " ", spec().name, ": ", change_, share,
                                              " is being applied; try again when it is through"));
 }

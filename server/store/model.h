@@ -140,6 +140,12 @@ class Model {
   struct RestoreProgress {
     int64_t done_bytes = 0;
     int64_t all_bytes = 0;
+
+    // Rounded down. 100 where there is nothing to do.
+    int64_t percent() const {
+      if (all_bytes <= 0) return 100;
+      return static_cast<int64_t>(100.0 * static_cast<double>(done_bytes) / static_cast<double>(all_bytes));
+    }
   };
   // Looks at a restore that is under way, and gives it up. The model calls both from any thread, and not after Restore
   // has returned. They do not block.

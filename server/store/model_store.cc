@@ -65,7 +65,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
     return filled;
   }
   absl::MutexLock lock(&mu_);
-  models_[model->spec().name] = model;
+  // One that was shown may have been deleted since it was full.
+  if (filling_ != model) models_[model->spec().name] = model;
   filling_ = nullptr;
   return Created{.model = std::move(model), .created = true};
 }

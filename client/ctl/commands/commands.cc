@@ -3,10 +3,10 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {&kModels,   &kShards,           &kDescribe,       &kStats,
-                                            &kSessions, &kMemory,           &kVerify,         &kDrain,
-                                            &kVersion,  &kCodecEncode,      &kCodecDecode,    &kConvert,
-                                            &kImport,   &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {
+    &kModels,  &kShards,      &kDescribe,    &kStats,   &kSessions, &kMemory,  &kVerify,           &kDrain,
+    &kVersion, &kCodecEncode, &kCodecDecode, &kConvert, &kImport,   &kRestore, &kCheckpointVerify, &kCheckpointList,
+    &kCheckpointDescribe};
 
 }  // namespace
 

@@ -24,6 +24,7 @@ extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;
 extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
+extern const CommandInfo kRestore;
 extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;

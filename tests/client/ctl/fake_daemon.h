@@ -26,6 +26,7 @@ struct FakeAnswers {
   v1::GetMemoryResponse memory;
   std::vector<v1::VerifyModelResponse> verification;
   v1::ImportFileResponse import_file;
+  std::vector<v1::RestoreModelResponse> restore;
   v1::GetVersionResponse version;
 };
 
@@ -36,6 +37,7 @@ struct FakeRequests {
   std::vector<v1::ListShardsRequest> shards;
   v1::VerifyModelRequest verify;
   v1::ImportFileRequest import_file;
+  v1::RestoreModelRequest restore;
   int drains = 0;
 };
 
@@ -57,6 +59,8 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,
                            grpc::ServerWriter<v1::VerifyModelResponse>*) override;
   grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;
+  grpc::Status RestoreModel(grpc::ServerContext*, const v1::RestoreModelRequest*,
+                            grpc::ServerWriter<v1::RestoreModelResponse>*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 
