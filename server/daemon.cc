@@ -38,8 +38,8 @@
 #include "server/log/log.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/saves/disk.h"
+#include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
-#include "server/saves/system_calls.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
 #include "server/service/guarded_service.h"
@@ -85,7 +85,7 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 
 absl::Status CheckSaveDir(const DaemonConfig& config) {
   if (config.save_dir.empty()) return absl::OkStatus();
-  SystemCalls calls;
+  DiskCalls calls;
   const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
   return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
 }

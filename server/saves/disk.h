@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "server/saves/system_calls.h"
+#include "server/saves/disk_calls.h"
 
 namespace paramshard::server {
 
@@ -26,13 +26,13 @@ namespace paramshard::server {
 // ALREADY_EXISTS; PERMISSION_DENIED; FAILED_PRECONDITION.
 class Disk {
  public:
-  explicit Disk(SystemCalls* calls) : calls_(calls) {}
+  explicit Disk(DiskCalls* calls) : calls_(calls) {}
 
   // A descriptor that is closed through the same calls. Move-only.
   class Descriptor {
    public:
     Descriptor() = default;
-    Descriptor(SystemCalls* calls, int fd) : calls_(calls), fd_(fd) {}
+    Descriptor(DiskCalls* calls, int fd) : calls_(calls), fd_(fd) {}
     Descriptor(Descriptor&& other) noexcept : calls_(other.calls_), fd_(std::exchange(other.fd_, -1)) {}
     Descriptor& operator=(Descriptor&& other) noexcept;
     ~Descriptor() { Reset(); }
@@ -40,7 +40,7 @@ class Disk {
     void Reset();
 
    private:
-    SystemCalls* calls_ = nullptr;
+    DiskCalls* calls_ = nullptr;
     int fd_ = -1;
   };
 
@@ -56,10 +56,10 @@ class Disk {
 
    private:
     friend class Disk;
-    File(SystemCalls* calls, std::string path, Descriptor fd)
+    File(DiskCalls* calls, std::string path, Descriptor fd)
         : calls_(calls), path_(std::move(path)), fd_(std::move(fd)) {}
 
-    SystemCalls* calls_;
+    DiskCalls* calls_;
     std::string path_;
     Descriptor fd_;
   };
@@ -98,7 +98,7 @@ class Disk {
  private:
   absl::StatusOr<Descriptor> Open(const std::string& path, int flags, mode_t mode, absl::string_view operation) const;
 
-  SystemCalls* calls_;
+  DiskCalls* calls_;
 };
 
 }  // namespace paramshard::server

@@ -56,7 +56,7 @@ absl::Status About(const std::string& path, const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(SystemCalls* calls, const std::string& root,
+absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(DiskCalls* calls, const std::string& root,
                                                            const ModelSpec& spec) {
   const Disk disk(calls);
   RETURN_IF_ERROR(CheckSaveRoot(disk, root));

@@ -46,7 +46,7 @@ class Publisher {
   // and `spec`, which is a checked one, outlive the publisher. Errors of CheckSaveRoot and Disk; FAILED_PRECONDITION
   // where another process holds the lock or the file system has none. What could not be removed is no error: see
   // leftovers().
-  static absl::StatusOr<std::unique_ptr<Publisher>> Open(SystemCalls* calls, const std::string& root,
+  static absl::StatusOr<std::unique_ptr<Publisher>> Open(DiskCalls* calls, const std::string& root,
                                                          const ModelSpec& spec);
 
   const std::string& model_folder() const { return model_folder_; }

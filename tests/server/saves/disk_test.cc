@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Calls that do less than they are asked for, are interrupted, or are not there.
-class AwkwardCalls final : public SystemCalls {
+class AwkwardCalls final : public DiskCalls {
  public:
   int fsyncs = 0;
   int fsync_error = 0;
@@ -38,17 +38,17 @@ class AwkwardCalls final : public SystemCalls {
     if (writes_nothing) return 0;
     // Every other call is interrupted, and the others write 3 bytes.
     if (interrupted_ = !interrupted_; interrupted_) return Fail(EINTR);
-    return SystemCalls::Pwrite(fd, data, size_bytes < 3 ? size_bytes : 3, offset_bytes);
+    return DiskCalls::Pwrite(fd, data, size_bytes < 3 ? size_bytes : 3, offset_bytes);
   }
   int Fsync(int fd) override {
     ++fsyncs;
-    return fsync_error != 0 ? Fail(fsync_error) : SystemCalls::Fsync(fd);
+    return fsync_error != 0 ? Fail(fsync_error) : DiskCalls::Fsync(fd);
   }
   int Fallocate(int fd, int64_t size_bytes) override {
-    return fallocate_error != 0 ? Fail(fallocate_error) : SystemCalls::Fallocate(fd, size_bytes);
+    return fallocate_error != 0 ? Fail(fallocate_error) : DiskCalls::Fallocate(fd, size_bytes);
   }
   int Flock(int fd, int operation) override {
-    return flock_error != 0 ? Fail(flock_error) : SystemCalls::Flock(fd, operation);
+    return flock_error != 0 ? Fail(flock_error) : DiskCalls::Flock(fd, operation);
   }
 
  private:

@@ -34,7 +34,7 @@ class SwitchedCalls final : public QuickCalls {
   int64_t free_bytes = -1;      // where set
 
   int Open(const std::string& path, int flags, mode_t mode) override {
-    const int fd = SystemCalls::Open(path, flags, mode);
+    const int fd = DiskCalls::Open(path, flags, mode);
     if (path == failing_fsync) failing_fd_ = fd;
     return fd;
   }
@@ -45,15 +45,15 @@ class SwitchedCalls final : public QuickCalls {
   }
   int Close(int fd) override {
     if (fd == failing_fd_) failing_fd_ = -1;
-    return SystemCalls::Close(fd);
+    return DiskCalls::Close(fd);
   }
   int Rename(const std::string& from, const std::string& to) override {
-    if (!rename_fails || rename_is_done) SystemCalls::Rename(from, to);
+    if (!rename_fails || rename_is_done) DiskCalls::Rename(from, to);
     errno = EIO;
     return rename_fails ? -1 : 0;
   }
   int64_t FreeBytes(const std::string& path) override {
-    return free_bytes >= 0 ? free_bytes : SystemCalls::FreeBytes(path);
+    return free_bytes >= 0 ? free_bytes : DiskCalls::FreeBytes(path);
   }
 
  private:

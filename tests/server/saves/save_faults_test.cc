@@ -46,7 +46,7 @@ class SaveFaultsTest : public testing::Test {
   }
 
   // Opens, saves, and deletes what is not to be kept, as a daemon that saves once.
-  Publisher::Result Run(SystemCalls* calls, const std::string& root, int keep) {
+  Publisher::Result Run(DiskCalls* calls, const std::string& root, int keep) {
     const auto publisher = Publisher::Open(calls, root, shards_.spec());
     if (!publisher.ok()) return {.status = publisher.status()};
     const Publisher::Result result = shards_.Save(calls, **publisher, kNewStep);

@@ -22,7 +22,7 @@ class OwnedByAnother final : public QuickCalls {
  public:
   explicit OwnedByAnother(uid_t owner) : owner_(owner) {}
   int Stat(const std::string& path, struct stat* status) override {
-    const int result = SystemCalls::Stat(path, status);
+    const int result = DiskCalls::Stat(path, status);
     status->st_uid = owner_;
     return result;
   }

@@ -94,7 +94,7 @@ void SavedShards::Fill() {
   }
 }
 
-absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(SystemCalls* calls, const Publisher& publisher,
+absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls, const Publisher& publisher,
                                                                 int64_t step) const {
   const SaveFolder folder(Disk(calls), publisher.model_folder(), IdentityOf(step));
   std::vector<PartReport> reports;
@@ -117,7 +117,7 @@ checkpoint::CommonState SavedShards::CommonOf(int64_t step) const {
   return common;
 }
 
-Publisher::Result SavedShards::Save(SystemCalls* calls, Publisher& publisher, int64_t step) const {
+Publisher::Result SavedShards::Save(DiskCalls* calls, Publisher& publisher, int64_t step) const {
   const absl::Status begun = publisher.Begin(IdentityOf(step), world());
   if (!begun.ok()) return {.status = begun};
   const auto reports = WriteParts(calls, publisher, step);

@@ -50,12 +50,11 @@ class SavedShards {
     return {.step = step, .history = absl::MakeUint128(0x0123456789abcdef, 7), .save_id = absl::uint128(1000 + step)};
   }
   // What all daemons write, between Begin and Publish.
-  absl::StatusOr<std::vector<PartReport>> WriteParts(SystemCalls* calls, const Publisher& publisher,
-                                                     int64_t step) const;
+  absl::StatusOr<std::vector<PartReport>> WriteParts(DiskCalls* calls, const Publisher& publisher, int64_t step) const;
   // Of the commit `step`, without step counts.
   checkpoint::CommonState CommonOf(int64_t step) const;
   // A whole save: abandoned where any part of it fails.
-  Publisher::Result Save(SystemCalls* calls, Publisher& publisher, int64_t step) const;
+  Publisher::Result Save(DiskCalls* calls, Publisher& publisher, int64_t step) const;
 
   // Compares every byte of a checkpoint with the state. Fails the test where they differ.
   void ExpectSaved(const std::string& folder, int64_t step) const;

@@ -34,14 +34,14 @@ int64_t FaultyCalls::Do(Call call) {
 }
 
 int FaultyCalls::Open(const std::string& path, int flags, mode_t mode) {
-  if (!IsFaulty() || fault_ == Fault::kShortWrite) return SystemCalls::Open(path, flags, mode);
-  if (fault_ == Fault::kDoneButFailed) Close(SystemCalls::Open(path, flags, mode));
+  if (!IsFaulty() || fault_ == Fault::kShortWrite) return DiskCalls::Open(path, flags, mode);
+  if (fault_ == Fault::kDoneButFailed) Close(DiskCalls::Open(path, flags, mode));
   errno = ErrorNumber();
   return -1;
 }
 
 ssize_t FaultyCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) {
-  const auto write = [&](size_t bytes) { return SystemCalls::Pwrite(fd, data, bytes, offset_bytes); };
+  const auto write = [&](size_t bytes) { return DiskCalls::Pwrite(fd, data, bytes, offset_bytes); };
   if (std::exchange(next_write_is_full_, false)) {
     errno = ENOSPC;
     return -1;
@@ -64,37 +64,37 @@ int FaultyCalls::Fsync(int fd) {
 }
 
 int FaultyCalls::Fallocate(int fd, int64_t size_bytes) {
-  return static_cast<int>(Do([&] { return SystemCalls::Fallocate(fd, size_bytes); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Fallocate(fd, size_bytes); }));
 }
 int FaultyCalls::Flock(int fd, int operation) {
-  return static_cast<int>(Do([&] { return SystemCalls::Flock(fd, operation); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Flock(fd, operation); }));
 }
 int FaultyCalls::Mkdir(const std::string& path, mode_t mode) {
-  return static_cast<int>(Do([&] { return SystemCalls::Mkdir(path, mode); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Mkdir(path, mode); }));
 }
 int FaultyCalls::Rename(const std::string& from, const std::string& to) {
-  return static_cast<int>(Do([&] { return SystemCalls::Rename(from, to); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Rename(from, to); }));
 }
 int FaultyCalls::Unlink(const std::string& path) {
-  return static_cast<int>(Do([&] { return SystemCalls::Unlink(path); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Unlink(path); }));
 }
 int FaultyCalls::Rmdir(const std::string& path) {
-  return static_cast<int>(Do([&] { return SystemCalls::Rmdir(path); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Rmdir(path); }));
 }
 int FaultyCalls::Stat(const std::string& path, struct stat* status) {
-  return static_cast<int>(Do([&] { return SystemCalls::Stat(path, status); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Stat(path, status); }));
 }
 int FaultyCalls::Lstat(const std::string& path, struct stat* status) {
-  return static_cast<int>(Do([&] { return SystemCalls::Lstat(path, status); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Lstat(path, status); }));
 }
 int FaultyCalls::Access(const std::string& path, int mode) {
-  return static_cast<int>(Do([&] { return SystemCalls::Access(path, mode); }));
+  return static_cast<int>(Do([&] { return DiskCalls::Access(path, mode); }));
 }
 int FaultyCalls::List(const std::string& path, std::vector<std::string>* names) {
-  return static_cast<int>(Do([&] { return SystemCalls::List(path, names); }));
+  return static_cast<int>(Do([&] { return DiskCalls::List(path, names); }));
 }
 int64_t FaultyCalls::FreeBytes(const std::string& path) {
-  return Do([&] { return SystemCalls::FreeBytes(path); });
+  return Do([&] { return DiskCalls::FreeBytes(path); });
 }
 
 int RecordingCalls::Record(int result, Operation operation) {
@@ -104,8 +104,8 @@ int RecordingCalls::Record(int result, Operation operation) {
 
 int RecordingCalls::Open(const std::string& path, int flags, mode_t mode) {
   struct stat status;
-  const bool makes = (flags & O_CREAT) != 0 && SystemCalls::Lstat(path, &status) != 0;
-  const int fd = SystemCalls::Open(path, flags, mode);
+  const bool makes = (flags & O_CREAT) != 0 && DiskCalls::Lstat(path, &status) != 0;
+  const int fd = DiskCalls::Open(path, flags, mode);
   if (fd >= 0) paths_[fd] = path;
   if (fd >= 0 && makes) operations_.push_back({Operation::Kind::kCreate, path});
   return fd;
@@ -113,11 +113,11 @@ int RecordingCalls::Open(const std::string& path, int flags, mode_t mode) {
 
 int RecordingCalls::Close(int fd) {
   paths_.erase(fd);
-  return SystemCalls::Close(fd);
+  return DiskCalls::Close(fd);
 }
 
 ssize_t RecordingCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) {
-  const ssize_t count = SystemCalls::Pwrite(fd, data, size_bytes, offset_bytes);
+  const ssize_t count = DiskCalls::Pwrite(fd, data, size_bytes, offset_bytes);
   PARAMSHARD_CHECK(count >= 0);
   operations_.push_back({.kind = Operation::Kind::kWrite,
                          .path = paths_.at(fd),
@@ -128,16 +128,16 @@ ssize_t RecordingCalls::Pwrite(int fd, const void* data, size_t size_bytes, int6
 
 int RecordingCalls::Fsync(int fd) { return Record(QuickCalls::Fsync(fd), {Operation::Kind::kSync, paths_.at(fd)}); }
 int RecordingCalls::Mkdir(const std::string& path, mode_t mode) {
-  return Record(SystemCalls::Mkdir(path, mode), {Operation::Kind::kMkdir, path});
+  return Record(DiskCalls::Mkdir(path, mode), {Operation::Kind::kMkdir, path});
 }
 int RecordingCalls::Rename(const std::string& from, const std::string& to) {
-  return Record(SystemCalls::Rename(from, to), {Operation::Kind::kRename, from, to});
+  return Record(DiskCalls::Rename(from, to), {Operation::Kind::kRename, from, to});
 }
 int RecordingCalls::Unlink(const std::string& path) {
-  return Record(SystemCalls::Unlink(path), {Operation::Kind::kUnlink, path});
+  return Record(DiskCalls::Unlink(path), {Operation::Kind::kUnlink, path});
 }
 int RecordingCalls::Rmdir(const std::string& path) {
-  return Record(SystemCalls::Rmdir(path), {Operation::Kind::kRmdir, path});
+  return Record(DiskCalls::Rmdir(path), {Operation::Kind::kRmdir, path});
 }
 
 DiskModel::DiskModel(const std::string& root) : root_(root), tree_(Load(root)) {}

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "server/saves/system_calls.h"
+#include "server/saves/disk_calls.h"
 
 namespace paramshard::server {
 
 // The real calls, but for fsync: whether the machine's disk is quick is no test's business.
-class QuickCalls : public SystemCalls {
+class QuickCalls : public DiskCalls {
  public:
   int Fsync(int) override { return 0; }
 };

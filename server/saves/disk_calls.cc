@@ -1,4 +1,4 @@
-#include "server/saves/system_calls.h"
+#include "server/saves/disk_calls.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,28 +15,28 @@
 
 namespace paramshard::server {
 
-int SystemCalls::Open(const std::string& path, int flags, mode_t mode) { return open(path.c_str(), flags, mode); }
-int SystemCalls::Close(int fd) { return close(fd); }
+int DiskCalls::Open(const std::string& path, int flags, mode_t mode) { return open(path.c_str(), flags, mode); }
+int DiskCalls::Close(int fd) { return close(fd); }
 
-ssize_t SystemCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) {
+ssize_t DiskCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) {
   return pwrite(fd, data, size_bytes, offset_bytes);
 }
 
 // Not posix_fallocate, which writes zeros where the file system cannot reserve.
-int SystemCalls::Fallocate(int fd, int64_t size_bytes) { return fallocate(fd, 0, 0, size_bytes); }
-int SystemCalls::Fsync(int fd) { return fsync(fd); }
-int SystemCalls::Flock(int fd, int operation) { return flock(fd, operation); }
+int DiskCalls::Fallocate(int fd, int64_t size_bytes) { return fallocate(fd, 0, 0, size_bytes); }
+int DiskCalls::Fsync(int fd) { return fsync(fd); }
+int DiskCalls::Flock(int fd, int operation) { return flock(fd, operation); }
 
-int SystemCalls::Mkdir(const std::string& path, mode_t mode) { return mkdir(path.c_str(), mode); }
-int SystemCalls::Rename(const std::string& from, const std::string& to) { return rename(from.c_str(), to.c_str()); }
-int SystemCalls::Unlink(const std::string& path) { return unlink(path.c_str()); }
-int SystemCalls::Rmdir(const std::string& path) { return rmdir(path.c_str()); }
+int DiskCalls::Mkdir(const std::string& path, mode_t mode) { return mkdir(path.c_str(), mode); }
+int DiskCalls::Rename(const std::string& from, const std::string& to) { return rename(from.c_str(), to.c_str()); }
+int DiskCalls::Unlink(const std::string& path) { return unlink(path.c_str()); }
+int DiskCalls::Rmdir(const std::string& path) { return rmdir(path.c_str()); }
 
-int SystemCalls::Stat(const std::string& path, struct stat* status) { return stat(path.c_str(), status); }
-int SystemCalls::Lstat(const std::string& path, struct stat* status) { return lstat(path.c_str(), status); }
-int SystemCalls::Access(const std::string& path, int mode) { return access(path.c_str(), mode); }
+int DiskCalls::Stat(const std::string& path, struct stat* status) { return stat(path.c_str(), status); }
+int DiskCalls::Lstat(const std::string& path, struct stat* status) { return lstat(path.c_str(), status); }
+int DiskCalls::Access(const std::string& path, int mode) { return access(path.c_str(), mode); }
 
-int SystemCalls::List(const std::string& path, std::vector<std::string>* names) {
+int DiskCalls::List(const std::string& path, std::vector<std::string>* names) {
   // A link that has a folder's name is not followed: what is listed here is often removed next.
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return -1;
@@ -59,7 +59,7 @@ int SystemCalls::List(const std::string& path, std::vector<std::string>* names) 
   return error == 0 ? 0 : -1;
 }
 
-int64_t SystemCalls::FreeBytes(const std::string& path) {
+int64_t DiskCalls::FreeBytes(const std::string& path) {
   struct statvfs status;
   if (statvfs(path.c_str(), &status) != 0) return -1;
   constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();

@@ -1,7 +1,7 @@
 // The system calls of a save that change something, lock, or look before it: the seam where tests make them fail, kill
 // the process between two of them, and write down their order.
-#ifndef PARAMSHARD_SERVER_SAVES_SYSTEM_CALLS_H_
-#define PARAMSHARD_SERVER_SAVES_SYSTEM_CALLS_H_
+#ifndef PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
+#define PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
 
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -15,9 +15,9 @@ namespace paramshard::server {
 
 // Each does one system call, once, and answers as it does: -1 and errno. What they mean together is Disk's business.
 // Whole files are read elsewhere, by proto/checkpoint, which believes nothing of them. Thread-safe.
-class SystemCalls {
+class DiskCalls {
  public:
-  virtual ~SystemCalls() = default;
+  virtual ~DiskCalls() = default;
 
   virtual int Open(const std::string& path, int flags, mode_t mode);
   virtual int Close(int fd);
@@ -42,4 +42,4 @@ class SystemCalls {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_SAVES_SYSTEM_CALLS_H_
+#endif  // PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
