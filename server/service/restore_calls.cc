@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -150,8 +149,8 @@ v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress)
 }
 
 // Null where the model begins with its initial values.
-absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Model>& model,
-                                                       const WantedRestore& wanted, ModelStore::Show show) {
+absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
+                                                       ModelStore::Show show) {
   const std::string& name = model->spec().name;
   if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !model->save_dir().empty()) {
     ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(model->save_dir(), name));
@@ -169,9 +168,9 @@ absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Mod
 
 absl::Status CheckMayNameFolder(uid_t caller) {
   if (caller == geteuid() || caller == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("restore from a path: user ", geteuid(), " expected, with whose rights it is read, got user ", caller,
-                   "; name a checkpoint of the daemon's --save-dir"));
+  return absl::PermissionDeniedError(absl::StrCat("restore from a path: user ", geteuid(),
+                                                  " expected, with whose rights it is read, got user ", caller,
+                                                  "; name a checkpoint of the daemon's --save-dir"));
 }
 
 absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,

@@ -16,8 +16,7 @@ namespace paramshard::server {
 // with that are created without a word about it.
 class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers, 
-                 std::optional<CheckpointRequest> restore);
+  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers, std::optional<CheckpointRequest> restore);
 
  private:
   absl::StatusOr<v1::GetCapabilitiesResponse> GetCapabilities(const Call& call,

@@ -212,7 +212,7 @@ class Model {
     std::vector<AttachedTrainer> trainers;
     int64_t slots_bytes = 0;  // per rank with memory
     int64_t words_bytes = 0;
-    std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs or ends
+    std::vector<int64_t> scratch_bytes;      // by rank of this daemon, while an epoch runs or ends
     std::optional<RestoreProgress> restore;  // while one is being applied
   };
   Activity activity() const;

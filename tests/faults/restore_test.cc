@@ -88,18 +88,17 @@ class RestoredRunTest : public testing::Test {
     ChildProcess saver = ChildProcess::Run([&](Board&) -> absl::Status {
       ASSIGN_OR_RETURN(const SavedModel saved, ReadState(sockets_.path()));
       saved.Write(absl::StrCat(saves_.path(), "/", checkpoint::ModelFolderName(kModel)),
-                  {.world = {world, world},
-                   .step = kSavedStep,
-                   .history = 1,
-                   .client_state = [](int) { return absl::StrCat("after ", kSavedStep); }});
+                  {.world = {world, world}, .step = kSavedStep, .history = 1, .client_state = [](int) {
+                     return absl::StrCat("after ", kSavedStep);
+                   }});
       return absl::OkStatus();
     });
     ASSERT_OK(saver.Await());
   }
 
   nlohmann::json Ctl(const std::string& arguments) const {
-    const auto output = OutputOf(
-        absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_.path(), " -o json ", arguments));
+    const auto output =
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_.path(), " -o json ", arguments));
     EXPECT_OK(output.status());
     return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
   }

@@ -4,9 +4,9 @@ namespace paramshard::ctl {
 namespace {
 
 constexpr const CommandInfo* kCommands[] = {
-    &kModels,  &kShards,      &kDescribe,    &kStats,   &kSessions, &kMemory,  &kVerify,           &kDrain,
-    &kVersion, &kCodecEncode, &kCodecDecode, &kConvert, &kImport,   &kRestore, &kCheckpointVerify, &kCheckpointList,
-    &kCheckpointDescribe};
+    &kModels, &kShards,  &kDescribe,         &kStats,          &kSessions,          &kMemory,
+    &kVerify, &kDrain,   &kVersion,          &kCodecEncode,    &kCodecDecode,       &kConvert,
+    &kImport, &kRestore, &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -28,16 +28,18 @@ std::string SummaryText(const v1::RestoreSummary& summary) {
   return absl::StrFormat("step %d, version %d, of %s, saved by %d ranks in shard groups of %d\n%s in %s, history %s\n",
                          summary.step(), summary.version(), TerminalText(summary.path()), summary.saved_world_size(),
                          summary.saved_shard_size(), BytesCell(summary.size_bytes()),
-                         absl::FormatDuration(DurationFromProto(summary.elapsed())), TerminalText(summary.history_id()));
+                         absl::FormatDuration(DurationFromProto(summary.elapsed())),
+                         TerminalText(summary.history_id()));
 }
 
 class Restore final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
-    app.add_option("checkpoint", checkpoint_,
-                   "latest, a step or a checkpoint's name in the daemon's --save-dir, or a checkpoint's folder (default: "
-                   "latest)");
+    app.add_option(
+        "checkpoint", checkpoint_,
+        "latest, a step or a checkpoint's name in the daemon's --save-dir, or a checkpoint's folder (default: "
+        "latest)");
     app.add_flag("--convert-moments", convert_moments_,
                  "convert moments that are saved in another type, which loses bits");
     app.add_flag("--quiet", quiet_, "no progress");

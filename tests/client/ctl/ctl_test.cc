@@ -361,8 +361,8 @@ TEST(CtlTest, RestoreShowsHowFarItIsAndWhatItBrought) {
   EXPECT_EQ(result.out,
             "step 12000, version 11998, of /saves/tiny/step-000000012000-0123abcd, saved by 8 ranks in shard groups of "
             "4\n3.0 GiB in 2s, history fedcba9876543210fedcba9876543210\n");
-  EXPECT_THAT(result.progress, AllOf(HasSubstr("0 B of 2.0 KiB"), HasSubstr("2.0 KiB of 2.0 KiB"),
-                                     ::testing::EndsWith("\r\x1b[K")));
+  EXPECT_THAT(result.progress,
+              AllOf(HasSubstr("0 B of 2.0 KiB"), HasSubstr("2.0 KiB of 2.0 KiB"), ::testing::EndsWith("\r\x1b[K")));
   EXPECT_EQ(daemon.service().requests.restore.model(), "tiny");
   EXPECT_EQ(daemon.service().requests.restore.source().checkpoint(), "latest");
   EXPECT_FALSE(daemon.service().requests.restore.source().convert_moments());

@@ -81,8 +81,7 @@ TEST_F(ModelRestoreTest, IsSeenWhileItIsUnderWay) {
       EXPECT_EQ(summary.restore->all_bytes, restore->all_bytes());
     }
     EXPECT_THAT(model_->Attach({.session = 1}),
-                StatusIs(absl::StatusCode::kUnavailable,
-                         testing::HasSubstr("a restore (0 %) is being applied")));
+                StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("a restore (0 %) is being applied")));
     return absl::OkStatus();
   };
   ASSERT_OK(restore->Run(look));

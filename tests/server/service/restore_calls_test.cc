@@ -107,8 +107,7 @@ class RestoreCallsFixture : public DaemonTestBase {
     return response.ok() ? response->model() : v1::Model();
   }
   std::vector<v1::ModelSummary> Models() {
-    const auto response =
-        client_->Call(client_->admin(), &v1::AdminService::Stub::ListModels, v1::ListModelsRequest());
+    const auto response = client_->Call(client_->admin(), &v1::AdminService::Stub::ListModels, v1::ListModelsRequest());
     EXPECT_OK(response.status());
     return {response->models().begin(), response->models().end()};
   }

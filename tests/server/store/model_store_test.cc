@@ -82,7 +82,8 @@ TEST_F(ModelStoreTest, AModelThatCannotBeFilledIsGone) {
     EXPECT_OK(show());
     return absl::DataLossError("damaged");
   };
-  EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), fail), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
+  EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), fail),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
   EXPECT_THAT(store().List(), IsEmpty());
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created second, Create(Spec("m")));
   EXPECT_TRUE(second.created);
