@@ -34,7 +34,7 @@ class Client::Impl {
   // Opens the connection for one call.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
-  absl::Status CreateModel(const ModelSpec& spec);
+  absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options);
   absl::StatusOr<v1::Model> GetModel(const Connection& connection, absl::string_view model);
   absl::Status DeleteModel(absl::string_view model);
 
@@ -57,12 +57,16 @@ void Client::Impl::Prepare(const Connection& connection, grpc::ClientContext& co
   context.set_deadline(internal::Deadline::After(options_.attach_timeout).ToGrpc());
 }
 
-absl::Status Client::Impl::CreateModel(const ModelSpec& spec) {
+absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   grpc::ClientContext context;
   Prepare(*connection, context);
   v1::CreateModelRequest request;
   *request.mutable_spec() = ModelSpecToProto(spec);
+  if (!options.restore.empty()) {
+    request.mutable_restore()->set_checkpoint(options.restore);
+    request.mutable_restore()->set_convert_moments(options.convert_moments);
+  }
   v1::CreateModelResponse response;
   const grpc::Status answer = connection->stub().CreateModel(&context, request, &response);
   return connection->Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
@@ -129,15 +133,17 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
   return Client(internal::ShareWithinProcess(std::make_unique<Impl>(options, std::move(daemon))));
 }
 
-absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec) {
-  RETURN_IF_ERROR(impl_->CreateModel(spec));
+absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOptions& options) {
+  RETURN_IF_ERROR(impl_->CreateModel(spec, options));
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
   ASSIGN_OR_RETURN(std::shared_ptr<internal::Session> session,
                    internal::Attach(connection->channel(), impl_->paths(), impl_->options(), spec.name));
   return Model(std::move(session));
 }
 
-absl::Status Client::CreateModel(const ModelSpec& spec) { return impl_->CreateModel(spec); }
+absl::Status Client::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
+  return impl_->CreateModel(spec, options);
+}
 
 absl::Status Client::DeleteModel(absl::string_view model) { return impl_->DeleteModel(model); }
 

@@ -346,6 +346,17 @@ struct ExportSummary {
   std::string history_id = {};
 };
 
+// What a model begins with that is created. One that is there already stays as it is.
+struct CreationOptions {
+  // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, of the daemon's --save-dir; or the
+  // absolute path of a checkpoint's folder on the daemon's machine. Where there is none, "latest" means initial values,
+  // and all else is NOT_FOUND. Empty: what the daemon's --restore says, else initial values.
+  std::string restore = {};
+  // Whether moments that are saved in another type than the spec's are converted, which loses bits. Else that is
+  // INVALID_ARGUMENT.
+  bool convert_moments = false;
+};
+
 // A connection to the daemon. Thread-safe. Movable.
 //
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
@@ -382,10 +393,10 @@ class Client {
   // Creates the model or joins it, attaches, and waits until every rank is attached. Memory is
   // mapped on return. FAILED_PRECONDITION when the daemon serves the rank from a GPU that this process
   // does not see (names it); UNIMPLEMENTED when that is so and this library was built without CUDA.
-  absl::StatusOr<Model> OpenModel(const ModelSpec& spec);
+  absl::StatusOr<Model> OpenModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
 
   // Creates the model or joins it, without attaching: before an import.
-  absl::Status CreateModel(const ModelSpec& spec);
+  absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
   absl::Status DeleteModel(absl::string_view model);
 
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of

@@ -36,6 +36,7 @@
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
+#include "server/restores/checkpoint_choice.h"
 #include "server/saves/disk.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
@@ -100,6 +101,12 @@ SavePolicy PolicyOf(const DaemonConfig& config) {
 
 // Daemons of a world of several each have a part of the state.
 bool MakesSaves(const DaemonConfig& config) { return !config.save_dir.empty() && config.nodes == 1; }
+
+absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonConfig& config) {
+  if (config.restore.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(CheckpointRequest request, ParseCheckpointRequest(config.restore));
+  return request;
+}
 
 // A gRPC server for each user, and what brings them connections, which ends first.
 struct RunningServers {
@@ -295,7 +302,8 @@ absl::Status Daemon::Impl::OpenHandoff() {
 
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_);
+  ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
+  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_, std::move(restore));
   admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.

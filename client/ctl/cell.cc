@@ -35,6 +35,11 @@ std::string TextCell(absl::string_view text) { return text.empty() ? "-" : std::
 
 std::string YesNoCell(bool value) { return value ? "yes" : "no"; }
 
+int64_t PercentOf(int64_t done, int64_t all) {
+  if (all <= 0) return 100;
+  return static_cast<int64_t>(100.0 * static_cast<double>(done) / static_cast<double>(all));
+}
+
 std::string ShareCell(int64_t part, int64_t count) {
   if (count == 0) return "-";
   return absl::StrCat(RealCell(100.0 * static_cast<double>(part) / static_cast<double>(count)), " %");

@@ -29,6 +29,9 @@ std::string TextCell(absl::string_view text);
 
 std::string YesNoCell(bool value);
 
+// How much of it is done, in whole percent, rounded down. 100 where there is nothing to do.
+int64_t PercentOf(int64_t done, int64_t all);
+
 // "12.5 %" of `count` things; "-" of none.
 std::string ShareCell(int64_t part, int64_t count);
 

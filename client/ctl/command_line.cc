@@ -81,7 +81,7 @@ void Reader::AddGlobalOptions() {
                   "else /tmp/paramshard-<uid>)");
   AddParsedOption(app_, "-o,--output", "FORMAT", ParseOutput, options.output, "table or json (default: table)");
   AddParsedOption(app_, "--timeout", "DURATION", ParseTimeout, options.timeout,
-                  "how long to wait for an answer (default: 30s; import, stats and verify 10m)");
+                  "how long to wait for an answer (default: 30s; import, restore, stats and verify 10m)");
 }
 
 CLI::App& Reader::Group(const std::string& name) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -85,6 +86,15 @@ absl::Status ParseSaveEvery(absl::string_view text, DaemonConfig& config) {
 std::string PrintSaveEvery(const DaemonConfig& config) {
   if (config.save_every_commits > 0) return absl::StrCat(config.save_every_commits);
   return config.save_every_time > absl::ZeroDuration() ? absl::FormatDuration(config.save_every_time) : "";
+}
+
+absl::Status ParseRestore(absl::string_view text, DaemonConfig& config) {
+  int64_t step = 0;
+  if (text != "latest" && (!absl::SimpleAtoi(text, &step) || step < 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("latest or the number of a step expected, got \"", text, "\""));
+  }
+  config.restore = std::string(text);
+  return absl::OkStatus();
 }
 
 absl::Status ParseUsers(absl::string_view text, DaemonConfig& config) {
@@ -173,6 +183,8 @@ constexpr Setting kSettings[] = {
      ParseSaveOnDrain, [](const DaemonConfig& config) { return std::string(config.save_on_drain ? "on" : "off"); }},
     {"save-timeout", "DURATION", "how long a save may take", false,
      ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
+    {"restore", "latest|STEP", "models that are created begin with this checkpoint of theirs in --save-dir", false,
+     ParseRestore, Print<&DaemonConfig::restore>},
     {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
      false,
      [](absl::string_view text, DaemonConfig& config) {
@@ -362,6 +374,13 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   if (saves && config.nodes > 1) {
     return absl::InvalidArgumentError(
         "--save-every: one daemon expected, got --nodes > 1: its parts are not saved yet");
+  }
+  if (!config.restore.empty() && config.save_dir.empty()) {
+    return absl::InvalidArgumentError("--save-dir: where checkpoints lie expected when --restore is set, got none");
+  }
+  if (!config.restore.empty() && config.nodes > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--restore: a world of one daemon expected, got --nodes=", config.nodes));
   }
   return absl::OkStatus();
 }

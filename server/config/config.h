@@ -58,6 +58,9 @@ struct DaemonConfig {
   bool save_on_drain = true;
   // How long a save may take.
   absl::Duration save_timeout = absl::Minutes(10);
+  // What models begin with that are created: "latest" of their checkpoints in save_dir where there is one, or a step.
+  // Empty: their initial values.
+  std::string restore;
   // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.

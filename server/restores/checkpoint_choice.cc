@@ -1,12 +1,14 @@
 #include "server/restores/checkpoint_choice.h"
 
 #include <algorithm>
+#include <climits>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -55,6 +57,10 @@ absl::Status Invalid(absl::string_view subject, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(subject, ": ", message));
 }
 
+std::string ModelFolder(const std::string& root, absl::string_view model) {
+  return (fs::path(root) / checkpoint::ModelFolderName(model)).string();
+}
+
 bool IsStepFolder(absl::string_view name) {
   const auto parsed = checkpoint::ParseStepFolderName(name);
   return parsed.has_value() && !parsed->save_id.has_value();
@@ -76,9 +82,14 @@ absl::StatusOr<StepEntry> Find(const std::string& model_folder, const Checkpoint
     case CheckpointRequest::Kind::kStep:
       return checkpoint::FindStep(model_folder, request.step);
     case CheckpointRequest::Kind::kFolder:
+      return FindFolder(model_folder, request.folder);
+    case CheckpointRequest::Kind::kPath:
       break;
   }
-  return FindFolder(model_folder, request.folder);
+  StepEntry entry{.path = request.folder, .name = {}};
+  entry.manifest = checkpoint::ReadManifest(entry.path);
+  if (!entry.manifest.ok()) return entry.manifest.status();
+  return entry;
 }
 
 }  // namespace
@@ -88,22 +99,31 @@ absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text)
   if (IsStepFolder(text)) {
     return CheckpointRequest{.kind = CheckpointRequest::Kind::kFolder, .folder = std::string(text)};
   }
+  if (absl::StartsWith(text, "/") && text.size() <= PATH_MAX && !absl::StrContains(text, '\0')) {
+    return CheckpointRequest{.kind = CheckpointRequest::Kind::kPath, .folder = std::string(text)};
+  }
   int64_t step = 0;
   if (absl::SimpleAtoi(text, &step) && step >= 0) {
     return CheckpointRequest{.kind = CheckpointRequest::Kind::kStep, .step = step};
   }
   return Invalid("checkpoint",
-                 absl::StrCat("latest, a step or the name of a checkpoint's folder expected, got ", DisplayName(text)));
+                 absl::StrCat("latest, a step, the name of a checkpoint's folder or an absolute path expected, got ",
+                              DisplayName(text)));
 }
 
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
                                                   const CheckpointRequest& request) {
-  const std::string model_folder = (fs::path(root) / checkpoint::ModelFolderName(model)).string();
+  const bool has_path = request.kind == CheckpointRequest::Kind::kPath;
+  if (root.empty() && !has_path) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "restore ", DisplayName(model), ": a daemon with --save-dir expected, or an absolute path, got neither"));
+  }
+  const std::string model_folder = ModelFolder(root, model);
   const absl::StatusOr<StepEntry> found = Find(model_folder, request);
   if (!found.ok()) {
     return absl::Status(found.status().code(),
-                        absl::StrCat("restore ", DisplayName(model), ": ", found.status().message(), "; ",
-                                     WhatThereIs(root, model_folder)));
+                        absl::StrCat("restore ", DisplayName(model), ": ", found.status().message(),
+                                     has_path ? "" : absl::StrCat("; ", WhatThereIs(root, model_folder))));
   }
   if (found->manifest->model != model) {
     return Invalid(absl::StrCat("restore ", DisplayName(model)),
@@ -114,6 +134,16 @@ absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl:
       .path = found->path,
       .id = {.folder = fs::path(found->path).filename().string(), .save_id = found->manifest->save_id},
       .step = found->manifest->step};
+}
+
+absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model) {
+  std::error_code error;
+  const fs::directory_iterator readable(root, error);
+  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("restore ", DisplayName(model), ": ", root));
+  const absl::StatusOr<std::vector<std::string>> folders = checkpoint::ListStepFolders(ModelFolder(root, model));
+  if (absl::IsNotFound(folders.status())) return false;
+  RETURN_IF_ERROR(folders.status());
+  return !folders->empty();
 }
 
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,

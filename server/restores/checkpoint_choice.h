@@ -17,15 +17,16 @@ struct CheckpointRequest {
     kLatest,  // the one that was saved last
     kStep,    // of several histories with this step, the one that was saved last
     kFolder,  // the one of this name
+    kPath,    // the one in this folder, wherever that is
   };
 
   Kind kind = Kind::kLatest;
   int64_t step = 0;         // of kStep
-  std::string folder = {};  // of kFolder: "step-000000012000-0123abcd"
+  std::string folder = {};  // of kFolder: "step-000000012000-0123abcd"; of kPath: "/copies/good"
 
   friend bool operator==(const CheckpointRequest&, const CheckpointRequest&) = default;
 };
-// "latest", "12000" or "step-000000012000-0123abcd". INVALID_ARGUMENT for any other text.
+// "latest", "12000", "step-000000012000-0123abcd" or an absolute path. INVALID_ARGUMENT for any other text.
 absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text);
 
 // Names one checkpoint of a model: by it one daemon tells the others which one it has chosen.
@@ -45,8 +46,13 @@ struct CheckpointChoice {
 // Looks into ROOT/MODEL. The latest is known by the manifests of all checkpoints, which are read one after the other;
 // else only those of the step or the folder are. Errors say what there is instead: NOT_FOUND; DATA_LOSS where a
 // manifest among those is damaged; INVALID_ARGUMENT for a checkpoint of another model, or a folder that is none's name.
+// An empty ROOT is FAILED_PRECONDITION, but for a request with a path, which does not need it.
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
                                                   const CheckpointRequest& request);
+
+// Whether ROOT has folders of this model's checkpoints, damaged ones too. A ROOT that cannot be read is an error: nobody
+// knows what is in it.
+absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model);
 
 // The one that another daemon has chosen. Errors of ChooseCheckpoint; FAILED_PRECONDITION when the folder holds another
 // save here: the daemons do not see the same files.

@@ -17,6 +17,7 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
+#include "server/service/restore_calls.h"
 #include "server/service/save_messages.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
@@ -180,6 +181,7 @@ AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorker
   Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
   Handle("SaveModel", workers->transfers.get(), &AdminService::SaveModel);
   Handle("ListSaves", workers->questions.get(), &AdminService::ListSaves);
+  Handle("RestoreModel", workers->transfers.get(), &AdminService::RestoreModel);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("Restart", workers->questions.get(), &AdminService::Restart);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
@@ -269,6 +271,11 @@ absl::StatusOr<v1::ListSavesResponse> AdminService::ListSaves(const Call&, const
   }
   for (const auto& model : store_->List()) AddSaves(*model, response);
   return response;
+}
+
+absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
+                                        MessageWriter<v1::RestoreModelResponse>* writer) {
+  return server::RestoreModel(*store_, request, call, writer);
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

@@ -39,6 +39,8 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::ImportFileResponse> ImportFile(const Call& call, const v1::ImportFileRequest& request);
   absl::StatusOr<v1::SaveModelResponse> SaveModel(const Call& call, const v1::SaveModelRequest& request);
   absl::StatusOr<v1::ListSavesResponse> ListSaves(const Call& call, const v1::ListSavesRequest& request);
+  absl::Status RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
+                            MessageWriter<v1::RestoreModelResponse>* writer);
   absl::StatusOr<v1::DrainResponse> Drain(const Call& call, const v1::DrainRequest& request);
   absl::StatusOr<v1::RestartResponse> Restart(const Call& call, const v1::RestartRequest& request);
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);

@@ -5,7 +5,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "proto/model/model_spec_proto.h"
+#include "server/service/restore_calls.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
 #include "server/service/trainer_messages.h"
@@ -27,8 +27,9 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
 
 }  // namespace
 
-TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers)
-    : GuardedService(v1::TrainerService::service_full_name(), callers), store_(store) {
+TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers,
+                               std::optional<CheckpointRequest> restore)
+    : GuardedService(v1::TrainerService::service_full_name(), callers), store_(store), restore_(std::move(restore)) {
   Handle("GetCapabilities", workers->questions.get(), &TrainerService::GetCapabilities);
   Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
   Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
@@ -48,13 +49,13 @@ absl::StatusOr<v1::GetCapabilitiesResponse> TrainerService::GetCapabilities(cons
   return response;
 }
 
-absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call&,
+absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call& call,
                                                                     const v1::CreateModelRequest& request) {
-  ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
-  ASSIGN_OR_RETURN(const ModelStore::Created created, store_->CreateOrJoin(std::move(spec)));
+  ASSIGN_OR_RETURN(const CreatedModel created, server::CreateModel(*store_, restore_, request, call));
   v1::CreateModelResponse response;
-  response.set_created(created.created);
-  *response.mutable_model() = ToProto(*created.model);
+  response.set_created(created.model.created);
+  *response.mutable_model() = ToProto(*created.model.model);
+  if (created.restored.has_value()) *response.mutable_restored() = *created.restored;
   return response;
 }
 

@@ -2,17 +2,21 @@
 #ifndef PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 #define PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 
+#include <optional>
+
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
+#include "server/restores/checkpoint_choice.h"
 #include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; all three outlive the server that the service is registered with.
+// Thread-safe; the first three outlive the server that the service is registered with. `restore`: what models begin
+// with that are created without a word about it.
 class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers);
+  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers, std::optional<CheckpointRequest> restore);
 
  private:
   absl::StatusOr<v1::GetCapabilitiesResponse> GetCapabilities(const Call& call,
@@ -24,6 +28,7 @@ class TrainerService final : public GuardedService {
   absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
 
   ModelStore* const store_;
+  const std::optional<CheckpointRequest> restore_;
 };
 
 }  // namespace paramshard::server

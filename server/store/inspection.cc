@@ -184,7 +184,8 @@ ModelSummary Summarize(const Model& model) {
                        .last_end = activity.last_end,
                        .engine = activity.engine,
                        .imbalance = model.layout().Imbalance(),
-                       .unusable = std::string(usable.ok() ? model.doubt().message() : usable.message())};
+                       .unusable = std::string(usable.ok() ? model.doubt().message() : usable.message()),
+                       .restore = activity.restore};
   for (const UnitSpec& unit : model.spec().units) {
     summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
     for (const ParameterSpec& parameter : unit.parameters) {

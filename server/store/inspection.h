@@ -33,6 +33,7 @@ struct ModelSummary {
   std::string engine = {};
   double imbalance = 0;
   std::string unusable = {};  // why
+  std::optional<Model::RestoreProgress> restore = {};
 };
 
 ModelSummary Summarize(const Model& model);

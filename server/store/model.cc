@@ -421,6 +421,7 @@ void Model::BeginDrain(const absl::Status& why) {
     draining_ = true;
     drain_reason_ = why;
     epoch = epoch_;
+    if (watch_.cancel) watch_.cancel();
   }
   OnEpochRefused(why);
   if (epoch != nullptr) epoch->EndAfterCommits(why);
@@ -495,8 +496,15 @@ absl::Status Model::CheckMayImport() const {
 
 absl::Status Model::CheckNotChanging(absl::string_view operation) const {
   if (!changing_) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat(operation, " ", spec().name, ": ", change_, " is being applied; try again when it is through"));
+  const std::optional<RestoreProgress> progress = ProgressLocked();
+  const std::string share = progress.has_value() ? absl::StrCat(" (", progress->percent(), " %)") : "";
+  return absl::UnavailableError(absl::StrCat(operation, " ", spec().name, ": ", change_, share,
+                                             " is being applied; try again when it is through"));
+}
+
+std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
+  if (!watch_.progress) return std::nullopt;
+  return watch_.progress();
 }
 
 absl::Status Model::BeginImport() {
@@ -516,11 +524,12 @@ void Model::EndImport() {
 }
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
-  return Replace(
-      "import into", "an import", [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write);
+  return Replace({.operation = "import into", .noun = "an import"},
+                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {});
 }
 
-absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write) {
+absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
+                                       const RestoreWatch& watch) {
   const auto make = [&]() -> absl::StatusOr<Replacement> {
     RETURN_IF_ERROR(CheckNumbers("restore", restored.commits.numbers));
     return Replacement{.history = {.id = options_.draw_history(),
@@ -529,12 +538,12 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
                        .commits = restored.commits,
                        .scaling = restored.scaling};
   };
-  return Replace("restore", "a restore", make, write);
+  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch);
 }
 
-absl::StatusOr<History> Model::Replace(absl::string_view operation, absl::string_view name, MakeReplacement make,
-                                       absl::FunctionRef<absl::Status()> write) {
-  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(operation, name, make));
+absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
+                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch) {
+  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(name, make, watch));
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
@@ -571,19 +580,20 @@ absl::Status Model::CheckNumbers(absl::string_view operation, const CommitLog::N
                                                  " and commit number ", numbers.commit_number));
 }
 
-absl::StatusOr<Model::Replacement> Model::BeginChange(absl::string_view operation, absl::string_view name,
-                                                      MakeReplacement make) {
+absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, MakeReplacement make,
+                                                      const RestoreWatch& watch) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
-  RETURN_IF_ERROR(AwaitCopied(operation));
-  RETURN_IF_ERROR(AwaitVacant(operation));
+  RETURN_IF_ERROR(AwaitCopied(name.operation));
+  RETURN_IF_ERROR(AwaitVacant(name.operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayImport());
-  RETURN_IF_ERROR(CheckNotChanging(operation));
-  if (copy_gate_.is_copying()) return BeingCopied(operation);
+  RETURN_IF_ERROR(CheckNotChanging(name.operation));
+  if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
   changing_ = true;
-  change_ = name;
+  change_ = name.noun;
+  watch_ = watch;
   replacement.generation = generation_ + 1;
   return replacement;
 }
@@ -591,6 +601,7 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(absl::string_view operatio
 absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   changing_ = false;
+  watch_ = {};
   changed_.SignalAll();
   generation_ = replacement.generation;
   if (!status.ok()) {
@@ -710,6 +721,7 @@ Model::Activity Model::activity() const {
     activity.epoch = last_epoch_;
     activity.running = Running();
     activity.last_end = last_end_;
+    activity.restore = ProgressLocked();
     for (const auto& [rank, trainer] : waiting_)
       activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }

@@ -105,7 +105,8 @@ class Model {
 
   // Refuses new trainers from now on, and ends the epoch as soon as the commits are answered that all ranks have sent.
   void BeginDrain(const absl::Status& why);
-  // Waits until that has come, and until a change is through, but not longer than the deadline: then the epoch ends.
+  // Waits until that has come, and until a change is through, but not longer than the deadline: then the epoch ends. A
+  // restore is given up.
   void FinishDrain(SteadyTime deadline);
   void Drain(SteadyTime deadline, const absl::Status& why) {
     BeginDrain(why);
@@ -139,9 +140,26 @@ class Model {
     absl::uint128 checkpoint_id = 0;                // which the lineage is made from
     HistoryParent parent;
   };
+  struct RestoreProgress {
+    int64_t done_bytes = 0;
+    int64_t all_bytes = 0;
+
+    // Rounded down. 100 where there is nothing to do.
+    int64_t percent() const {
+      if (all_bytes <= 0) return 100;
+      return static_cast<int64_t>(100.0 * static_cast<double>(done_bytes) / static_cast<double>(all_bytes));
+    }
+  };
+  // Looks at a restore that is under way, and gives it up. The model calls both from any thread, and not after Restore
+  // has returned. They do not block.
+  struct RestoreWatch {
+    std::function<RestoreProgress()> progress;
+    std::function<void()> cancel;  // at a drain: what is restored would be lost with the daemon
+  };
   // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
   // `restored`. Amaxes that it does not say are measured.
-  absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write);
+  absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
+                                  const RestoreWatch& watch = {});
 
   // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
   // has it, or the daemon drains; what broke a device; usable().
@@ -223,7 +241,8 @@ class Model {
     std::vector<AttachedTrainer> trainers;
     int64_t slots_bytes = 0;  // per rank with memory
     int64_t words_bytes = 0;
-    std::vector<int64_t> scratch_bytes;  // by rank of this daemon, while an epoch runs or ends
+    std::vector<int64_t> scratch_bytes;      // by rank of this daemon, while an epoch runs or ends
+    std::optional<RestoreProgress> restore;  // while one is being applied
   };
   Activity activity() const;
   // World ranks of this daemon without a trainer.
@@ -254,6 +273,7 @@ class Model {
   absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while the state is being changed.
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  std::optional<RestoreProgress> ProgressLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // What takes the place of the state's tensors, and all that is beside them.
   struct Replacement {
     History history;
@@ -265,15 +285,19 @@ class Model {
   absl::Status CheckNumbers(absl::string_view operation, const CommitLog::Numbers& numbers) const;
   // Puts what `make` gives in the place of the state: "import into" and "an import" name it to those whom it concerns.
   using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>()>;
-  absl::StatusOr<History> Replace(absl::string_view operation, absl::string_view name, MakeReplacement make,
-                                  absl::FunctionRef<absl::Status()> write);
+  struct ChangeName {
+    absl::string_view operation;
+    absl::string_view noun;
+  };
+  absl::StatusOr<History> Replace(const ChangeName& name, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
+                                  const RestoreWatch& watch);
   absl::Status CloseToTrainers(const absl::Status& why);
   // UNAVAILABLE.
   absl::Status BeingCopied(absl::string_view operation) const;
   // Waits until nothing is copied, for as long as a step may take. UNAVAILABLE.
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
-  absl::StatusOr<Replacement> BeginChange(absl::string_view operation, absl::string_view name, MakeReplacement make);
+  absl::StatusOr<Replacement> BeginChange(const ChangeName& name, MakeReplacement make, const RestoreWatch& watch);
   absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -313,6 +337,7 @@ class Model {
   bool importing_ ABSL_GUARDED_BY(mu_) = false;    // somebody has the turn
   bool changing_ ABSL_GUARDED_BY(mu_) = false;     // then no epoch runs, and no trainer waits for one
   absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does
+  RestoreWatch watch_ ABSL_GUARDED_BY(mu_);        // of a restore, while it does
   History history_ ABSL_GUARDED_BY(mu_);
   int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;

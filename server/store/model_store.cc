@@ -44,8 +44,15 @@ ModelStore::ModelStore(Options options) : options_(std::move(options)) { options
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
-  absl::MutexLock creating(&creating_);
+  return CreateOrJoin(std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); });
+}
+
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill) {
+  // Whoever joins a full one does not wait for the creation of others.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec));
+  if (found != nullptr) return Created{.model = std::move(found), .created = false};
+  absl::MutexLock creating(&creating_);
+  ASSIGN_OR_RETURN(found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Model::Create({.spec = std::move(spec),
                                                                 .world = options_.world,
@@ -56,17 +63,38 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
                                                                 .savers = options_.savers,
                                                                 .draw_history = options_.draw_history,
                                                                 .log = log_}));
+  if (const absl::Status filled = fill(model, [&] { return ShowFilling(model); }); !filled.ok()) {
+    DropFilling(model);
+    return filled;
+  }
   absl::MutexLock lock(&mu_);
-  models_[model->spec().name] = model;
+  // One that was shown may have been deleted since it was full.
+  if (filling_ != model) models_[model->spec().name] = model;
+  filling_ = nullptr;
   return Created{.model = std::move(model), .created = true};
 }
 
-// Null when there is no model of that name.
+absl::Status ModelStore::ShowFilling(const std::shared_ptr<Model>& model) {
+  absl::MutexLock lock(&mu_);
+  // Models that the drain has not seen would not hear of it.
+  if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
+  models_[model->spec().name] = model;
+  filling_ = model;
+  return absl::OkStatus();
+}
+
+void ModelStore::DropFilling(const std::shared_ptr<Model>& model) {
+  absl::MutexLock lock(&mu_);
+  if (filling_ != model) return;
+  models_.erase(model->spec().name);
+  filling_ = nullptr;
+}
+
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec) const {
   absl::MutexLock lock(&mu_);
   if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
   const auto found = models_.find(spec.name);
-  if (found == models_.end()) return std::shared_ptr<Model>();
+  if (found == models_.end() || found->second == filling_) return std::shared_ptr<Model>();
   if (ModelSpecFingerprint(spec) == found->second->fingerprint()) return found->second;
   return absl::AlreadyExistsError(
       absl::StrCat("create model ", spec.name, ": ", FirstDifference(found->second->spec(), spec)));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -43,6 +44,12 @@ class ModelStore : public EpochListener {
   };
   // Creates a model, or finds the one of that name when its spec is equal. ALREADY_EXISTS names the first difference.
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec);
+  // The same, but a model that is created gets its state from `fill`, which calls `show` as soon as nobody can attach
+  // to it any more: from then on others see it. Whoever would join it, or create another one, waits until it is full.
+  // When `fill` fails there is no model, and its error is returned. `show` is UNAVAILABLE once draining.
+  using Show = absl::FunctionRef<absl::Status()>;
+  using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill);
 
   // NOT_FOUND names models that there are: a few, and how many more.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
@@ -66,7 +73,10 @@ class ModelStore : public EpochListener {
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
 
  private:
+  // Null when there is none that is full.
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
+  absl::Status ShowFilling(const std::shared_ptr<Model>& model);
+  void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;
   std::string Names() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
@@ -77,6 +87,7 @@ class ModelStore : public EpochListener {
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
+  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

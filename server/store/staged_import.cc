@@ -33,8 +33,8 @@ std::vector<uint8_t> Decoded(TensorType type, absl::Span<const uint8_t> elements
 }  // namespace
 
 absl::StatusOr<StagedImport> StagedImport::Begin(std::shared_ptr<Model> model) {
-  RETURN_IF_ERROR(model->BeginImport());
-  return StagedImport(Turn(std::move(model)));
+  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::Begin(std::move(model)));
+  return StagedImport(std::move(turn));
 }
 
 const ParameterSpec& StagedImport::SpecOf(int unit, int parameter) const {

@@ -16,6 +16,7 @@
 #include "proto/model/state_tensor.h"
 #include "server/store/digest.h"
 #include "server/store/history.h"
+#include "server/store/import_turn.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
@@ -69,20 +70,6 @@ class StagedImport {
   int64_t kept_bytes() const;
 
  private:
-  // The model's turn to import, given back at the end.
-  class Turn {
-   public:
-    explicit Turn(std::shared_ptr<Model> model) : model_(std::move(model)) {}
-    Turn(Turn&&) = default;
-    ~Turn() {
-      if (model_ != nullptr) model_->EndImport();
-    }
-    Model& model() const { return *model_; }
-
-   private:
-    std::shared_ptr<Model> model_;
-  };
-
   // A rank's rows.
   struct Rows {
     std::unique_ptr<uint8_t[]> bytes;
@@ -99,7 +86,7 @@ class StagedImport {
   // Unit, parameter, tensor, form.
   using Key = std::tuple<int, int, StateTensor, TensorForm>;
 
-  explicit StagedImport(Turn turn) : turn_(std::move(turn)) {}
+  explicit StagedImport(ImportTurn turn) : turn_(std::move(turn)) {}
 
   const ParameterSpec& SpecOf(int unit, int parameter) const;
   // "import w: ".
@@ -124,7 +111,7 @@ class StagedImport {
   absl::Status WriteRows(Shard& shard, const ShardExtent& extent, const Key& key, const TensorRow& row,
                          const uint8_t* bytes, RowRange rows) const;
 
-  Turn turn_;
+  ImportTurn turn_;
   std::map<Key, StagedTensor> tensors_;
   std::map<std::pair<int, int>, int64_t> steps_;  // by unit and parameter
   std::optional<Slice> slice_;                    // the present one

@@ -38,6 +38,8 @@ struct Training {
   std::optional<int> shard_size = std::nullopt;
   GradientType accumulators = GradientType::kFP32;
   int64_t commits = 6;  // train until this commit number
+  // What the model begins with where this trainer creates it: CreationOptions::restore.
+  std::string restore = {};
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;
   // Called at every point of every step with the number of the commit that the step makes.

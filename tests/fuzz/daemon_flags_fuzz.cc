@@ -20,6 +20,7 @@ void CheckConfig(const DaemonConfig& config) {
   PARAMSHARD_CHECK(config.step_timeout > absl::ZeroDuration() && config.join_timeout > absl::ZeroDuration());
   PARAMSHARD_CHECK(config.memory_limit_bytes >= 0);
   PARAMSHARD_CHECK(config.save_dir.empty() || config.save_dir[0] == '/');
+  PARAMSHARD_CHECK(config.restore.empty() || !config.save_dir.empty());
 }
 
 void Run(const std::string& input) {

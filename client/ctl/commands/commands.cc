@@ -3,10 +3,11 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {
-    &kModels, &kShards,  &kDescribe,         &kStats,          &kSessions,          &kMemory,  &kVerify,
-    &kDrain,  &kRestart, &kVersion,          &kCodecEncode,    &kCodecDecode,       &kConvert, &kImport,
-    &kSave,   &kSaves,   &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {&kModels,   &kShards,           &kDescribe,       &kStats,
+                                            &kSessions, &kMemory,           &kVerify,         &kDrain,
+                                            &kRestart,  &kVersion,          &kCodecEncode,    &kCodecDecode,
+                                            &kConvert,  &kImport,           &kSave,           &kSaves,
+                                            &kRestore,  &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -27,6 +27,7 @@ extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
 extern const CommandInfo kSave;
 extern const CommandInfo kSaves;
+extern const CommandInfo kRestore;
 extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;

@@ -6,6 +6,14 @@
 namespace paramshard::ctl {
 namespace {
 
+// Why nobody can attach, else what the last epoch ended with.
+std::string StateText(const v1::ModelSummary& model) {
+  if (!model.unusable().empty()) return model.unusable();
+  if (!model.has_restoring()) return model.last_end();
+  const v1::RestoreProgress& progress = model.restoring();
+  return absl::StrCat("restoring, ", PercentOf(progress.done_bytes(), progress.all_bytes()), " %");
+}
+
 std::string ModelsText(const v1::ListModelsResponse& response) {
   if (response.models().empty()) return "no models\n";
   Table table({Left("MODEL"), Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"), Right("ATTACHED"),
@@ -17,7 +25,7 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
                   absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
                   absl::StrCat(model.skipped_commits()), model.has_epoch() ? absl::StrCat(model.epoch()) : "-",
                   YesNoCell(model.running()), TextCell(model.engine()), RealCell(model.imbalance()),
-                  TextCell(model.unusable().empty() ? model.last_end() : model.unusable())});
+                  TextCell(StateText(model))});
   }
   return table.Text();
 }

@@ -387,6 +387,78 @@ TEST(CtlTest, WhatIsNoCheckpointIsAnError) {
   EXPECT_EQ(RunArguments({"checkpoint", "describe", daemon.directory()}).exit_code, kFailed);
 }
 
+v1::RestoreModelResponse NewProgress(int64_t done, int64_t all) {
+  v1::RestoreModelResponse response;
+  response.mutable_progress()->set_done_bytes(done);
+  response.mutable_progress()->set_all_bytes(all);
+  return response;
+}
+
+v1::RestoreModelResponse NewRestoreSummary() {
+  v1::RestoreModelResponse response;
+  v1::RestoreSummary& summary = *response.mutable_summary();
+  summary.set_path("/saves/tiny/step-000000012000-0123abcd");
+  summary.set_step(12000);
+  summary.set_version(11998);
+  summary.set_history_id("fedcba9876543210fedcba9876543210");
+  summary.set_saved_world_size(8);
+  summary.set_saved_shard_size(4);
+  summary.set_size_bytes(int64_t{3} << 30);
+  summary.mutable_elapsed()->set_seconds(2);
+  return response;
+}
+
+TEST(CtlTest, RestoreShowsHowFarItIsAndWhatItBrought) {
+  FakeDaemon daemon;
+  daemon.service().answers.restore = {NewProgress(0, 2048), NewProgress(2048, 2048), NewRestoreSummary()};
+  const Result result = RunArguments({"restore", "tiny", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kSucceeded) << result.err;
+  EXPECT_EQ(result.out,
+            "step 12000, version 11998, of /saves/tiny/step-000000012000-0123abcd, saved by 8 ranks in shard groups of "
+            "4\n3.0 GiB in 2s, history fedcba9876543210fedcba9876543210\n");
+  EXPECT_THAT(result.progress,
+              AllOf(HasSubstr("0 B of 2.0 KiB"), HasSubstr("2.0 KiB of 2.0 KiB"), ::testing::EndsWith("\r\x1b[K")));
+  EXPECT_EQ(daemon.service().requests.restore.model(), "tiny");
+  EXPECT_EQ(daemon.service().requests.restore.source().checkpoint(), "latest");
+  EXPECT_FALSE(daemon.service().requests.restore.source().convert_moments());
+  const Result quiet = RunArguments({"restore", "tiny", "--quiet", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(quiet.progress, "");
+  EXPECT_EQ(JsonOutput(daemon, {"restore", "tiny"})["step"], "12000");
+}
+
+TEST(CtlTest, RestoreNamesACheckpointOrMakesAPathAbsolute) {
+  FakeDaemon daemon;
+  daemon.service().answers.restore = {NewRestoreSummary()};
+  const auto asked = [&](const std::string& text) {
+    Output(daemon, {"restore", "tiny", text, "--convert-moments"});
+    EXPECT_TRUE(daemon.service().requests.restore.source().convert_moments());
+    return daemon.service().requests.restore.source().checkpoint();
+  };
+  for (const char* const text : {"latest", "12000", "step-000000012000-0123abcd", "/copies/good"}) {
+    EXPECT_EQ(asked(text), text);
+  }
+  EXPECT_EQ(asked("copies/good"), (std::filesystem::current_path() / "copies/good").string());
+}
+
+TEST(CtlTest, RestoreThatTheDaemonRefusesSaysWhy) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "restore tiny: no trainer");
+  const Result result = RunArguments({"restore", "tiny", "12", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("paramshardctl: restore tiny 12: FAILED_PRECONDITION: restore tiny: no trainer"));
+}
+
+TEST(CtlTest, ModelsSayHowFarARestoreIs) {
+  FakeDaemon daemon;
+  v1::ModelSummary& model = *daemon.service().answers.models.add_models();
+  model.set_name("tiny");
+  model.set_last_end("all trainers have detached");
+  model.mutable_restoring()->set_done_bytes(430);
+  model.mutable_restoring()->set_all_bytes(1000);
+  EXPECT_THAT(Output(daemon, {"models"}), HasSubstr("restoring, 43 %\n"));
+  EXPECT_EQ(JsonOutput(daemon, {"models"})["models"][0]["restoring"]["doneBytes"], "430");
+}
+
 TEST(CtlTest, VerifyShowsExtentsThenTheSummary) {
   FakeDaemon daemon;
   daemon.service().answers.verification = {NewVerified("w1", true), NewVerified("w2", true), NewSummary(2, 0)};

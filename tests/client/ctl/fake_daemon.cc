@@ -123,6 +123,13 @@ grpc::Status FakeAdminService::ListSaves(grpc::ServerContext* context, const v1:
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::RestoreModel(grpc::ServerContext* context, const v1::RestoreModelRequest* request,
+                                            grpc::ServerWriter<v1::RestoreModelResponse>* writer) {
+  requests.restore = *request;
+  for (const v1::RestoreModelResponse& response : answers.restore) writer->Write(response);
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
   ++requests.drains;
   return Check(*context);

@@ -28,6 +28,7 @@ struct FakeAnswers {
   v1::ImportFileResponse import_file;
   v1::SaveModelResponse save;
   v1::ListSavesResponse saves;
+  std::vector<v1::RestoreModelResponse> restore;
   v1::GetVersionResponse version;
 };
 
@@ -40,6 +41,7 @@ struct FakeRequests {
   v1::ImportFileRequest import_file;
   v1::SaveModelRequest save;
   v1::ListSavesRequest saves;
+  v1::RestoreModelRequest restore;
   int drains = 0;
   v1::RestartRequest restart;
 };
@@ -64,6 +66,8 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;
   grpc::Status SaveModel(grpc::ServerContext*, const v1::SaveModelRequest*, v1::SaveModelResponse*) override;
   grpc::Status ListSaves(grpc::ServerContext*, const v1::ListSavesRequest*, v1::ListSavesResponse*) override;
+  grpc::Status RestoreModel(grpc::ServerContext*, const v1::RestoreModelRequest*,
+                            grpc::ServerWriter<v1::RestoreModelResponse>*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   // From then on another process answers.
   grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;

@@ -113,7 +113,7 @@ SavedModel::RankFiles SavedModel::FilesOf(const Options& options, int rank, Cont
   const Layout layout(spec_, options.world.shard_size);
   const auto plan = RankFilePlan::Create(layout, options.world, rank, options.max_header_bytes);
   PARAMSHARD_CHECK(plan.ok());
-  const std::string client_state = ClientState(rank);
+  const std::string client_state = options.client_state(rank);
   const auto client_state_bytes = static_cast<int64_t>(client_state.size());
   RankFiles files;
   std::vector<absl::Span<const uint8_t>> images;

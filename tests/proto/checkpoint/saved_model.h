@@ -3,6 +3,7 @@
 #define PARAMSHARD_TESTS_PROTO_CHECKPOINT_SAVED_MODEL_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -48,6 +49,7 @@ class SavedModel {
     int64_t save_serial = 3;
     absl::uint128 history = 0;
     int64_t max_header_bytes = RankFilePlan::kMaxHeaderBytes;
+    std::function<std::string(int rank)> client_state = ClientState;
   };
   // Writes a checkpoint into a folder of its name in `model_folder`, which it makes, and returns its path.
   std::string Write(const std::string& model_folder, const Options& options) const;

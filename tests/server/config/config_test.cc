@@ -49,6 +49,7 @@ TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
   EXPECT_THAT(config.allow_users, IsEmpty());
   EXPECT_EQ(config.memory_limit_bytes, 0);
   EXPECT_EQ(config.save_dir, "");
+  EXPECT_EQ(config.restore, "");
   EXPECT_EQ(config.log_format, "text");
   EXPECT_EQ(config.log_level, "info");
 }
@@ -98,6 +99,11 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
     EXPECT_THAT(ConfigText(by_variable), HasSubstr(absl::StrCat(c.flag, " = ", c.printed, "  # environment\n")));
     EXPECT_THAT(by_variable.unknown_variables, IsEmpty());
   }
+}
+
+TEST(ParseArgumentsTest, ARestoreGoesWithAFolderOfCheckpoints) {
+  EXPECT_EQ(ParseConfig({"--save-dir=/saves", "--restore=latest"}).restore, "latest");
+  EXPECT_EQ(ParseConfig({"--save-dir=/saves"}, {{"PARAMSHARD_RESTORE", "12000"}}).restore, "12000");
 }
 
 TEST(ParseArgumentsTest, FlagGoesBeforeEnvironmentBeforeDefault) {
@@ -169,6 +175,11 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--save-keep=0"}, "--save-keep: an integer from 1 up expected"},
       {{"--save-keep-every=-1"}, "--save-keep-every: an integer from 0 up expected"},
       {{"--save-on-drain=yes"}, "--save-on-drain: on, off expected, got \"yes\""},
+      {{"--save-dir=/saves", "--restore=newest"}, "--restore: latest or the number of a step expected, got \"newest\""},
+      {{"--save-dir=/saves", "--restore=-1"}, "--restore: latest or the number of a step expected"},
+      {{"--save-dir=/saves", "--restore=7", "--nodes=2", "--cluster-address=127.0.0.1:1"},
+       "--restore: a world of one daemon expected, got --nodes=2"},
+      {{"--restore=latest"}, "--save-dir: where checkpoints lie expected when --restore is set, got none"},
       {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
       {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
       {{"--log-level"}, "--log-level: a value expected, got none"},
@@ -242,6 +253,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "save-keep-every = 0  # default\n"
             "save-on-drain = on  # default\n"
             "save-timeout = 10m  # default\n"
+            "restore =   # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "keeper = off  # default\n"

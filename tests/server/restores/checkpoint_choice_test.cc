@@ -26,11 +26,13 @@ const CheckpointRequest kLatest;
 CheckpointRequest Step(int64_t step) { return {.kind = Kind::kStep, .step = step}; }
 CheckpointRequest Folder(std::string name) { return {.kind = Kind::kFolder, .folder = std::move(name)}; }
 
-TEST(CheckpointRequestTest, IsReadFromATextOfThreeKinds) {
+TEST(CheckpointRequestTest, IsReadFromATextOfFourKinds) {
   EXPECT_THAT(ParseCheckpointRequest("latest"), IsOkAndHolds(kLatest));
   EXPECT_THAT(ParseCheckpointRequest("12000"), IsOkAndHolds(Step(12000)));
   EXPECT_THAT(ParseCheckpointRequest("step-000000012000-0123abcd"), IsOkAndHolds(Folder("step-000000012000-0123abcd")));
-  for (const char* const text : {"", "newest", "-1", "step-12", "../step-000000012000-0123abcd",
+  EXPECT_THAT(ParseCheckpointRequest("/copies/good"),
+              IsOkAndHolds(CheckpointRequest{.kind = Kind::kPath, .folder = "/copies/good"}));
+  for (const char* const text : {"", "newest", "copies/good", "-1", "step-12", "../step-000000012000-0123abcd",
                                  "step-000000012000-0123abcd.tmp-00000000000000000000000000000001"}) {
     EXPECT_THAT(ParseCheckpointRequest(text), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("latest, a step")))
         << text;
@@ -48,6 +50,26 @@ class CheckpointChoiceTest : public testing::Test {
   const test::TemporaryDirectory root_;
   const checkpoint::SavedModel model_{checkpoint::TinySpec(), 1};
 };
+
+TEST_F(CheckpointChoiceTest, APathNeedsNoRoot) {
+  const std::string path = Write(20, 1);
+  const CheckpointRequest request{.kind = Kind::kPath, .folder = path};
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint("", "tiny", request));
+  EXPECT_EQ(choice.path, path);
+  EXPECT_EQ(choice.step, 20);
+  EXPECT_THAT(ChooseCheckpoint("", "other", request),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got one of tiny")));
+  EXPECT_THAT(ChooseCheckpoint("", "tiny", kLatest),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--save-dir")));
+}
+
+TEST_F(CheckpointChoiceTest, ThereIsNoneOnlyWhereTheRootCanBeRead) {
+  EXPECT_THAT(HasCheckpoint(root(), "tiny"), IsOkAndHolds(false));
+  EXPECT_THAT(HasCheckpoint(root() + "/lost", "tiny"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("lost")));
+  checkpoint::WriteText(Write(20, 1) + "/manifest.json", "damaged");
+  EXPECT_THAT(HasCheckpoint(root(), "tiny"), IsOkAndHolds(true));
+  EXPECT_THAT(HasCheckpoint(root(), "other"), IsOkAndHolds(false));
+}
 
 TEST_F(CheckpointChoiceTest, LatestStepAndFolderAreFound) {
   const std::string first = Write(20, 1);

@@ -4,6 +4,8 @@
 
 #include "gmock/gmock.h"
 #include "proto/model/model_spec_proto.h"
+#include "server/restores/model_restore.h"
+#include "server/store/inspection.h"
 #include "server/store/model.h"
 #include "tests/server/restores/restore_fixture.h"
 #include "tests/server/store/test_world.h"
@@ -54,6 +56,46 @@ TEST_F(ModelRestoreTest, BeginsAHistoryThatSaysItsParent) {
   }
   // Its masters and moments are those that were saved.
   EXPECT_OK(restorer->Check(restorer->content(), 1));
+}
+
+TEST_F(ModelRestoreTest, ModelRestoreDoesAllOfIt) {
+  const SavedModel saved(model_->spec(), 9);
+  const std::string folder = Write(saved, {3, 3});
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {}));
+  EXPECT_THAT(model_->BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_GT(restore->all_bytes(), saved.arrays().at("master/w").size());
+  ASSERT_OK_AND_ASSIGN(const History history, restore->Run());
+  EXPECT_EQ(history.parent, (HistoryParent{{restore->manifest().history}, 12}));
+  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+}
+
+TEST_F(ModelRestoreTest, IsSeenWhileItIsUnderWay) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, Write(saved, {3, 3}), {}));
+  EXPECT_FALSE(Summarize(*model_).restore.has_value());
+  const auto look = [&] {
+    const ModelSummary summary = Summarize(*model_);
+    EXPECT_TRUE(summary.restore.has_value());
+    if (summary.restore.has_value()) {
+      EXPECT_EQ(summary.restore->done_bytes, 0);
+      EXPECT_EQ(summary.restore->all_bytes, restore->all_bytes());
+    }
+    EXPECT_THAT(model_->Attach({.session = 1}),
+                StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("a restore (0 %) is being applied")));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(restore->Run(look));
+  EXPECT_FALSE(Summarize(*model_).restore.has_value());
+}
+
+TEST_F(ModelRestoreTest, ADrainGivesItUp) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, Write(saved, {3, 3}), {}));
+  const auto drain = [&] {
+    model_->BeginDrain(absl::UnavailableError("the daemon stops"));
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(restore->Run(drain), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("cancelled")));
 }
 
 TEST_F(ModelRestoreTest, OneThatBreaksOffSpoilsTheModel) {

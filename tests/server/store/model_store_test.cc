@@ -55,6 +55,49 @@ TEST_F(ModelStoreTest, AnotherSpecOfTheSameNameIsRefusedWithTheDifference) {
                        AllOf(HasSubstr("create model m"), HasSubstr("[16, 64]"), HasSubstr("[32, 64]"))));
 }
 
+TEST_F(ModelStoreTest, AModelThatIsBeingFilledIsSeenAndJoinedWhenItIsFull) {
+  std::atomic<bool> full{false};
+  std::thread joiner;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    EXPECT_THAT(store().List(), IsEmpty());
+    EXPECT_OK(show());
+    EXPECT_THAT(store().Find("m"), IsOkAndHolds(model));
+    joiner = std::thread([&] {
+      const auto joined = Create(Spec("m"));
+      EXPECT_OK(joined.status());
+      EXPECT_TRUE(joined.ok() && !joined->created);
+      EXPECT_TRUE(full);
+    });
+    full = true;
+    return absl::OkStatus();
+  };
+  const auto created = store().CreateOrJoin(Parse(Spec("m")), fill);
+  joiner.join();
+  ASSERT_OK(created.status());
+  EXPECT_TRUE(created->created);
+}
+
+TEST_F(ModelStoreTest, AModelThatCannotBeFilledIsGone) {
+  const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show show) -> absl::Status {
+    EXPECT_OK(show());
+    return absl::DataLossError("damaged");
+  };
+  EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), fail),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
+  EXPECT_THAT(store().List(), IsEmpty());
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created second, Create(Spec("m")));
+  EXPECT_TRUE(second.created);
+}
+
+TEST_F(ModelStoreTest, AModelIsNotShownOnceTheStoreDrains) {
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show show) -> absl::Status {
+    store().Drain(SteadyTime::min(), absl::UnavailableError("the daemon stops"));
+    return show();
+  };
+  EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), fill), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(store().List(), IsEmpty());
+}
+
 TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
   std::atomic<int> created{0};
   std::vector<std::shared_ptr<Model>> models(8);

@@ -1,0 +1,59 @@
+// A restore of a daemon's model, from a checkpoint's folder to the history that begins.
+#ifndef PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
+#define PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/checkpoint/manifest.h"
+#include "proto/checkpoint/reader.h"
+#include "server/restores/restore_plan.h"
+#include "server/restores/restorer.h"
+#include "server/store/history.h"
+#include "server/store/import_turn.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// Holds the model's turn for as long as it lives.
+//
+//   ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
+//   ASSIGN_OR_RETURN(const History history, restore->Run());
+//
+// One thread at a time.
+class ModelRestore {
+ public:
+  // Opens the checkpoint, compares it with the model, and takes what the restore will take. Folder and files belong to
+  // the daemon's user or to root. Nothing has changed. UNIMPLEMENTED in a world of several daemons; errors of
+  // Model::BeginImport, Reader::Open, RestorePlan::Create and Restorer::Create.
+  static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
+                                                               const RestorePlan::Options& options);
+
+  const checkpoint::Manifest& manifest() const { return reader_.manifest(); }
+  // What Run has to do.
+  int64_t all_bytes() const { return restorer_->progress().all_bytes; }
+
+  // Changes the model. Once. `begun` is called first, when trainers and readers are held off; its error ends the
+  // restore. Errors of Model::Restore: FAILED_PRECONDITION naming a trainer, with nothing changed; DATA_LOSS.
+  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun);
+  absl::StatusOr<History> Run() {
+    return Run([] { return absl::OkStatus(); });
+  }
+
+ private:
+  ModelRestore(ImportTurn turn, checkpoint::Reader reader) : turn_(std::move(turn)), reader_(std::move(reader)) {}
+  absl::Status Write();
+
+  // The restorer refers to what is above it.
+  ImportTurn turn_;
+  const checkpoint::Reader reader_;
+  std::unique_ptr<Restorer> restorer_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_

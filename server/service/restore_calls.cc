@@ -1,0 +1,218 @@
+#include "server/service/restore_calls.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
+#include "proto/durations.h"
+#include "proto/model/model_spec_proto.h"
+#include "proto/model/names.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/steady_time.h"
+#include "server/base/thread.h"
+#include "server/log/log.h"
+#include "server/restores/model_restore.h"
+
+namespace paramshard::server {
+namespace {
+
+// Between two words about how far a restore is.
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
+
+// What is asked for, checked.
+struct WantedRestore {
+  CheckpointRequest checkpoint;
+  RestorePlan::Options plan;
+};
+
+absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const Call& call) {
+  WantedRestore wanted;
+  ASSIGN_OR_RETURN(wanted.checkpoint, ParseCheckpointRequest(source.checkpoint()));
+  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kPath) {
+    RETURN_IF_ERROR(CheckMayNameFolder(call.caller().peer.uid));
+  }
+  wanted.plan.convert_moments = source.convert_moments();
+  return wanted;
+}
+
+// A restore from the choice of the checkpoint to what is told of it.
+class Restoration {
+ public:
+  static absl::StatusOr<Restoration> Prepare(const std::shared_ptr<Model>& model, const WantedRestore& wanted) {
+    const SteadyTime begin = SteadyNow();
+    ASSIGN_OR_RETURN(CheckpointChoice choice,
+                     ChooseCheckpoint(model->save_dir(), model->spec().name, wanted.checkpoint));
+    ASSIGN_OR_RETURN(std::unique_ptr<ModelRestore> restore, ModelRestore::Prepare(model, choice.path, wanted.plan));
+    return Restoration(begin, std::move(choice), std::move(restore));
+  }
+
+  int64_t all_bytes() const { return restore_->all_bytes(); }
+
+  // Once; then the model's turn is given back. Writes to the log what has come of it.
+  absl::StatusOr<v1::RestoreSummary> Run(const std::string& model, absl::FunctionRef<absl::Status()> begun);
+
+ private:
+  Restoration(SteadyTime begin, CheckpointChoice choice, std::unique_ptr<ModelRestore> restore)
+      : begin_(begin), choice_(std::move(choice)), restore_(std::move(restore)) {}
+  v1::RestoreSummary Summarize(const History& history) const;
+
+  SteadyTime begin_;
+  CheckpointChoice choice_;
+  std::unique_ptr<ModelRestore> restore_;
+};
+
+absl::StatusOr<v1::RestoreSummary> Restoration::Run(const std::string& model, absl::FunctionRef<absl::Status()> begun) {
+  const absl::StatusOr<History> history = restore_->Run(begun);
+  if (!history.ok()) {
+    Log(LogLevel::kError, "restore failed",
+        {{"model", model}, {"checkpoint", choice_.path}, {"why", history.status().ToString()}});
+    restore_.reset();
+    return history.status();
+  }
+  v1::RestoreSummary summary = Summarize(*history);
+  restore_.reset();
+  Log(LogLevel::kInfo, "model restored",
+      {{"model", model},
+       {"checkpoint", choice_.path},
+       {"step", absl::StrCat(summary.step())},
+       {"history", summary.history_id()},
+       {"elapsed", absl::FormatDuration(DurationFromProto(summary.elapsed()))}});
+  return summary;
+}
+
+v1::RestoreSummary Restoration::Summarize(const History& history) const {
+  const checkpoint::Manifest& manifest = restore_->manifest();
+  v1::RestoreSummary summary;
+  summary.set_path(choice_.path);
+  summary.set_save_id(checkpoint::HashText(manifest.save_id));
+  summary.set_step(manifest.step);
+  summary.set_version(manifest.version);
+  summary.set_history_id(history.id.ToString());
+  summary.set_lineage(history.lineage.ToString());
+  summary.set_parent_history_id(checkpoint::HashText(manifest.history));
+  summary.set_saved_world_size(manifest.world.size);
+  summary.set_saved_shard_size(manifest.world.shard_size);
+  summary.set_size_bytes(manifest.size_bytes());
+  *summary.mutable_elapsed() = DurationToProto(absl::FromChrono(SteadyNow() - begin_));
+  return summary;
+}
+
+// A restore on a thread of its own, so that a caller who takes nothing holds up nobody but itself.
+class RestoreThread {
+ public:
+  explicit RestoreThread(Restoration restoration) : restoration_(std::move(restoration)) {}
+  ~RestoreThread() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Start(const std::string& model) {
+    ASSIGN_OR_RETURN(thread_, StartThread(absl::StrCat("a restore of ", DisplayName(model)), [this, model] {
+                       absl::StatusOr<v1::RestoreSummary> result =
+                           restoration_.Run(model, [] { return absl::OkStatus(); });
+                       absl::MutexLock lock(&mu_);
+                       result_ = std::move(result);
+                       changed_.SignalAll();
+                     }));
+    return absl::OkStatus();
+  }
+
+  // Waits for the result, but not longer than `wait`: null then.
+  std::optional<absl::StatusOr<v1::RestoreSummary>> Await(absl::Duration wait) {
+    const SteadyTime deadline = SteadyDeadline(wait);
+    absl::MutexLock lock(&mu_);
+    while (!result_.has_value() && !changed_.WaitUntil(&mu_, deadline)) {
+    }
+    return result_;
+  }
+
+ private:
+  Restoration restoration_;
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
+  std::optional<absl::StatusOr<v1::RestoreSummary>> result_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress) {
+  v1::RestoreModelResponse response;
+  response.mutable_progress()->set_done_bytes(progress.done_bytes);
+  response.mutable_progress()->set_all_bytes(progress.all_bytes);
+  return response;
+}
+
+// Null where the model begins with its initial values.
+absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
+                                                       ModelStore::Show show) {
+  const std::string& name = model->spec().name;
+  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !model->save_dir().empty()) {
+    ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(model->save_dir(), name));
+    if (!has_checkpoint) {
+      Log(LogLevel::kInfo, "fresh start: no checkpoint to restore", {{"model", name}, {"save_dir", model->save_dir()}});
+      return std::nullopt;
+    }
+  }
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
+  ASSIGN_OR_RETURN(v1::RestoreSummary summary, restoration.Run(name, show));
+  return summary;
+}
+
+}  // namespace
+
+absl::Status CheckMayNameFolder(uid_t caller) {
+  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("restore from a path: user ", geteuid(),
+                                                  " expected, with whose rights it is read, got user ", caller,
+                                                  "; name a checkpoint of the daemon's --save-dir"));
+}
+
+absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
+                          MessageWriter<v1::RestoreModelResponse>* writer) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
+  ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
+  const int64_t all_bytes = restoration.all_bytes();
+  bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
+  if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
+  RestoreThread thread(std::move(restoration));
+  RETURN_IF_ERROR(thread.Start(request.model()));
+  std::optional<absl::StatusOr<v1::RestoreSummary>> result = thread.Await(kProgressInterval);
+  while (!result.has_value()) {
+    const std::optional<Model::RestoreProgress> progress = model->activity().restore;
+    if (has_caller && progress.has_value()) has_caller = writer->Write(ProgressMessage(*progress));
+    result = thread.Await(kProgressInterval);
+  }
+  RETURN_IF_ERROR(result->status());
+  writer->Write(ProgressMessage({.done_bytes = all_bytes, .all_bytes = all_bytes}));
+  v1::RestoreModelResponse response;
+  *response.mutable_summary() = **result;
+  writer->Write(response);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
+                                         const v1::CreateModelRequest& request, const Call& call) {
+  ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
+  std::optional<WantedRestore> wanted;
+  if (restore.has_value()) wanted = WantedRestore{.checkpoint = *restore, .plan = {}};
+  if (request.has_restore()) {
+    ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
+  }
+  CreatedModel created;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    if (!wanted.has_value()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(created.restored, Fill(model, *wanted, show));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  return created;
+}
+
+}  // namespace paramshard::server

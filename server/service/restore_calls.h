@@ -1,0 +1,35 @@
+// Restores, as callers and the daemon's own flags ask for them.
+#ifndef PARAMSHARD_SERVER_SERVICE_RESTORE_CALLS_H_
+#define PARAMSHARD_SERVER_SERVICE_RESTORE_CALLS_H_
+
+#include <sys/types.h>
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "paramshard/v1/admin.pb.h"
+#include "server/restores/checkpoint_choice.h"
+#include "server/service/call.h"
+#include "server/store/model_store.h"
+
+namespace paramshard::server {
+
+// OK for the daemon's own user and root: a folder that the caller names is read with the daemon's rights.
+absl::Status CheckMayNameFolder(uid_t caller);
+
+// AdminService.RestoreModel.
+absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
+                          MessageWriter<v1::RestoreModelResponse>* writer);
+
+// TrainerService.CreateModel, but for `model` of the response. `restore` holds where the request says nothing.
+struct CreatedModel {
+  ModelStore::Created model;
+  std::optional<v1::RestoreSummary> restored = {};
+};
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
+                                         const v1::CreateModelRequest& request, const Call& call);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_RESTORE_CALLS_H_
