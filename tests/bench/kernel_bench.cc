@@ -4,11 +4,15 @@
 // larger than any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a
 // pass reads plus those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has
 // rows of its own.
+//
+// MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
+// the ratios of their times as `of_in_place`, with the least and the largest one. Each thread has a state of its own.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
@@ -21,6 +25,7 @@
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/state_bands.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
@@ -214,6 +219,97 @@ void BM_FusedAdamWithRemainder(benchmark::State& state) {
   });
 }
 
+// The state of one thread's rows: arrays with room, which a step moves to and fro. Stays where it was made.
+class MovedRows {
+ public:
+  MovedRows(RowRange rows, const Encoding& encoding, MomentType moments)
+      : rows_(rows), encoding_(encoding), extents_({{rows.count, kCols}}) {
+    bands_ = CutIntoBands(extents_, BandRule{.least_elements = 1}.BandElements(extents_));
+    const int64_t moment_row = kCols * MomentBytes(moments);
+    const int64_t scale_row = 4 * MomentScaleCount(moments, 1, kCols);
+    const std::vector<BandedArray> arrays = {{{{0, 4 * kCols}}}, {{{0, moment_row}}}, {{{0, scale_row}}}};
+    distance_ = MoveDistance(extents_, bands_, arrays);
+    const auto make = [&](int64_t row_bytes) { return std::vector<uint8_t>(rows.count * row_bytes + distance_); };
+    master_ = make(4 * kCols);
+    Arrays& shared = SharedArrays();
+    const int64_t first = rows.first * kCols;
+    std::memcpy(master_.data(), shared.master.data() + first, rows.count * kCols * 4);
+    const std::vector<float>* const values[] = {&shared.exp_avg, &shared.exp_avg_sq};
+    for (int i = 0; i < kMomentCount; ++i) {
+      moments_[i] = make(moment_row);
+      scales_[i] = make(scale_row);
+      views_[i] = {moments_[i].data(), reinterpret_cast<float*>(scales_[i].data()), moments};
+      EncodeMoment(kMomentKinds[i].kind, values[i]->data() + first, rows.count, kCols, views_[i]);
+    }
+  }
+
+  void StepInPlace() const { StepRows(0, rows_.count, 0); }
+  void StepAndMove() {
+    const bool forward = position_ == 0;
+    const int64_t distance = forward ? distance_ : -distance_;
+    const auto count = static_cast<int>(bands_.size());
+    for (int n = 0; n < count; ++n) {
+      const int band = BandAt(n, count, forward);
+      const int64_t first = bands_[band].row;
+      const int64_t behind = band + 1 < count ? bands_[band + 1].row : rows_.count;
+      StepRows(first, behind - first, distance);
+    }
+    position_ += distance;
+  }
+
+ private:
+  void StepRows(int64_t first, int64_t count, int64_t distance) const {
+    const int64_t moved = position_ + distance;
+    AdamState state = {.master = reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
+    for (int i = 0; i < kMomentCount; ++i) {
+      const MutableMoment at = MomentAt(views_[i], kCols, first, 0);
+      auto* const scales = reinterpret_cast<uint8_t*>(at.scales);
+      state.moments.values[i] = {static_cast<uint8_t*>(at.data) + moved,
+                                 scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + moved), at.type};
+    }
+    const int64_t row = rows_.first + first;
+    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), SharedArrays().gradient.data() + row * kCols, state, count, kCols,
+                                       encoding_, RowWiseAt(encoding_, row), ColumnWiseAt(encoding_, row), kScaling,
+                                       distance));
+  }
+
+  const RowRange rows_;
+  const Encoding encoding_;
+  const std::vector<MatrixShape> extents_;
+  std::vector<BandStart> bands_;
+  int64_t distance_ = 0;
+  int64_t position_ = 0;
+  std::vector<uint8_t> master_;
+  std::vector<uint8_t> moments_[kMomentCount], scales_[kMomentCount];
+  MutableMoment views_[kMomentCount];
+};
+
+// EncodesAfterAmax() without the pass that follows, which is the same for both.
+void BM_MovedAdam(benchmark::State& state, Encoding encoding, MomentType moments) {
+  const auto threads = static_cast<int>(state.range(0));
+  FillState(Contents::kRandom, SharedArrays());
+  std::deque<MovedRows> parts;
+  const int64_t rows = kRows / threads;
+  for (int t = 0; t < threads; ++t) parts.emplace_back(RowRange{t * rows, rows}, encoding, moments);
+  const auto part_of = [&](RowRange range) -> MovedRows& { return parts[range.first / rows]; };
+  const auto in_place = [&](RowRange range) { part_of(range).StepInPlace(); };
+  const auto moved = [&](RowRange range) { part_of(range).StepAndMove(); };
+  for (int warm_up = 0; warm_up < 2; ++warm_up) TimedPass(threads, moved);
+  std::vector<double> ratios;
+  std::vector<double> nanoseconds;
+  for (auto _ : state) {
+    const double in_place_seconds = TimedPass(threads, in_place);
+    const double seconds = TimedPass(threads, moved);
+    state.SetIterationTime(seconds);
+    ratios.push_back(seconds / in_place_seconds);
+    nanoseconds.push_back(seconds * 1e9 / static_cast<double>(kCount));
+  }
+  state.counters["of_in_place"] = Median(ratios);
+  state.counters["least"] = *std::min_element(ratios.begin(), ratios.end());
+  state.counters["largest"] = *std::max_element(ratios.begin(), ratios.end());
+  state.counters["ns_per_element"] = Median(nanoseconds);
+}
+
 void BM_Amax(benchmark::State& state) {
   Arrays& arrays = SharedArrays();
   FillNormal(arrays.master, 0, 0.02f);
@@ -310,6 +406,12 @@ void RegisterAll() {
   Register("FusedAdam/FP8Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP8, Contents::kRandom);
   Register("FusedAdam/FP8Moments/" + EncodingName(nvfp4), BM_FusedAdam, nvfp4, MomentType::kFP8, Contents::kRandom);
   Register("FusedAdam/BF16Moments/Remainder", BM_FusedAdamWithRemainder);
+  for (const MomentType type : kMomentTypes) {
+    for (const Encoding& encoding : {fp32, bf16, current, block, mx}) {
+      Register(absl::StrCat("MovedAdam/", MomentTypeName(type), "Moments/", EncodingName(encoding)), BM_MovedAdam,
+               encoding, type);
+    }
+  }
   Register("Amax", BM_Amax);
   Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);
   Register("FusedAdam/SubnormalMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kSubnormal);
