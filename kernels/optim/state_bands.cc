@@ -30,14 +30,19 @@ std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64
     const MatrixShape& extent = extents[i];
     if (extent.rows * extent.cols == 0) continue;
     const int64_t granule = BandRows(extent.cols);
-    for (int64_t row = 0; row < extent.rows; row += granule) {
+    for (int64_t row = 0; row < extent.rows;) {
       if (bands.empty()) {
         bands.push_back({0, 0});
       } else if (elements >= band_elements) {
         bands.push_back({static_cast<int64_t>(i), row});
         elements = 0;
       }
-      elements += std::min(granule, extent.rows - row) * extent.cols;
+      // All that the band still lacks, at once: an extent may have 2^40 rows.
+      const int64_t lacks = std::max<int64_t>(band_elements - elements, 1);
+      const int64_t granules = (lacks - 1) / (granule * extent.cols) + 1;
+      const int64_t end = granules > (extent.rows - row) / granule ? extent.rows : row + granules * granule;
+      elements += (end - row) * extent.cols;
+      row = end;
     }
   }
   return bands;

@@ -59,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .layout = model->layout_.get(),
                                               .topology = &model->topology(),
                                               .devices = model->world().devices,
-                                              .available_bytes = model->options_.available_bytes});
+                                              .available_bytes = model->options_.available_bytes,
+                                              .moves = model->options_.moves});
   RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
@@ -105,6 +106,7 @@ void Model::LogBudget() const {
                        {"master_bytes", absl::StrCat(bytes.master)},
                        {"exp_avg_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvg])},
                        {"exp_avg_sq_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvgSq])},
+                       {"room_bytes", absl::StrCat(bytes.room)},
                        {"gradients_bytes", absl::StrCat(bytes.gradients)},
                        {"planes_bytes", absl::StrCat(bytes.planes)},
                        {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
@@ -117,8 +119,8 @@ void Model::LogBudget() const {
 
 absl::Status Model::AllocateShards() {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto shard,
-                     Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank), world().devices[rank]));
+    ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank),
+                                               world().devices[rank], options_.moves));
     shards_.push_back(std::move(shard));
   }
   return EncodePlanes({});

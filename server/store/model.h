@@ -58,6 +58,7 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
+    MovePolicy moves = {};  // of the steps
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };

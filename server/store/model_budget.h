@@ -25,6 +25,7 @@ class ModelBudget {
     const Topology* topology = nullptr;
     std::vector<ComputeDevice*> devices;  // of the daemon
     int64_t available_bytes = 0;          // that the daemon may still take
+    MovePolicy moves = {};                // of the steps
   };
 
   // Decides when gradients are summed, where the spec leaves that open.

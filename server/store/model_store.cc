@@ -50,6 +50,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
                                                                 .step_timeout = options_.step_timeout,
                                                                 .clock = options_.clock,
                                                                 .available_bytes = AvailableBytes(),
+                                                                .moves = options_.moves,
                                                                 .draw_history = options_.draw_history,
                                                                 .log = log_}));
   absl::MutexLock lock(&mu_);

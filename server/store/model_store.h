@@ -28,6 +28,7 @@ class ModelStore : public EpochListener {
     const Clock* clock = &Clock::Steady();  // outlives the store
     // Most bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
+    MovePolicy moves = {};  // of the models' steps
     HistoryIdSource draw_history = RandomHistoryId;
   };
 

@@ -37,6 +37,7 @@ TestWorld::TestWorld(const Options& options)
                                                               .step_timeout = options.step_timeout,
                                                               .clock = options.clock,
                                                               .memory_limit_bytes = options.memory_limit_bytes,
+                                                              .moves = options.moves,
                                                               .draw_history = options.draw_history})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
