@@ -22,4 +22,14 @@
 #define PARAMSHARD_SIMD_CLONES
 #endif
 
+// Before a loop none of whose iterations reads what another one stores: it is vectorized without asking which of its
+// arrays overlap.
+#if defined(__clang__)
+#define PARAMSHARD_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define PARAMSHARD_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#else
+#define PARAMSHARD_INDEPENDENT_ITERATIONS
+#endif
+
 #endif  // PARAMSHARD_KERNELS_BASE_SIMD_CLONES_H_

@@ -80,6 +80,12 @@ void StoreTensorScaling(const Encoding& encoding, const TensorScaling& scaling, 
   }
 }
 
+MutablePlane PlaneAt(const Encoding& encoding, Plane which, MutablePlane plane, int64_t cols, int64_t row) {
+  if (plane.data != nullptr) plane.data += DataBytes(encoding, row, cols);
+  if (plane.scales != nullptr) plane.scales += ScaleOffset(encoding, which, row, 0, cols);
+  return plane;
+}
+
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
                   MutablePlane column_wise, const TensorScaling& scaling) {
   PARAMSHARD_CHECK(CheckEncodable(encoding).ok());

@@ -25,6 +25,9 @@ struct ConstPlane {
   const uint8_t* amax = nullptr;
 };
 
+// The part of a plane that begins at a row, a multiple of GranuleRows(), in a matrix with rows of `cols` elements.
+MutablePlane PlaneAt(const Encoding& encoding, Plane which, MutablePlane plane, int64_t cols, int64_t row);
+
 // What encoding has to know of the whole tensor besides the rows at hand.
 struct TensorScaling {
   float amax = 0.0f;   // FP8_TENSOR_CURRENT, NVFP4_2D: over all rows of all ranks

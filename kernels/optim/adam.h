@@ -45,7 +45,8 @@ float BiasCorrection(float beta, int64_t step);
 //
 // `distance`: all of the state is read so many bytes before `state`, which it does not overlap, and left in `state`.
 //
-// Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data.
+// Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data,
+// and weights that are no plane where it moves.
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling = {}, int64_t distance = 0);

@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/float_bits.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/copy/range_copies_cuda.h"
 #include "kernels/formats/fp8_tensor.h"
 #include "kernels/formats/scale_math.h"
 #include "kernels/gpu/memory.h"
@@ -16,6 +17,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/moved_state.h"
 #include "kernels/optim/shifted_rows.h"
 
 namespace paramshard::gpu {
@@ -67,9 +69,21 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   return device_extent;
 }
 
-absl::Status CheckExtent(const AdamExtent& extent) {
+// What of it moves.
+AdamState StateOf(const DeviceExtent& extent) {
+  return {.master = extent.master,
+          .remainder = extent.remainder,
+          .moments = extent.moments,
+          .weights = extent.remainder != nullptr ? extent.weights : nullptr};
+}
+
+absl::Status CheckExtent(const AdamExtent& extent, bool moves) {
   RETURN_IF_ERROR(CheckEncodable(extent.encoding));
   if (extent.state.remainder == nullptr || extent.rows * extent.columns == 0) return absl::OkStatus();
+  if (moves && extent.state.weights == nullptr) {
+    return absl::InvalidArgumentError(
+        "fused step: a master with a remainder that moves needs weights of its own, got those of its plane");
+  }
   const uint8_t* const plane = extent.row_wise.data;
   const bool aligned = extent.state.weights != nullptr || IsAligned(plane, sizeof(uint16_t));
   if (extent.encoding.format == Format::kBF16 && plane != nullptr && aligned) return absl::OkStatus();
@@ -78,23 +92,22 @@ absl::Status CheckExtent(const AdamExtent& extent) {
                    FormatName(extent.encoding.format), plane == nullptr ? " without a plane" : ""));
 }
 
-// Bands cover all extents, in order, and begin with whole tiles.
 absl::Status CheckBands(absl::Span<const AdamExtent> extents, absl::Span<const BandStart> bands) {
-  BandStart before = {0, -1};
-  for (size_t i = 0; i < bands.size(); ++i) {
-    const BandStart& start = bands[i];
-    const bool in_order = i == 0 ? start.extent == 0 && start.row == 0
-                                 : std::pair(start.extent, start.row) > std::pair(before.extent, before.row);
-    if (!in_order || start.extent >= static_cast<int64_t>(extents.size()) ||
-        start.row % BandRows(std::max<int64_t>(extents[start.extent].columns, 1)) != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("fused step: band ", i, " begins with row ", start.row,
-                                                     " of extent ", start.extent,
-                                                     ": whole tiles behind those of the band before expected"));
-    }
-    before = start;
-  }
-  return absl::OkStatus();
+  std::vector<MatrixShape> shapes;
+  for (const AdamExtent& extent : extents) shapes.push_back({extent.rows, extent.columns});
+  return paramshard::CheckBands(shapes, bands);
 }
+
+// Whether no tile of the step is cut by a band: bands begin at multiples of kBandTileRows rows, and of
+// kBandTileElements elements.
+constexpr bool BandsHoldTiles() {
+  for (const FormatTraits& traits : kFormats) {
+    const GpuFormat gpu = GpuFormatOf(traits.format);
+    if (gpu.step_tiles != StepTiles::kFlat && kBandTileRows % gpu.step_tile_shape.rows != 0) return false;
+  }
+  return kBandTileRows % kRowsTileShape.rows == 0 && kBandTileElements % kFlatTileColumns == 0;
+}
+static_assert(BandsHoldTiles(), "tiles that BandRows() does not count with");
 
 // Whether four elements can be accessed at once from the first of each array on.
 bool IsInPhase(const DeviceExtent& extent) {
@@ -332,7 +345,7 @@ class FusedAdamPlan::Impl {
   explicit Impl(int device) : device_(device) {}
 
   absl::Status Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands);
-  void SetPosition(int64_t bytes) { position_ = bytes; }
+  void SetPosition(int64_t bytes);
   int band_count() const { return static_cast<int>(bands_.size()); }
   absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
@@ -361,8 +374,8 @@ class FusedAdamPlan::Impl {
   absl::Status LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass, const TileRange& tiles,
                            cudaStream_t stream);
   absl::Status Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active, cudaStream_t stream);
-  // Copies the rows of an extent that take no step to where the step leaves the others.
-  absl::Status CopyRows(const DeviceExtent& extent, int64_t first_row, int64_t rows, cudaStream_t stream) const;
+  // Copies what takes no step to where the step leaves the rest.
+  absl::Status CopyIdle(int band, cudaStream_t stream) const;
 
   // Constant after Create().
   int device_;
@@ -383,17 +396,22 @@ class FusedAdamPlan::Impl {
   TileTable encode_tiles_;
 
   int64_t position_ = 0;
+  // Between BeginStep() and SetPosition(): bands may follow.
+  bool has_begun_ = false;
   // Of the step that was begun.
   int64_t distance_ = 0;
+  std::optional<int> latest_band_;
   std::vector<bool> active_;
 };
 
 absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands) {
   bands_ = std::move(bands);
   RETURN_IF_ERROR(CheckBands(extents, bands_));
+  const DeviceScope scope(device_);
+  if (!bands_.empty()) RETURN_IF_ERROR(LoadCopyRanges());
   const StepTiles common_tiles = CommonTiles(extents);
   for (const AdamExtent& extent : extents) {
-    RETURN_IF_ERROR(CheckExtent(extent));
+    RETURN_IF_ERROR(CheckExtent(extent, /*moves=*/!bands_.empty()));
     const Format format = extent.encoding.format;
     const GpuFormat gpu = GpuFormatOf(format);
     const StepTiles tiles = IsFlat(format) ? common_tiles : gpu.step_tiles;
@@ -505,7 +523,10 @@ absl::Status FusedAdamPlan::Impl::BeginStep(absl::Span<const std::optional<AdamS
   for (const std::optional<AdamStep>& step : steps) {
     PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->mode));
   }
+  PARAMSHARD_CHECK(distance % kMoveUnit == 0 && position_ + distance >= 0);
   const DeviceScope scope(device_);
+  has_begun_ = true;
+  latest_band_ = std::nullopt;
   active_.assign(steps.size(), false);
   std::vector<bool> encoded(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -522,47 +543,50 @@ absl::Status FusedAdamPlan::Impl::BeginStep(absl::Span<const std::optional<AdamS
 absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
                                        absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   RETURN_IF_ERROR(BeginStep(steps, scalings, /*distance=*/0, stream));
+  has_begun_ = false;
   const DeviceScope scope(device_);
   return Launch(step_tiles_, AdamPass::kStep, active_, stream);
 }
 
+void FusedAdamPlan::Impl::SetPosition(int64_t bytes) {
+  PARAMSHARD_CHECK(bytes % kMoveUnit == 0 && bytes >= 0);
+  has_begun_ = false;
+  position_ = bytes;
+}
+
 absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
+  PARAMSHARD_CHECK(has_begun_ && band >= 0 && band < band_count());
+  // A band lies over what bands before it have read: the order is the only one that loses nothing.
+  const bool in_order =
+      distance_ == 0 || !latest_band_.has_value() || (distance_ > 0 ? band < *latest_band_ : band > *latest_band_);
+  PARAMSHARD_CHECK(in_order);
+  latest_band_ = band;
   const DeviceScope scope(device_);
   for (const KindTiles& kind : step_tiles_.kinds()) {
     const int64_t first = kind.band_tiles[band];
     RETURN_IF_ERROR(
         LaunchTiles(step_tiles_, kind.kind, AdamPass::kStep, {first, kind.band_tiles[band + 1] - first}, stream));
   }
+  return distance_ == 0 ? absl::OkStatus() : CopyIdle(band, stream);
+}
+
+absl::Status FusedAdamPlan::Impl::CopyIdle(int band, cudaStream_t stream) const {
   const BandStart begin = bands_[band];
   const auto extent_count = static_cast<int64_t>(extents_.size());
   const BandStart end = band + 1 < band_count() ? bands_[band + 1] : BandStart{extent_count, 0};
+  IdleState idle;
   for (int64_t i = begin.extent; i < extent_count && i <= end.extent; ++i) {
+    const DeviceExtent& extent = extents_[i];
     const int64_t first = i == begin.extent ? begin.row : 0;
-    const int64_t behind = i == end.extent ? end.row : extents_[i].rows;
-    if (!active_[i]) RETURN_IF_ERROR(CopyRows(extents_[i], first, behind - first, stream));
+    const int64_t behind = i == end.extent ? end.row : extent.rows;
+    active_[i] ? idle.Cut() : idle.Add(StateOf(extent), extent.columns, first, behind - first);
   }
-  return absl::OkStatus();
-}
-
-absl::Status FusedAdamPlan::Impl::CopyRows(const DeviceExtent& extent, int64_t first_row, int64_t rows,
-                                           cudaStream_t stream) const {
-  const auto copy = [&](void* array, int64_t row_bytes) -> absl::Status {
-    if (array == nullptr || rows * row_bytes == 0) return absl::OkStatus();
-    uint8_t* const source = static_cast<uint8_t*>(array) + position_ + first_row * row_bytes;
-    return ToStatus(cudaMemcpyAsync(source + distance_, source, rows * row_bytes, cudaMemcpyDeviceToDevice, stream),
-                    "move rows that take no step");
-  };
-  RETURN_IF_ERROR(copy(extent.master, extent.columns * static_cast<int64_t>(sizeof(float))));
-  if (extent.remainder != nullptr) {
-    RETURN_IF_ERROR(copy(extent.remainder, extent.columns * static_cast<int64_t>(sizeof(int16_t))));
-    RETURN_IF_ERROR(copy(extent.weights, extent.columns * static_cast<int64_t>(sizeof(uint16_t))));
+  std::vector<RangeCopy> copies;
+  for (const IdleState::Range& range : idle.ranges()) {
+    const uint8_t* const source = range.begin + position_;
+    copies.push_back({range.begin + position_ + distance_, source, range.size_bytes});
   }
-  for (const MutableMoment& moment : extent.moments) {
-    RETURN_IF_ERROR(copy(moment.data, extent.columns * MomentBytes(moment.type)));
-    RETURN_IF_ERROR(
-        copy(moment.scales, MomentScaleCount(moment.type, 1, extent.columns) * static_cast<int64_t>(sizeof(float))));
-  }
-  return absl::OkStatus();
+  return CopyRanges(copies, stream);
 }
 
 absl::Status FusedAdamPlan::Impl::Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,

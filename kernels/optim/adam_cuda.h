@@ -53,8 +53,9 @@ struct AdamExtent {
 // `scalings` has an entry per extent, or is empty where no extent NeedsAmax().
 class FusedAdamPlan {
  public:
-  // INVALID_ARGUMENT of CheckEncodable(), and for a remainder without BF16 weights; RESOURCE_EXHAUSTED.
-  // `bands` are for StepBand(): the first begins with the first row, and each as state_bands.h says.
+  // INVALID_ARGUMENT of CheckEncodable() and CheckBands(), and for a remainder without BF16 weights, which are no plane
+  // where there are bands; RESOURCE_EXHAUSTED. `bands` are for StepBand(). With them what is stored of extents that
+  // follow each other follows each other in memory, and less than kMoveUnit bytes between two are nobody's.
   static absl::StatusOr<FusedAdamPlan> Create(int device, absl::Span<const AdamExtent> extents,
                                               std::vector<BandStart> bands = {});
 
@@ -72,9 +73,10 @@ class FusedAdamPlan {
   // Masters with remainders have weights of their own then.
   void SetPosition(int64_t bytes);
 
-  // The same step band by band, which leaves the state `distance` bytes further on: BeginStep(), and then, when the
-  // stream is there, each band once, in the order and the lanes of state_bands.h. What takes no step moves along.
-  // SetPosition() follows.
+  // The same step band by band, which leaves the state `distance` bytes further on (a multiple of kMoveUnit): BeginStep(),
+  // and then, when the stream is there, each band once, in the order and the lanes of state_bands.h, or what is left of
+  // them after a step that was cut off. What takes no step moves along: a copy for each array and band where extents
+  // that take none are neighbours. SetPosition() follows. Bands that no step has begun, or out of order, are our bug.
   absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                          int64_t distance, cudaStream_t stream);
   absl::Status StepBand(int band, cudaStream_t stream);

@@ -32,6 +32,14 @@ absl::StatusOr<BandedStep> BandedStep::Create(int device) {
 absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
                              const BandMarks& marks, cudaStream_t stream) {
   const DeviceScope scope(device_);
+  absl::Status status = RunBands(plan, forward, done, marks, stream);
+  // After an error too: what the other stream was given must be over when the caller's is.
+  status.Update(Join(stream));
+  return status;
+}
+
+absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
+                                  const BandMarks& marks, cudaStream_t stream) {
   const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
   // As if all bands before the first ended here.
   for (Event& end : ends_) RETURN_IF_ERROR(end.Record(stream));
@@ -44,6 +52,10 @@ absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const std::array
     RETURN_IF_ERROR(RunBand(plan, BandAt(n, plan.band_count(), forward), marks.lanes[lane], before + 1, streams[lane]));
     RETURN_IF_ERROR(EndOf(n).Record(streams[lane]));
   }
+  return absl::OkStatus();
+}
+
+absl::Status BandedStep::Join(cudaStream_t stream) {
   RETURN_IF_ERROR(ends_.front().Record(other_.get()));
   return Await(ends_.front(), stream);
 }

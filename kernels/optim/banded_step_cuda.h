@@ -33,12 +33,16 @@ class BandedStep {
   static absl::StatusOr<BandedStep> Create(int device);
 
   // Enqueues the bands of the step that `plan` has begun on the same stream, less the first `done` of each lane.
-  // `forward`: the step's distance is above 0.
+  // `forward`: the step's distance is above 0. What is enqueued on `stream` afterwards waits for all bands, those too
+  // that were enqueued before an error.
   absl::Status Run(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done, const BandMarks& marks,
                    cudaStream_t stream);
 
  private:
   explicit BandedStep(int device) : device_(device) {}
+  absl::Status RunBands(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
+                        const BandMarks& marks, cudaStream_t stream);
+  absl::Status Join(cudaStream_t stream);
   absl::Status RunBand(FusedAdamPlan& plan, int band, const BandMarks::Lane& lane, uint32_t done, cudaStream_t stream);
   // The end of the band that is the n-th in order.
   Event& EndOf(int n) { return ends_[n % ends_.size()]; }

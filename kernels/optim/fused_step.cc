@@ -10,6 +10,7 @@
 #include "kernels/formats/tile.h"
 #include "kernels/formats/unscaled.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moved_state.h"
 
 namespace paramshard {
 namespace {
@@ -19,24 +20,36 @@ constexpr int64_t kChunkSize = 8 * kMomentBlockSize;
 
 constexpr int64_t kWeightBytes = sizeof(SplitMaster::weight);
 
+// The state of an extent: where a step reads it, and where it leaves it, which may be the same place.
+struct MovedState {
+  AdamState from;
+  AdamState to;
+  // Of a master with a remainder, by bytes.
+  const uint8_t* weights_from;
+  uint8_t* weights;
+};
+
 // A chunk's part of a moment, as float32 while it is updated when its type has scales.
 class StagedMoment {
  public:
-  StagedMoment(MomentKind kind, const MutableMoment& stored, int64_t count)
-      : kind_(kind), stored_(stored), count_(count) {
-    if (is_staged()) DecodeMoment(kind_, {stored_.data, stored_.scales, stored_.type}, 1, count_, values_);
+  StagedMoment(MomentKind kind, const MutableMoment& from, const MutableMoment& to, int64_t count)
+      : kind_(kind), from_(from), to_(to), count_(count) {
+    if (is_staged()) DecodeMoment(kind_, {from_.data, from_.scales, from_.type}, 1, count_, values_);
   }
 
-  MutableMoment Unscaled() { return is_staged() ? MutableMoment{values_, nullptr, MomentType::kFP32} : stored_; }
+  // Where it is read and left while it is updated.
+  MutableMoment from() { return is_staged() ? Staged() : from_; }
+  MutableMoment to() { return is_staged() ? Staged() : to_; }
   void Store() const {
-    if (is_staged()) EncodeMoment(kind_, values_, 1, count_, stored_);
+    if (is_staged()) EncodeMoment(kind_, values_, 1, count_, to_);
   }
 
  private:
-  bool is_staged() const { return HasMomentScales(stored_.type); }
+  bool is_staged() const { return HasMomentScales(to_.type); }
+  MutableMoment Staged() { return {values_, nullptr, MomentType::kFP32}; }
 
   const MomentKind kind_;
-  const MutableMoment stored_;
+  const MutableMoment from_, to_;
   const int64_t count_;
   float values_[kChunkSize];
 };
@@ -44,25 +57,29 @@ class StagedMoment {
 // A chunk's part of the master, joined while it is updated when it is stored with a remainder.
 class StagedMaster {
  public:
-  StagedMaster(const AdamState& state, uint8_t* weights, int64_t first, int64_t count) : count_(count) {
-    if (state.remainder == nullptr) {
-      values_ = state.master + first;
+  StagedMaster(const MovedState& state, int64_t first, int64_t count) : count_(count) {
+    if (state.to.remainder == nullptr) {
+      from_ = state.from.master + first;
+      to_ = state.to.master + first;
       return;
     }
-    values_ = joined_;
-    weights_ = weights + first * kWeightBytes;
-    remainder_ = state.remainder + first;
-    JoinMasters(weights_, remainder_, count_, values_);
+    from_ = to_ = joined_;
+    weights_ = state.weights + first * kWeightBytes;
+    remainder_ = state.to.remainder + first;
+    JoinMasters(state.weights_from + first * kWeightBytes, state.from.remainder + first, count_, joined_);
   }
 
-  float* values() { return values_; }
+  // Where it is read and left while it is updated.
+  const float* from() const { return from_; }
+  float* to() { return to_; }
   void Store() const {
-    if (remainder_ != nullptr) SplitMasters(values_, count_, weights_, remainder_);
+    if (remainder_ != nullptr) SplitMasters(joined_, count_, weights_, remainder_);
   }
 
  private:
   const int64_t count_;
-  float* values_;
+  const float* from_;
+  float* to_;
   uint8_t* weights_ = nullptr;
   int16_t* remainder_ = nullptr;
   float joined_[kChunkSize];
@@ -89,34 +106,10 @@ class StagedGradient {
 // An extent as it is walked: `cols` elements to a row.
 struct Extent {
   ConstGradient gradient;
-  const AdamState& state;
-  uint8_t* weights;  // of a master with a remainder, by bytes
-  uint8_t* plane;    // where weights are copied to; null where they are it
+  MovedState state;
+  uint8_t* plane;  // where weights are copied to; null where they are it
   int64_t cols;
 };
-
-// Copies what lies `distance` bytes before an address to it. It is in the cache when it is updated there.
-void Bring(void* target, int64_t size_bytes, int64_t distance) {
-  if (target != nullptr) std::memcpy(target, static_cast<uint8_t*>(target) - distance, size_bytes);
-}
-
-// The same for the state of some elements of a row.
-void BringState(const PieceUpdate& optimizer, const Extent& extent, int64_t row, int64_t col, int64_t count,
-                int64_t distance) {
-  const AdamState& state = extent.state;
-  const int64_t first = row * extent.cols + col;
-  if (state.remainder != nullptr) {
-    Bring(extent.weights + first * kWeightBytes, count * kWeightBytes, distance);
-    Bring(state.remainder + first, count * static_cast<int64_t>(sizeof(int16_t)), distance);
-  } else {
-    Bring(state.master + first, count * static_cast<int64_t>(sizeof(float)), distance);
-  }
-  for (int i = 0; i < optimizer.moment_count; ++i) {
-    const MutableMoment moment = MomentAt(state.moments.values[i], extent.cols, row, col);
-    Bring(moment.data, count * MomentBytes(moment.type), distance);
-    Bring(moment.scales, MomentScaleCount(moment.type, 1, count) * static_cast<int64_t>(sizeof(float)), distance);
-  }
-}
 
 bool HasMomentScales(const AdamState& state) {
   return std::any_of(state.moments.begin(), state.moments.end(),
@@ -126,39 +119,63 @@ bool HasMomentScales(const AdamState& state) {
 void UpdateStaged(const PieceUpdate& optimizer, const AdamStep& step, const Extent& extent, int64_t row, int64_t col,
                   int64_t count) {
   const int64_t first = row * extent.cols + col;
+  const MovedState& state = extent.state;
   const StagedGradient gradient(extent.gradient, first, count);
-  StagedMaster master(extent.state, extent.weights, first, count);
+  StagedMaster master(state, first, count);
   std::array<std::optional<StagedMoment>, kMomentCount> moments;
-  Piece piece = {gradient.values(), master.values(), {}, 0, 1, count};
+  Piece piece = {.gradient = gradient.values(),
+                 .master_from = master.from(),
+                 .master = master.to(),
+                 .moments_from = {},
+                 .moments = {},
+                 .stride = 0,
+                 .rows = 1,
+                 .cols = count};
   for (int i = 0; i < optimizer.moment_count; ++i) {
-    moments[i].emplace(kMomentKinds[i].kind, MomentAt(extent.state.moments.values[i], extent.cols, row, col), count);
-    piece.moments.values[i] = moments[i]->Unscaled();
+    moments[i].emplace(kMomentKinds[i].kind, MomentAt(state.from.moments.values[i], extent.cols, row, col),
+                       MomentAt(state.to.moments.values[i], extent.cols, row, col), count);
+    piece.moments_from.values[i] = moments[i]->from();
+    piece.moments.values[i] = moments[i]->to();
   }
   optimizer.update(step, piece);
   master.Store();
   if (extent.plane != nullptr)
-    std::memcpy(extent.plane + first * kWeightBytes, extent.weights + first * kWeightBytes, count * kWeightBytes);
+    std::memcpy(extent.plane + first * kWeightBytes, state.weights + first * kWeightBytes, count * kWeightBytes);
   for (int i = 0; i < optimizer.moment_count; ++i) moments[i]->Store();
 }
 
-void UpdateTile(const PieceUpdate& optimizer, const AdamStep& step, const Extent& extent, const Tile& tile) {
-  const AdamState& state = extent.state;
-  if (state.remainder == nullptr && !HasMomentScales(state) && extent.gradient.type == GradientType::kFP32) {
-    const int64_t first = tile.row * extent.cols + tile.col;
-    Piece piece = {static_cast<const float*>(extent.gradient.data) + first,
-                   state.master + first,
-                   {},
-                   extent.cols,
-                   tile.rows,
-                   tile.cols};
-    for (int i = 0; i < optimizer.moment_count; ++i) {
-      piece.moments.values[i] = MomentAt(state.moments.values[i], extent.cols, tile.row, tile.col);
-    }
-    return optimizer.update(step, piece);
+// A tile that is updated from where it lies to where it is left.
+void UpdateDirectly(const PieceUpdate& optimizer, const AdamStep& step, const Extent& extent, const Tile& tile) {
+  const AdamState& from = extent.state.from;
+  const AdamState& to = extent.state.to;
+  const int64_t first = tile.row * extent.cols + tile.col;
+  Piece piece = {.gradient = static_cast<const float*>(extent.gradient.data) + first,
+                 .master_from = from.master + first,
+                 .master = to.master + first,
+                 .moments_from = {},
+                 .moments = {},
+                 .stride = extent.cols,
+                 .rows = tile.rows,
+                 .cols = tile.cols};
+  for (int i = 0; i < optimizer.moment_count; ++i) {
+    piece.moments_from.values[i] = MomentAt(from.moments.values[i], extent.cols, tile.row, tile.col);
+    piece.moments.values[i] = MomentAt(to.moments.values[i], extent.cols, tile.row, tile.col);
   }
-  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
-    for (int64_t col = 0; col < tile.cols; col += kChunkSize) {
-      UpdateStaged(optimizer, step, extent, row, tile.col + col, std::min(kChunkSize, tile.cols - col));
+  optimizer.update(step, piece);
+}
+
+void UpdateTile(const PieceUpdate& optimizer, const AdamStep& step, const Extent& extent, const Tile& tile) {
+  const AdamState& state = extent.state.to;
+  const bool has_scales = HasMomentScales(state);
+  const bool is_staged = state.remainder != nullptr || has_scales || extent.gradient.type != GradientType::kFP32;
+  if (!is_staged) return UpdateDirectly(optimizer, step, extent, tile);
+  // Whole rows without blocks are one long row.
+  const bool is_one_row = tile.cols == extent.cols && !has_scales;
+  const int64_t rows = is_one_row ? 1 : tile.rows;
+  const int64_t cols = is_one_row ? tile.rows * tile.cols : tile.cols;
+  for (int64_t row = tile.row; row < tile.row + rows; ++row) {
+    for (int64_t col = 0; col < cols; col += kChunkSize) {
+      UpdateStaged(optimizer, step, extent, row, tile.col + col, std::min(kChunkSize, cols - col));
     }
   }
 }
@@ -187,16 +204,16 @@ float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradien
   const bool encodes = !is_split && !EncodesAfterAmax(encoding.format);
   const MatrixShape walked = WalkedShape(state, encoding.format, rows, cols);
   const bool has_weights = is_split && state.weights != nullptr;
+  // Weights that are a plane stay where they are.
+  PARAMSHARD_CHECK(!is_split || has_weights || distance == 0);
   uint8_t* const weights = has_weights ? reinterpret_cast<uint8_t*>(state.weights) : row_wise.data;
-  const Extent extent = {gradient, state, weights, has_weights ? row_wise.data : nullptr, walked.cols};
+  const Extent extent = {gradient,
+                         {MovedBy(state, -distance), state, MovedBy(weights, -distance), weights},
+                         has_weights ? row_wise.data : nullptr,
+                         walked.cols};
   float amax = 0.0f;
   if (encodes) StoreTensorScaling(encoding, scaling, row_wise);
   ForEachTile(encoding.format, walked, [&](const Tile& tile) {
-    if (distance != 0) {
-      for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
-        BringState(optimizer, extent, row, tile.col, tile.cols, distance);
-      }
-    }
     UpdateTile(optimizer, step, extent, tile);
     if (NeedsAmax(encoding.format)) amax = std::max(amax, TileAmax(state.master, walked.cols, tile));
     if (encodes) EncodeTile(encoding, state.master, walked, tile, row_wise, column_wise, scaling);

@@ -16,11 +16,14 @@
 
 namespace paramshard {
 
-// Elements that are updated together, rows `stride` elements apart, their moments in FP32 or BF16.
+// Elements that are updated together, rows `stride` elements apart, their moments in FP32 or BF16: where they are read,
+// and where they are left, which is the same place or has nothing in common with it.
 struct Piece {
   const float* gradient;
+  const float* master_from;
   float* master;
   // As many as the optimizer keeps.
+  PerMoment<MutableMoment> moments_from;
   PerMoment<MutableMoment> moments;
   int64_t stride;
   int64_t rows;
@@ -46,18 +49,26 @@ struct BFloat16Moment {
   PARAMSHARD_ALWAYS_INLINE static Stored Store(float value) { return EncodeBFloat16(value); }
 };
 
+// A place in an array of moments, and the same one where they are left.
+template <typename Stored>
+struct MovedElements {
+  const Stored* from;
+  Stored* to;
+};
+
 template <typename Policy, typename... Moments, size_t... kIndex>
 PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, std::index_sequence<kIndex...>, int64_t count,
-                                             const float* __restrict gradient, float* __restrict master,
-                                             typename Moments::Stored* __restrict... stored) {
+                                             const float* gradient, MovedElements<float> master,
+                                             MovedElements<typename Moments::Stored>... stored) {
   // A copy, which no store to the arrays can change: it stays in registers.
   const AdamStep constants = step;
+  PARAMSHARD_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
-    float value = master[i];
-    float moments[] = {Moments::Load(stored[i])...};
+    float value = master.from[i];
+    float moments[] = {Moments::Load(stored.from[i])...};
     Policy::Update(constants, gradient[i], value, moments);
-    master[i] = CanonicalNan(value);
-    ((stored[i] = Moments::Store(moments[kIndex])), ...);
+    master.to[i] = CanonicalNan(value);
+    ((stored.to[i] = Moments::Store(moments[kIndex])), ...);
   }
 }
 
@@ -67,8 +78,10 @@ PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piec
   for (int64_t row = 0; row < piece.rows; ++row) {
     const int64_t first = row * piece.stride;
     UpdateElements<Policy, Moments...>(
-        step, indices, piece.cols, piece.gradient + first, piece.master + first,
-        static_cast<typename Moments::Stored*>(piece.moments.values[kIndex].data) + first...);
+        step, indices, piece.cols, piece.gradient + first, {piece.master_from + first, piece.master + first},
+        MovedElements<typename Moments::Stored>{
+            static_cast<const typename Moments::Stored*>(piece.moments_from.values[kIndex].data) + first,
+            static_cast<typename Moments::Stored*>(piece.moments.values[kIndex].data) + first}...);
   }
 }
 

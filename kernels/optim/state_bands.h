@@ -4,8 +4,8 @@
 // So it does not write where it reads. The arrays of the state have room at one end, and a step leaves the whole state
 // there: as many bytes further on in every array, and the next step moves it back. It does so band by band, a band
 // being some rows of some extents one behind the other, and begins at the end that has the room: what a band writes
-// then lies over bytes that bands before it have read, and never over its own. On a GPU no byte is moved twice for it;
-// on the host an element's state is copied before it is updated, which takes nearly as long again.
+// then lies over bytes that bands before it have read, and never over its own. What takes a step is read in one place and
+// written in the other; what takes none is copied: a step moves the whole state, or, if nothing takes one, none of it.
 //
 // Two bands are under way at a time (kBandLanes), so that the end of one does not keep a GPU waiting for the other.
 // So the room is that of the two largest neighbours, and after a step was cut off at most two bands are neither
@@ -22,6 +22,7 @@
 #include <numeric>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/formats/format.h"
 
@@ -33,14 +34,33 @@ struct BandStart {
   int64_t row = 0;  // a multiple of BandRows() of the extent's columns
 };
 
-// Bands begin at multiples of so many rows: of whole tiles of every kernel, those of one long row (8192 elements) too.
-// It is a part of what is kept of a model, and the same in every build.
+// A band's rows are whole tiles of every kernel: tiles have so many rows or a divisor of it, and those of one long row
+// so many elements.
+inline constexpr int64_t kBandTileRows = 128;
+inline constexpr int64_t kBandTileElements = 8192;
+
+// Bands begin at multiples of so many rows. It is a part of what is kept of a model, and the same in every build.
 constexpr int64_t BandRows(int64_t columns) {
-  return std::lcm(int64_t{128}, int64_t{8192} / std::gcd(columns, int64_t{8192}));
+  return std::lcm(kBandTileRows, kBandTileElements / std::gcd(columns, kBandTileElements));
 }
 
 // Cuts extents into bands of about so many elements, and at least one where there is an extent.
 std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64_t band_elements);
+
+// How finely a state is cut. The defaults make the room about a thirtieth of a large state, where no row is very long,
+// and a GPU loses no time between bands; fewer elements are stepped before a GPU has begun. Whoever takes over memory
+// from another program must know that program's.
+struct BandRule {
+  int64_t most_bands = 64;  // and one more, of what is left
+  int64_t least_elements = int64_t{4} << 20;
+
+  // Of a band. Both numbers above 0.
+  int64_t BandElements(absl::Span<const MatrixShape> extents) const;
+};
+
+// INVALID_ARGUMENT bands that are not in order, do not begin with the first row, or begin with none that a band can
+// begin with. No bands are fine.
+absl::Status CheckBands(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands);
 
 // An array of the state: where each extent begins in it, in bytes, and what a row takes there; 0 where it has none.
 // Extents follow each other.
@@ -53,7 +73,7 @@ struct BandedArray {
 };
 
 // Bytes by which a step has to move the state, and room that every array needs behind its end: two neighbouring bands
-// are never longer. A multiple of kMoveUnit.
+// are never longer. A multiple of kMoveUnit. Requires CheckBands(), and of each array a part for every extent.
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
                      absl::Span<const BandedArray> arrays);
 

@@ -44,6 +44,7 @@ class CpuDevice final : public ComputeDevice {
 
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                   StateMoves moves) override {
+    RETURN_IF_ERROR(CheckMoves(tensors, moves));
     return MakeCpuArithmetic(std::move(tensors), std::move(moves));
   }
 
@@ -69,6 +70,25 @@ absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTen
   return absl::InvalidArgumentError(
       absl::StrCat("sum gradients: sums of whole extents that have gradients expected, got ", sums.size(), " of which ",
                    count, " are"));
+}
+
+absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMoves& moves) {
+  std::vector<MatrixShape> shapes;
+  for (const ExtentTensors& extent : tensors) {
+    shapes.push_back({extent.rows, extent.columns});
+    if (moves.bands.empty() || extent.state.remainder == nullptr) continue;
+    return absl::InvalidArgumentError("moves of a state: masters without remainders expected, got one with");
+  }
+  RETURN_IF_ERROR(CheckBands(shapes, moves.bands));
+  const bool has_distance = moves.distance > 0 && moves.distance % kMoveUnit == 0;
+  if (moves.bands.empty() ? moves.distance != 0 : !has_distance) {
+    return absl::InvalidArgumentError(absl::StrCat("moves of a state: a multiple of ", kMoveUnit,
+                                                   " bytes expected, above 0 where there are bands, got ",
+                                                   moves.distance));
+  }
+  if (moves.position == 0 || moves.position == moves.distance) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("moves of a state: position 0 or ", moves.distance, " expected, got ", moves.position));
 }
 
 std::unique_ptr<ComputeDevice> MakeCpuDevice(int index) { return std::make_unique<CpuDevice>(index); }

@@ -54,6 +54,7 @@ struct SumTask {
 struct StateMoves {
   std::vector<BandStart> bands = {};
   int64_t distance = 0;  // bytes: the room of every array
+  int64_t position = 0;  // where the state lies at first: 0, or `distance`
 };
 
 // The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
@@ -96,10 +97,11 @@ class ShardArithmetic {
                                                   absl::Span<const TensorScaling> scalings) = 0;
 
  protected:
+  explicit ShardArithmetic(int64_t position) : position_(position) {}
   void set_position(int64_t position) { position_ = position; }
 
  private:
-  int64_t position_ = 0;
+  int64_t position_;
 };
 
 // Masters with remainders are nowhere float32: they are filled in parts of at most so many elements, by way of scratch
@@ -129,6 +131,10 @@ class DeviceQueue {
 absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
                                                       const std::vector<bool>& active, absl::Span<const SumTask> sums);
 
+// INVALID_ARGUMENT moves that the tensors cannot make: CheckBands(), a distance or a position that no step leaves them
+// at, or a master with a remainder.
+absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMoves& moves);
+
 // Thread-safe.
 class ComputeDevice {
  public:
@@ -154,7 +160,7 @@ class ComputeDevice {
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;
   virtual absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const = 0;
 
-  // `tensors` stay where they are for the object's life, but as `moves` says.
+  // `tensors` stay where they are for the object's life, but as `moves` says. INVALID_ARGUMENT of CheckMoves().
   virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                           StateMoves moves) = 0;
 

@@ -7,37 +7,14 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/moved_state.h"
 
 namespace paramshard::server {
 namespace {
 
 template <typename T>
-T* Moved(T* array, int64_t bytes) {
-  if (array == nullptr) return nullptr;
-  return reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(array) + bytes);
-}
-
-// The state in every array so many bytes further on.
-AdamState Moved(AdamState state, int64_t bytes) {
-  state.master = Moved(state.master, bytes);
-  state.remainder = Moved(state.remainder, bytes);
-  state.weights = Moved(state.weights, bytes);
-  for (MutableMoment& moment : state.moments) {
-    if (moment.data != nullptr) moment.data = static_cast<uint8_t*>(moment.data) + bytes;
-    moment.scales = Moved(moment.scales, bytes);
-  }
-  return state;
-}
-
-template <typename T>
 T* Behind(T* array, int64_t elements) {
   return array == nullptr ? nullptr : array + elements;
-}
-
-MutablePlane RowsOf(const Encoding& encoding, Plane which, MutablePlane plane, int64_t first, int64_t columns) {
-  plane.data = Behind(plane.data, DataBytes(encoding, first, columns));
-  plane.scales = Behind(plane.scales, ScaleOffset(encoding, which, first, 0, columns));
-  return plane;
 }
 
 // Rows of an extent that begin where its tiles do, as an extent of their own.
@@ -45,40 +22,23 @@ ExtentTensors RowsOf(const ExtentTensors& whole, int64_t first, int64_t rows) {
   const int64_t before = first * whole.columns;
   ExtentTensors part = whole;
   part.rows = rows;
-  part.gradient.data = Behind(static_cast<uint8_t*>(whole.gradient.data), before * GradientBytes(whole.gradient.type));
+  part.gradient = GradientAt(whole.gradient, before);
   part.state.master = Behind(whole.state.master, before);
-  part.state.remainder = Behind(whole.state.remainder, before);
-  part.state.weights = Behind(whole.state.weights, before);
   for (MutableMoment& moment : part.state.moments) {
     if (moment.data != nullptr) moment = MomentAt(moment, whole.columns, first, 0);
   }
-  part.row_wise = RowsOf(whole.encoding, Plane::kRowWise, whole.row_wise, first, whole.columns);
+  part.row_wise = PlaneAt(whole.encoding, Plane::kRowWise, whole.row_wise, whole.columns, first);
   if (HasColumnPlane(whole.encoding.format)) {
-    part.column_wise = RowsOf(whole.encoding, Plane::kColumnWise, whole.column_wise, first, whole.columns);
+    part.column_wise = PlaneAt(whole.encoding, Plane::kColumnWise, whole.column_wise, whole.columns, first);
   }
   return part;
-}
-
-// Copies the state of an extent that takes no step so many bytes further on.
-void CopyState(const ExtentTensors& extent, int64_t distance) {
-  const auto copy = [distance](void* array, int64_t size_bytes) {
-    if (array != nullptr) std::memcpy(static_cast<uint8_t*>(array) + distance, array, size_bytes);
-  };
-  const AdamState& state = extent.state;
-  copy(state.master, extent.elements() * static_cast<int64_t>(sizeof(float)));
-  copy(state.remainder, extent.elements() * static_cast<int64_t>(sizeof(int16_t)));
-  copy(state.weights, extent.elements() * static_cast<int64_t>(sizeof(uint16_t)));
-  for (const MutableMoment& moment : state.moments) {
-    copy(moment.data, extent.elements() * MomentBytes(moment.type));
-    copy(moment.scales,
-         MomentScaleCount(moment.type, extent.rows, extent.columns) * static_cast<int64_t>(sizeof(float)));
-  }
 }
 
 class CpuShardArithmetic final : public ShardArithmetic {
  public:
   CpuShardArithmetic(std::vector<ExtentTensors> tensors, StateMoves moves)
-      : tensors_(std::move(tensors)),
+      : ShardArithmetic(moves.position),
+        tensors_(std::move(tensors)),
         moves_(std::move(moves)),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {}
@@ -150,15 +110,15 @@ class CpuShardArithmetic final : public ShardArithmetic {
 
   ExtentTensors WhereItLies(size_t index) const {
     ExtentTensors extent = tensors_[index];
-    extent.state = Moved(extent.state, position());
+    extent.state = MovedBy(extent.state, position());
     return extent;
   }
 
   // Leaves the state `distance` bytes further on than it is.
   static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
                         int64_t distance) {
-    return FusedAdam(step, extent.gradient, Moved(extent.state, distance), extent.rows, extent.columns, extent.encoding,
-                     extent.row_wise, extent.column_wise, scaling, distance);
+    return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,
+                     extent.encoding, extent.row_wise, extent.column_wise, scaling, distance);
   }
 
   void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
@@ -168,11 +128,16 @@ class CpuShardArithmetic final : public ShardArithmetic {
     const auto band_count = static_cast<int>(moves_.bands.size());
     for (int n = 0; n < band_count; ++n) {
       const int band = BandAt(n, band_count, forward);
+      IdleState idle;
       ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {
-        const ExtentTensors part = RowsOf(WhereItLies(i), first, rows);
-        if (!steps[i].has_value()) return CopyState(part, distance);
-        amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], part, scalings[i], distance));
+        const ExtentTensors extent = WhereItLies(i);
+        if (!steps[i].has_value()) return idle.Add(extent.state, extent.columns, first, rows);
+        idle.Cut();
+        amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
       });
+      for (const IdleState::Range& range : idle.ranges()) {
+        std::memcpy(range.begin + distance, range.begin, range.size_bytes);
+      }
     }
     set_position(position() + distance);
   }

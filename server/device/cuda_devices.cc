@@ -17,6 +17,7 @@
 #include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/banded_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
+#include "kernels/optim/moved_state.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 
@@ -62,6 +63,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
  public:
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
                                                                  StateMoves moves) {
+    RETURN_IF_ERROR(CheckMoves(tensors, moves));
     std::vector<gpu::AdamExtent> extents;
     int64_t elements = 0;
     for (const ExtentTensors& extent : tensors) {
@@ -74,8 +76,9 @@ class CudaShardArithmetic final : public ShardArithmetic {
     ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
                      gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
+    adam.SetPosition(moves.position);
     return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(
-        std::move(tensors), moves.distance, std::move(stream), std::move(adam), std::move(bands), std::move(squares)));
+        std::move(tensors), moves, std::move(stream), std::move(adam), std::move(bands), std::move(squares)));
   }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
@@ -95,7 +98,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
       status = HasRemainder(extent) ? FillSplit(seed, initials[i], extent, values)
                                     : gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
                                                              initials[i].first_element, extent.elements(),
-                                                             extent.state.master, stream_.get());
+                                                             MovedBy(extent.state.master, position()), stream_.get());
     }
     // Kernels that use the scratch memory end before it.
     status.Update(stream_.Synchronize());
@@ -181,10 +184,11 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
-  CudaShardArithmetic(std::vector<ExtentTensors> tensors, int64_t distance, gpu::Stream stream, gpu::FusedAdamPlan adam,
-                      gpu::BandedStep bands, gpu::SquareSummer squares)
-      : tensors_(std::move(tensors)),
-        distance_(distance),
+  CudaShardArithmetic(std::vector<ExtentTensors> tensors, const StateMoves& moves, gpu::Stream stream,
+                      gpu::FusedAdamPlan adam, gpu::BandedStep bands, gpu::SquareSummer squares)
+      : ShardArithmetic(moves.position),
+        tensors_(std::move(tensors)),
+        distance_(moves.distance),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
         stream_(std::move(stream)),

@@ -294,7 +294,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "master", bytes.master);
     for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
     add_use(device, "gradients", bytes.gradients);
-    if (bytes.room > 0) add_use(device, "room", bytes.room);
+    add_use(device, "room", bytes.room);
     add_use(device, "planes", bytes.planes);
     add_use(device, "slots", activity.slots_bytes);
     add_use(device, "words", activity.words_bytes);

@@ -64,7 +64,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .topology = &model->topology(),
                                               .devices = model->world().devices,
                                               .available_bytes = model->options_.available_bytes,
-                                              .image_bytes = std::move(image_bytes)});
+                                              .image_bytes = std::move(image_bytes),
+                                              .moves = model->options_.moves});
   RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->AllocateShards());
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
@@ -115,6 +116,7 @@ void Model::LogBudget() const {
                        {"master_bytes", absl::StrCat(bytes.master)},
                        {"exp_avg_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvg])},
                        {"exp_avg_sq_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvgSq])},
+                       {"room_bytes", absl::StrCat(bytes.room)},
                        {"gradients_bytes", absl::StrCat(bytes.gradients)},
                        {"planes_bytes", absl::StrCat(bytes.planes)},
                        {"slots_bytes_per_trainer", absl::StrCat(slots_bytes())},
@@ -127,8 +129,8 @@ void Model::LogBudget() const {
 
 absl::Status Model::AllocateShards() {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto shard,
-                     Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank), world().devices[rank]));
+    ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank),
+                                               world().devices[rank], options_.moves));
     shards_.push_back(std::move(shard));
   }
   return EncodePlanes({});

@@ -62,6 +62,7 @@ class Model {
     int64_t available_bytes = 0;
     std::string save_dir = {};            // that the model's checkpoints lie in, in a folder of its own; empty: nowhere
     const SaverSource* savers = nullptr;  // outlives the model; null: it is never saved
+    MovePolicy moves = {};                // of the steps
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };

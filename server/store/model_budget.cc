@@ -39,7 +39,8 @@ bool ModelBudget::ChooseSumsAtCommit() const {
 
 ModelBudget::Bytes ModelBudget::Of(int rank, bool sums_at_commit) const {
   const Layout& layout = *options_.layout;
-  return {.shards = ShardPlacement::Of(*options_.spec, layout, options_.topology->GroupRank(rank)).bytes,
+  const int group_rank = options_.topology->GroupRank(rank);
+  return {.shards = ShardPlacement::Of(*options_.spec, layout, group_rank, options_.moves).bytes,
           .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes() : 0),
           .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit),
           .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank]};
@@ -94,11 +95,13 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   for (const MomentTraits& moment : kMomentKinds) {
     absl::StrAppend(&moments, ", ", moment.name, " ", shards.moments[moment.kind]);
   }
+  const std::string room =
+      options_.moves.moves ? absl::StrCat(", room that steps move the state into ", shards.room) : "";
   const std::string image = needed.image > 0 ? absl::StrCat(", copy to be saved ", needed.image) : "";
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master, moments,
-      ", gradients ", shards.gradients, ", room ", shards.room, ", planes ", shards.planes, ", slots ", needed.slots,
-      ", scratch ", needed.scratch, image, "), ", available, " bytes free"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ",
+                   shards.master, moments, room, ", gradients ", shards.gradients, ", planes ", shards.planes,
+                   ", slots ", needed.slots, ", scratch ", needed.scratch, image, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

@@ -27,6 +27,7 @@ class ModelBudget {
     int64_t available_bytes = 0;          // that the daemon may still take
     // Host memory for copies of each rank, beside what it has on its device; empty where nothing is saved.
     std::vector<int64_t> image_bytes = {};
+    MovePolicy moves = {};  // of the steps
   };
 
   // Decides when gradients are summed, where the spec leaves that open.

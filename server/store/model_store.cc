@@ -61,6 +61,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
                                                                 .available_bytes = AvailableBytes(),
                                                                 .save_dir = options_.save_dir,
                                                                 .savers = options_.savers,
+                                                                .moves = options_.moves,
                                                                 .draw_history = options_.draw_history,
                                                                 .log = log_}));
   if (const absl::Status filled = fill(model, [&] { return ShowFilling(model); }); !filled.ok()) {

@@ -32,6 +32,7 @@ class ModelStore : public EpochListener {
     // The folder that checkpoints lie in; empty: there are none. Nothing is looked at here.
     std::string save_dir = {};
     const SaverSource* savers = nullptr;  // outlives the store and its models; null: nothing is saved
+    MovePolicy moves = {};                // of the models' steps
     HistoryIdSource draw_history = RandomHistoryId;
   };
 

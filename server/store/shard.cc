@@ -59,19 +59,19 @@ struct HostPlane {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, const Layout& layout, int rank,
-                                                     ComputeDevice* device) {
-  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank, device));
+                                                     ComputeDevice* device, const MovePolicy& policy) {
+  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank, device, policy));
   RETURN_IF_ERROR(shard->Allocate());
   RETURN_IF_ERROR(shard->MakeArithmetic());
   RETURN_IF_ERROR(shard->FillInitialValues());
   return shard;
 }
 
-Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device)
+Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device, const MovePolicy& policy)
     : spec_(spec),
       layout_(layout),
       device_(device),
-      placement_(ShardPlacement::Of(spec, layout, rank)),
+      placement_(ShardPlacement::Of(spec, layout, rank, policy)),
       extents_(placement_.extents),
       trainable_count_(placement_.trainable_count) {
   has_gradient_.resize(trainable_count_);
@@ -548,15 +548,12 @@ std::vector<Shard::PlaneSpans> Shard::Spans(const ShardExtent& extent, RowRange 
   const int64_t first = rows.begin - extent.rows.begin;
   std::vector<PlaneSpans> spans;
   const auto add = [&](Plane plane) {
-    const MutablePlane found = PlaneOf(extent, plane);
+    const MutablePlane found = PlaneAt(encoding, plane, PlaneOf(extent, plane), columns, first);
+    const int64_t data_bytes = DataBytes(encoding, rows.size(), columns);
     const int64_t scale_bytes = ScaleBytes(encoding, plane, rows.size(), columns);
     const int64_t amax_bytes = plane == Plane::kRowWise ? AmaxBytes(encoding.format) : 0;
-    const uint8_t* const scales =
-        scale_bytes == 0 ? nullptr : found.scales + ScaleOffset(encoding, plane, first, 0, columns);
-    spans.push_back({absl::MakeConstSpan(found.data + DataBytes(encoding, first, columns),
-                                         DataBytes(encoding, rows.size(), columns)),
-                     {scales, static_cast<size_t>(scale_bytes)},
-                     {found.amax, static_cast<size_t>(amax_bytes)}});
+    spans.push_back({absl::MakeConstSpan(found.data, data_bytes), absl::MakeConstSpan(found.scales, scale_bytes),
+                     absl::MakeConstSpan(found.amax, amax_bytes)});
   };
   add(Plane::kRowWise);
   if (HasColumnPlane(encoding.format)) add(Plane::kColumnWise);

@@ -32,6 +32,7 @@
 #include "server/device/compute_device.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard_placement.h"
+#include "server/store/state_move_record.h"
 
 namespace paramshard::server {
 
@@ -62,7 +63,7 @@ class Shard {
   // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. `spec`, `layout` and
   // `device` outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
-                                                       ComputeDevice* device);
+                                                       ComputeDevice* device, const MovePolicy& policy = {});
 
   ComputeDevice& device() const { return *device_; }
 
@@ -108,6 +109,10 @@ class Shard {
   int64_t version() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return version_; }
   // The model's generation, which moves before anything is replaced.
   int64_t generation() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return generation_; }
+  // All that says where the state lies, and how the next step moves it.
+  StateMoveRecord MoveRecord() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return RecordMoves(placement_, arithmetic_->position());
+  }
   // Optimizer steps that an extent has taken.
   int64_t step(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return StateOf(extent).step; }
   // Returns what its planes were encoded with.
@@ -178,7 +183,7 @@ class Shard {
   }
 
  private:
-  Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device);
+  Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device, const MovePolicy& policy);
   absl::Status Allocate();
   absl::Status MakeArithmetic();
   absl::Status FillInitialValues();

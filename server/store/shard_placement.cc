@@ -11,16 +11,6 @@
 namespace paramshard::server {
 namespace {
 
-// Extents start at cache lines, so that ranks and vector loads never share one.
-constexpr int64_t kExtentAlignment = 64;
-
-// A step moves the state in so many bands: the room is about a thirtieth of a large state, where no row is very long,
-// and a GPU loses no time between them. These numbers decide where everything lies: whoever takes over memory from
-// another program must know that program's.
-constexpr int64_t kMostBands = 64;
-// Fewer elements are stepped before a GPU has begun.
-constexpr int64_t kLeastBandElements = int64_t{4} << 20;
-
 // What a row of a parameter takes in each array.
 std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec) {
   std::array<int64_t, kStateArrays> bytes = {};
@@ -47,8 +37,9 @@ class Placer {
   Placer(const ModelSpec& spec, ShardPlacement& placement) : spec_(spec), placement_(placement) {}
 
   void FindExtents(const Layout& layout, int rank);
+  void LayOutArrays();
   // So that the state can be moved.
-  void CutBands();
+  void CutBands(const BandRule& rule);
   void PlaceState();
   void PlaceGradients();
   void CountBytes();
@@ -62,14 +53,15 @@ class Placer {
     return placement_.moment_memory_bytes[MomentOfArray(array)];
   }
   int64_t& RoomOf(int array) { return array < kMasterArrays ? master_room_ : moment_rooms_[MomentOfArray(array)]; }
-  std::vector<MatrixShape> TrainableShapes() const;
-  // As if the array began at 0.
-  BandedArray LayOut(int array) const;
+  absl::Span<const ShardExtent> Trainable() const {
+    return absl::MakeConstSpan(placement_.extents).subspan(0, placement_.trainable_count);
+  }
   void PlaceArray(int array);
   void PlaceFrozenMaster(ShardExtent& extent);
 
   const ModelSpec& spec_;
   ShardPlacement& placement_;
+  std::vector<BandedArray> arrays_;  // of the trainable extents
   int64_t master_room_ = 0;
   PerMoment<int64_t> moment_rooms_ = {};
 };
@@ -84,7 +76,8 @@ void Placer::FindExtents(const Layout& layout, int rank) {
       extents.push_back({.unit = unit,
                          .parameter = parameter,
                          .rows = rows,
-                         .elements = rows.size() * parameters[parameter].columns()});
+                         .elements = rows.size() * parameters[parameter].columns(),
+                         .row_bytes = RowBytes(parameters[parameter])});
     }
   }
   const auto frozen = std::stable_partition(extents.begin(), extents.end(),
@@ -92,39 +85,20 @@ void Placer::FindExtents(const Layout& layout, int rank) {
   placement_.trainable_count = static_cast<int>(frozen - extents.begin());
 }
 
-std::vector<MatrixShape> Placer::TrainableShapes() const {
+void Placer::LayOutArrays() {
+  for (int array = 0; array < kStateArrays; ++array) arrays_.push_back(LayOut(Trainable(), array));
+}
+
+void Placer::CutBands(const BandRule& rule) {
   std::vector<MatrixShape> shapes;
-  for (int i = 0; i < placement_.trainable_count; ++i) {
-    const ShardExtent& extent = placement_.extents[i];
-    shapes.push_back({extent.rows.size(), Spec(extent).columns()});
-  }
-  return shapes;
-}
-
-BandedArray Placer::LayOut(int array) const {
-  BandedArray laid_out;
-  int64_t end = 0;
-  for (int i = 0; i < placement_.trainable_count; ++i) {
-    const ShardExtent& extent = placement_.extents[i];
-    const int64_t row_bytes = RowBytes(Spec(extent))[array];
-    laid_out.parts.push_back({Append(end, extent.rows.size() * row_bytes), row_bytes});
-  }
-  return laid_out;
-}
-
-void Placer::CutBands() {
-  int64_t elements = 0;
-  for (int i = 0; i < placement_.trainable_count; ++i) {
-    const ShardExtent& extent = placement_.extents[i];
+  for (const ShardExtent& extent : Trainable()) {
     if (Spec(extent).master_type == MasterType::kBF16Remainder) return;
-    elements += extent.elements;
+    shapes.push_back({extent.rows.size(), extent.columns()});
   }
-  const std::vector<MatrixShape> shapes = TrainableShapes();
   StateMoves& moves = placement_.moves;
-  moves.bands = CutIntoBands(shapes, std::max(elements / kMostBands, kLeastBandElements));
-  std::vector<BandedArray> arrays;
-  for (int array = 0; array < kStateArrays; ++array) arrays.push_back(LayOut(array));
-  moves.distance = MoveDistance(shapes, moves.bands, arrays);
+  moves.bands = CutIntoBands(shapes, rule.BandElements(shapes));
+  moves.distance = MoveDistance(shapes, moves.bands, arrays_);
+  placement_.rule = rule;
 }
 
 void Placer::PlaceState() {
@@ -135,7 +109,7 @@ void Placer::PlaceState() {
 }
 
 void Placer::PlaceArray(int array) {
-  const BandedArray laid_out = LayOut(array);
+  const BandedArray& laid_out = arrays_[array];
   int64_t& memory = MemoryOf(array);
   const int64_t begin = AlignUp(memory, kMoveUnit);
   int64_t size = 0;
@@ -151,9 +125,8 @@ void Placer::PlaceArray(int array) {
 }
 
 void Placer::PlaceFrozenMaster(ShardExtent& extent) {
-  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(Spec(extent));
   for (int array = 0; array < kMasterArrays; ++array) {
-    extent.state_offsets[array] = Append(placement_.master_memory_bytes, extent.rows.size() * row_bytes[array]);
+    extent.state_offsets[array] = Append(placement_.master_memory_bytes, extent.rows.size() * extent.row_bytes[array]);
   }
 }
 
@@ -175,6 +148,16 @@ void Placer::CountBytes() {
 }
 
 }  // namespace
+
+BandedArray LayOut(absl::Span<const ShardExtent> extents, int array) {
+  BandedArray laid_out;
+  int64_t end = 0;
+  for (const ShardExtent& extent : extents) {
+    const int64_t row_bytes = extent.row_bytes[array];
+    laid_out.parts.push_back({Append(end, extent.rows.size() * row_bytes), row_bytes});
+  }
+  return laid_out;
+}
 
 int64_t MasterBytes(const ParameterSpec& spec, int64_t rows) {
   const std::array<int64_t, kStateArrays> row_bytes = RowBytes(spec);
@@ -203,11 +186,12 @@ ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
   return *this;
 }
 
-ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, Steps steps) {
+ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy) {
   ShardPlacement placement;
   Placer placer(spec, placement);
   placer.FindExtents(layout, rank);
-  if (steps == Steps::kMove) placer.CutBands();
+  placer.LayOutArrays();
+  if (policy.moves) placer.CutBands(policy.rule);
   placer.PlaceState();
   placer.PlaceGradients();
   placement.bytes.planes = layout.arena_bytes();

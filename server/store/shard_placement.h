@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kernels/optim/moment_kind.h"
 #include "kernels/optim/state_bands.h"
 #include "proto/model/layout.h"
@@ -30,10 +31,14 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
+  // What a row takes in each array, in bytes; 0 where it has nothing.
+  std::array<int64_t, kStateArrays> row_bytes = {};
   // Where it begins in each array, in bytes from the start of the array's memory; for a trainable parameter before
   // steps move it. Of no meaning where it has nothing.
   std::array<int64_t, kStateArrays> state_offsets = {};
   int64_t gradient_offset = 0;
+
+  int64_t columns() const { return elements / rows.size(); }
 };
 
 // Bytes by memory class.
@@ -42,15 +47,24 @@ struct ShardBytes {
   PerMoment<int64_t> moments = {};
   int64_t gradients = 0;
   int64_t planes = 0;
-  int64_t room = 0;  // in the memories of masters and moments, where steps move them
+  // In the memories of masters and moments, where steps move them: in every array so many bytes as two neighbouring
+  // bands take in the one where they take most.
+  int64_t room = 0;
   int64_t Total() const;
   ShardBytes& operator+=(const ShardBytes& other);
 };
 
+// Extents begin at cache lines in every array, so that ranks and vector loads never share one.
+inline constexpr int64_t kExtentAlignment = 64;
+
+// Whether steps move the state, and how it is cut for that. These numbers decide where everything lies.
+struct MovePolicy {
+  bool moves = false;  // the daemon's steps do not yet
+  BandRule rule = {};
+};
+
 struct ShardPlacement {
-  // Whether steps move the state. No caller lets them yet.
-  enum class Steps : uint8_t { kStay, kMove };
-  static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank, Steps steps = Steps::kStay);
+  static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy = {});
 
   // Those of trainable parameters first, in the order of the model, then frozen ones, whose masters stand behind all
   // others and stay where they are.
@@ -63,7 +77,11 @@ struct ShardPlacement {
   // Of the trainable extents. None where a master has a remainder: its upper half is a plane, which trainers map where
   // it is.
   StateMoves moves;
+  BandRule rule;  // by which its bands were cut
 };
+
+// Where extents begin in an array, one behind the other, as if the array began at 0.
+BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);
 
 // What so many rows of a parameter take, 0 for what it does not have.
 int64_t MasterBytes(const ParameterSpec& spec, int64_t rows);

@@ -4,11 +4,19 @@
 // larger than any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a
 // pass reads plus those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has
 // rows of its own.
+//
+// MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
+// the ratios of their times as `of_in_place`, with the quarters of them between which it lies. Each thread has a state of
+// its own, and times are those that threads were on a processor.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
+#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
@@ -21,6 +29,7 @@
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/state_bands.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
@@ -51,9 +60,29 @@ double TimedPass(int threads, const Work& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+double Quantile(std::vector<double> values, double part) {
+  const auto place = static_cast<std::ptrdiff_t>(part * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), values.begin() + place, values.end());
+  return values[place];
+}
+double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
+
+double ThreadSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// The same as TimedPass(), in the seconds that the thread that took most was on a processor.
+double ProcessorPass(int threads, const Work& work) {
+  std::atomic<double> most = 0;
+  TimedPass(threads, [&](RowRange rows) {
+    const double start = ThreadSeconds();
+    work(rows);
+    const double seconds = ThreadSeconds() - start;
+    for (double known = most; known < seconds && !most.compare_exchange_weak(known, seconds);) continue;
+  });
+  return most;
 }
 
 // Arrays that all benchmarks share; each is written once before anything is timed.
@@ -214,6 +243,98 @@ void BM_FusedAdamWithRemainder(benchmark::State& state) {
   });
 }
 
+// The state of one thread's rows: arrays with room, which a step moves to and fro. Stays where it was made.
+class MovedRows {
+ public:
+  MovedRows(RowRange rows, const Encoding& encoding, MomentType moments)
+      : rows_(rows), encoding_(encoding), extents_({{rows.count, kCols}}) {
+    bands_ = CutIntoBands(extents_, BandRule{.least_elements = 1}.BandElements(extents_));
+    const int64_t moment_row = kCols * MomentBytes(moments);
+    const int64_t scale_row = 4 * MomentScaleCount(moments, 1, kCols);
+    const std::vector<BandedArray> arrays = {{{{0, 4 * kCols}}}, {{{0, moment_row}}}, {{{0, scale_row}}}};
+    distance_ = MoveDistance(extents_, bands_, arrays);
+    const auto make = [&](int64_t row_bytes) { return std::vector<uint8_t>(rows.count * row_bytes + distance_); };
+    master_ = make(4 * kCols);
+    Arrays& shared = SharedArrays();
+    const int64_t first = rows.first * kCols;
+    std::memcpy(master_.data(), shared.master.data() + first, rows.count * kCols * 4);
+    const std::vector<float>* const values[] = {&shared.exp_avg, &shared.exp_avg_sq};
+    for (int i = 0; i < kMomentCount; ++i) {
+      moments_[i] = make(moment_row);
+      scales_[i] = make(scale_row);
+      views_[i] = {moments_[i].data(), reinterpret_cast<float*>(scales_[i].data()), moments};
+      EncodeMoment(kMomentKinds[i].kind, values[i]->data() + first, rows.count, kCols, views_[i]);
+    }
+  }
+
+  void StepInPlace() const { StepRows(0, rows_.count, 0); }
+  void StepAndMove() {
+    const bool forward = position_ == 0;
+    const int64_t distance = forward ? distance_ : -distance_;
+    const auto count = static_cast<int>(bands_.size());
+    for (int n = 0; n < count; ++n) {
+      const int band = BandAt(n, count, forward);
+      const int64_t first = bands_[band].row;
+      const int64_t behind = band + 1 < count ? bands_[band + 1].row : rows_.count;
+      StepRows(first, behind - first, distance);
+    }
+    position_ += distance;
+  }
+
+ private:
+  void StepRows(int64_t first, int64_t count, int64_t distance) const {
+    const int64_t moved = position_ + distance;
+    AdamState state = {.master =
+                           reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
+    for (int i = 0; i < kMomentCount; ++i) {
+      const MutableMoment at = MomentAt(views_[i], kCols, first, 0);
+      auto* const scales = reinterpret_cast<uint8_t*>(at.scales);
+      state.moments.values[i] = {static_cast<uint8_t*>(at.data) + moved,
+                                 scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + moved), at.type};
+    }
+    const int64_t row = rows_.first + first;
+    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), SharedArrays().gradient.data() + row * kCols, state, count, kCols,
+                                       encoding_, RowWiseAt(encoding_, row), ColumnWiseAt(encoding_, row), kScaling,
+                                       distance));
+  }
+
+  const RowRange rows_;
+  const Encoding encoding_;
+  const std::vector<MatrixShape> extents_;
+  std::vector<BandStart> bands_;
+  int64_t distance_ = 0;
+  int64_t position_ = 0;
+  std::vector<uint8_t> master_;
+  std::vector<uint8_t> moments_[kMomentCount], scales_[kMomentCount];
+  MutableMoment views_[kMomentCount];
+};
+
+// EncodesAfterAmax() without the pass that follows, which is the same for both.
+void BM_MovedAdam(benchmark::State& state, Encoding encoding, MomentType moments) {
+  const auto threads = static_cast<int>(state.range(0));
+  FillState(Contents::kRandom, SharedArrays());
+  std::deque<MovedRows> parts;
+  const int64_t rows = kRows / threads;
+  for (int t = 0; t < threads; ++t) parts.emplace_back(RowRange{t * rows, rows}, encoding, moments);
+  const auto part_of = [&](RowRange range) -> MovedRows& { return parts[range.first / rows]; };
+  const auto in_place = [&](RowRange range) { part_of(range).StepInPlace(); };
+  const auto moved = [&](RowRange range) { part_of(range).StepAndMove(); };
+  for (int warm_up = 0; warm_up < 2; ++warm_up) ProcessorPass(threads, moved);
+  std::vector<double> ratios;
+  std::vector<double> nanoseconds;
+  for (auto _ : state) {
+    const double in_place_seconds = ProcessorPass(threads, in_place);
+    const double seconds = ProcessorPass(threads, moved);
+    state.SetIterationTime(seconds);
+    ratios.push_back(seconds / in_place_seconds);
+    nanoseconds.push_back(seconds * 1e9 / static_cast<double>(kCount));
+  }
+  state.counters["of_in_place"] = Median(ratios);
+  state.counters["lower_quarter"] = Quantile(ratios, 0.25);
+  state.counters["upper_quarter"] = Quantile(ratios, 0.75);
+  state.counters["ns_per_element"] = Median(nanoseconds);
+}
+
 void BM_Amax(benchmark::State& state) {
   Arrays& arrays = SharedArrays();
   FillNormal(arrays.master, 0, 0.02f);
@@ -310,6 +431,12 @@ void RegisterAll() {
   Register("FusedAdam/FP8Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP8, Contents::kRandom);
   Register("FusedAdam/FP8Moments/" + EncodingName(nvfp4), BM_FusedAdam, nvfp4, MomentType::kFP8, Contents::kRandom);
   Register("FusedAdam/BF16Moments/Remainder", BM_FusedAdamWithRemainder);
+  for (const MomentType type : kMomentTypes) {
+    for (const Encoding& encoding : {fp32, bf16, current, block, mx}) {
+      Register(absl::StrCat("MovedAdam/", MomentTypeName(type), "Moments/", EncodingName(encoding)), BM_MovedAdam,
+               encoding, type);
+    }
+  }
   Register("Amax", BM_Amax);
   Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);
   Register("FusedAdam/SubnormalMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kSubnormal);

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -179,6 +181,133 @@ TEST(FusedAdamTest, MasterWithRemainderStepsLikeTheWholeMaster) {
   }
 }
 
+// An array that a step reads in one place and leaves `distance` bytes further on.
+class MovedArray {
+ public:
+  MovedArray(std::vector<uint8_t> bytes, int64_t distance, int64_t offset)
+      : bytes_(std::move(bytes)),
+        from_(offset + std::max<int64_t>(-distance, 0)),
+        to_(from_ + distance),
+        memory_(offset + std::abs(distance) + bytes_.size(), 0xa5) {
+    std::copy(bytes_.begin(), bytes_.end(), memory_.begin() + from_);
+  }
+
+  template <typename T>
+  T* To() {
+    return bytes_.empty() ? nullptr : reinterpret_cast<T*>(memory_.data() + to_);
+  }
+  std::vector<uint8_t> Left() const { return At(to_); }
+  bool IsIntact() const { return At(from_) == bytes_; }
+
+ private:
+  std::vector<uint8_t> At(int64_t first) const {
+    return {memory_.begin() + first, memory_.begin() + first + static_cast<int64_t>(bytes_.size())};
+  }
+
+  std::vector<uint8_t> bytes_;
+  int64_t from_, to_;
+  std::vector<uint8_t> memory_;
+};
+
+// A state that moves, and the same state in place, with a master in one array or in two.
+class MovedAndInPlace {
+ public:
+  MovedAndInPlace(const OwnedState& state, const Encoding& encoding, int64_t rows, int64_t cols, bool is_split,
+                  int64_t distance, int64_t offset)
+      : encoding_(encoding),
+        rows_(rows),
+        cols_(cols),
+        is_split_(is_split),
+        distance_(distance),
+        state_(state),
+        weights_(encoding, rows, cols),
+        planes_(encoding, rows, cols),
+        remainders_(is_split ? rows * cols : 0) {
+    if (is_split_) {
+      SplitMasters(state_.master.data(), rows * cols, weights_.row_wise.data.data(), remainders_.data());
+    }
+    const auto add = [&](std::vector<uint8_t> bytes) { arrays_.emplace_back(std::move(bytes), distance, offset); };
+    add(is_split_ ? std::vector<uint8_t>() : AsBytes(state_.master));
+    add(AsBytes(remainders_));
+    add(is_split_ ? weights_.row_wise.data : std::vector<uint8_t>());
+    for (const Moments* moment : {&state_.exp_avg, &state_.exp_avg_sq}) {
+      add(moment->bytes());
+      add(AsBytes(moment->scales()));
+    }
+  }
+
+  void Step(const AdamStep& step, ConstGradient gradient) {
+    const TensorScaling scaling = {.scale = 3.3f};
+    const AdamState moved = {.master = arrays_[0].To<float>(),
+                             .remainder = arrays_[1].To<int16_t>(),
+                             .moments = {{{arrays_[3].To<void>(), arrays_[4].To<float>(), state_.exp_avg.type()},
+                                          {arrays_[5].To<void>(), arrays_[6].To<float>(), state_.exp_avg_sq.type()}}},
+                             .weights = arrays_[2].To<uint16_t>()};
+    const float amax = FusedAdam(step, gradient, moved, rows_, cols_, encoding_, planes_.row_wise.View(),
+                                 planes_.column_wise.View(), scaling, distance_);
+    AdamState in_place = state_.View();
+    if (is_split_) {
+      in_place.master = nullptr;
+      in_place.remainder = remainders_.data();
+    }
+    EXPECT_EQ(amax, FusedAdam(step, gradient, in_place, rows_, cols_, encoding_, weights_.row_wise.View(),
+                              weights_.column_wise.View(), scaling));
+  }
+
+  void Check() const {
+    for (const MovedArray& array : arrays_) EXPECT_TRUE(array.IsIntact());
+    EXPECT_TRUE(arrays_[0].Left() == (is_split_ ? std::vector<uint8_t>() : AsBytes(state_.master)));
+    EXPECT_TRUE(arrays_[1].Left() == AsBytes(remainders_));
+    EXPECT_TRUE(arrays_[2].Left() == (is_split_ ? weights_.row_wise.data : std::vector<uint8_t>()));
+    EXPECT_TRUE(arrays_[3].Left() == state_.exp_avg.bytes());
+    EXPECT_TRUE(arrays_[4].Left() == AsBytes(state_.exp_avg.scales()));
+    EXPECT_TRUE(arrays_[5].Left() == state_.exp_avg_sq.bytes());
+    EXPECT_TRUE(arrays_[6].Left() == AsBytes(state_.exp_avg_sq.scales()));
+    EXPECT_TRUE(planes_ == weights_);
+  }
+
+ private:
+  const Encoding encoding_;
+  const int64_t rows_, cols_;
+  const bool is_split_;
+  const int64_t distance_;
+  OwnedState state_;
+  OwnedPlanes weights_;  // of the state in place; of a master in two arrays the upper half
+  OwnedPlanes planes_;
+  std::vector<int16_t> remainders_;
+  // Masters, remainders, weights; elements and scales of both moments.
+  std::vector<MovedArray> arrays_;
+};
+
+TEST(FusedAdamTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRead) {
+  constexpr uint64_t kSeed = 17;
+  RandomFloats random(kSeed);
+  const auto check = [&](const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, bool is_split) {
+    const bool is_wide = random.Integer(0, 3) == 0;
+    const int64_t rows = random.Integer(0, is_wide ? 3 : 150);
+    const int64_t cols = is_wide ? random.Integer(1000, 3000) : random.Integer(1, 40);
+    const int64_t distance = (rows * cols * 4 / 512 + 1) * (random.Integer(0, 1) == 0 ? 512 : -512);
+    const int64_t offset = 4 * random.Integer(0, 40);
+    SCOPED_TRACE(absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", MomentTypeName(exp_avg), " ",
+                              MomentTypeName(exp_avg_sq), " ", rows, " x ", cols, " by ", distance));
+    MovedAndInPlace states(RandomState(random, rows, cols, exp_avg, exp_avg_sq), encoding, rows, cols, is_split,
+                           distance, offset);
+    const AdamStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].mode);
+    const std::vector<float> gradient = random.Mixed(rows * cols);
+    std::vector<uint16_t> half(rows * cols);
+    for (size_t i = 0; i < half.size(); ++i) half[i] = EncodeBFloat16(gradient[i]);
+    const bool is_half = random.Integer(0, 1) == 0;
+    states.Step(step, is_half ? ConstGradient{half.data(), GradientType::kBF16} : ConstGradient(gradient.data()));
+    states.Check();
+  };
+  for (MomentType exp_avg : kMomentTypes) {
+    for (MomentType exp_avg_sq : kMomentTypes) {
+      for (const Encoding& encoding : AllEncodings()) check(encoding, exp_avg, exp_avg_sq, /*is_split=*/false);
+      check({Format::kBF16}, exp_avg, exp_avg_sq, /*is_split=*/true);
+    }
+  }
+}
+
 TEST(FusedAdamTest, BlocksOfMomentsThatAreZeroOrNotFiniteDoNoHarm) {
   constexpr int64_t kCols = 300;
   for (MomentType type : {MomentType::kFP16, MomentType::kFP8}) {
@@ -242,6 +371,14 @@ TEST(FusedAdamDeathTest, RemainderWithoutItsWeightsIsOurBug) {
   AdamState state;
   state.remainder = &remainder;
   EXPECT_DEATH(FusedAdam({}, nullptr, state, 1, 1, {Format::kBF16}, {}, {}), "check failed");
+}
+
+TEST(FusedAdamDeathTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
+  int16_t remainder[2] = {};
+  uint8_t plane[2] = {};
+  AdamState state;
+  state.remainder = remainder + 1;
+  EXPECT_DEATH(FusedAdam({}, nullptr, state, 0, 1, {Format::kBF16}, {plane}, {}, {}, sizeof(int16_t)), "check failed");
 }
 
 TEST(FusedAdamDeathTest, NumberThatIsNoModeIsOurBug) {

@@ -365,6 +365,66 @@ TEST_F(BandedStepTest, AStateWithoutAnElementHasNoBands) {
   EXPECT_EQ(marks_[0], 7u);
 }
 
+// A copy for each array and band where nothing between takes a step: 3 arrays of 1,000 parameters.
+TEST_F(BandedStepTest, ManySmallExtentsThatTakeNoStepMoveAlong) {
+  RandomFloats random(64);
+  std::vector<ExtentSpec> specs;
+  for (int i = 0; i < 1'000; ++i) specs.push_back({{Format::kBF16}, 1 + i % 3, 8 + i % 5});
+  MovedState state(specs, 5'000, random);
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+  ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
+  for (const size_t every : {size_t{700}, size_t{2}, size_t{1'000}}) {
+    std::vector<std::optional<AdamStep>> steps(specs.size());
+    for (size_t i = 0; i < specs.size(); i += every) steps[i] = TypicalStep(AdamMode::kAdamW);
+    state.Expect(steps, random);
+    ASSERT_OK(plan.BeginStep(steps, state.scalings(), state.distance(), stream()));
+    ASSERT_OK(banded.Run(plan, state.forward(), {}, {}, stream()));
+    ASSERT_NO_FATAL_FAILURE(Finish(plan, state, steps));
+  }
+}
+
+TEST_F(BandedStepTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
+  RandomFloats random(65);
+  MovedState state({{{Format::kBF16}, 300, 64, MomentType::kFP32, MomentType::kFP32, /*is_split=*/true}}, 1, random);
+  std::vector<AdamExtent> extents = state.Views();
+  EXPECT_OK(FusedAdamPlan::Create(kDevice, extents, state.bands()).status());
+  extents[0].state.weights = nullptr;
+  EXPECT_OK(FusedAdamPlan::Create(kDevice, extents).status());
+  EXPECT_THAT(FusedAdamPlan::Create(kDevice, extents, state.bands()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weights of its own")));
+}
+
+// In another process: a CUDA context does not survive a fork.
+class BandedStepDeathTest : public BandedStepTest {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    BandedStepTest::SetUp();
+  }
+};
+
+TEST_F(BandedStepDeathTest, BandsOutOfOrderAreOurBug) {
+  RandomFloats random(66);
+  MovedState state({{{Format::kBF16}, 600, 64}}, 1, random);
+  ASSERT_GT(state.band_count(), 3);
+  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+  const std::vector<std::optional<AdamStep>> steps = {TypicalStep(AdamMode::kAdamW)};
+  EXPECT_DEATH((void)plan.StepBand(0, stream()), "check failed");
+  EXPECT_DEATH((void)plan.BeginStep(steps, {}, -state.distance(), stream()), "check failed");
+  EXPECT_DEATH((void)plan.BeginStep(steps, {}, 8, stream()), "check failed");
+  EXPECT_DEATH(plan.SetPosition(8), "check failed");
+  ASSERT_OK(plan.BeginStep(steps, {}, state.distance(), stream()));
+  EXPECT_DEATH((void)plan.StepBand(-1, stream()), "check failed");
+  EXPECT_DEATH((void)plan.StepBand(state.band_count(), stream()), "check failed");
+  ASSERT_OK(plan.StepBand(2, stream()));
+  EXPECT_DEATH((void)plan.StepBand(2, stream()), "check failed");
+  EXPECT_DEATH((void)plan.StepBand(3, stream()), "check failed");
+  ASSERT_OK(plan.StepBand(1, stream()));
+  Synchronize();
+  plan.SetPosition(state.distance());
+  EXPECT_DEATH((void)plan.StepBand(0, stream()), "check failed");
+}
+
 TEST_F(BandedStepTest, BandsThatCutATileAreRefused) {
   RandomFloats random(63);
   MovedState state({{{Format::kMXFP8}, 300, 64}, {{Format::kBF16}, 100, 32}}, 1, random);

@@ -1,5 +1,6 @@
 #include "kernels/optim/state_bands.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <random>
@@ -10,13 +11,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/random_seed.h"
+#include "tests/status_matchers.h"
 
 namespace paramshard {
 namespace {
 
 using testing::ElementsAre;
 using testing::FieldsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class Random {
  public:
@@ -170,6 +174,76 @@ TEST(StateBandsTest, ExtentsAreCutWhereABandHasEnough) {
   EXPECT_THAT(CutIntoBands(extents, 1'000'000), ElementsAre(FieldsAre(0, 0)));
   EXPECT_THAT(CutIntoBands({}, 1), IsEmpty());
   EXPECT_THAT(CutIntoBands({{0, 5}}, 1), IsEmpty());
+}
+
+// Granule by granule, until a band has enough.
+std::vector<BandStart> CutSlowly(const std::vector<MatrixShape>& extents, int64_t band_elements) {
+  std::vector<BandStart> bands;
+  int64_t elements = 0;
+  for (size_t i = 0; i < extents.size(); ++i) {
+    for (int64_t row = 0; extents[i].cols > 0 && row < extents[i].rows; row += BandRows(extents[i].cols)) {
+      if (bands.empty()) {
+        bands.push_back({0, 0});
+      } else if (elements >= band_elements) {
+        bands.push_back({static_cast<int64_t>(i), row});
+        elements = 0;
+      }
+      elements += std::min(BandRows(extents[i].cols), extents[i].rows - row) * extents[i].cols;
+    }
+  }
+  return bands;
+}
+
+TEST(StateBandsTest, BandsAreThoseOfACutGranuleByGranule) {
+  const uint64_t first = FirstSeed(1);
+  for (uint64_t seed = first; seed < first + 200; ++seed) {
+    SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
+    Random random(seed);
+    std::vector<MatrixShape> extents;
+    for (int64_t count = random.Integer(0, 6); count > 0; --count) {
+      extents.push_back({random.Integer(0, 20'000), random.OneOf<int64_t>({0, 1, 3, 64, 100, 4096})});
+    }
+    const int64_t band_elements = random.Integer(1, 300'000);
+    const std::vector<BandStart> bands = CutIntoBands(extents, band_elements);
+    const std::vector<BandStart> slowly = CutSlowly(extents, band_elements);
+    ASSERT_EQ(bands.size(), slowly.size());
+    for (size_t i = 0; i < bands.size(); ++i) {
+      EXPECT_EQ(bands[i].extent, slowly[i].extent) << i;
+      EXPECT_EQ(bands[i].row, slowly[i].row) << i;
+    }
+    EXPECT_OK(CheckBands(extents, bands));
+  }
+}
+
+TEST(StateBandsTest, ARuleCutsTheLargestStateIntoFewBands) {
+  const std::vector<MatrixShape> extents = {{int64_t{1} << 40, 1}, {int64_t{1} << 20, int64_t{1} << 20}};
+  const BandRule rule;
+  EXPECT_THAT(CutIntoBands(extents, rule.BandElements(extents)), SizeIs(64));
+  EXPECT_EQ(rule.BandElements({{100, 100}}), int64_t{4} << 20);
+}
+
+TEST(StateBandsTest, BandsThatNoCutGivesAreRefused) {
+  const std::vector<MatrixShape> extents = {{300, 64}, {0, 64}, {100, 32}};
+  for (const std::vector<BandStart>& bands : std::vector<std::vector<BandStart>>{{{0, 1}},
+                                                                                 {{0, 128}},
+                                                                                 {{1, 0}},
+                                                                                 {{-1, 0}},
+                                                                                 {{0, 0}, {0, 0}},
+                                                                                 {{0, 0}, {0, 64}},
+                                                                                 {{0, 0}, {0, 384}},
+                                                                                 {{0, 0}, {0, 256}, {0, 128}},
+                                                                                 {{0, 0}, {2, 256}},
+                                                                                 {{0, 0}, {2, -256}},
+                                                                                 {{0, 0}, {3, 0}}}) {
+    EXPECT_THAT(CheckBands(extents, bands), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("whole tiles")));
+  }
+  EXPECT_OK(CheckBands(extents, {}));
+  EXPECT_OK(CheckBands(extents, {{0, 0}, {0, 128}, {0, 256}, {2, 0}}));
+}
+
+TEST(StateBandsDeathTest, ADistanceOfBandsThatNoneCanBeIsOurBug) {
+  EXPECT_DEATH(MoveDistance({{300, 64}}, {{0, 64}}, {}), "check failed");
+  EXPECT_DEATH(MoveDistance({{300, 64}}, {{0, 0}}, {BandedArray()}), "check failed");
 }
 
 TEST(StateBandsTest, TheRoomIsThatOfTheTwoLongestNeighbours) {

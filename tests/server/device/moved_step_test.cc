@@ -57,8 +57,9 @@ constexpr int kArrays = 5;  // masters; elements and scales of both moments
 // A state and its planes, and the arithmetic on them.
 class State {
  public:
-  // Without a size of bands steps leave the state where it is.
-  State(ComputeDevice* device, const std::vector<ExtentSpec>& specs, std::optional<int64_t> band_elements)
+  // Without a size of bands steps leave the state where it is. `has_moved`: it begins where a step would leave it.
+  State(ComputeDevice* device, const std::vector<ExtentSpec>& specs, std::optional<int64_t> band_elements,
+        bool has_moved = false)
       : device_(device), specs_(specs) {
     std::vector<MatrixShape> shapes;
     for (const ExtentSpec& spec : specs_) {
@@ -76,6 +77,7 @@ class State {
       std::vector<BandedArray> layouts;
       for (const Array& array : arrays_) layouts.push_back(array.layout());
       moves.distance = MoveDistance(shapes, moves.bands, layouts);
+      moves.position = has_moved ? moves.distance : 0;
     }
     for (Array& array : arrays_) array.Allocate(*device_, moves.distance);
     for (size_t i = 0; i < specs_.size(); ++i) tensors_.push_back(TensorsOf(i));
@@ -242,6 +244,70 @@ TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
     for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
     for (size_t i = 0; i < specs.size(); ++i) EXPECT_TRUE(expected.BytesOf(i) == moved.BytesOf(i)) << i;
   }
+}
+
+TEST_F(MovedStepTest, AStateIsFilledWhereItLies) {
+  RandomFloats random(5);
+  const std::vector<ExtentSpec> specs = EveryFormat(random);
+  const std::vector<TensorScaling> scalings(specs.size(), {0.1f, 1000.0f});
+  State expected(device_.get(), specs, std::nullopt);
+  for (const bool has_moved : {false, true}) {
+    SCOPED_TRACE(has_moved);
+    State moved(device_.get(), specs, 30'000, has_moved);
+    ASSERT_EQ(moved.arithmetic().position() > 0, has_moved);
+    for (uint64_t seed = 1; seed < 4; ++seed) {
+      for (State* state : {&expected, &moved}) {
+        ASSERT_NO_FATAL_FAILURE(Fill(*state, seed));
+        ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
+      }
+      for (size_t i = 0; i < specs.size(); ++i) {
+        EXPECT_TRUE(expected.BytesOf(i)[0] == moved.BytesOf(i)[0]) << "master " << i;
+      }
+      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings));
+    }
+    EXPECT_EQ(moved.arithmetic().position() > 0, !has_moved);
+  }
+}
+
+// Most of a large model takes no step: all of it moves, in a few copies.
+TEST_F(MovedStepTest, ManySmallExtentsWithoutAGradientMoveAlong) {
+  std::vector<ExtentSpec> specs;
+  for (int i = 0; i < 300; ++i) {
+    specs.push_back({{Format::kBF16}, 1 + i % 5, 10 + i % 7, MomentType::kBF16, MomentType::kFP8});
+  }
+  State expected(device_.get(), specs, std::nullopt);
+  State moved(device_.get(), specs, 2'000);
+  const std::vector<TensorScaling> scalings(specs.size());
+  for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(Fill(*state, 3));
+  for (const int every : {150, 2, 1'000}) {
+    std::vector<std::optional<AdamStep>> steps(specs.size());
+    for (size_t i = 0; i < specs.size(); i += every) steps[i] = AdamStep();
+    for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().Step(steps, scalings));
+    for (size_t i = 0; i < specs.size(); ++i) EXPECT_TRUE(expected.BytesOf(i) == moved.BytesOf(i)) << i;
+  }
+}
+
+TEST_F(MovedStepTest, MovesThatAStateCannotMakeAreRefused) {
+  ASSERT_OK_AND_ASSIGN(const Memory memory, device_->Allocate("test", 1 << 20, Sharing::kPrivate));
+  ExtentTensors extent;
+  extent.state.master = reinterpret_cast<float*>(memory.data());
+  extent.rows = 300;
+  extent.columns = 64;
+  extent.encoding = {Format::kBF16};
+  const auto refused = [&](const ExtentTensors& tensors, const StateMoves& moves, const std::string& why) {
+    EXPECT_THAT(device_->MakeArithmetic({tensors}, moves).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr(why)));
+  };
+  refused(extent, {.bands = {{0, 0}, {0, 64}}, .distance = 1024}, "whole tiles");
+  refused(extent, {.bands = {{0, 0}}, .distance = 0}, "a multiple of 512");
+  refused(extent, {.bands = {{0, 0}}, .distance = -512}, "a multiple of 512");
+  refused(extent, {.bands = {{0, 0}}, .distance = 513}, "a multiple of 512");
+  refused(extent, {.bands = {}, .distance = 512}, "a multiple of 512");
+  refused(extent, {.bands = {{0, 0}}, .distance = 1024, .position = 512}, "position 0 or 1024");
+  extent.state.master = nullptr;
+  extent.state.remainder = reinterpret_cast<int16_t*>(memory.data());
+  extent.row_wise.data = memory.data() + (1 << 19);
+  refused(extent, {.bands = {{0, 0}}, .distance = 1 << 17}, "masters without remainders");
 }
 
 TEST_F(MovedStepTest, WithoutAGradientNothingMoves) {

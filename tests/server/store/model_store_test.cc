@@ -1,5 +1,6 @@
 #include "server/store/model_store.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -7,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/model/model_spec_proto.h"
+#include "server/store/inspection.h"
 #include "tests/process_counts.h"
 #include "tests/server/store/command.h"
 #include "tests/server/store/test_spec.h"
@@ -207,6 +210,33 @@ TEST_F(MemoryLimitTest, GradientsThatWaitForTheCommitCount) {
                HasSubstr(absl::StrCat("slots ", 11 * kTensorBytes * 5 / 4, ", scratch ", kTensorBytes * 5 / 4))));
   spec.set_gradient_sums(v1::GRADIENT_SUMS_AT_PUSH);
   EXPECT_OK(world_.store().CreateOrJoin(Parse(spec)));
+}
+
+// One matrix of 64 columns is one band, and what a step moves needs as much room again.
+TEST(MovedModelTest, TheRoomOfASmallStateIsCountedAsLargeAsTheState) {
+  constexpr int64_t kRows = 1024;
+  constexpr int64_t kTensorBytes = kRows * 64 * 4;
+  const std::string room = "room that steps move the state into ";
+  for (const bool moves : {false, true}) {
+    TestWorld world({.ranks = 1, .memory_limit_bytes = 4 * kTensorBytes, .moves = {.moves = moves}});
+    const absl::Status status = world.store().CreateOrJoin(Parse(Spec("m", kRows))).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(absl::StrContains(status.message(), absl::StrCat(room, 3 * kTensorBytes, ",")), moves) << status;
+    EXPECT_EQ(absl::StrContains(status.message(), room), moves) << status;
+  }
+  TestWorld world({.ranks = 1, .moves = {.moves = true}});
+  const std::shared_ptr<Model> model = world.Create(Spec("m", kRows));
+  const std::vector<MemoryUse> uses = CountMemory(*model);
+  const auto found =
+      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "room"; });
+  ASSERT_NE(found, uses.end());
+  EXPECT_EQ(found->size_bytes, 3 * kTensorBytes);
+}
+
+TEST(MovedModelTest, AModelOfAnySizeIsRefusedAtOnce) {
+  TestWorld world({.ranks = 2, .moves = {.moves = true}});
+  EXPECT_THAT(world.store().CreateOrJoin(Parse(Spec("m", int64_t{1} << 33))),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("room that steps move the state into ")));
 }
 
 // --- Deleting ---

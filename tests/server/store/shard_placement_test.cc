@@ -24,7 +24,7 @@ v1::ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape,
 
 ShardPlacement Place(std::vector<v1::ParameterSpec> parameters) {
   const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", std::move(parameters))}));
-  return ShardPlacement::Of(spec, Layout(spec, 1), 0, ShardPlacement::Steps::kMove);
+  return ShardPlacement::Of(spec, Layout(spec, 1), 0, MovePolicy{.moves = true});
 }
 
 // What an extent takes in an array, where the state lies first and where a step leaves it.
@@ -71,7 +71,7 @@ TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
       "m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8), frozen,
                            Parameter("b", {7}, v1::MOMENT_TYPE_FP32), Parameter("c", {5, 1000}, v1::MOMENT_TYPE_FP16),
                            Parameter("d", {64, 64}, v1::MOMENT_TYPE_BF16)})}));
-  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0, ShardPlacement::Steps::kMove);
+  const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0, MovePolicy{.moves = true});
   EXPECT_EQ(placement.trainable_count, 4);
   EXPECT_THAT(placement.moves.bands, SizeIs(1));
   ASSERT_GT(placement.moves.distance, 0);
@@ -99,6 +99,16 @@ TEST(ShardPlacementTest, ALargeStateTakesAThirtiethMore) {
   const ShardBytes& bytes = placement.bytes;
   EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
   EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], 32 * bytes.room);
+}
+
+// Fewer elements than the least of a band, or rows that no band can cut: as much room as the longest array takes.
+TEST(ShardPlacementTest, AStateOfOneBandTakesAsMuchRoomAsItself) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{1024, 64}, {8192, 4099}}) {
+    const ShardPlacement placement = Place({Parameter("a", shape, v1::MOMENT_TYPE_FP32)});
+    EXPECT_THAT(placement.moves.bands, SizeIs(1));
+    EXPECT_EQ(placement.moves.distance, shape[0] * shape[1] * 4);
+    EXPECT_EQ(placement.bytes.room, 3 * placement.moves.distance);
+  }
 }
 
 TEST(ShardPlacementTest, MastersWithRemaindersStayWhereTheyAre) {

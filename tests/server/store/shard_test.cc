@@ -52,8 +52,9 @@ v1::ParameterSpec Delayed(std::string name, std::vector<int64_t> shape, v1::Amax
   return Normal(std::move(parameter), 0.1f);
 }
 
-// Every other format and state, large and small: names say what is special.
-v1::UnitSpec EveryFormat() {
+// Every other format and state, large and small: names say what is special. Where a master has a remainder, no step
+// moves the state: then `halves` are whole masters.
+v1::UnitSpec EveryFormat(v1::MasterType halves) {
   v1::ParameterSpec e5m2 = Normal(MakeParameter("c.current.e5m2", {40, 50}, v1::FORMAT_FP8_TENSOR_CURRENT), 3);
   e5m2.set_element(v1::ELEMENT_E5M2);
   e5m2.set_power_of_two_scales(true);
@@ -70,18 +71,21 @@ v1::UnitSpec EveryFormat() {
                         Stored(Normal(MakeParameter("c.nvfp4.small", {3, 5}, v1::FORMAT_NVFP4_2D), 1),
                                v1::MOMENT_TYPE_FP8, v1::MOMENT_TYPE_FP8),
                         Stored(Normal(MakeParameter("c.remainder", {45, 130}, v1::FORMAT_BF16), 1), v1::MOMENT_TYPE_FP8,
-                               v1::MOMENT_TYPE_FP16, v1::MASTER_TYPE_BF16_REMAINDER),
+                               v1::MOMENT_TYPE_FP16, halves),
                         Stored(Normal(MakeParameter("c.remainder.small", {5, 3}, v1::FORMAT_BF16), 1),
-                               v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, v1::MASTER_TYPE_BF16_REMAINDER)});
+                               v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, halves)});
 }
 
 // Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one; and the rest.
-v1::ModelSpec TestSpec(GradientType accumulators) {
+v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
+  // Bands begin with every 128th row of 64 columns.
+  const int64_t columns = policy.moves ? 64 : 70;
   v1::ModelSpec spec = MakeSpec(
-      "m", {MakeUnit("a", {MakeParameter("a.w", {300, 70}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
-            MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
-                           MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
-            EveryFormat()});
+      "m",
+      {MakeUnit("a", {MakeParameter("a.w", {300, columns}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
+       MakeUnit("b",
+                {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8), MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
+       EveryFormat(policy.moves ? v1::MASTER_TYPE_FP32 : v1::MASTER_TYPE_BF16_REMAINDER)});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.set_accumulator_type(static_cast<v1::GradientType>(accumulators));
@@ -167,11 +171,12 @@ void StoreSum(float value, const MutableGradient& sums, int64_t i) {
 // A model in memory, cut over the ranks of some daemons.
 class ShardedModel {
  public:
-  explicit ShardedModel(int ranks, int daemons = 1, GradientType accumulators = GradientType::kFP32)
-      : spec_(Parse(TestSpec(accumulators))), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
+  explicit ShardedModel(int ranks, int daemons = 1, GradientType accumulators = GradientType::kFP32,
+                        const MovePolicy& policy = {})
+      : spec_(Parse(TestSpec(accumulators, policy))), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
     for (int daemon = 0; daemon < daemons; ++daemon) books_.push_back(std::make_unique<ScalingBook>(spec_));
     for (int rank = 0; rank < ranks; ++rank) {
-      absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec_, layout_, rank, kDevice.get());
+      absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec_, layout_, rank, kDevice.get(), policy);
       EXPECT_OK(shard);
       shards_.push_back(*std::move(shard));
     }
@@ -379,6 +384,12 @@ struct Cut {
   int ranks;
   int daemons;
   GradientType accumulators = GradientType::kFP32;
+  int64_t band_elements = 0;  // of a state that steps move
+
+  MovePolicy policy() const {
+    if (band_elements == 0) return {};
+    return {.moves = true, .rule = {.most_bands = int64_t{1} << 40, .least_elements = band_elements}};
+  }
 };
 
 class ShardingTest : public testing::TestWithParam<Cut> {
@@ -420,17 +431,23 @@ class ShardingTest : public testing::TestWithParam<Cut> {
     return gradients;
   }
 
-  ShardedModel model_{GetParam().ranks, GetParam().daemons, GetParam().accumulators};
+  ShardedModel model_{GetParam().ranks, GetParam().daemons, GetParam().accumulators, GetParam().policy()};
   std::vector<Reference> references_ = References(model_.spec());
 };
 
 INSTANTIATE_TEST_SUITE_P(Cuts, ShardingTest,
                          testing::Values(Cut{1, 1}, Cut{2, 1}, Cut{3, 1}, Cut{4, 1}, Cut{5, 1}, Cut{6, 1}, Cut{7, 1},
                                          Cut{8, 1}, Cut{2, 2}, Cut{6, 2}, Cut{8, 4}, Cut{1, 1, GradientType::kBF16},
-                                         Cut{3, 1, GradientType::kBF16}, Cut{6, 2, GradientType::kBF16}),
+                                         Cut{3, 1, GradientType::kBF16}, Cut{6, 2, GradientType::kBF16},
+                                         Cut{1, 1, GradientType::kFP32, 1}, Cut{1, 1, GradientType::kFP32, 1 << 20},
+                                         Cut{2, 1, GradientType::kFP32, 1}, Cut{3, 1, GradientType::kBF16, 5000},
+                                         Cut{6, 2, GradientType::kFP32, 3000}),
                          [](const auto& info) {
-                           return absl::StrCat(info.param.ranks, "Ranks", info.param.daemons, "Daemons",
-                                               info.param.accumulators == GradientType::kFP32 ? "" : "BF16");
+                           return absl::StrCat(
+                               info.param.ranks, "Ranks", info.param.daemons, "Daemons",
+                               info.param.accumulators == GradientType::kFP32 ? "" : "BF16",
+                               info.param.band_elements == 0 ? "" : "BandsOf",
+                               info.param.band_elements == 0 ? "" : std::to_string(info.param.band_elements));
                          });
 
 TEST_P(ShardingTest, InitialStateDoesNotDependOnTheCut) { ExpectEqual(references_); }
@@ -602,10 +619,11 @@ class CountingDevice final : public ComputeDevice {
 
 TEST_P(ShardingTest, SizesAreKnownBeforehand) {
   for (int rank = 0; rank < GetParam().ranks; ++rank) {
-    const ShardPlacement placement = ShardPlacement::Of(model_.spec(), model_.layout(), rank);
+    const ShardPlacement placement = ShardPlacement::Of(model_.spec(), model_.layout(), rank, GetParam().policy());
     const ShardBytes& bytes = placement.bytes;
     CountingDevice device;
-    ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(model_.spec(), model_.layout(), rank, &device));
+    ASSERT_OK_AND_ASSIGN(const auto shard,
+                         Shard::Create(model_.spec(), model_.layout(), rank, &device, GetParam().policy()));
     EXPECT_EQ(device.bytes["paramshard-master"], placement.master_memory_bytes);
     EXPECT_EQ(device.bytes["paramshard-exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
     EXPECT_EQ(device.bytes["paramshard-exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);
@@ -716,6 +734,75 @@ TEST(FrozenShardTest, APartOfARowIsDecodedAndNothingElseIsRead) {
         EXPECT_LE(device.read_bytes, 2 * 4 * columns) << row << ", " << first;
       }
     }
+  }
+}
+
+StateMoveRecord MoveRecordOf(const Shard& shard) {
+  absl::ReaderMutexLock lock(&shard.mutex());
+  return shard.MoveRecord();
+}
+
+// To and fro, in one band or in several; and never without a gradient.
+TEST_P(ShardingTest, EveryStepMovesTheStateOnce) {
+  for (uint32_t step = 0; step < 4; ++step) {
+    for (const auto& shard : model_.shards()) {
+      const StateMoveRecord record = MoveRecordOf(*shard);
+      EXPECT_EQ(record.distance > 0, GetParam().band_elements > 0);
+      EXPECT_EQ(record.position, step % 2 == 0 ? 0 : record.distance);
+    }
+    model_.Step();
+    PushAll(step);
+    model_.Step();
+  }
+  ExpectEqual(references_);
+}
+
+class MovedShardTest : public testing::Test {
+ protected:
+  static constexpr MovePolicy kPolicy = {.moves = true, .rule = {.most_bands = 1000, .least_elements = 1}};
+  Shard& shard() { return *model_.shards()[0]; }
+  void Step() {
+    for (int unit = 0; unit < model_.units(); ++unit) model_.Push(unit, RandomGradients(model_.spec(), unit, 7));
+    model_.Step();
+  }
+
+  ShardedModel model_{1, 1, GradientType::kFP32, kPolicy};
+};
+
+TEST_F(MovedShardTest, AnExtentIsCutIntoBands) {
+  const StateMoveRecord record = MoveRecordOf(shard());
+  ASSERT_FALSE(record.extents.empty());
+  EXPECT_THAT(record.extents[0].band_rows, ElementsAre(0, 128, 256));
+}
+
+TEST_F(MovedShardTest, WhatIsWrittenWhereTheStateLiesNowIsReadBackAndStepped) {
+  Step();
+  ASSERT_GT(MoveRecordOf(shard()).position, 0);
+  const ShardExtent& extent = *shard().Find(1, 0);
+  const std::vector<float> values(extent.elements, 0.25f);
+  for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+    ASSERT_OK(shard().Write(extent, tensor, values));
+    EXPECT_THAT(*shard().Read(extent, tensor), Each(0.25f));
+  }
+  model_.Encode();
+  EXPECT_TRUE(PlanesMatch(shard(), extent));
+  Step();
+  EXPECT_EQ(MoveRecordOf(shard()).position, 0);
+  const std::vector<float> stepped = *shard().Read(extent, StateTensor::kMaster);
+  for (const float value : stepped) EXPECT_NEAR(value, 0.25f, 0.2f);
+  EXPECT_THAT(stepped, testing::Not(testing::Contains(0.25f)));
+  EXPECT_TRUE(PlanesMatch(shard(), extent));
+}
+
+TEST_F(MovedShardTest, MovesAreMadeOfTheirRecordAlone) {
+  const ShardPlacement placement = ShardPlacement::Of(model_.spec(), model_.layout(), 0, kPolicy);
+  for (int step = 0; step < 2; ++step) {
+    const StateMoveRecord record = MoveRecordOf(shard());
+    ASSERT_OK_AND_ASSIGN(const StateMoves moves, RebuildMoves(record, placement));
+    EXPECT_EQ(moves.position, step == 0 ? 0 : placement.moves.distance);
+    EXPECT_EQ(moves.distance, placement.moves.distance);
+    EXPECT_EQ(moves.bands.size(), placement.moves.bands.size());
+    Step();
   }
 }
 

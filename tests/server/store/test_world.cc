@@ -38,6 +38,7 @@ TestWorld::TestWorld(const Options& options)
                                                               .clock = options.clock,
                                                               .memory_limit_bytes = options.memory_limit_bytes,
                                                               .savers = options.savers,
+                                                              .moves = options.moves,
                                                               .draw_history = options.draw_history})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {

@@ -23,6 +23,7 @@ class TestWorld {
     absl::Duration step_timeout = absl::Minutes(1);
     const Clock* clock = &Clock::Steady();
     int64_t memory_limit_bytes = 0;
+    MovePolicy moves = {};
     std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
     EngineSettings engines = {};
     HistoryIdSource draw_history = RandomHistoryId;
