@@ -348,9 +348,9 @@ struct ExportSummary {
 
 // What a model begins with that is created. One that is there already stays as it is.
 struct CreationOptions {
-  // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, of the daemon's --save-dir; or the
-  // absolute path of a checkpoint's folder on the daemon's machine. Where there is none, "latest" means initial values,
-  // and all else is NOT_FOUND. Empty: what the daemon's --restore says, else initial values.
+  // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, of the daemon's --save-dir; or
+  // the absolute path of a checkpoint's folder on the daemon's machine. Where there is none, "latest" means initial
+  // values, and all else is NOT_FOUND. Empty: what the daemon's --restore says, else initial values.
   std::string restore = {};
   // Whether moments that are saved in another type than the spec's are converted, which loses bits. Else that is
   // INVALID_ARGUMENT.

@@ -50,8 +50,8 @@ struct CheckpointChoice {
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
                                                   const CheckpointRequest& request);
 
-// Whether ROOT has folders of this model's checkpoints, damaged ones too. A ROOT that cannot be read is an error: nobody
-// knows what is in it.
+// Whether ROOT has folders of this model's checkpoints, damaged ones too. A ROOT that cannot be read is an error: what
+// is in it is not known.
 absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model);
 
 // The one that another daemon has chosen. Errors of ChooseCheckpoint; FAILED_PRECONDITION when the folder holds another

@@ -19,6 +19,7 @@
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
+#include "server/log/log_throttle.h"
 #include "server/restores/model_restore.h"
 
 namespace paramshard::server {
@@ -26,6 +27,12 @@ namespace {
 
 // Between two words about how far a restore is.
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
+
+// Callers may restore and create in loops. What a failure does to a model is a line of its own.
+ThrottledLog& RestoreLog() {
+  static auto* const log = new ThrottledLog();
+  return *log;
+}
 
 // What is asked for, checked.
 struct WantedRestore {
@@ -56,7 +63,7 @@ class Restoration {
 
   int64_t all_bytes() const { return restore_->all_bytes(); }
 
-  // Once; then the model's turn is given back. Writes to the log what has come of it.
+  // Once; then the model's turn is given back.
   absl::StatusOr<v1::RestoreSummary> Run(const std::string& model, absl::FunctionRef<absl::Status()> begun);
 
  private:
@@ -72,19 +79,17 @@ class Restoration {
 absl::StatusOr<v1::RestoreSummary> Restoration::Run(const std::string& model, absl::FunctionRef<absl::Status()> begun) {
   const absl::StatusOr<History> history = restore_->Run(begun);
   if (!history.ok()) {
-    Log(LogLevel::kError, "restore failed",
-        {{"model", model}, {"checkpoint", choice_.path}, {"why", history.status().ToString()}});
     restore_.reset();
     return history.status();
   }
   v1::RestoreSummary summary = Summarize(*history);
   restore_.reset();
-  Log(LogLevel::kInfo, "model restored",
-      {{"model", model},
-       {"checkpoint", choice_.path},
-       {"step", absl::StrCat(summary.step())},
-       {"history", summary.history_id()},
-       {"elapsed", absl::FormatDuration(DurationFromProto(summary.elapsed()))}});
+  RestoreLog().Write(LogLevel::kInfo, "model restored",
+                     {{"model", model},
+                      {"checkpoint", choice_.path},
+                      {"step", absl::StrCat(summary.step())},
+                      {"history", summary.history_id()},
+                      {"elapsed", absl::FormatDuration(DurationFromProto(summary.elapsed()))}});
   return summary;
 }
 
@@ -155,7 +160,8 @@ absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Mod
   if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !model->save_dir().empty()) {
     ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(model->save_dir(), name));
     if (!has_checkpoint) {
-      Log(LogLevel::kInfo, "fresh start: no checkpoint to restore", {{"model", name}, {"save_dir", model->save_dir()}});
+      RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                         {{"model", name}, {"save_dir", model->save_dir()}});
       return std::nullopt;
     }
   }

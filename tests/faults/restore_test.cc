@@ -1,5 +1,5 @@
-// Real daemons and trainers in processes of their own: a run that goes on from a checkpoint ends in the bytes of one that
-// was never interrupted.
+// Real daemons and trainers in processes of their own: a run that goes on from a checkpoint ends in the bytes of one
+// that was never interrupted.
 #include <csignal>
 #include <cstring>
 #include <map>

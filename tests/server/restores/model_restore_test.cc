@@ -63,7 +63,7 @@ TEST_F(ModelRestoreTest, ModelRestoreDoesAllOfIt) {
   const std::string folder = Write(saved, {3, 3});
   ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {}));
   EXPECT_THAT(model_->BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_GT(restore->all_bytes(), saved.arrays().at("master/w").size());
+  EXPECT_GT(restore->all_bytes(), static_cast<int64_t>(saved.arrays().at("master/w").size()));
   ASSERT_OK_AND_ASSIGN(const History history, restore->Run());
   EXPECT_EQ(history.parent, (HistoryParent{{restore->manifest().history}, 12}));
   EXPECT_EQ(model_->state().numbers.commit_number, 12);
@@ -80,7 +80,9 @@ TEST_F(ModelRestoreTest, IsSeenWhileItIsUnderWay) {
       EXPECT_EQ(summary.restore->done_bytes, 0);
       EXPECT_EQ(summary.restore->all_bytes, restore->all_bytes());
     }
-    EXPECT_THAT(model_->Attach({.session = 1}),
+    Trainer trainer;
+    trainer.session = 1;
+    EXPECT_THAT(model_->Attach(trainer),
                 StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("a restore (0 %) is being applied")));
     return absl::OkStatus();
   };

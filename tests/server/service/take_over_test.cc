@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ class TakeOverTest : public testing::Test {
     absl::StatusOr<CallWorkers> workers = CallWorkers::Start();
     EXPECT_OK(workers);
     workers_ = *std::move(workers);
-    service_ = std::make_unique<TrainerService>(&world_.store(), &callers_, &workers_);
+    service_ = std::make_unique<TrainerService>(&world_.store(), &callers_, &workers_, std::nullopt);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
