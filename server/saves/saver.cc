@@ -255,8 +255,9 @@ const SaveRecord* Saver::Find(int64_t number) const {
 }
 
 SaveRecord& Saver::present() {
+  const int64_t number = *under_way_;
   return *std::find_if(records_.begin(), records_.end(),
-                       [this](const SaveRecord& each) { return each.number == *under_way_; });
+                       [number](const SaveRecord& each) { return each.number == number; });
 }
 
 SaveRecord Saver::Shown(const SaveRecord& record) const {
