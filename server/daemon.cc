@@ -337,6 +337,7 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
+  lifetime.saves_models = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
   return lifetime;
 }
 

@@ -127,7 +127,8 @@ absl::Status CheckNothingIsLost(const ModelStore& store) {
   if (names.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("restart: no models expected, which end with the server, got ",
                                                     absl::StrJoin(names, ", "),
-                                                    "; export what is to stay, then restart with lose_models"));
+                                                    "; start the daemon with --save-dir and --restore=latest, or "
+                                                    "export what is to stay, then restart with lose_models"));
 }
 
 ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
@@ -288,7 +289,7 @@ absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, cons
   if (lifetime_.restart == nullptr) {
     return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
   }
-  if (!request.lose_models()) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
+  if (!request.lose_models() && !lifetime_.saves_models) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
   RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request)));
   return v1::RestartResponse();
 }

@@ -66,6 +66,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
                                                                 .log = log_}));
   if (const absl::Status filled = fill(model, [&] { return ShowFilling(model); }); !filled.ok()) {
     DropFilling(model);
+    // Whoever still holds the model must not hold its folder of checkpoints.
+    if (model->saver() != nullptr) model->saver()->Stop();
     return filled;
   }
   absl::MutexLock lock(&mu_);

@@ -189,7 +189,7 @@ TEST_F(RestoreModelTest, AFolderIsNamedOrGivenWithItsPath) {
 }
 
 TEST_F(RestoreModelTest, WhatIsNotThereIsNotFoundAndWhatIsThereNamed) {
-  ExpectRefused("latest", absl::StatusCode::kNotFound, "has no folder of a model");
+  ExpectRefused("latest", absl::StatusCode::kNotFound, "there is none in");
   Write(12);
   ExpectRefused("13", absl::StatusCode::kNotFound, "there are step-000000000012-");
   ExpectRefused("step-000000000012-ffffffff", absl::StatusCode::kNotFound, "there are step-000000000012-");
