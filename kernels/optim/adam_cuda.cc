@@ -557,8 +557,8 @@ void FusedAdamPlan::Impl::SetPosition(int64_t bytes) {
 absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
   PARAMSHARD_CHECK(has_begun_ && band >= 0 && band < band_count());
   // A band lies over what bands before it have read: the order is the only one that loses nothing.
-  const bool in_order = distance_ == 0 || !latest_band_.has_value() ||
-                        (distance_ > 0 ? band < *latest_band_ : band > *latest_band_);
+  const bool in_order =
+      distance_ == 0 || !latest_band_.has_value() || (distance_ > 0 ? band < *latest_band_ : band > *latest_band_);
   PARAMSHARD_CHECK(in_order);
   latest_band_ = band;
   const DeviceScope scope(device_);

@@ -58,8 +58,8 @@ absl::Status CheckBands(absl::Span<const MatrixShape> extents, absl::Span<const 
   for (size_t i = 0; i < bands.size(); ++i) {
     const auto [extent, row] = bands[i];
     const bool exists = extent >= 0 && extent < static_cast<int64_t>(extents.size());
-    const bool in_order = i == 0 ? extent == 0 && row == 0
-                                 : std::pair(extent, row) > std::pair(bands[i - 1].extent, bands[i - 1].row);
+    const bool in_order =
+        i == 0 ? extent == 0 && row == 0 : std::pair(extent, row) > std::pair(bands[i - 1].extent, bands[i - 1].row);
     const bool has_row = exists && (row == 0 || (row > 0 && row < extents[extent].rows));
     if (in_order && has_row && row % BandRows(std::max<int64_t>(extents[extent].cols, 1)) == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("band ", i, " begins with row ", row, " of extent ", extent,

@@ -117,8 +117,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
   // Leaves the state `distance` bytes further on than it is.
   static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
                         int64_t distance) {
-    return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns, extent.encoding,
-                     extent.row_wise, extent.column_wise, scaling, distance);
+    return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,
+                     extent.encoding, extent.row_wise, extent.column_wise, scaling, distance);
   }
 
   void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
@@ -133,8 +133,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
         const ExtentTensors extent = WhereItLies(i);
         if (!steps[i].has_value()) return idle.Add(extent.state, extent.columns, first, rows);
         idle.Cut();
-        amaxes[i] =
-            std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
+        amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
       });
       for (const IdleState::Range& range : idle.ranges()) {
         std::memcpy(range.begin + distance, range.begin, range.size_bytes);

@@ -81,10 +81,10 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   }
   const std::string room =
       options_.moves.moves ? absl::StrCat(", room that steps move the state into ", shards.room) : "";
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master, moments,
-      room, ", gradients ", shards.gradients, ", planes ", shards.planes, ", slots ", needed.slots, ", scratch ",
-      needed.scratch, "), ", available, " bytes free"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ",
+                   shards.master, moments, room, ", gradients ", shards.gradients, ", planes ", shards.planes,
+                   ", slots ", needed.slots, ", scratch ", needed.scratch, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

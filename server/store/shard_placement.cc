@@ -186,8 +186,7 @@ ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
   return *this;
 }
 
-ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank,
-                                  const MovePolicy& policy) {
+ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy) {
   ShardPlacement placement;
   Placer placer(spec, placement);
   placer.FindExtents(layout, rank);

@@ -123,8 +123,7 @@ StateMoveRecord RecordMoves(const ShardPlacement& placement, int64_t position) {
   record.rule = placement.rule;
   for (int i = 0; i < placement.trainable_count; ++i) {
     const ShardExtent& extent = placement.extents[i];
-    record.extents.push_back(
-        {.rows = extent.rows.size(), .columns = extent.columns(), .row_bytes = extent.row_bytes});
+    record.extents.push_back({.rows = extent.rows.size(), .columns = extent.columns(), .row_bytes = extent.row_bytes});
   }
   for (const BandStart& band : placement.moves.bands) record.extents[band.extent].band_rows.push_back(band.row);
   record.distance = placement.moves.distance;

@@ -284,7 +284,8 @@ class MovedRows {
  private:
   void StepRows(int64_t first, int64_t count, int64_t distance) const {
     const int64_t moved = position_ + distance;
-    AdamState state = {.master = reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
+    AdamState state = {.master =
+                           reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
     for (int i = 0; i < kMomentCount; ++i) {
       const MutableMoment at = MomentAt(views_[i], kCols, first, 0);
       auto* const scales = reinterpret_cast<uint8_t*>(at.scales);

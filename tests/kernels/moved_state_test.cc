@@ -9,8 +9,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/optim/state_bands.h"
-#include "tests/random_seed.h"
 #include "tests/kernels/random_floats.h"
+#include "tests/random_seed.h"
 
 namespace paramshard {
 namespace {
@@ -35,9 +35,8 @@ TEST(MovedStateTest, EveryArrayIsSoManyBytesFurtherOnAndNoneStaysNone) {
   const AdamState moved = MovedBy(whole, -0x200);
   EXPECT_EQ(moved.master, At<float>(0x0e00));
   EXPECT_EQ(moved.remainder, At<int16_t>(0x1e00));
-  EXPECT_THAT(moved.moments.values,
-              ElementsAre(FieldsAre(At<void>(0x2e00), At<float>(0x3e00), MomentType::kFP8),
-                          FieldsAre(At<void>(0x4e00), At<float>(0x5e00), MomentType::kFP16)));
+  EXPECT_THAT(moved.moments.values, ElementsAre(FieldsAre(At<void>(0x2e00), At<float>(0x3e00), MomentType::kFP8),
+                                                FieldsAre(At<void>(0x4e00), At<float>(0x5e00), MomentType::kFP16)));
   EXPECT_EQ(moved.weights, At<uint16_t>(0x6e00));
   const AdamState none = MovedBy(AdamState(), 512);
   EXPECT_EQ(none.master, nullptr);
@@ -56,9 +55,9 @@ AdamState Small(int64_t index) {
 TEST(IdleStateTest, ManySmallParametersAreOneRangeForEachArray) {
   IdleState idle;
   for (int64_t i = 0; i < 10'000; ++i) idle.Add(Small(i), 10, 0, 10);
-  EXPECT_THAT(idle.ranges(), ElementsAre(FieldsAre(Byte(0x10000), 9'999 * 448 + 400),
-                                         FieldsAre(Byte(0x1000000), 9'999 * 448 + 400),
-                                         FieldsAre(Byte(0x2000000), 9'999 * 256 + 200)));
+  EXPECT_THAT(idle.ranges(),
+              ElementsAre(FieldsAre(Byte(0x10000), 9'999 * 448 + 400), FieldsAre(Byte(0x1000000), 9'999 * 448 + 400),
+                          FieldsAre(Byte(0x2000000), 9'999 * 256 + 200)));
 }
 
 TEST(IdleStateTest, WhatTakesAStepIsNotCopied) {
@@ -80,9 +79,9 @@ TEST(IdleStateTest, ArraysThatDoNotFollowEachOtherAreNotJoined) {
   add(0x10000 + 128 + kMoveUnit - 1);
   add(0x10000 + 128 + kMoveUnit - 1 + 128 + kMoveUnit);
   add(0x8000);  // before it
-  EXPECT_THAT(idle.ranges(), ElementsAre(FieldsAre(Byte(0x10000), 256 + kMoveUnit - 1),
-                                         FieldsAre(Byte(0x10000 + 255 + 2 * kMoveUnit), 128),
-                                         FieldsAre(Byte(0x8000), 128)));
+  EXPECT_THAT(idle.ranges(),
+              ElementsAre(FieldsAre(Byte(0x10000), 256 + kMoveUnit - 1),
+                          FieldsAre(Byte(0x10000 + 255 + 2 * kMoveUnit), 128), FieldsAre(Byte(0x8000), 128)));
 }
 
 TEST(IdleStateTest, WithoutRowsOrArraysThereIsNothing) {

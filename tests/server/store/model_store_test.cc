@@ -184,7 +184,8 @@ TEST(MovedModelTest, TheRoomOfASmallStateIsCountedAsLargeAsTheState) {
   TestWorld world({.ranks = 1, .moves = {.moves = true}});
   const std::shared_ptr<Model> model = world.Create(Spec("m", kRows));
   const std::vector<MemoryUse> uses = CountMemory(*model);
-  const auto found = std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "room"; });
+  const auto found =
+      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "room"; });
   ASSERT_NE(found, uses.end());
   EXPECT_EQ(found->size_bytes, 3 * kTensorBytes);
 }

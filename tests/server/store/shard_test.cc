@@ -83,9 +83,9 @@ v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
   v1::ModelSpec spec = MakeSpec(
       "m",
       {MakeUnit("a", {MakeParameter("a.w", {300, columns}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
-            MakeUnit("b", {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8),
-                           MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
-            EveryFormat(policy.moves ? v1::MASTER_TYPE_FP32 : v1::MASTER_TYPE_BF16_REMAINDER)});
+       MakeUnit("b",
+                {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8), MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
+       EveryFormat(policy.moves ? v1::MASTER_TYPE_FP32 : v1::MASTER_TYPE_BF16_REMAINDER)});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.set_accumulator_type(static_cast<v1::GradientType>(accumulators));
@@ -443,10 +443,11 @@ INSTANTIATE_TEST_SUITE_P(Cuts, ShardingTest,
                                          Cut{2, 1, GradientType::kFP32, 1}, Cut{3, 1, GradientType::kBF16, 5000},
                                          Cut{6, 2, GradientType::kFP32, 3000}),
                          [](const auto& info) {
-                           return absl::StrCat(info.param.ranks, "Ranks", info.param.daemons, "Daemons",
-                                               info.param.accumulators == GradientType::kFP32 ? "" : "BF16",
-                                               info.param.band_elements == 0 ? "" : "BandsOf",
-                                               info.param.band_elements == 0 ? "" : std::to_string(info.param.band_elements));
+                           return absl::StrCat(
+                               info.param.ranks, "Ranks", info.param.daemons, "Daemons",
+                               info.param.accumulators == GradientType::kFP32 ? "" : "BF16",
+                               info.param.band_elements == 0 ? "" : "BandsOf",
+                               info.param.band_elements == 0 ? "" : std::to_string(info.param.band_elements));
                          });
 
 TEST_P(ShardingTest, InitialStateDoesNotDependOnTheCut) { ExpectEqual(references_); }
@@ -621,7 +622,8 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     const ShardPlacement placement = ShardPlacement::Of(model_.spec(), model_.layout(), rank, GetParam().policy());
     const ShardBytes& bytes = placement.bytes;
     CountingDevice device;
-    ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(model_.spec(), model_.layout(), rank, &device, GetParam().policy()));
+    ASSERT_OK_AND_ASSIGN(const auto shard,
+                         Shard::Create(model_.spec(), model_.layout(), rank, &device, GetParam().policy()));
     EXPECT_EQ(device.bytes["paramshard-master"], placement.master_memory_bytes);
     EXPECT_EQ(device.bytes["paramshard-exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
     EXPECT_EQ(device.bytes["paramshard-exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);

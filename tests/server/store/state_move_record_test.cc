@@ -29,9 +29,9 @@ class StateMoveRecordTest : public testing::Test {
   static constexpr MovePolicy kPolicy = {.moves = true, .rule = {.most_bands = 100, .least_elements = 10'000}};
 
   static ShardPlacement Place(const MovePolicy& policy) {
-    const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {Parameter("a", {700, 64}, v1::MOMENT_TYPE_FP8),
-                                                               Parameter("b", {7}, v1::MOMENT_TYPE_FP32),
-                                                               Parameter("c", {300, 128}, v1::MOMENT_TYPE_BF16)})}));
+    const ModelSpec spec = Parse(MakeSpec(
+        "m", {MakeUnit("u", {Parameter("a", {700, 64}, v1::MOMENT_TYPE_FP8), Parameter("b", {7}, v1::MOMENT_TYPE_FP32),
+                             Parameter("c", {300, 128}, v1::MOMENT_TYPE_BF16)})}));
     return ShardPlacement::Of(spec, Layout(spec, 1), 0, policy);
   }
 
