@@ -96,10 +96,10 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   // Until OnDone, when gRPC's server and so the callers are still there. A timer that was cleared may be the last to
   // let this object go, after both.
   std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);
-  CallTimer timer_ ABSL_GUARDED_BY(mu_);             // of the first message, and of the end
-  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);       // of what the body reads and writes
-  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;     // the first message is in request_
-  bool first_read_ ABSL_GUARDED_BY(mu_) = false;     // and the body has taken it
+  CallTimer timer_ ABSL_GUARDED_BY(mu_);          // of the first message, and of the end
+  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);    // of what the body reads and writes
+  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;  // the first message is in request_
+  bool first_read_ ABSL_GUARDED_BY(mu_) = false;  // and the body has taken it
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
   std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is under way
