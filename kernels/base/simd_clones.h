@@ -23,9 +23,13 @@
 #endif
 
 // Before a loop none of whose iterations reads what another one stores: it is vectorized without asking which of its
-// arrays overlap.
+// arrays overlap. Sanitizers put into it what cannot be vectorized, and Clang warns where it is asked in vain.
 #if defined(__clang__)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(undefined_behavior_sanitizer)
+#define PARAMSHARD_INDEPENDENT_ITERATIONS
+#else
 #define PARAMSHARD_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#endif
 #elif defined(__GNUC__)
 #define PARAMSHARD_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #else

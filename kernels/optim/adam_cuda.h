@@ -73,10 +73,11 @@ class FusedAdamPlan {
   // Masters with remainders have weights of their own then.
   void SetPosition(int64_t bytes);
 
-  // The same step band by band, which leaves the state `distance` bytes further on (a multiple of kMoveUnit): BeginStep(),
-  // and then, when the stream is there, each band once, in the order and the lanes of state_bands.h, or what is left of
-  // them after a step that was cut off. What takes no step moves along: a copy for each array and band where extents
-  // that take none are neighbours. SetPosition() follows. Bands that no step has begun, or out of order, are our bug.
+  // The same step band by band, which leaves the state `distance` bytes further on (a multiple of kMoveUnit):
+  // BeginStep(), and then, when the stream is there, each band once, in the order and the lanes of state_bands.h, or
+  // what is left of them after a step that was cut off. What takes no step moves along: a copy for each array and band
+  // where extents that take none are neighbours. SetPosition() follows. Bands that no step has begun, or out of order,
+  // are our bug.
   absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                          int64_t distance, cudaStream_t stream);
   absl::Status StepBand(int band, cudaStream_t stream);

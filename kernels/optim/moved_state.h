@@ -46,8 +46,8 @@ class IdleState {
     int64_t size_bytes;
   };
 
-  // Rows of an extent. In every array they are joined with those that were added before, where less than kMoveUnit bytes
-  // lie between them: these are nobody's, and are copied too.
+  // Rows of an extent. In every array they are joined with those that were added before, where less than kMoveUnit
+  // bytes lie between them: these are nobody's, and are copied too.
   void Add(const AdamState& state, int64_t columns, int64_t first_row, int64_t rows);
   // What was added is not joined with what is added from now on.
   void Cut() { open_.fill(kNone); }

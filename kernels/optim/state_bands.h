@@ -4,8 +4,8 @@
 // So it does not write where it reads. The arrays of the state have room at one end, and a step leaves the whole state
 // there: as many bytes further on in every array, and the next step moves it back. It does so band by band, a band
 // being some rows of some extents one behind the other, and begins at the end that has the room: what a band writes
-// then lies over bytes that bands before it have read, and never over its own. What takes a step is read in one place and
-// written in the other; what takes none is copied: a step moves the whole state, or, if nothing takes one, none of it.
+// then lies over bytes that bands before it have read, and never over its own. What takes a step is read in one place
+// and written in the other; what takes none is copied: a step moves the whole state, or nothing if nothing takes one.
 //
 // Two bands are under way at a time (kBandLanes), so that the end of one does not keep a GPU waiting for the other.
 // So the room is that of the two largest neighbours, and after a step was cut off at most two bands are neither

@@ -6,8 +6,8 @@
 // rows of its own.
 //
 // MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
-// the ratios of their times as `of_in_place`, with the quarters of them between which it lies. Each thread has a state of
-// its own, and times are those that threads were on a processor.
+// the ratios of their times as `of_in_place`, with the quarters of them between which it lies. Each thread has a state
+// of its own, and times are those that threads were on a processor.
 
 #include <algorithm>
 #include <atomic>

@@ -139,6 +139,26 @@ TEST_F(ModelTest, AStepWithKnownNumbers) {
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
 }
 
+// To and fro, with what has no gradient too.
+TEST_F(ModelTest, StepsThatMoveTheStateLeaveTheSameBytes) {
+  std::vector<std::string> in_place, moved;
+  for (std::vector<std::string>* const hashes : {&in_place, &moved}) {
+    const bool moves = hashes == &moved;
+    Open(TestSpec(), {.moves = {.moves = moves, .rule = {.most_bands = 100, .least_elements = 1}}});
+    Attach();
+    for (int step = 0; step < 4; ++step) {
+      if (step != 2) Push(kW, [](int rank) { return 0.5f + static_cast<float>(rank); });
+      if (step != 1) Push(kMx, [](int rank) { return 0.25f - static_cast<float>(rank); });
+      Commit();
+      hashes->push_back(StateHash(*model_));
+      const Shard& shard = *model_->shards()[0];
+      absl::ReaderMutexLock lock(&shard.mutex());
+      EXPECT_EQ(shard.MoveRecord().position > 0, moves && step % 2 == 0);
+    }
+  }
+  EXPECT_EQ(moved, in_place);
+}
+
 TEST_F(ModelTest, GradientsMayBeSummed) {
   v1::ModelSpec spec = TestSpec();
   spec.set_gradient_reduction(v1::GRADIENT_REDUCTION_SUM);
