@@ -51,7 +51,7 @@ inline int64_t OwnThreads(const std::string& process = "self") {
 }
 
 // Waits until the count is no more than that: what another thread gives up goes a moment after it has said so. Whoever
-// counts before may have counted such things too, which are gone later: the same number again is more than it can expect.
+// counts before may have counted such things too, which are gone later: there may be less in the end, never more.
 inline bool SettlesWithin(int64_t most, int64_t (*count)()) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (count() > most) {
