@@ -165,8 +165,8 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
     const int64_t length = identity_.book[i].history_length;
     if (length == 0) continue;
     if (stored.window.exists) {
-      JournalScaling::History& history = scaling.history.emplace();
-      history.scale = stored.window.next_scale;
+      scaling.history = JournalScaling::History{.scale = stored.window.next_scale, .amaxes = {}};
+      JournalScaling::History& history = *scaling.history;
       for (int64_t age = 0; age < stored.window.filled; ++age) {
         history.amaxes.push_back(RingValue(first, (stored.window.newest + length + 1 - age) % (length + 1)));
       }

@@ -63,7 +63,7 @@ class CutTest : public testing::TestWithParam<JournalIdentity> {
 
   const RecoveryPlan& Before(size_t step) const { return step == 0 ? nothing_ : steps_[step - 1].after; }
 
-  const RecoveryPlan nothing_;
+  const RecoveryPlan nothing_ = {};
   std::vector<TrainingStep> steps_;
 };
 
