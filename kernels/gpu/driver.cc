@@ -37,6 +37,7 @@ absl::StatusOr<Driver> Load() {
   RETURN_IF_ERROR(LookUp("cuMemUnmap", driver.mem_unmap));
   RETURN_IF_ERROR(LookUp("cuMemSetAccess", driver.mem_set_access));
   RETURN_IF_ERROR(LookUp("cuMemGetAllocationGranularity", driver.mem_get_allocation_granularity));
+  RETURN_IF_ERROR(LookUp("cuMemGetAllocationPropertiesFromHandle", driver.mem_get_allocation_properties_from_handle));
   RETURN_IF_ERROR(LookUp("cuMemExportToShareableHandle", driver.mem_export_to_shareable_handle));
   RETURN_IF_ERROR(LookUp("cuMemImportFromShareableHandle", driver.mem_import_from_shareable_handle));
   RETURN_IF_ERROR(LookUp("cuStreamBatchMemOp", driver.stream_batch_mem_op));

@@ -24,6 +24,7 @@ struct Driver {
   decltype(&cuMemUnmap) mem_unmap = nullptr;
   decltype(&cuMemSetAccess) mem_set_access = nullptr;
   decltype(&cuMemGetAllocationGranularity) mem_get_allocation_granularity = nullptr;
+  decltype(&cuMemGetAllocationPropertiesFromHandle) mem_get_allocation_properties_from_handle = nullptr;
   decltype(&cuMemExportToShareableHandle) mem_export_to_shareable_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) mem_import_from_shareable_handle = nullptr;
   decltype(&cuStreamBatchMemOp) stream_batch_mem_op = nullptr;

@@ -38,6 +38,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(int device, int64_t size_bytes
                                                   bool shareable) {
   const DeviceScope scope(device);
   DeviceMemory memory;
+  memory.device_ = device;
   memory.size_bytes_ = size_bytes;
   if (size_bytes == 0) return memory;
   // The device's context comes with the runtime's first call.
@@ -59,6 +60,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(int device, int64_t size_bytes
 absl::StatusOr<DeviceMemory> DeviceMemory::Import(int device, int fd, int64_t size_bytes, bool read_only) {
   const DeviceScope scope(device);
   DeviceMemory memory;
+  memory.device_ = device;
   memory.size_bytes_ = size_bytes;
   if (size_bytes == 0) return memory;
   RETURN_IF_ERROR(ToStatus(cudaFree(nullptr), absl::StrCat("open device cuda:", device)));
@@ -91,6 +93,19 @@ absl::Status DeviceMemory::Map(absl::Span<const int> accessors, CUmemAccess_flag
                   "open device memory to devices");
 }
 
+absl::Status DeviceMemory::CheckPlace() const {
+  if (!has_handle_) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
+  CUmemAllocationProp properties = {};
+  RETURN_IF_ERROR(ToStatus(driver->mem_get_allocation_properties_from_handle(&properties, handle_),
+                           "ask where device memory lies"));
+  if (properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties.location.id == device_) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("import device memory: that of cuda:", device_, " expected, got ", properties.location.id));
+}
+
 absl::StatusOr<int> DeviceMemory::Export() const {
   ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
   int fd = -1;
@@ -103,6 +118,7 @@ absl::StatusOr<int> DeviceMemory::Export() const {
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   if (this != &other) {
     Reset();
+    device_ = other.device_;
     handle_ = other.handle_;
     address_ = std::exchange(other.address_, 0);
     size_bytes_ = std::exchange(other.size_bytes_, 0);

@@ -31,6 +31,9 @@ class DeviceMemory {
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
   ~DeviceMemory() { Reset(); }
 
+  // DATA_LOSS unless the memory, imported on whatever descriptor, is that of the device on which it was imported.
+  absl::Status CheckPlace() const;
+
   // A descriptor that stands for the memory in other processes. The caller closes it.
   absl::StatusOr<int> Export() const;
 
@@ -42,6 +45,7 @@ class DeviceMemory {
   absl::Status Map(absl::Span<const int> accessors, CUmemAccess_flags access);
   void Reset();
 
+  int device_ = 0;
   CUmemGenericAllocationHandle handle_ = 0;
   CUdeviceptr address_ = 0;
   int64_t size_bytes_ = 0;

@@ -31,6 +31,9 @@ class CpuDevice final : public ComputeDevice {
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
     return Memory::Allocate(name, size_bytes, sharing);
   }
+  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override {
+    return Memory::Adopt(name, size_bytes, std::move(fd));
+  }
   int64_t AvailableBytes() const override { return AvailableHostBytes(); }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory&) override { return nullptr; }
 

@@ -20,6 +20,7 @@
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
+#include "proto/wire/handoff.h"
 #include "server/device/device.h"
 #include "server/device/device_health.h"
 #include "server/device/host_view.h"
@@ -148,8 +149,11 @@ class ComputeDevice {
   DeviceHealth& health() { return health_; }
   const DeviceHealth& health() const { return health_; }
 
-  // Zeroed memory; what is shared is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
+  // Zeroed memory; what trainers share is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) = 0;
+  // Memory that another process allocated so, as kKept and on the same device, with what it holds: see Memory::Adopt.
+  // A GPU is told by its driver what a descriptor stands for; there DATA_LOSS is also memory of another one.
+  virtual absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) = 0;
   // Bytes that could be allocated now.
   virtual int64_t AvailableBytes() const = 0;
 

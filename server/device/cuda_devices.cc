@@ -237,8 +237,9 @@ class CudaDevice final : public ComputeDevice {
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
     RETURN_IF_ERROR(health().status());
     const bool shared = sharing != Sharing::kPrivate;
-    const std::vector<int> alone = {id().index};
-    auto memory = gpu::DeviceMemory::Create(id().index, size_bytes, shared ? group_ : alone, shared);
+    const bool alone = !shared || sharing == Sharing::kKept;
+    auto memory =
+        gpu::DeviceMemory::Create(id().index, size_bytes, alone ? std::vector<int>{id().index} : group_, shared);
     if (!memory.ok()) {
       return absl::Status(memory.status().code(),
                           absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, ", AvailableBytes(),
@@ -249,6 +250,17 @@ class CudaDevice final : public ComputeDevice {
       ASSIGN_OR_RETURN(const int exported, memory->Export());
       fd = wire::FileDescriptor(exported);
     }
+    uint8_t* const data = memory->data();
+    return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(id().index, *std::move(memory)));
+  }
+
+  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override {
+    RETURN_IF_ERROR(health().status());
+    auto memory = gpu::DeviceMemory::Import(id().index, fd.get(), size_bytes, /*read_only=*/false);
+    if (memory.ok()) RETURN_IF_ERROR(memory->CheckPlace());
+    if (absl::IsResourceExhausted(memory.status())) return memory.status();
+    // Whatever the driver says against the descriptor: the memory that it should stand for is not to be had.
+    if (!memory.ok()) return absl::DataLossError(absl::StrCat("adopt ", name, ": ", memory.status().message()));
     uint8_t* const data = memory->data();
     return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(id().index, *std::move(memory)));
   }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -29,9 +30,15 @@ absl::Status CheckAvailable(const std::string& name, int64_t size_bytes) {
       absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, ", available, " available"));
 }
 
-absl::StatusOr<wire::FileDescriptor> MakeFile(const std::string& name, int64_t size_bytes) {
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kWriteSeals = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+constexpr mode_t kKeptMode = S_IRUSR | S_IWUSR;
+constexpr int64_t kBlockBytes = 512;  // of what fstat counts
+
+absl::StatusOr<wire::FileDescriptor> MakeFile(const std::string& name, int64_t size_bytes, Sharing sharing) {
   wire::FileDescriptor fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid() || ftruncate(fd.get(), size_bytes) != 0) return Refused(name, size_bytes, errno);
+  if (sharing == Sharing::kKept && fchmod(fd.get(), kKeptMode) != 0) return Refused(name, size_bytes, errno);
   // Reserves the pages: a full machine refuses here instead of killing a process at its first write.
   const int error = size_bytes > 0 ? posix_fallocate(fd.get(), 0, size_bytes) : 0;
   if (error != 0) return Refused(name, size_bytes, error);
@@ -40,10 +47,35 @@ absl::StatusOr<wire::FileDescriptor> MakeFile(const std::string& name, int64_t s
 
 // After the daemon has its own writable mapping, which FUTURE_WRITE leaves alone.
 absl::Status Seal(const std::string& name, int fd, Sharing sharing) {
-  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  int seals = kSizeSeals;
   if (sharing == Sharing::kReadOnly) seals |= F_SEAL_FUTURE_WRITE;
   if (fcntl(fd, F_ADD_SEALS, seals) == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("seal ", name, ": ", strerror(errno)));
+}
+
+absl::Status NotAdopted(const std::string& name, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("adopt ", name, ": ", what));
+}
+
+absl::Status CheckAdopted(const std::string& name, int64_t size_bytes, int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return NotAdopted(name, "memory expected, got something else");
+  if (info.st_size != size_bytes) {
+    return NotAdopted(name, absl::StrCat(size_bytes, " bytes expected, got ", info.st_size));
+  }
+  if (info.st_uid != geteuid() || (info.st_mode & 07777) != kKeptMode) {
+    return NotAdopted(name, "memory of this user alone expected, got that of others");
+  }
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) != O_RDWR) return NotAdopted(name, "a descriptor to write by expected");
+  // A file of a disk has no seals. Memory that can be cut would end the process that reads it.
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals || (seals & kWriteSeals) != 0) {
+    return NotAdopted(name, "memory sealed against growing and shrinking expected, and not against writing");
+  }
+  // Pages that are not there were given back, and what they held with them.
+  if (info.st_blocks * kBlockBytes < size_bytes) return NotAdopted(name, "all of its pages expected, got some");
+  return absl::OkStatus();
 }
 
 class HostRange final : public Memory::Owner {
@@ -67,20 +99,34 @@ class HostRange final : public Memory::Owner {
 absl::StatusOr<Memory> Memory::Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) {
   RETURN_IF_ERROR(CheckAvailable(name, size_bytes));
   wire::FileDescriptor fd;
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
   if (sharing != Sharing::kPrivate) {
-    ASSIGN_OR_RETURN(fd, MakeFile(name, size_bytes));
-    flags = MAP_SHARED | MAP_POPULATE;
+    ASSIGN_OR_RETURN(fd, MakeFile(name, size_bytes, sharing));
   }
-  void* data = nullptr;
-  std::unique_ptr<HostRange> range;
-  if (size_bytes > 0) {
-    data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
-    if (data == MAP_FAILED) return Refused(name, size_bytes, errno);
-    range = std::make_unique<HostRange>(data, size_bytes, fd.get());
-  }
-  if (sharing != Sharing::kPrivate) RETURN_IF_ERROR(Seal(name, fd.get(), sharing));
+  ASSIGN_OR_RETURN(Memory memory, Map(name, size_bytes, std::move(fd)));
+  if (sharing != Sharing::kPrivate) RETURN_IF_ERROR(Seal(name, memory.fd(), sharing));
+  if (sharing == Sharing::kKept) RETURN_IF_ERROR(memory.LeaveOutOfDumps(name));
+  return memory;
+}
+
+absl::StatusOr<Memory> Memory::Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) {
+  RETURN_IF_ERROR(CheckAdopted(name, size_bytes, fd.get()));
+  ASSIGN_OR_RETURN(Memory memory, Map(name, size_bytes, std::move(fd)));
+  RETURN_IF_ERROR(memory.LeaveOutOfDumps(name));
+  return memory;
+}
+
+absl::StatusOr<Memory> Memory::Map(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) {
+  if (size_bytes == 0) return Memory(nullptr, 0, std::move(fd), nullptr);
+  const int flags = MAP_POPULATE | (fd.valid() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+  void* const data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
+  if (data == MAP_FAILED) return Refused(name, size_bytes, errno);
+  auto range = std::make_unique<HostRange>(data, size_bytes, fd.get());
   return Memory(static_cast<uint8_t*>(data), size_bytes, std::move(fd), std::move(range));
+}
+
+absl::Status Memory::LeaveOutOfDumps(const std::string& name) const {
+  if (size_bytes_ == 0 || madvise(data_, size_bytes_, MADV_DONTDUMP) == 0) return absl::OkStatus();
+  return Refused(name, size_bytes_, errno);
 }
 
 Memory::Memory(uint8_t* data, int64_t size_bytes, wire::FileDescriptor fd, std::unique_ptr<Owner> owner)

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
 
@@ -16,6 +17,7 @@ enum class Sharing : uint8_t {
   kPrivate,  // not at all
   kReadOnly,  // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
   kReadWrite,  // mapped read-write
+  kKept,       // by no trainer: its descriptor is for a keeper (server/keeper/kept_store.h) and for the next server
 };
 
 // A range of memory of one device. Move-only; frees itself. Empty after a move.
@@ -31,7 +33,14 @@ class Memory {
 
   // Zeroed, resident host memory. RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in
   // /proc. Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings too.
+  // What is kept belongs to its user alone, and is in no core dump: whoever waits for the end of the process does not
+  // wait for that.
   static absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing);
+
+  // Memory that another process allocated as kKept, with what it holds. The descriptor may be anything, from anybody:
+  // DATA_LOSS saying what is wrong with it unless it is of sealed, writable memory of this user alone, of just so many
+  // bytes, all of them there. What the bytes are is for the caller to check. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd);
 
   Memory() = default;
   // The range belongs to `owner`, which may be null. `fd` stands for it in other processes.
@@ -49,6 +58,10 @@ class Memory {
   void Discard();
 
  private:
+  // Anonymous memory without a descriptor.
+  static absl::StatusOr<Memory> Map(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd);
+  absl::Status LeaveOutOfDumps(const std::string& name) const;
+
   uint8_t* data_ = nullptr;
   int64_t size_bytes_ = 0;
   wire::FileDescriptor fd_;

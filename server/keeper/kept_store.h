@@ -17,7 +17,7 @@ namespace paramshard::server {
 // started after its death takes all of them. Names are the model's, a NUL (which no model's name has; it may have
 // slashes), and what it is of the model:
 //
-//   blocks NUL journal                 says what the bytes of the others are (server/store/journal.h)
+//   blocks NUL journal                 says what the bytes of the others are (server/journal/journal.h)
 //   blocks NUL rank-3/master           by world rank
 //   blocks NUL rank-3/exp_avg
 //

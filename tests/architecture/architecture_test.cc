@@ -65,6 +65,10 @@ const std::vector<Rule> kRules = {
       "kernels/", "absl/"}},
     {"server/restores/",
      {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
+    // A journal's reader knows no model: what it says is a server's to do.
+    {"server/journal/",
+     {"server/journal/", "server/store/commit_log.h", "server/store/history.h", "kernels/base/",
+      "kernels/optim/hyperparameters.h", "kernels/optim/state_bands.h", "absl/", "xxhash.h"}},
     // The keeper does nothing that can fail while models run: no gRPC, no devices, no domain.
     {"server/keeper/",
      {"server/keeper/", "server/base/", "server/descriptor_limit.h", "server/exit_codes.h", "server/log/log.h",

@@ -41,6 +41,12 @@ absl::StatusOr<Memory> FaultyDevice::Allocate(const std::string& name, int64_t s
   return Memory(data, size_bytes, std::move(fd), std::make_unique<CountedRange>(std::move(memory), faults_));
 }
 
+absl::StatusOr<Memory> FaultyDevice::Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) {
+  faults_->before_allocation(name);
+  RETURN_IF_ERROR(CountAllocation());
+  return inner_->Adopt(name, size_bytes, std::move(fd));
+}
+
 absl::StatusOr<std::unique_ptr<Memory::Owner>> FaultyDevice::OpenHostMemory(const Memory& page) {
   RETURN_IF_ERROR(CountAllocation());
   return inner_->OpenHostMemory(page);

@@ -43,6 +43,7 @@ class FaultyDevice final : public ComputeDevice {
 
   std::string gpu_uuid() const override { return inner_->gpu_uuid(); }
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override;
+  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override;
   int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override;
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override;

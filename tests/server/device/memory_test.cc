@@ -52,7 +52,8 @@ class Mapping {
 
 class SharingTest : public testing::TestWithParam<Sharing> {};
 
-INSTANTIATE_TEST_SUITE_P(All, SharingTest, testing::Values(Sharing::kPrivate, Sharing::kReadOnly, Sharing::kReadWrite));
+INSTANTIATE_TEST_SUITE_P(All, SharingTest,
+                         testing::Values(Sharing::kPrivate, Sharing::kReadOnly, Sharing::kReadWrite, Sharing::kKept));
 
 TEST_P(SharingTest, MemoryIsZeroedAndWritable) {
   const Memory memory = Allocate(GetParam());
@@ -135,7 +136,7 @@ TEST(MemoryTest, ReadWriteMemoryIsSharedBothWays) {
 }
 
 TEST(MemoryTest, SharedMemoryKeepsItsSizeAndItsSeals) {
-  for (Sharing sharing : {Sharing::kReadOnly, Sharing::kReadWrite}) {
+  for (Sharing sharing : {Sharing::kReadOnly, Sharing::kReadWrite, Sharing::kKept}) {
     const Memory memory = Allocate(sharing);
     for (off_t size_bytes : {off_t{0}, off_t{kBytes / 2}, off_t{2 * kBytes}}) {
       EXPECT_EQ(ftruncate(memory.fd(), size_bytes), -1);

@@ -599,6 +599,9 @@ class CountingDevice final : public ComputeDevice {
     bytes[name] += size_bytes;
     return kDevice->Allocate(name, size_bytes, sharing);
   }
+  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override {
+    return kDevice->Adopt(name, size_bytes, std::move(fd));
+  }
   int64_t AvailableBytes() const override { return kDevice->AvailableBytes(); }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
     return kDevice->OpenHostMemory(page);

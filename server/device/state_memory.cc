@@ -1,0 +1,21 @@
+#include "server/device/state_memory.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<const Memory*> PrivateStateMemory::Piece(const std::string& name, int64_t size_bytes,
+                                                        ComputeDevice& device) {
+  if (pieces_.find(name) != pieces_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("memory of ", name, ": asked for once expected, got twice"));
+  }
+  ASSIGN_OR_RETURN(Memory memory, device.Allocate(MemoryName(name), size_bytes, Sharing::kPrivate));
+  return &(pieces_[name] = std::move(memory));
+}
+
+std::string MemoryName(const std::string& piece) { return absl::StrCat("paramshard-", piece); }
+
+}  // namespace paramshard::server

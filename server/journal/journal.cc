@@ -1,0 +1,359 @@
+#include "server/journal/journal.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+absl::Status NotNext(absl::string_view expected) {
+  return absl::FailedPreconditionError(absl::StrCat("journal: ", expected, " expected, got another call"));
+}
+
+absl::Span<const uint8_t> BytesOf(const void* data, size_t size) {
+  return absl::MakeConstSpan(static_cast<const uint8_t*>(data), size);
+}
+
+void SetHash(uint64_t (&stored)[2], absl::uint128 hash) {
+  stored[0] = absl::Uint128Low64(hash);
+  stored[1] = absl::Uint128High64(hash);
+}
+
+absl::StatusOr<JournalBytes> EncodeIdentity(const JournalIdentity& identity) {
+  RETURN_IF_ERROR(CheckIdentity(identity));
+  JournalBytes bytes;
+  Encode(identity, bytes);
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> Journal::SizeOf(const JournalIdentity& identity) {
+  ASSIGN_OR_RETURN(const JournalBytes bytes, EncodeIdentity(identity));
+  ASSIGN_OR_RETURN(const JournalLayout layout,
+                   JournalLayout::Of(ShapeOf(identity, static_cast<int64_t>(bytes.bytes().size()))));
+  return layout.size_bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(absl::Span<uint8_t> memory, const JournalIdentity& identity,
+                                                         StoreLimit* limit) {
+  ASSIGN_OR_RETURN(const JournalBytes bytes, EncodeIdentity(identity));
+  const JournalShape shape = ShapeOf(identity, static_cast<int64_t>(bytes.bytes().size()));
+  ASSIGN_OR_RETURN(const JournalLayout layout, JournalLayout::Of(shape));
+  if (layout.size_bytes != static_cast<int64_t>(memory.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal: memory of ", layout.size_bytes, " bytes expected, got ", memory.size()));
+  }
+  std::unique_ptr<Journal> journal(new Journal(identity, layout, shape, JournalStores(memory.data(), limit)));
+  journal->WriteLifecycle(JournalLifecycle::kCreating, {});
+  journal->WriteHeader(bytes.bytes());
+  return journal;
+}
+
+absl::StatusOr<std::unique_ptr<Journal>> Journal::Adopt(absl::Span<uint8_t> memory, StoreLimit* limit) {
+  ASSIGN_OR_RETURN(const JournalReader reader, JournalReader::Open(memory));
+  if (!reader.begun()) return absl::DataLossError("journal: one that was begun expected, got empty memory");
+  const JournalIdentity& identity = reader.identity();
+  std::unique_ptr<Journal> journal(
+      new Journal(identity, reader.layout(), reader.shape(), JournalStores(memory.data(), limit)));
+  RETURN_IF_ERROR(journal->GoOn(reader));
+  return journal;
+}
+
+Journal::Journal(JournalIdentity identity, const JournalLayout& layout, const JournalShape& shape, JournalStores stores)
+    : identity_(std::move(identity)), layout_(layout), shape_(shape), stores_(stores) {
+  int64_t begin = 0;
+  for (const JournalIdentity::BookParameter& parameter : identity_.book) {
+    ring_begin_.push_back(begin);
+    if (parameter.history_length > 0) begin += parameter.history_length + 1;
+  }
+}
+
+absl::Status Journal::GoOn(const JournalReader& reader) {
+  for (int i = 0; i < kJournalRecords; ++i) {
+    sequences_[i] = reader.Sequence(static_cast<JournalRecord>(i)).value_or(0);
+  }
+  ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader.Lifecycle());
+  lifecycle_ = lifecycle.lifecycle;
+  if (lifecycle_ != JournalLifecycle::kUsable) return absl::OkStatus();
+  ASSIGN_OR_RETURN(epoch_, reader.Epoch());
+  ASSIGN_OR_RETURN(numbers_, reader.StoredNumbers());
+  ASSIGN_OR_RETURN(const PreparedRecord prepared, reader.Prepared());
+  ASSIGN_OR_RETURN(const DecidedRecord decided, reader.Decided());
+  prepared_ = prepared.key;
+  prepared_states_ = prepared.client_states;
+  decided_ = decided.key;
+  return absl::OkStatus();
+}
+
+// The magic comes last: without it there is no journal yet.
+void Journal::WriteHeader(absl::Span<const uint8_t> identity) {
+  JournalSlotHeader slot{.word = PublishedWord(0), .size_bytes = identity.size()};
+  SetHash(slot.hash, JournalHash(identity, kIdentitySeed));
+  stores_.Put(layout_.identity, slot);
+  stores_.Copy(layout_.identity + static_cast<int64_t>(sizeof(slot)), identity);
+  JournalHeader header{
+      .magic = kJournalMagic, .version = kJournalVersion, .size_bytes = sizeof(header), .shape = shape_};
+  SetHash(header.hash, JournalHash(BytesOf(&header, offsetof(JournalHeader, hash)), kHeaderSeed));
+  constexpr size_t kBegin = offsetof(JournalHeader, version);
+  stores_.Copy(kBegin, BytesOf(&header, sizeof(header)).subspan(kBegin));
+  stores_.Publish(offsetof(JournalHeader, magic), header.magic);
+}
+
+void Journal::Publish(JournalRecord record) {
+  const int kind = static_cast<int>(record);
+  const uint32_t sequence = sequences_[kind] + 1;
+  const int64_t offset = layout_.records[kind].slots[sequence % 2];
+  JournalSlotHeader slot{.word = PublishedWord(sequence), .size_bytes = bytes_.bytes().size()};
+  SetHash(slot.hash, JournalHash(bytes_.bytes(), SlotSeed(record, sequence)));
+  stores_.Put(offset, slot);
+  stores_.Copy(offset + static_cast<int64_t>(sizeof(slot)), bytes_.bytes());
+  stores_.Publish(layout_.records[kind].word, slot.word);
+  sequences_[kind] = sequence;
+}
+
+ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<const std::string> states) {
+  bytes_.Clear();
+  EncodeClientStates(states, bytes_);
+  stores_.Copy(layout_.states[commit_number % 2 != 0], bytes_.bytes());
+  return {.size_bytes = static_cast<int64_t>(bytes_.bytes().size()), .hash = JournalHash(bytes_.bytes(), kStatesSeed)};
+}
+
+absl::Status Journal::CheckClientStates(absl::Span<const std::string> states) const {
+  if (states.size() != identity_.ranks.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal: ", identity_.ranks.size(), " client states expected, got ", states.size()));
+  }
+  for (const std::string& state : states) {
+    if (static_cast<int64_t>(state.size()) <= identity_.client_state_bytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("journal: a client state of at most ", identity_.client_state_bytes,
+                                                   " bytes expected, got ", state.size()));
+  }
+  return absl::OkStatus();
+}
+
+// --- Lifecycle
+
+void Journal::WriteLifecycle(JournalLifecycle lifecycle, const ChangeSource& source) {
+  Publish(JournalRecord::kLifecycle, LifecycleRecord{.lifecycle = lifecycle, .source = source});
+  lifecycle_ = lifecycle;
+}
+
+absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers& numbers) {
+  if (lifecycle_ != JournalLifecycle::kCreating && lifecycle_ != JournalLifecycle::kChanging) {
+    return NotNext("a model that is made or changed");
+  }
+  RETURN_IF_ERROR(CheckNumbers(identity_, numbers));
+  RETURN_IF_ERROR(CheckClientStates(numbers.client_states));
+  epoch_ = epoch;
+  prepared_ = decided_ = CommitKey();
+  Publish(JournalRecord::kPrepared, PreparedRecord());
+  Publish(JournalRecord::kDecided, DecidedRecord());
+  numbers_ = {.commit_number = numbers.commit_number,
+              .version = numbers.version,
+              .skipped = numbers.skipped,
+              .generation = epoch.generation,
+              .last_answer = numbers.last_answer,
+              .client_states = WriteClientStates(numbers.commit_number, numbers.client_states),
+              .rings_hash = 0,
+              .positions = numbers.positions,
+              .steps = numbers.steps,
+              .scalings = {}};
+  WriteHistories(numbers.scalings);
+  Publish(JournalRecord::kNumbers, numbers_);
+  Publish(JournalRecord::kEpoch, epoch_);
+  WriteLifecycle(JournalLifecycle::kUsable, {});
+  return absl::OkStatus();
+}
+
+void Journal::WriteHistories(absl::Span<const JournalScaling> scalings) {
+  for (size_t i = 0; i < scalings.size(); ++i) {
+    const JournalScaling& scaling = scalings[i];
+    NumbersRecord::Scaling& stored = numbers_.scalings.emplace_back();
+    stored = {.amax = scaling.amax,
+              .scale = scaling.scale,
+              .offered = scaling.offered,
+              .stepped = scaling.stepped,
+              .is_fresh = scaling.is_fresh,
+              .window = {}};
+    if (!scaling.history.has_value()) continue;
+    const std::vector<float>& amaxes = scaling.history->amaxes;
+    const auto length = static_cast<int64_t>(amaxes.size());
+    stored.window = {.exists = true,
+                     .next_scale = scaling.history->scale,
+                     .newest = static_cast<uint32_t>(length - 1),
+                     .filled = static_cast<uint32_t>(length)};
+    for (int64_t age = 0; age < length; ++age) SetRingValue(i, length - 1 - age, amaxes[age]);
+    for (int64_t age = 0; age < length; ++age) {
+      numbers_.rings_hash += RingHash(static_cast<int64_t>(i), length - 1 - age, amaxes[age]);
+    }
+  }
+}
+
+absl::Status Journal::BeginChange(const ChangeSource& source) {
+  if (static_cast<int64_t>(source.text.size()) > kMostSourceBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("journal: what a change is made from in at most ", kMostSourceBytes,
+                                                   " bytes expected, got ", source.text.size()));
+  }
+  if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanging) {
+    return NotNext("a model that is there");
+  }
+  WriteLifecycle(JournalLifecycle::kChanging, source);
+  return absl::OkStatus();
+}
+
+void Journal::BeginDelete() { WriteLifecycle(JournalLifecycle::kDeleting, {}); }
+
+// --- Commits
+
+CommitKey Journal::NextKey() const {
+  return {.history = epoch_.history, .epoch = epoch_.epoch, .commit_number = numbers_.commit_number + 1};
+}
+
+absl::Status Journal::CheckUsable() const {
+  return lifecycle_ == JournalLifecycle::kUsable ? absl::OkStatus() : NotNext("a usable model");
+}
+
+absl::Status Journal::BeginEpoch(int64_t epoch, const HistoryId& history) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (is_prepared()) return NotNext("the end of a commit");
+  if (epoch <= epoch_.epoch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal: an epoch behind ", epoch_.epoch, " expected, got ", epoch));
+  }
+  epoch_.epoch = epoch;
+  epoch_.history = history;
+  Publish(JournalRecord::kEpoch, epoch_);
+  return absl::OkStatus();
+}
+
+absl::Status Journal::Prepare(const PreparedCommit& commit) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (is_prepared() || commit.commit_number != NextKey().commit_number) return NotNext("the end of a commit");
+  RETURN_IF_ERROR(CheckClientStates(commit.client_states));
+  if (static_cast<int64_t>(commit.groups.size()) > shape_.groups ||
+      static_cast<int64_t>(commit.has_gradient.size()) != shape_.parameters) {
+    return absl::InvalidArgumentError(
+        "journal: hyper-parameters of at most the model's groups, and a bit for each of "
+        "its parameters, expected, got others");
+  }
+  PreparedRecord record{.key = NextKey(),
+                        .commit = {.commit_number = commit.commit_number,
+                                   .groups = commit.groups,
+                                   .has_gradient = commit.has_gradient,
+                                   .client_states = {}},
+                        .client_states = WriteClientStates(commit.commit_number, commit.client_states)};
+  Publish(JournalRecord::kPrepared, record);
+  prepared_ = record.key;
+  prepared_states_ = record.client_states;
+  return absl::OkStatus();
+}
+
+absl::Status Journal::Withdraw() {
+  RETURN_IF_ERROR(CheckUsable());
+  if (!is_prepared() || is_decided()) return NotNext("a prepared commit that is not decided");
+  Publish(JournalRecord::kPrepared, PreparedRecord());
+  prepared_ = CommitKey();
+  return absl::OkStatus();
+}
+
+// The marks are those of this commit before anybody may look at them.
+absl::Status Journal::Decide(const DecidedCommit& commit) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (!is_prepared() || is_decided() || commit.commit_number != prepared_.commit_number) {
+    return NotNext("a prepared commit that is not decided");
+  }
+  decided_ = prepared_;
+  for (int rank = 0; rank < static_cast<int>(identity_.ranks.size()); ++rank) {
+    for (int lane = 0; lane < kBandLanes; ++lane) {
+      MarkBegun(rank, lane, 0);
+      MarkDone(rank, lane, 0);
+    }
+  }
+  Publish(JournalRecord::kDecided, DecidedRecord{.key = decided_, .commit = commit});
+  return absl::OkStatus();
+}
+
+absl::Status Journal::CheckAnswer(const AnsweredCommit& commit) const {
+  if (!is_decided() || commit.answer.commit_number != decided_.commit_number) return NotNext("a decided commit");
+  const bool fits = static_cast<int64_t>(commit.steps.size()) == shape_.parameters &&
+                    static_cast<int64_t>(commit.positions.size()) == shape_.ranks &&
+                    static_cast<int64_t>(commit.scalings.size()) == shape_.scalings;
+  if (!fits) return absl::InvalidArgumentError("journal: numbers of this model expected, got others");
+  for (size_t i = 0; i < commit.scalings.size(); ++i) {
+    const ScalingChange::History history = commit.scalings[i].history;
+    if (history == ScalingChange::History::kSame) continue;
+    const bool appends = history == ScalingChange::History::kAppended;
+    if (identity_.book[i].history_length > 0 && (!appends || numbers_.scalings[i].window.exists)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("journal: a history of parameter ", identity_.book[i].parameter,
+                                                   " of unit ", identity_.book[i].unit, " expected, got none"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Journal::Answer(const AnsweredCommit& commit) {
+  RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(CheckAnswer(commit));
+  numbers_.commit_number = commit.answer.commit_number;
+  numbers_.version = commit.answer.version;
+  numbers_.skipped = commit.skipped;
+  numbers_.last_answer = commit.answer;
+  numbers_.client_states = prepared_states_;
+  std::copy(commit.positions.begin(), commit.positions.end(), numbers_.positions.begin());
+  std::copy(commit.steps.begin(), commit.steps.end(), numbers_.steps.begin());
+  for (size_t i = 0; i < commit.scalings.size(); ++i) {
+    const ScalingChange& change = commit.scalings[i];
+    NumbersRecord::Scaling& scaling = numbers_.scalings[i];
+    if (change.history != ScalingChange::History::kSame) {
+      AppendAmax(i, change.amax, change.history == ScalingChange::History::kBegun);
+    }
+    scaling.amax = change.amax;
+    scaling.scale = change.scale;
+    scaling.offered = change.offered;
+    scaling.stepped = change.stepped;
+    scaling.is_fresh = change.is_fresh;
+    scaling.window.next_scale = change.next_scale;
+  }
+  Publish(JournalRecord::kNumbers, numbers_);
+  return absl::OkStatus();
+}
+
+// It goes where no value of the window is: the window that is published stays whole.
+void Journal::AppendAmax(size_t scaling, float amax, bool begins) {
+  const int64_t length = identity_.book[scaling].history_length;
+  const int64_t places = length + 1;
+  RingWindow& window = numbers_.scalings[scaling].window;
+  const auto leave = [&](int64_t age) {
+    const int64_t place = (window.newest + places - age) % places;
+    numbers_.rings_hash -= RingHash(static_cast<int64_t>(scaling), place, RingValue(scaling, place));
+  };
+  if (begins) {
+    for (int64_t age = 0; age < window.filled; ++age) leave(age);
+    window.filled = 0;
+  } else if (window.filled == length) {
+    leave(length - 1);
+    --window.filled;
+  }
+  window.exists = true;
+  window.newest = static_cast<uint32_t>((window.newest + 1) % places);
+  ++window.filled;
+  SetRingValue(scaling, window.newest, amax);
+  numbers_.rings_hash += RingHash(static_cast<int64_t>(scaling), window.newest, amax);
+}
+
+float Journal::RingValue(size_t scaling, int64_t place) const {
+  float value;
+  std::memcpy(&value, stores_.at(RingOffset(scaling, place)), sizeof(value));
+  return value;
+}
+
+void Journal::SetRingValue(size_t scaling, int64_t place, float value) const {
+  stores_.Put(RingOffset(scaling, place), value);
+}
+
+}  // namespace paramshard::server

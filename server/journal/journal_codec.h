@@ -1,0 +1,103 @@
+// The records of a journal as bytes. Whoever decodes gets nothing of bytes that no encoder writes.
+#ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_CODEC_H_
+#define PARAMSHARD_SERVER_JOURNAL_JOURNAL_CODEC_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/types/span.h"
+#include "server/journal/journal_bytes.h"
+#include "server/journal/journal_content.h"
+#include "server/journal/journal_layout.h"
+
+namespace paramshard::server {
+
+enum class JournalLifecycle : uint8_t { kCreating, kChanging, kUsable, kDeleting };
+
+// Where client states are: `size_bytes` of those of the commit's parity.
+struct ClientStatesRef {
+  int64_t size_bytes = 0;
+  absl::uint128 hash = 0;
+};
+
+struct LifecycleRecord {
+  JournalLifecycle lifecycle = JournalLifecycle::kCreating;
+  ChangeSource source;  // while it is changed
+};
+
+// Which window of a ring a history is: `filled` values that end with the one at `newest`, and zeros before them.
+struct RingWindow {
+  bool exists = false;
+  float next_scale = 1.0f;
+  uint32_t newest = 0;
+  uint32_t filled = 0;
+};
+
+struct NumbersRecord {
+  struct Scaling {
+    float amax = 0.0f;
+    float scale = 1.0f;
+    float offered = -1.0f;
+    bool stepped = false;
+    bool is_fresh = true;
+    RingWindow window;
+  };
+
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  int64_t skipped = 0;
+  int64_t generation = 0;
+  std::optional<CommitAnswer> last_answer;
+  ClientStatesRef client_states;
+  uint64_t rings_hash = 0;  // of the values of all windows
+  std::vector<int64_t> positions;
+  std::vector<int64_t> steps;
+  std::vector<Scaling> scalings;
+};
+
+// Which commit it is besides its number: one of an earlier epoch or of another history is over.
+struct CommitKey {
+  HistoryId history;
+  int64_t epoch = 0;
+  int64_t commit_number = -1;  // -1: none
+  friend bool operator==(const CommitKey&, const CommitKey&) = default;
+};
+
+struct PreparedRecord {
+  CommitKey key;
+  PreparedCommit commit;  // without client states
+  ClientStatesRef client_states;
+};
+
+struct DecidedRecord {
+  CommitKey key;
+  DecidedCommit commit;
+};
+
+void Encode(const JournalIdentity& identity, JournalBytes& bytes);
+void Encode(const LifecycleRecord& record, JournalBytes& bytes);
+void Encode(const JournalEpoch& record, JournalBytes& bytes);
+void Encode(const NumbersRecord& record, JournalBytes& bytes);
+void Encode(const PreparedRecord& record, JournalBytes& bytes);
+void Encode(const DecidedRecord& record, JournalBytes& bytes);
+void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes);
+
+// False for bytes that are none, or not of these counts.
+bool Decode(absl::Span<const uint8_t> bytes, JournalIdentity& identity);
+bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record);
+bool Decode(absl::Span<const uint8_t> bytes, JournalEpoch& record);
+bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, NumbersRecord& record);
+bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, PreparedRecord& record);
+bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record);
+bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states);
+
+// Most bytes of a record, and of the client states of a commit.
+int64_t RecordCapacity(JournalRecord record, const JournalShape& shape);
+int64_t ClientStatesCapacity(const JournalShape& shape);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_JOURNAL_JOURNAL_CODEC_H_

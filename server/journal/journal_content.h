@@ -1,0 +1,201 @@
+// What a model's journal says, in plain values.
+#ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_CONTENT_H_
+#define PARAMSHARD_SERVER_JOURNAL_JOURNAL_CONTENT_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/optim/hyperparameters.h"
+#include "kernels/optim/state_bands.h"
+#include "server/store/commit_log.h"
+#include "server/store/history.h"
+
+namespace paramshard::server {
+
+// The arrays of a rank's state, by their numbers in a journal: masters (0), remainders (1), elements and scales of the
+// first moment (2, 3) and of the second one (4, 5).
+inline constexpr int kJournalArrays = 6;
+
+// Where everything of a rank lies, as the program wrote it that made the model: another one may place it otherwise.
+struct JournalRank {
+  // Memory, by the names of KeptMemory without the rank: "master".
+  struct Piece {
+    std::string name;
+    int64_t size_bytes = 0;
+    friend bool operator==(const Piece&, const Piece&) = default;
+  };
+  // Rows of a parameter that the rank owns.
+  struct Extent {
+    int32_t unit = 0;
+    int32_t parameter = 0;  // within the unit
+    int64_t first_row = 0;  // of the parameter
+    int64_t end_row = 0;
+    std::array<int64_t, kJournalArrays> offsets = {};  // in the array's piece, at position 0
+    int64_t gradient_offset = 0;
+    friend bool operator==(const Extent&, const Extent&) = default;
+  };
+  // Begins with a row of a parameter, and ends where the next one begins.
+  struct Band {
+    int32_t unit = 0;
+    int32_t parameter = 0;
+    int64_t row = 0;  // of the parameter
+    friend bool operator==(const Band&, const Band&) = default;
+  };
+
+  int32_t rank = 0;  // in the world
+  std::vector<Piece> pieces;
+  std::vector<Extent> extents;  // trainable ones first, each part in the order of the model
+  int32_t trainable_count = 0;
+  std::vector<Band> bands;  // in the order of memory; none: steps stay in place
+  int64_t distance = 0;     // by which a step moves the state, in bytes; 0 without bands
+  friend bool operator==(const JournalRank&, const JournalRank&) = default;
+};
+
+// What does not change while the model lives.
+struct JournalIdentity {
+  // A parameter that the scaling book has.
+  struct BookParameter {
+    int32_t unit = 0;
+    int32_t parameter = 0;
+    int64_t history_length = 0;  // 0: it has no history
+    friend bool operator==(const BookParameter&, const BookParameter&) = default;
+  };
+
+  std::string spec;  // canonical bytes of the message
+  uint64_t spec_fingerprint = 0;
+  int32_t node = 0;
+  std::vector<int32_t> device_counts;  // of all nodes
+  int32_t shard_size = 1;
+  int32_t parameters = 0;
+  int32_t groups = 0;               // most of a commit
+  int64_t client_state_bytes = 0;   // most of a rank
+  std::vector<BookParameter> book;  // in the order of the model
+  std::vector<JournalRank> ranks;   // of this daemon
+  friend bool operator==(const JournalIdentity&, const JournalIdentity&) = default;
+};
+
+// Which state the numbers count from, and which epoch was started last.
+struct JournalEpoch {
+  HistoryId history;
+  Lineage lineage;
+  std::optional<HistoryParent> parent = {};
+  int64_t history_begin = 0;  // the commit number that the history began with
+  int64_t generation = 0;     // of changes on this daemon
+  int64_t epoch = 0;
+  friend bool operator==(const JournalEpoch&, const JournalEpoch&) = default;
+};
+
+// What the scaling book says of one parameter between two commits (ScalingBook::Record, and what is not settled yet).
+struct JournalScaling {
+  struct History {
+    float scale = 1.0f;         // of the next step
+    std::vector<float> amaxes;  // newest first, as many as it is long
+    friend bool operator==(const History&, const History&) = default;
+  };
+
+  float amax = 0.0f;
+  float scale = 1.0f;     // of the present planes
+  float offered = -1.0f;  // the amax of this daemon's extents since it was settled last; -1 none
+  bool stepped = false;   // since then
+  bool is_fresh = true;   // no step has entered the history
+  std::optional<History> history = {};
+  friend bool operator==(const JournalScaling&, const JournalScaling&) = default;
+};
+
+// The numbers of the answered commit, and all that goes with them.
+struct JournalNumbers {
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  int64_t skipped = 0;
+  std::optional<CommitAnswer> last_answer = {};
+  std::vector<std::string> client_states;  // by rank of this daemon
+  std::vector<int64_t> steps;              // by parameter of the model: optimizer steps taken
+  std::vector<int64_t> positions;          // by rank of this daemon: where its state lies, 0 or the distance
+  std::vector<JournalScaling> scalings;    // as the identity's book
+  friend bool operator==(const JournalNumbers&, const JournalNumbers&) = default;
+};
+
+// A commit before its vote.
+struct PreparedCommit {
+  int64_t commit_number = 0;
+  std::vector<Hyperparameters> groups;
+  std::vector<bool> has_gradient;          // by parameter of the model
+  std::vector<std::string> client_states;  // by rank of this daemon
+};
+bool operator==(const PreparedCommit& a, const PreparedCommit& b);
+
+// A commit after its vote: what this daemon does about it, and answers.
+struct DecidedCommit {
+  int64_t commit_number = 0;
+  bool apply = false;
+  float gradient_scale = 1.0f;
+  double gradient_norm = 0.0;
+  int64_t non_finite_count = 0;
+  friend bool operator==(const DecidedCommit&, const DecidedCommit&) = default;
+};
+
+// What a commit leaves of a parameter of the scaling book, without its history, which grows by `amax` alone.
+struct ScalingChange {
+  enum class History : uint8_t {
+    kSame,
+    kAppended,  // `amax` is its newest value
+    kBegun,     // and all others are zeros
+  };
+
+  float amax = 0.0f;
+  float scale = 1.0f;
+  float next_scale = 1.0f;  // of the next step, where there is a history
+  float offered = -1.0f;
+  bool stepped = false;
+  bool is_fresh = true;
+  History history = History::kSame;
+};
+
+// A commit that is answered next.
+struct AnsweredCommit {
+  CommitAnswer answer;
+  int64_t skipped = 0;
+  absl::Span<const int64_t> steps;
+  absl::Span<const int64_t> positions;
+  absl::Span<const ScalingChange> scalings;
+};
+
+// What the state is replaced by, while it is.
+struct ChangeSource {
+  enum class Kind : uint8_t {
+    kInitialValues,  // of the spec
+    kStream,         // an import from a client, which is gone
+    kFiles,          // an import from a folder that this daemon reads
+    kCheckpoint,     // a restore
+  };
+
+  Kind kind = Kind::kInitialValues;
+  std::string text;  // the folder, the checkpoint: what doing it again needs
+
+  bool repeatable() const { return kind != Kind::kStream; }
+  friend bool operator==(const ChangeSource&, const ChangeSource&) = default;
+};
+
+// How many of the bands of a lane were begun and done. Without bands the whole step counts as the only one of lane 0.
+struct LaneProgress {
+  int32_t begun = 0;
+  int32_t done = 0;
+  friend bool operator==(const LaneProgress&, const LaneProgress&) = default;
+};
+using RankProgress = std::array<LaneProgress, kBandLanes>;
+
+// How many bands a lane of a step has.
+int LaneBands(const JournalRank& rank, int lane);
+
+// INVALID_ARGUMENT what cannot be: bands of rows that the rank does not have, say.
+absl::Status CheckIdentity(const JournalIdentity& identity);
+absl::Status CheckNumbers(const JournalIdentity& identity, const JournalNumbers& numbers);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_JOURNAL_JOURNAL_CONTENT_H_

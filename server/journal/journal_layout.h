@@ -1,0 +1,123 @@
+// Where everything of a journal lies in its memory. Format version 1:
+//
+//   header    magic, version, counts, hash       written once
+//   identity  the bytes of it, hash              written once
+//   records   of each kind a word and two slots
+//   states    client states, twice: of commits with even and with odd numbers
+//   marks     four words a rank
+//   rings     amaxes, of each parameter with a history one more than that is long
+//
+// A **record** is published by its word, which names a sequence number: it is in the slot of that parity. The next one
+// is written into the other slot, and published by one aligned store of 8 bytes. A process that dies tears none, so a
+// reader finds the old record or the new one. Words carry their number twice, slots a hash of number and bytes: a bit
+// that is flipped in them is found.
+#ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_LAYOUT_H_
+#define PARAMSHARD_SERVER_JOURNAL_JOURNAL_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/journal/journal_content.h"
+
+namespace paramshard::server {
+
+inline constexpr uint64_t kJournalMagic = 0x6c6e726a68737071;  // "qpshjrnl"; 0: not written yet
+inline constexpr uint32_t kJournalVersion = 1;
+
+inline constexpr int64_t kMostJournalRanks = 4096;
+// A mark counts up to 2^16 - 1 of a lane's bands.
+inline constexpr int64_t kMostJournalBands = 2 * 0xffff;
+// Of the text of a change.
+inline constexpr int64_t kMostSourceBytes = 1024;
+
+enum class JournalRecord : uint8_t { kLifecycle, kEpoch, kNumbers, kPrepared, kDecided };
+inline constexpr int kJournalRecords = 5;
+const char* JournalRecordName(JournalRecord record);
+
+// The counts that say where everything lies.
+struct JournalShape {
+  int64_t ranks = 0;
+  int64_t parameters = 0;
+  int64_t groups = 0;
+  int64_t scalings = 0;
+  int64_t ring_values = 0;
+  int64_t client_state_bytes = 0;
+  int64_t identity_bytes = 0;
+  friend bool operator==(const JournalShape&, const JournalShape&) = default;
+};
+JournalShape ShapeOf(const JournalIdentity& identity, int64_t identity_bytes);
+
+struct JournalHeader {
+  uint64_t magic = 0;
+  uint32_t version = 0;
+  uint32_t size_bytes = 0;  // of the header
+  JournalShape shape;
+  uint64_t hash[2] = {};  // of all before it
+};
+
+struct JournalSlotHeader {
+  uint64_t word = 0;  // as it is published
+  uint64_t size_bytes = 0;
+  uint64_t hash[2] = {};  // of kind, sequence number and bytes
+};
+
+// Offsets in bytes, all multiples of 8.
+struct JournalLayout {
+  struct Record {
+    int64_t word = 0;
+    std::array<int64_t, 2> slots = {};  // of their headers
+    int64_t capacity = 0;               // bytes behind a header
+  };
+
+  // INVALID_ARGUMENT counts that no journal has.
+  static absl::StatusOr<JournalLayout> Of(const JournalShape& shape);
+
+  const Record& of(JournalRecord record) const { return records[static_cast<int>(record)]; }
+
+  int64_t identity = 0;  // of its slot's header
+  std::array<Record, kJournalRecords> records = {};
+  std::array<int64_t, 2> states = {};  // of commits with even and with odd numbers
+  int64_t states_capacity = 0;
+  int64_t marks = 0;
+  int64_t rings = 0;
+  int64_t size_bytes = 0;
+};
+
+// The word that publishes the record with this sequence number. One with a flipped bit is none.
+constexpr uint64_t PublishedWord(uint32_t sequence) { return sequence | uint64_t{~sequence} << 32; }
+constexpr bool IsPublishedWord(uint64_t word) { return word == PublishedWord(static_cast<uint32_t>(word)); }
+
+// The word of a lane that says `count` bands, for the apply of this commit.
+constexpr uint64_t MarkWord(int64_t commit_number, int count) {
+  return PublishedWord(static_cast<uint32_t>(commit_number & 0xffff) << 16 | static_cast<uint32_t>(count));
+}
+// By which a lane's word grows with each band, for who counts in words.
+inline constexpr uint64_t kMarkStep = uint64_t{1} - (uint64_t{1} << 32);
+static_assert(MarkWord(7, 5) == MarkWord(7, 0) + 5 * kMarkStep);
+// Of a rank: begun and done of lane 0, then of lane 1.
+inline constexpr int64_t kMarkBytesPerRank = 64;
+constexpr int64_t BegunMark(const JournalLayout& layout, int rank, int lane) {
+  return layout.marks + rank * kMarkBytesPerRank + lane * 16;
+}
+constexpr int64_t DoneMark(const JournalLayout& layout, int rank, int lane) {
+  return BegunMark(layout, rank, lane) + 8;
+}
+
+// Of a slot: `seed` is SlotSeed().
+absl::uint128 JournalHash(absl::Span<const uint8_t> bytes, uint64_t seed);
+constexpr uint64_t SlotSeed(JournalRecord record, uint32_t sequence) {
+  return (uint64_t{1} + static_cast<uint64_t>(record)) << 32 | sequence;
+}
+inline constexpr uint64_t kHeaderSeed = 0;
+inline constexpr uint64_t kIdentitySeed = uint64_t{100} << 32;
+inline constexpr uint64_t kStatesSeed = uint64_t{101} << 32;
+
+// A value of a ring: a history's hash is the sum of those of its values.
+uint64_t RingHash(int64_t ring, int64_t place, float value);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_JOURNAL_JOURNAL_LAYOUT_H_

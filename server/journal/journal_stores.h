@@ -1,0 +1,57 @@
+// The stores that a journal's writer makes.
+#ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_STORES_H_
+#define PARAMSHARD_SERVER_JOURNAL_JOURNAL_STORES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/types/span.h"
+
+namespace paramshard::server {
+
+// Says how many of the next bytes are stored: for tests, whose writers die.
+class StoreLimit {
+ public:
+  virtual ~StoreLimit() = default;
+  virtual int64_t Allow(int64_t size_bytes) = 0;
+};
+
+// Memory that is aligned to 8 bytes. Marks of different ranks are written by different threads.
+class JournalStores {
+ public:
+  JournalStores() = default;
+  // `limit` may be null. Both outlive this.
+  JournalStores(uint8_t* memory, StoreLimit* limit) : memory_(memory), limit_(limit) {}
+
+  // In any order among themselves, before whatever is published next.
+  void Copy(int64_t offset, absl::Span<const uint8_t> bytes) const { CopyBytes(offset, bytes.data(), bytes.size()); }
+  template <typename T>
+  void Put(int64_t offset, const T& value) const {
+    CopyBytes(offset, &value, sizeof(value));
+  }
+  // One store, after all that the calling thread has stored before.
+  void Publish(int64_t offset, uint64_t word) const {
+    if (limit_ != nullptr && limit_->Allow(sizeof(word)) < static_cast<int64_t>(sizeof(word))) return;
+    Word(offset).store(word, std::memory_order_release);
+  }
+  // Of the writer's own.
+  uint64_t Load(int64_t offset) const { return Word(offset).load(std::memory_order_relaxed); }
+  const uint8_t* at(int64_t offset) const { return memory_ + offset; }
+
+ private:
+  std::atomic_ref<uint64_t> Word(int64_t offset) const {
+    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(memory_ + offset));
+  }
+  void CopyBytes(int64_t offset, const void* data, size_t size) const {
+    if (limit_ != nullptr) size = limit_->Allow(static_cast<int64_t>(size));
+    if (size > 0) std::memcpy(memory_ + offset, data, size);
+  }
+
+  uint8_t* memory_ = nullptr;
+  StoreLimit* limit_ = nullptr;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_JOURNAL_JOURNAL_STORES_H_
