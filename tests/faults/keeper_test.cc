@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -28,8 +29,13 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 
 class KeptDaemonTest : public testing::Test {
  protected:
-  KeptDaemonTest() {
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), {"--device=cpu:0", "--keeper=on"});
+  KeptDaemonTest() { Start({"--keeper=on"}); }
+
+  // In the place of the present one.
+  void Start(std::vector<std::string> flags) {
+    daemon_.reset();
+    flags.push_back("--device=cpu:0");
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
     EXPECT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -59,9 +65,25 @@ class KeptDaemonTest : public testing::Test {
         .Await();
   }
 
+  // Of the model of TrainOnce.
+  std::string StateHash() const {
+    const absl::StatusOr<std::string> verified = Ctl("-o json verify kept");
+    EXPECT_OK(verified.status());
+    return verified.ok() ? nlohmann::json::parse(*verified)["summary"]["stateHash"] : "";
+  }
+
   const TemporaryDirectory directory_;
   std::optional<DaemonProcess> daemon_;
 };
+
+// Comes again for as long as servers end under it.
+absl::Status TrainOn(const Training& training) {
+  absl::Status status = absl::UnavailableError("not yet");
+  for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+    status = Train(training);
+  }
+  return status;
+}
 
 TEST_F(KeptDaemonTest, AServerThatIsKilledIsFollowedByAnother) {
   const std::optional<pid_t> first = ServerPid();
@@ -73,6 +95,28 @@ TEST_F(KeptDaemonTest, AServerThatIsKilledIsFollowedByAnother) {
   EXPECT_OK(TrainOnce());
   kill(*second, SIGSEGV);
   EXPECT_TRUE(AwaitServer(*second).has_value());
+}
+
+TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
+  Training training{.socket_dir = directory_.path(), .model = "kept", .rank = 0, .commits = 6};
+  Start({});
+  ASSERT_OK(ChildProcess::Run([&](Board&) { return Train(training); }).Await());
+  const std::string expected = StateHash();
+
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path(), "--save-every=1", "--restore=latest"});
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_NE(*server, daemon_->pid());
+  ChildProcess trainer = ChildProcess::Run([&](Board& board) {
+    training.at = [&](Point point, int64_t commit) {
+      if (commit == 4 && point == Point::kAllPushed && board.numbers[0].exchange(1) == 0) kill(*server, SIGKILL);
+    };
+    return TrainOn(training);
+  });
+  EXPECT_OK(trainer.Await());
+  EXPECT_NE(ServerPid(), server);
+  EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, ARestartStartsTheNextServer) {
@@ -90,6 +134,17 @@ TEST_F(KeptDaemonTest, ARestartThatWouldLoseModelsIsAskedForByName) {
   EXPECT_FALSE(Ctl("restart").ok());
   EXPECT_OK(Ctl("restart --lose-models").status());
   EXPECT_OK(TrainOnce());
+}
+
+TEST_F(KeptDaemonTest, ARestartOfADaemonThatSavesAndRestoresLosesNothing) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path(), "--restore=latest"});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  ASSERT_OK(Ctl("restart").status());
+  // Two commits are made already: the trainer only creates the model.
+  ASSERT_OK(TrainOnce());
+  EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
