@@ -304,8 +304,9 @@ TEST_F(SaverTest, OldCheckpointsAreDeletedAsThePolicySays) {
     Step();
     AwaitLast();
   }
+  ASSERT_OK_AND_ASSIGN(const auto steps, checkpoint::ListSteps(ModelFolder(root_.path(), "m")));
   std::vector<int64_t> kept;
-  for (const auto& step : *checkpoint::ListSteps(ModelFolder(root_.path(), "m"))) kept.push_back(step.name.step);
+  for (const auto& step : steps) kept.push_back(step.name.step);
   EXPECT_THAT(kept, ElementsAre(2, 4, 5));
 }
 
