@@ -54,6 +54,8 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"codec decode", {"in", "out.npy", "--format=MXFP8"}},
       {"convert", {"in", "--format=MXFP8", "-o", "out"}},
       {"import", {"m", "in"}},
+      {"save", {"m"}},
+      {"restore", {"m"}},
       {"checkpoint verify", {"in"}},
       {"checkpoint list", {"in"}},
       {"checkpoint describe", {"in"}},

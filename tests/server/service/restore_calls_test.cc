@@ -317,7 +317,7 @@ TEST_F(CreateRestoredTest, ADamagedManifestIsNoFreshStart) {
 
 TEST_F(CreateRestoredTest, ALostFolderOfCheckpointsIsNoFreshStart) {
   std::filesystem::remove(saves_.path());
-  EXPECT_THAT(Create("latest").status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr(saves_.path())));
+  EXPECT_THAT(Create("latest").status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(saves_.path())));
   EXPECT_THAT(Models(), IsEmpty());
 }
 
