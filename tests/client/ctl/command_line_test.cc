@@ -55,6 +55,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"convert", {"in", "--format=MXFP8", "-o", "out"}},
       {"import", {"m", "in"}},
       {"save", {"m"}},
+      {"saves", {"m"}},
       {"restore", {"m"}},
       {"checkpoint verify", {"in"}},
       {"checkpoint list", {"in"}},
