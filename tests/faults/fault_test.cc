@@ -572,11 +572,6 @@ TEST_F(HostileTrainerTest, TheDaemonDrainsAndStops) {
 
 // --- Two daemons ---
 
-int GpuCount() {
-  const auto count = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
-  return count.ok() ? std::atoi(count->c_str()) : 0;
-}
-
 // What a shard group spans.
 enum class Sharding { kInsideDaemons, kOverTheWorld };
 
@@ -584,11 +579,9 @@ enum class Sharding { kInsideDaemons, kOverTheWorld };
 class TwoDaemonsTest : public testing::TestWithParam<Sharding> {
  protected:
   void SetUp() override {
-    if (TestDevices() == "cuda") {
-      const int gpus = GpuCount();
-      if (gpus < 2) GTEST_SKIP() << "two GPUs expected, got " << gpus;
-      if (gpus < 4) devices_ = 1;
-    }
+    const int present = DevicesUpTo(4);
+    if (present < 2) GTEST_SKIP() << "two GPUs expected, got " << present;
+    if (present < 4) devices_ = 1;
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
       std::vector<std::string> flags = DeviceFlags(devices_, TestDevices() == "cuda" ? devices_ * node : 0);

@@ -34,7 +34,7 @@ class KeptDaemonTest : public testing::Test {
   // In the place of the present one.
   void Start(std::vector<std::string> flags) {
     daemon_.reset();
-    flags.push_back("--device=cpu:0");
+    for (const std::string& device : DeviceFlags(1)) flags.push_back(device);
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
     EXPECT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
@@ -174,8 +174,7 @@ TEST_F(KeptDaemonTest, AServerEndsWithItsKeeper) {
 
 TEST(KeeperTest, AStartThatFailsIsNotTriedAgain) {
   const TemporaryDirectory directory;
-  DaemonProcess daemon =
-      DaemonProcess::Spawn(Program(PARAMSHARDD), directory.path(), {"--device=cpu:0", "--keeper=on", "--listen=:"});
+  DaemonProcess daemon = DaemonProcess::Spawn(Program(PARAMSHARDD), directory.path(), {"--keeper=on", "--listen=:"});
   EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
 }
 

@@ -62,7 +62,7 @@ class RestoredRunTest : public testing::Test {
  protected:
   void StartDaemon(const std::vector<std::string>& more_flags) {
     daemon_.reset();
-    std::vector<std::string> flags = DeviceFlags(2);
+    std::vector<std::string> flags = DeviceFlags(ranks_);
     flags.push_back("--save-dir=" + saves_.path());
     flags.insert(flags.end(), more_flags.begin(), more_flags.end());
     absl::StatusOr<DaemonProcess> daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags);
@@ -70,17 +70,15 @@ class RestoredRunTest : public testing::Test {
     daemon_.emplace(*std::move(daemon));
   }
 
-  // Both ranks, up to a commit.
+  // All ranks, up to a commit.
   void TrainTo(int64_t commits, const std::string& restore = "") {
-    const auto start = [&](int rank) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < ranks_; ++rank) {
       Training training{.socket_dir = sockets_.path(), .model = kModel, .rank = rank, .commits = commits};
       training.restore = restore;
-      return ChildProcess::Run([training](Board&) { return Train(training); });
-    };
-    ChildProcess first = start(0);
-    ChildProcess second = start(1);
-    EXPECT_OK(first.Await());
-    EXPECT_OK(second.Await());
+      trainers.push_back(ChildProcess::Run([training](Board&) { return Train(training); }));
+    }
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
   }
 
   // A checkpoint as a world of that size writes it.
@@ -109,13 +107,14 @@ class RestoredRunTest : public testing::Test {
     return verified["summary"]["stateHash"];
   }
 
+  const int ranks_ = DevicesUpTo(2);
   TemporaryDirectory sockets_;
   TemporaryDirectory saves_;
   std::optional<DaemonProcess> daemon_;
 };
 
 TEST_F(RestoredRunTest, EndsInTheBytesOfOneThatWasNotInterrupted) {
-  StartDaemon({});
+  ASSERT_NO_FATAL_FAILURE(StartDaemon({}));
   TrainTo(kSavedStep);
   Save(/*world=*/3);
   const std::string saved = StateHash();
@@ -126,7 +125,7 @@ TEST_F(RestoredRunTest, EndsInTheBytesOfOneThatWasNotInterrupted) {
   // A daemon that is killed, and another one whose models begin with what was saved.
   daemon_->Signal(SIGKILL);
   ASSERT_OK(daemon_->AwaitExit(absl::Seconds(60)).status());
-  StartDaemon({"--restore=latest"});
+  ASSERT_NO_FATAL_FAILURE(StartDaemon({"--restore=latest"}));
   TrainTo(kLastStep);
   EXPECT_EQ(StateHash(), expected);
 
@@ -140,12 +139,12 @@ TEST_F(RestoredRunTest, EndsInTheBytesOfOneThatWasNotInterrupted) {
 }
 
 TEST_F(RestoredRunTest, BeginsWithWhatATrainerAsksFor) {
-  StartDaemon({});
+  ASSERT_NO_FATAL_FAILURE(StartDaemon({}));
   TrainTo(kSavedStep, "latest");
   Save(/*world=*/2);
   TrainTo(kLastStep);
   const std::string expected = StateHash();
-  StartDaemon({});
+  ASSERT_NO_FATAL_FAILURE(StartDaemon({}));
   TrainTo(kLastStep, absl::StrCat(kSavedStep));
   EXPECT_EQ(StateHash(), expected);
 }

@@ -26,7 +26,7 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 class SavesTest : public testing::Test {
  protected:
   void Start(std::vector<std::string> more) {
-    std::vector<std::string> flags = DeviceFlags(2);
+    std::vector<std::string> flags = DeviceFlags(ranks_);
     flags.push_back("--save-dir=" + saves_.path());
     flags.insert(flags.end(), more.begin(), more.end());
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags);
@@ -35,7 +35,7 @@ class SavesTest : public testing::Test {
   }
   void TrainTo(int64_t commits) {
     std::vector<ChildProcess> trainers;
-    for (int rank = 0; rank < 2; ++rank) {
+    for (int rank = 0; rank < ranks_; ++rank) {
       trainers.push_back(ChildProcess::Run([this, rank, commits](Board&) {
         return Train({.socket_dir = sockets_.path(), .model = "saved", .rank = rank, .commits = commits});
       }));
@@ -53,13 +53,14 @@ class SavesTest : public testing::Test {
     EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
   }
 
+  const int ranks_ = DevicesUpTo(2);
   const TemporaryDirectory saves_;
   const TemporaryDirectory sockets_;
   std::optional<DaemonProcess> daemon_;
 };
 
 TEST_F(SavesTest, ASaveByCallIsACheckpointThatVerifies) {
-  Start({"--save-on-drain=off"});
+  ASSERT_NO_FATAL_FAILURE(Start({"--save-on-drain=off"}));
   TrainTo(3);
   ASSERT_OK_AND_ASSIGN(const std::string text, CtlOfDaemon("-o json save saved --wait"));
   const nlohmann::json save = nlohmann::json::parse(text)["save"];
@@ -71,7 +72,7 @@ TEST_F(SavesTest, ASaveByCallIsACheckpointThatVerifies) {
 }
 
 TEST_F(SavesTest, ADaemonThatStopsSavesWhatIsNotSaved) {
-  Start({"--save-every=2"});
+  ASSERT_NO_FATAL_FAILURE(Start({"--save-every=2"}));
   TrainTo(5);
   ExpectStopped();
   ASSERT_OK_AND_ASSIGN(const std::string listed, Ctl("checkpoint list " + saves_.path() + "/saved"));

@@ -1,10 +1,13 @@
 #include "tests/faults/training.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "tests/support/child_process.h"
+#include "tests/support/environment.h"
 
 namespace paramshard::test {
 namespace {
@@ -85,6 +88,12 @@ absl::Status TrainEpoch(Client& client, const Training& training) {
 }
 
 }  // namespace
+
+int DevicesUpTo(int most) {
+  if (TestDevices() != "cuda") return most;
+  const absl::StatusOr<std::string> gpus = OutputOf("nvidia-smi --list-gpus 2>/dev/null | wc -l");
+  return gpus.ok() ? std::min(most, std::atoi(gpus->c_str())) : 0;
+}
 
 ModelSpec SmallModel(const std::string& name) {
   ModelSpec spec;

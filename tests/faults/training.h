@@ -31,6 +31,9 @@ inline constexpr int kPointCount = 11;
 
 ModelSpec SmallModel(const std::string& name);
 
+// How many devices of the tests' kind this machine has, `most` at most: as many cpu devices as one likes.
+int DevicesUpTo(int most);
+
 struct Training {
   std::string socket_dir;
   std::string model;

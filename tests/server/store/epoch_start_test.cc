@@ -66,6 +66,7 @@ TEST_F(EpochStartTest, ADeathBeforeThereIsMemoryEndsTheEpoch) {
 // The rendezvous of an epoch that has ended says no more than that.
 TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
   ASSERT_NO_FATAL_FAILURE(Open({.mesh_inside = true}));
+  if (devices_.size() < 2) GTEST_SKIP() << "engines that meet expected: of two devices";
   const std::shared_ptr<Model> model = world_->Create(Spec());
   absl::Notification failed;
   world_->cluster().FailRendezvous([&, told = false]() mutable {
@@ -77,7 +78,7 @@ TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
     trainers.push_back(std::make_unique<FakeTrainer>(model.get(), rank));
     ASSERT_OK(trainers.back()->Attach());
   }
-  failed.WaitForNotification();
+  ASSERT_TRUE(failed.WaitForNotificationWithTimeout(absl::Seconds(60)));
   model->OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
   for (const auto& trainer : trainers) {
     ASSERT_NE(trainer->AwaitEnded(), nullptr);
