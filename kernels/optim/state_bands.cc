@@ -71,6 +71,7 @@ absl::Status CheckBands(absl::Span<const MatrixShape> extents, absl::Span<const 
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
                      absl::Span<const BandedArray> arrays) {
   PARAMSHARD_CHECK(CheckBands(extents, bands).ok());
+  if (bands.empty()) return 0;
   int64_t longest = 0;
   for (const BandedArray& array : arrays) {
     PARAMSHARD_CHECK(array.parts.size() == extents.size());

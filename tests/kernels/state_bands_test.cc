@@ -257,6 +257,7 @@ TEST(StateBandsTest, TheRoomIsThatOfTheTwoLongestNeighbours) {
   EXPECT_EQ(MoveDistance(extents, bands, {floats, with_gap}), 73'216);
   EXPECT_EQ(MoveDistance(extents, {{0, 0}}, {floats}), 131'072);
   EXPECT_EQ(MoveDistance({}, {}, {}), 0);
+  EXPECT_EQ(MoveDistance(extents, {}, {BandedArray()}), 0);
 }
 
 }  // namespace
