@@ -93,12 +93,14 @@ absl::Status KeptMemory::Drop() {
 
 KeptModels KeptModels::Sort(KeptStore::Descriptors all) {
   KeptModels sorted;
-  for (auto& [name, fd] : all) {
+  while (!all.empty()) {
+    auto piece = all.extract(all.begin());
+    const std::string& name = piece.key();
     const size_t separator = name.find(kSeparator);
     if (separator == std::string::npos) {
       sorted.strangers.push_back(name);
     } else {
-      sorted.models[name.substr(0, separator)][name.substr(separator + 1)] = std::move(fd);
+      sorted.models[name.substr(0, separator)][name.substr(separator + 1)] = std::move(piece.mapped());
     }
   }
   return sorted;

@@ -367,8 +367,12 @@ absl::Status Saver::OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl
   std::vector<std::thread> threads;
   for (int rank = 1; rank < ranks(); ++rank) {
     absl::StatusOr<std::thread> thread = StartThread(purpose, [&results, work, rank] { results[rank] = work(rank); });
-    results[rank] = thread.status();
-    if (thread.ok()) threads.push_back(*std::move(thread));
+    // A thread that runs may have written its result already.
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+    } else {
+      results[rank] = thread.status();
+    }
   }
   results[0] = work(0);
   for (std::thread& thread : threads) thread.join();
