@@ -332,7 +332,9 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
   }};
   if (restart_ == nullptr) return lifetime;
-  lifetime.restart = [this](const ServerCommandChange& change) {
+  lifetime.restart = [this](const ServerCommandChange& change) -> absl::Status {
+    // Who has asked for its end before is not answered by a restart.
+    if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
     RETURN_IF_ERROR(restart_(change));
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();

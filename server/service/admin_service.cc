@@ -116,8 +116,8 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
 }
 
 // What the next server is to be executed as runs with the daemon's rights.
-absl::Status CheckMayRestart(int64_t caller) {
-  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+absl::Status CheckMayRestart(uid_t caller) {
+  if (HasDaemonsRights(caller)) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("restart: user ", geteuid(), " expected, got user ", caller));
 }
 

@@ -1,5 +1,7 @@
 #include "server/service/callers.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,8 @@
 #include "proto/wire/handoff.h"
 
 namespace paramshard::server {
+
+bool HasDaemonsRights(uid_t caller) { return caller == geteuid() || caller == 0; }
 
 absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerContext& context) {
   Caller caller;

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_SERVICE_CALLERS_H_
 
 #include <grpcpp/server_context.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
@@ -21,6 +22,9 @@ namespace paramshard::server {
 
 // Calls that one companion connection may have under way.
 inline constexpr int kMaxCallsOfCaller = 64;
+
+// Whether a caller may have the daemon use its own rights: it is the daemon's user, or root.
+bool HasDaemonsRights(uid_t caller);
 
 // Thread-safe.
 class Callers {

@@ -225,7 +225,7 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
 }  // namespace
 
 absl::Status CheckMayImportFile(uid_t caller) {
-  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+  if (HasDaemonsRights(caller)) return absl::OkStatus();
   return absl::PermissionDeniedError(
       absl::StrCat("import a file: user ", geteuid(), " expected, with whose rights it is read, got user ", caller));
 }

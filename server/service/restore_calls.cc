@@ -173,7 +173,7 @@ absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Mod
 }  // namespace
 
 absl::Status CheckMayNameFolder(uid_t caller) {
-  if (caller == geteuid() || caller == 0) return absl::OkStatus();
+  if (HasDaemonsRights(caller)) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("restore from a path: user ", geteuid(),
                                                   " expected, with whose rights it is read, got user ", caller,
                                                   "; name a checkpoint of the daemon's --save-dir"));
