@@ -19,7 +19,6 @@
 namespace paramshard::server {
 namespace {
 
-using checkpoint::ArrayShape;
 using checkpoint::PlannedFile;
 using checkpoint::PlannedTensor;
 using checkpoint::RankFilePlan;
