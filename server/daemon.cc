@@ -37,6 +37,7 @@
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/restores/checkpoint_choice.h"
+#include "server/restores/model_restore.h"
 #include "server/saves/disk.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
@@ -106,6 +107,15 @@ absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonC
   if (config.restore.empty()) return std::nullopt;
   ASSIGN_OR_RETURN(CheckpointRequest request, ParseCheckpointRequest(config.restore));
   return request;
+}
+
+// A restore that the server before this one did not finish.
+absl::Status RestoreAnew(ModelStore& store, ModelSpec spec, const std::string& folder) {
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, folder, {}));
+    return restore->Run(show).status();
+  };
+  return store.CreateOrJoin(std::move(spec), fill).status();
 }
 
 // A gRPC server for each user, and what brings them connections, which ends first.
@@ -178,7 +188,7 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
 // Members are destroyed in reverse order: first who calls, last who is called.
 class Daemon::Impl {
  public:
-  Impl(const DaemonConfig& config, Restarter restart) : config_(config), restart_(std::move(restart)) {}
+  Impl(const DaemonConfig& config, Afterlife afterlife) : config_(config), afterlife_(std::move(afterlife)) {}
   ~Impl() { Stop(); }
 
   absl::Status Start(DeviceOpener open, const std::stop_token& stop);
@@ -190,14 +200,18 @@ class Daemon::Impl {
  private:
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status ServeCluster();
+  // Models of the server before this one.
+  absl::Status TakeOver();
   absl::Status OpenHandoff();
   absl::Status Serve();
+  // Daemons of a world of several cannot go on one by one yet.
+  KeptStore* kept() const { return config_.nodes == 1 ? afterlife_.kept : nullptr; }
   World MakeWorld() const;
   AdminService::Lifetime Lifetime();
   void WatchDevices();
 
   const DaemonConfig config_;
-  const Restarter restart_;  // null without a keeper
+  const Afterlife afterlife_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
@@ -238,7 +252,10 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .step_timeout = config_.step_timeout,
                                                             .memory_limit_bytes = config_.memory_limit_bytes,
                                                             .save_dir = config_.save_dir,
-                                                            .savers = savers_.get()});
+                                                            .savers = savers_.get(),
+                                                            .moves = {.moves = kept() != nullptr},
+                                                            .kept = kept()});
+  RETURN_IF_ERROR(TakeOver());
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }
@@ -289,6 +306,16 @@ World Daemon::Impl::MakeWorld() const {
           .engines = EnginesOf(config_)};
 }
 
+absl::Status Daemon::Impl::TakeOver() {
+  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffRestore> cut_off, store_->TakeOver());
+  for (ModelStore::CutOffRestore& restore : cut_off) {
+    const std::string name = restore.spec.name;
+    const absl::Status restored = RestoreAnew(*store_, std::move(restore.spec), restore.folder);
+    if (!restored.ok()) store_->SetLost(name, restored);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::Impl::OpenHandoff() {
   ASSIGN_OR_RETURN(std::vector<uid_t> users, AllowedUsers(config_.allow_users));
   ASSIGN_OR_RETURN(handoff_,
@@ -331,15 +358,16 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
   AdminService::Lifetime lifetime{.drain = [this] {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
   }};
-  if (restart_ == nullptr) return lifetime;
+  if (afterlife_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change) -> absl::Status {
     // Who has asked for its end before is not answered by a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
-    RETURN_IF_ERROR(restart_(change));
+    RETURN_IF_ERROR(afterlife_.restart(change));
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
-  lifetime.saves_models = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
+  const bool restores = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
+  lifetime.keeps_models = kept() != nullptr || restores;
   return lifetime;
 }
 
@@ -388,14 +416,14 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
-                                                      const std::stop_token& stop, Restarter restart) {
+                                                      const std::stop_token& stop, Afterlife afterlife) {
   // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
   // Health checking must be asked for before any server is built.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto impl = std::make_unique<Impl>(config, std::move(restart));
+  auto impl = std::make_unique<Impl>(config, std::move(afterlife));
   RETURN_IF_ERROR(impl->Start(open, stop));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }

@@ -19,9 +19,18 @@
 #include "absl/types/span.h"
 #include "server/config/config.h"
 #include "server/device/compute_device.h"
+#include "server/keeper/kept_store.h"
 #include "server/keeper/server_command.h"
 
 namespace paramshard::server {
+
+// What a keeper does for a daemon.
+struct Afterlife {
+  // Has another server started when this one has ended. Null without a keeper.
+  std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
+  // What models outlive this process in, and outlives the daemon; null: they end with it.
+  KeptStore* kept = nullptr;
+};
 
 // Thread-safe.
 class Daemon {
@@ -35,13 +44,13 @@ class Daemon {
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // what OpenDevices and Check refuse. When a device breaks, health says NOT_SERVING for good; inspection goes on.
   // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait
-  // returns. `restart`, of a daemon that has a keeper, has the next server started after this one's end; the daemon
-  // requests its own stop then.
+  // returns. `afterlife.restart` has the next server started after this one's end; the daemon requests its own stop
+  // then. With `afterlife.kept` models go on that the server before has left there: FAILED_PRECONDITION naming one that
+  // needs another server than this.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
-  using Restarter = std::function<absl::Status(const ServerCommandChange& change)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,
-                                                       const std::stop_token& stop = {}, Restarter restart = nullptr);
+                                                       const std::stop_token& stop = {}, Afterlife afterlife = {});
   ~Daemon();
 
   // How long draining and saving may take.

@@ -142,13 +142,14 @@ struct Kept {
   ServerCommand command;             // that this server was started with
 };
 
-Daemon::Restarter RestarterOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
-  if (kept.link == nullptr) return nullptr;
-  return [&kept, ending](const ServerCommandChange& change) -> absl::Status {
+Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
+  if (kept.link == nullptr) return {};
+  const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
     RETURN_IF_ERROR(kept.link->RequestRestart(change.AppliedTo(kept.command)));
     if (!ending->stop.stop_requested()) ending->restart = true;
     return absl::OkStatus();
   };
+  return {.restart = restart, .kept = kept.link.get()};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
@@ -162,7 +163,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-      Daemon::Start(config, OpenDevices, ending->stop.get_token(), RestarterOf(kept, ending));
+      Daemon::Start(config, OpenDevices, ending->stop.get_token(), AfterlifeOf(kept, ending));
   if (!daemon.ok() && !ending->stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
   if (daemon.ok()) {
     LogStart(config, **daemon);

@@ -188,8 +188,10 @@ std::string SerializeDeterministically(const v1::ModelSpec& proto) {
 
 }  // namespace
 
+std::string CanonicalBytes(const ModelSpec& spec) { return SerializeDeterministically(ModelSpecToProto(spec)); }
+
 uint64_t ModelSpecFingerprint(const ModelSpec& spec) {
-  const std::string bytes = SerializeDeterministically(ModelSpecToProto(spec));
+  const std::string bytes = CanonicalBytes(spec);
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 

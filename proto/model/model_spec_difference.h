@@ -11,6 +11,8 @@ namespace paramshard {
 
 // XXH3-64 of the deterministic serialization of the spec's message (ModelSpecToProto).
 uint64_t ModelSpecFingerprint(const ModelSpec& spec);
+// That serialization.
+std::string CanonicalBytes(const ModelSpec& spec);
 
 // Says where two specs of one name first differ, for people: "parameter blocks.0.w1: shape [4, 4] expected, got [4, 8]".
 // Empty when they are equal.

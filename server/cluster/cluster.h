@@ -27,6 +27,7 @@ struct ModelReport {
   std::string lineage;              // how the state began that the numbers count from; equal on nodes that began alike
   std::string history_id;           // which beginning it was
   bool untouched = false;           // there was no commit since
+  int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
 };

@@ -25,6 +25,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_history_id(report.history_id);
   message.set_lineage(report.lineage);
   message.set_untouched(report.untouched);
+  message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   return request;
 }
@@ -160,6 +161,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.history_id = message.history_id();
   report.lineage = message.lineage();
   report.untouched = message.untouched();
+  report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   return report;
 }

@@ -125,9 +125,12 @@ void Coordinator::Report(int node, const ModelReport& report) {
   absl::MutexLock lock(&mu_);
   if (stopped_ || !members_.present(node)) return;
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
-  if (added) it->second.last_epoch = it->second.epoch_floor = forgotten_epoch_;
-  it->second.reports[node] = report;
-  TryStart(it->first, it->second);
+  Model& model = it->second;
+  if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
+  // This coordinator knows nothing of epochs that were another one's.
+  if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
+  model.reports[node] = report;
+  TryStart(it->first, model);
 }
 
 void Coordinator::Forget(int node, absl::string_view name) {

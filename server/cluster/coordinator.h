@@ -41,7 +41,7 @@ class NodeSink {
 
 // Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks,
 // with equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that
-// model before. At most one decision is made for each (epoch, commit number), and it is answered for as long as it is
+// model before, and than those that reports name. At most one decision is made for each (epoch, commit number), and it is answered for as long as it is
 // remembered (kKeptDecisions), whatever becomes of the epoch.
 //
 //   Coordinator coordinator(/*nodes=*/2);
@@ -96,7 +96,7 @@ class Coordinator {
     explicit Model(int nodes) : reports(nodes), commands(nodes), departures(nodes) {}
 
     std::vector<std::optional<ModelReport>> reports;  // by node
-    int64_t epoch_floor = 0;  // epochs up to this one belonged to a model of that name that was erased
+    int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
     bool running = false;
     EndedEpoch last_end;

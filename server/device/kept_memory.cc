@@ -15,8 +15,6 @@ std::string PrefixOf(const std::string& model) { return model + kSeparator; }
 
 }  // namespace
 
-std::string PieceName(int world_rank, absl::string_view what) { return absl::StrCat("rank-", world_rank, "/", what); }
-
 KeptMemory::KeptMemory(std::string model, KeptStore* store)
     : model_(std::move(model)), store_(store), adopted_(false) {}
 
@@ -86,7 +84,6 @@ std::vector<std::string> KeptMemory::unclaimed() const {
 
 absl::Status KeptMemory::Drop() {
   RETURN_IF_ERROR(store_->DropPrefix(PrefixOf(model_)));
-  pieces_.clear();
   unclaimed_.clear();
   return absl::OkStatus();
 }

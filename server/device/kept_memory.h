@@ -18,8 +18,6 @@ namespace paramshard::server {
 
 // The piece that says what the others are (server/journal/journal.h). It is the first that a model has.
 inline constexpr char kJournalPiece[] = "journal";
-// "rank-3/master"
-std::string PieceName(int world_rank, absl::string_view what);
 
 // Gives every piece to the store before anybody else has it, and takes a model back from there when it is dropped.
 //
@@ -49,9 +47,9 @@ class KeptMemory final : public StateMemory {
   // Names that are kept and that nobody has asked for: of pieces that the model does not have any more. None when new.
   std::vector<std::string> unclaimed() const;
 
-  // Takes the model from the store, and then unmaps it: whoever dies in between leaves nothing behind that nobody knows
-  // of. Nobody uses a piece any more. An error of KeptStore::DropPrefix leaves all as it was, and the call may be
-  // repeated; what was dropped may be dropped again.
+  // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
+  // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what was
+  // dropped may be dropped again.
   absl::Status Drop();
 
  private:

@@ -16,6 +16,8 @@ absl::StatusOr<const Memory*> PrivateStateMemory::Piece(const std::string& name,
   return &(pieces_[name] = std::move(memory));
 }
 
+std::string PieceName(int world_rank, absl::string_view what) { return absl::StrCat("rank-", world_rank, "/", what); }
+
 std::string MemoryName(const std::string& piece) { return absl::StrCat("paramshard-", piece); }
 
 }  // namespace paramshard::server

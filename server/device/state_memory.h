@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
 
@@ -36,6 +37,9 @@ class PrivateStateMemory final : public StateMemory {
  private:
   std::map<std::string, Memory> pieces_;  // whose addresses stay
 };
+
+// "rank-3/master"
+std::string PieceName(int world_rank, absl::string_view what);
 
 // The name of a piece's memory in /proc.
 std::string MemoryName(const std::string& piece);

@@ -174,7 +174,7 @@ struct ChangeSource {
     kCheckpoint,     // a restore
   };
 
-  Kind kind = Kind::kInitialValues;
+  Kind kind = Kind::kStream;
   std::string text;  // the folder, the checkpoint: what doing it again needs
 
   bool repeatable() const { return kind != Kind::kStream; }

@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
   RETURN_IF_ERROR(CheckHasAllRanks(*model));
   ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::Begin(std::move(model)));
   ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
-  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), std::move(reader)));
+  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), folder, std::move(reader)));
   const Model& restored = restore->turn_.model();
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(restored.spec(), restore->reader_.spec(), options));
   std::vector<Shard*> shards;
@@ -51,7 +51,9 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
     RETURN_IF_ERROR(begun());
     return Write();
   };
-  return turn_.model().Restore(restorer_->restored(), write, watch);
+  Model::Restored restored = restorer_->restored();
+  restored.folder = folder_;
+  return turn_.model().Restore(restored, write, watch);
 }
 
 absl::Status ModelRestore::Write() {

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 #define PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,11 +46,13 @@ class ModelRestore {
   }
 
  private:
-  ModelRestore(ImportTurn turn, checkpoint::Reader reader) : turn_(std::move(turn)), reader_(std::move(reader)) {}
+  ModelRestore(ImportTurn turn, const std::string& folder, checkpoint::Reader reader)
+      : turn_(std::move(turn)), folder_(std::filesystem::absolute(folder)), reader_(std::move(reader)) {}
   absl::Status Write();
 
   // The restorer refers to what is above it.
   ImportTurn turn_;
+  const std::string folder_;
   const checkpoint::Reader reader_;
   std::unique_ptr<Restorer> restorer_;
 };

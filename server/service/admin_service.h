@@ -22,8 +22,8 @@ class AdminService final : public GuardedService {
     std::function<void()> drain;
     // Another server follows. Null without a keeper.
     std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
-    // Models are saved at the daemon's end, and begin with what is saved when they are created again.
-    bool saves_models = false;
+    // A restart loses no model: they outlive the server, or are saved at its end and restored when they are created.
+    bool keeps_models = false;
   };
   AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime);
 

@@ -150,9 +150,9 @@ absl::Status Epoch::Connect() {
 absl::Status Epoch::EncodeByAmax() {
   ScalingBook& book = *options_.scaling_book;
   if (book.empty()) return absl::OkStatus();
-  for (const Shard* shard : options_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book));
+  for (const auto& shard : options_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book));
   RETURN_IF_ERROR(ShareAmaxes(0));
-  for (Shard* shard : options_.shards) RETURN_IF_ERROR(shard->EncodePlanes(book));
+  for (const auto& shard : options_.shards) RETURN_IF_ERROR(shard->EncodePlanes(book));
   return absl::OkStatus();
 }
 
@@ -319,7 +319,7 @@ void Epoch::Clean() {
     engines.swap(engines_);
   }
   engines.clear();  // waits for their streams
-  for (Shard* shard : options_.shards) {
+  for (const auto& shard : options_.shards) {
     shard->DropGradients();
     // A trainer that wrote over exported planes spoils its own epoch only.
     if (const absl::Status encoded = shard->EncodePlanes(*options_.scaling_book); !encoded.ok())

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/cluster.h"
@@ -35,6 +36,7 @@
 #include "server/store/commit_under_way.h"
 #include "server/store/copy_gate.h"
 #include "server/store/epoch_end.h"
+#include "server/store/model_journal.h"
 #include "server/store/scaling_book.h"
 #include "server/store/seat.h"
 #include "server/store/sequence.h"
@@ -54,8 +56,8 @@ class Epoch : private TrainerWords {
     Cluster* cluster = nullptr;
     CommitLog* commit_log = nullptr;
     ScalingBook* scaling_book = nullptr;
-    std::vector<Shard*> shards;     // of the daemon's ranks, in order
-    std::vector<Trainer> trainers;  // likewise
+    absl::Span<const std::unique_ptr<Shard>> shards;  // likewise, of the daemon's ranks in order
+    std::vector<Trainer> trainers;                    // of the same
     int first_rank = 0;
     absl::Duration step_timeout;
     const Clock* clock = &Clock::Steady();  // outlives the epoch
@@ -63,6 +65,7 @@ class Epoch : private TrainerWords {
     bool sums_at_commit = false;            // see EngineSpec
     uint64_t layout_fingerprint = 0;        // which a trainer compares with its own
     CopyGate* copy_gate = nullptr;          // outlives the epoch
+    ModelJournal* journal = nullptr;        // likewise; null where nothing outlives the server
     // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.
     std::function<void(const CommitAnswer& answer, bool save)> on_answered = [](const CommitAnswer&, bool) {};
     bool may_save = false;  // whether trainers may ask for saves
@@ -204,7 +207,10 @@ class Epoch : private TrainerWords {
   void RunReduce(int rank, const v1::Command& command);
   void RunDiscard(int rank);
   void RunSum(int rank);
-  void RunVote(const v1::Command& command);
+  void RunVote(const Sequence::PushWork& work);
+  // Writes down what is voted on, and what comes of it, where somebody keeps it.
+  absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, const CommitVote& vote);
+  JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
   void RunApply(int rank);
   void RunShareAmaxes(const v1::Command& command);
   void RunEncode(int rank);
@@ -212,6 +218,7 @@ class Epoch : private TrainerWords {
   void FinishStage(int rank, const absl::Status& status,
                    std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now));
   void Answer(const Decided& decided, Sequence::ClientStates client_states);
+  void WriteAnswer(const CommitAnswer& answer);
   SteadyTime Now() const { return options_.clock->Now(); }
 
   const Options options_;

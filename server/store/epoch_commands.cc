@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "proto/model/proto_enums.h"
+#include "server/log/log.h"
 #include "server/store/attention.h"
 #include "server/store/command_text.h"
 #include "server/store/epoch.h"
@@ -201,7 +203,7 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
     case Sequence::Work::kSum:
       return RunSum(rank);
     case Sequence::Work::kVote:
-      return RunVote(*work.command);
+      return RunVote(work);
     case Sequence::Work::kApply:
       return RunApply(rank);
     case Sequence::Work::kShareAmaxes:
@@ -254,11 +256,10 @@ void Epoch::RunSum(int rank) {
   WakeRunnable();
 }
 
-void Epoch::RunVote(const v1::Command& command) {
-  CommitVote vote{.model = options_.spec->name,
-                  .epoch = options_.number,
-                  .commit_number = command.commit().commit_number(),
-                  .sums = {}};
+void Epoch::RunVote(const Sequence::PushWork& work) {
+  const v1::Commit& commit = work.command->commit();
+  CommitVote vote{
+      .model = options_.spec->name, .epoch = options_.number, .commit_number = commit.commit_number(), .sums = {}};
   {
     absl::MutexLock lock(&mu_);
     vote.sums = commit_.Sums(options_.first_rank);
@@ -266,23 +267,37 @@ void Epoch::RunVote(const v1::Command& command) {
     // A gather thread watches the deadline.
     seats_[0]->Call();
   }
-  const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
+  const absl::StatusOr<Decided> decided = Vote(work, vote);
   auto verdict = Sequence::Verdict::kGivenUp;
-  Decided decided;
-  if (decision.ok()) {
-    const bool encodes = decision->apply && !options_.scaling_book->empty();
+  if (decided.ok()) {
+    const bool encodes = decided->apply && !options_.scaling_book->empty();
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
-    decided = Decide(command.commit(), *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
-                     options_.topology->world_size());
     options_.copy_gate->BeginCommit();
   }
   absl::MutexLock lock(&mu_);
   commit_.EndVote();
-  commit_.SetDecided(std::move(decided));
-  if (absl::IsDataLoss(decision.status())) commit_.SetDoubt(decision.status());
-  EndOnError(decision.status());
+  commit_.SetDecided(decided.value_or(Decided()));
+  if (absl::IsDataLoss(decided.status())) commit_.SetDoubt(decided.status());
+  EndOnError(decided.status());
   sequence_.FinishVote(verdict);
   WakeRunnable();
+}
+
+// Nobody hears of a decision before it is written down.
+absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, const CommitVote& vote) {
+  const v1::Commit& commit = work.command->commit();
+  ModelJournal* const journal = options_.journal;
+  if (journal != nullptr) RETURN_IF_ERROR(journal->Prepare(commit, *work.client_states, journaled_state()));
+  const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
+  if (!decision.ok()) {
+    // A world of one daemon has no doubts: what was not decided is not applied.
+    if (journal != nullptr) RETURN_IF_ERROR(journal->Withdraw());
+    return decision.status();
+  }
+  Decided decided = Decide(commit, *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
+                           options_.topology->world_size());
+  if (journal != nullptr) RETURN_IF_ERROR(journal->Decide(commit.commit_number(), decided));
+  return decided;
 }
 
 void Epoch::RunApply(int rank) {
@@ -295,7 +310,9 @@ void Epoch::RunApply(int rank) {
   if (!decided.apply) shard.DropGradients();
   // The end of a copy is no business of the trainers: no deadline of theirs runs while a rank applies.
   if (decided.apply) options_.copy_gate->AwaitCopied(rank, options_.step_timeout / kShareOfStepForCopies);
-  const absl::Status applied = decided.apply ? shard.Step(decided.step, *options_.scaling_book) : absl::OkStatus();
+  const StepProgress progress = options_.journal == nullptr ? StepProgress() : options_.journal->Marks(rank);
+  const absl::Status applied =
+      decided.apply ? shard.Step(decided.step, progress, *options_.scaling_book) : absl::OkStatus();
   FinishStage(rank, applied, &Sequence::FinishApply);
 }
 
@@ -332,10 +349,20 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
   if (client_states.has_value()) Answer(decided, *std::move(client_states));
 }
 
+// A journal that refuses an answer refuses the next commit too.
+void Epoch::WriteAnswer(const CommitAnswer& answer) {
+  const absl::Status written =
+      options_.journal->Answer(answer, options_.commit_log->numbers().skipped, journaled_state());
+  if (written.ok()) return;
+  Log(LogLevel::kError, "an answer could not be written down",
+      {{"model", options_.spec->name}, {"why", written.ToString()}});
+}
+
 // The next commit waits for this thread's part of it: answers follow each other in order.
 void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
   const CommitAnswer answer = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
                                                           decided.non_finite_count, std::move(client_states));
+  if (options_.journal != nullptr) WriteAnswer(answer);
   // Who has the answer finds the save that it has made fall due.
   options_.copy_gate->EndCommit();
   options_.on_answered(answer, decided.save);

@@ -47,11 +47,33 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
   return absl::OkStatus();
 }
 
+// Planes end with the server that made them: what is nowhere else is lost, unless it can be made again.
+absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
+  for (const UnitSpec& unit : spec.units) {
+    for (const ParameterSpec& parameter : unit.parameters) {
+      const bool in_planes =
+          parameter.master_type == MasterType::kBF16Remainder || (!parameter.master_type.has_value() && generation > 0);
+      if (!in_planes) continue;
+      return absl::DataLossError(
+          absl::StrCat("parameter ", parameter.name, " was in planes alone, which ended with it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A restore that is cut off is done again, where it is known from what.
+ChangeSource SourceOf(const std::string& folder) {
+  if (folder.empty() || static_cast<int64_t>(folder.size()) > kMostSourceBytes) return {};
+  return {.kind = ChangeSource::Kind::kCheckpoint, .text = folder};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   ASSIGN_OR_RETURN(Topology topology, TopologyOf(options.spec, options.world));
   RETURN_IF_ERROR(CheckFrozen(options.spec, topology));
+  const std::unique_ptr<LeftModel> left = std::exchange(options.left, nullptr);
+  if (left != nullptr) options.memory = std::move(left->memory);
   std::unique_ptr<Model> model(new Model(std::move(options), std::move(topology)));
   RETURN_IF_ERROR(model->CheckDevices());
   model->layout_ = std::make_unique<Layout>(model->spec(), model->topology().shard_size());
@@ -66,8 +88,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .available_bytes = model->options_.available_bytes,
                                               .image_bytes = std::move(image_bytes),
                                               .moves = model->options_.moves});
-  RETURN_IF_ERROR(model->budget_->Check());
-  RETURN_IF_ERROR(model->AllocateShards());
+  // What was adopted is no longer among what is available.
+  if (left == nullptr) RETURN_IF_ERROR(model->budget_->Check());
+  RETURN_IF_ERROR(model->OpenJournal(left.get()));
+  RETURN_IF_ERROR(model->AllocateShards(left.get()));
+  RETURN_IF_ERROR(left == nullptr ? model->BeginState() : model->ResumeState(left->plan));
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
@@ -127,13 +152,58 @@ void Model::LogBudget() const {
                       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout_->Imbalance())}});
 }
 
-absl::Status Model::AllocateShards() {
+absl::Status Model::OpenJournal(const LeftModel* left) {
+  KeptMemory* const memory = options_.memory.get();
+  if (memory == nullptr) return absl::OkStatus();
+  const JournalIdentity identity = ModelJournal::Describe(spec(), layout(), topology(), options_.moves);
+  if (left == nullptr) {
+    ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory, identity, world().devices));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, world().devices));
+  return absl::OkStatus();
+}
+
+absl::Status Model::AllocateShards(const LeftModel* left) {
   for (int rank = 0; rank < world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto shard, Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank),
-                                               world().devices[rank], options_.moves));
+    ASSIGN_OR_RETURN(auto shard,
+                     Shard::Create(options_.spec, *layout_, topology_.GroupRank(rank), world().devices[rank],
+                                   {.moves = options_.moves,
+                                    .memory = options_.memory.get(),
+                                    .world_rank = world().first_rank + rank,
+                                    .position = left == nullptr ? 0 : left->plan.numbers->positions[rank]}));
     shards_.push_back(std::move(shard));
   }
-  return EncodePlanes({});
+  return absl::OkStatus();
+}
+
+absl::Status Model::BeginState() {
+  RETURN_IF_ERROR(EncodePlanes({}));
+  if (journal_ == nullptr) return absl::OkStatus();
+  absl::MutexLock lock(&mu_);
+  return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), commit_log_.state(), journaled_state());
+}
+
+absl::Status Model::ResumeState(const RecoveryPlan& plan) {
+  RETURN_IF_ERROR(CheckAllIsKept(spec(), plan.epoch->generation));
+  RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  const JournalEpoch& epoch = *plan.epoch;
+  absl::MutexLock lock(&mu_);
+  history_ = {.id = epoch.history, .lineage = epoch.lineage, .parent = epoch.parent};
+  history_begin_ = epoch.history_begin;
+  generation_ = epoch.generation;
+  last_epoch_ = epoch.epoch;
+  return absl::OkStatus();
+}
+
+JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64_t generation) const {
+  return {.history = history.id,
+          .lineage = history.lineage,
+          .parent = history.parent,
+          .history_begin = history_begin,
+          .generation = generation,
+          .epoch = last_epoch_};
 }
 
 absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) {
@@ -276,6 +346,7 @@ void Model::Report() {
                      .lineage = history_.lineage.ToString(),
                      .history_id = history_.id.ToString(),
                      .untouched = Untouched(),
+                     .last_epoch = last_epoch_,
                      .shard_size = topology_.shard_size(),
                      .attached_ranks = {}};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
@@ -319,6 +390,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
     return absl::AbortedError("a trainer left before the epoch began");
   }
   RETURN_IF_ERROR(AdoptHistory(start));
+  if (journal_ != nullptr) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
   Epoch::Options options{.number = start.epoch,
                          .spec = &options_.spec,
                          .layout = layout_.get(),
@@ -326,7 +398,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .cluster = options_.world.cluster,
                          .commit_log = &commit_log_,
                          .scaling_book = &scaling_book_,
-                         .shards = {},
+                         .shards = shards_,
                          .trainers = {},
                          .first_rank = world().first_rank,
                          .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
@@ -334,12 +406,12 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .nccl_library = world().engines.nccl_library,
                          .sums_at_commit = budget_->sums_at_commit(),
                          .layout_fingerprint = layout_fingerprint_,
-                         .copy_gate = &copy_gate_};
+                         .copy_gate = &copy_gate_,
+                         .journal = journal_.get()};
   if (saver_ != nullptr) {
     options.may_save = true;
     options.on_answered = [this](const CommitAnswer& answer, bool save) { saver_->OnCommitted(answer, save); };
   }
-  for (const auto& shard : shards_) options.shards.push_back(shard.get());
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
   last_epoch_ = start.epoch;
@@ -464,6 +536,11 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
                                                     ", which goes on at other daemons; let their trainers leave"));
 }
 
+absl::Status Model::DropMemory() {
+  if (journal_ != nullptr) journal_->BeginDelete();
+  return options_.memory == nullptr ? absl::OkStatus() : options_.memory->Drop();
+}
+
 absl::Status Model::Close(const absl::Status& why) {
   if (saver_ != nullptr) RETURN_IF_ERROR(saver_->CheckIdle("delete model"));
   RETURN_IF_ERROR(CloseToTrainers(why));
@@ -538,7 +615,8 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
                                    .lineage = LineageOfRestore(fingerprint_, restored.checkpoint_id),
                                    .parent = restored.parent},
                        .commits = restored.commits,
-                       .scaling = restored.scaling};
+                       .scaling = restored.scaling,
+                       .source = SourceOf(restored.folder)};
   };
   return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch);
 }
@@ -593,6 +671,7 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   RETURN_IF_ERROR(CheckNotChanging(name.operation));
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
+  if (journal_ != nullptr) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
@@ -606,12 +685,18 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
   watch_ = {};
   changed_.SignalAll();
   generation_ = replacement.generation;
-  if (!status.ok()) {
-    Spoil(change_, status);
+  const int64_t begin = replacement.commits.numbers.commit_number;
+  absl::Status ended = status;
+  if (ended.ok() && journal_ != nullptr) {
+    ended =
+        journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
+  }
+  if (!ended.ok()) {
+    Spoil(change_, ended);
     return usable_;
   }
   history_ = replacement.history;
-  history_begin_ = replacement.commits.numbers.commit_number;
+  history_begin_ = begin;
   commit_log_.Restore(replacement.commits);
   doubt_ = absl::OkStatus();
   Report();

@@ -25,15 +25,18 @@
 #include "server/collective/engines.h"
 #include "server/collective/topology.h"
 #include "server/device/compute_device.h"
+#include "server/device/kept_memory.h"
 #include "server/log/log_throttle.h"
 #include "server/store/commit_log.h"
 #include "server/store/copy_gate.h"
 #include "server/store/epoch.h"
 #include "server/store/history.h"
 #include "server/store/model_budget.h"
+#include "server/store/model_journal.h"
 #include "server/store/model_saver.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
+#include "server/store/state_recovery.h"
 #include "server/store/trainer.h"
 
 namespace paramshard::server {
@@ -63,12 +66,17 @@ class Model {
     std::string save_dir = {};            // that the model's checkpoints lie in, in a folder of its own; empty: nowhere
     const SaverSource* savers = nullptr;  // outlives the model; null: it is never saved
     MovePolicy moves = {};                // of the steps
+    // What the state lies in; null: it ends with the process.
+    std::unique_ptr<KeptMemory> memory = nullptr;
+    // A model that another server has left, which IsRecoverable; then `memory` is null. For Create alone.
+    std::unique_ptr<LeftModel> left = nullptr;
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
 
-  // Allocates the shards of this daemon's ranks. INVALID_ARGUMENT as Topology::Create says;
-  // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device; what a saver is refused for.
+  // Allocates the shards of this daemon's ranks, or adopts them. INVALID_ARGUMENT as Topology::Create says;
+  // RESOURCE_EXHAUSTED with needed and free bytes by class; what broke a device; what a saver is refused for. Of memory
+  // that was adopted also FAILED_PRECONDITION, where this server has another world or version, and DATA_LOSS.
   static absl::StatusOr<std::unique_ptr<Model>> Create(Options options);
 
   // Ends a running epoch and waits until its threads are gone.
@@ -114,6 +122,9 @@ class Model {
     FinishDrain(deadline);
   }
 
+  // Takes the memory from whoever keeps it: it ends with the model. Nothing is kept of a model that failed to be made.
+  absl::Status DropMemory();
+
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
   // state is changed or saved.
@@ -140,6 +151,7 @@ class Model {
     std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
     absl::uint128 checkpoint_id = 0;                // which the lineage is made from
     HistoryParent parent;
+    std::string folder = {};  // the checkpoint's: a server that dies meanwhile leaves it to the next one
   };
   struct RestoreProgress {
     int64_t done_bytes = 0;
@@ -252,7 +264,16 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
-  absl::Status AllocateShards();
+  // The journal comes first: whatever is allocated after it belongs to a model that is being made.
+  absl::Status OpenJournal(const LeftModel* left);
+  absl::Status AllocateShards(const LeftModel* left);
+  // Of a model that is made anew, and of one that was adopted.
+  absl::Status BeginState();
+  absl::Status ResumeState(const RecoveryPlan& plan);
+  // What the journal says of the history and of epochs.
+  JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  JournaledState journaled_state() { return {.shards = shards_, .book = &scaling_book_}; }
   // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
   // Measured amaxes give way to those that `scaling` says.
   absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling);
@@ -280,6 +301,7 @@ class Model {
     History history;
     CommitLog::State commits;
     std::vector<ScalingBook::Record> scaling = {};
+    ChangeSource source = {};
     int64_t generation = 0;  // that begins; BeginChange sets it
   };
   absl::StatusOr<Replacement> Imported(const StateChange& change) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -321,6 +343,7 @@ class Model {
   uint64_t layout_fingerprint_ = 0;
   ScalingBook scaling_book_;
   std::optional<ModelBudget> budget_;
+  std::unique_ptr<ModelJournal> journal_;  // null where nothing is kept
   std::vector<std::unique_ptr<Shard>> shards_;
   CommitLog commit_log_;
   CopyGate copy_gate_;

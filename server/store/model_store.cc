@@ -54,27 +54,120 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
   absl::MutexLock creating(&creating_);
   ASSIGN_OR_RETURN(found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Model::Create({.spec = std::move(spec),
-                                                                .world = options_.world,
-                                                                .step_timeout = options_.step_timeout,
-                                                                .clock = options_.clock,
-                                                                .available_bytes = AvailableBytes(),
-                                                                .save_dir = options_.save_dir,
-                                                                .savers = options_.savers,
-                                                                .moves = options_.moves,
-                                                                .draw_history = options_.draw_history,
-                                                                .log = log_}));
-  if (const absl::Status filled = fill(model, [&] { return ShowFilling(model); }); !filled.ok()) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec)));
+  absl::Status filled = fill(model, [&] { return ShowFilling(model); });
+  if (filled.ok()) filled = CheckNotLost(*model);
+  if (!filled.ok()) {
     DropFilling(model);
-    // Whoever still holds the model must not hold its folder of checkpoints.
-    if (model->saver() != nullptr) model->saver()->Stop();
+    Discard(*model);
     return filled;
   }
   absl::MutexLock lock(&mu_);
+  lost_.erase(model->spec().name);
   // One that was shown may have been deleted since it was full.
   if (filling_ != model) models_[model->spec().name] = model;
   filling_ = nullptr;
   return Created{.model = std::move(model), .created = true};
+}
+
+Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
+  return {.spec = std::move(spec),
+          .world = options_.world,
+          .step_timeout = options_.step_timeout,
+          .clock = options_.clock,
+          .available_bytes = AvailableBytes(),
+          .save_dir = options_.save_dir,
+          .savers = options_.savers,
+          .moves = options_.moves,
+          .draw_history = options_.draw_history,
+          .log = log_};
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec) const {
+  const std::string name = spec.name;
+  Model::Options options = OptionsFor(std::move(spec));
+  if (options_.kept != nullptr) options.memory = std::make_unique<KeptMemory>(name, options_.kept);
+  absl::StatusOr<std::unique_ptr<Model>> made = Model::Create(std::move(options));
+  if (made.ok() || options_.kept == nullptr) return made;
+  // Where that fails, the next server finds a model that was being made, and drops it.
+  const absl::Status dropped = KeptMemory(name, options_.kept).Drop();
+  if (!dropped.ok()) LogStillKept(name, dropped);
+  return made;
+}
+
+void ModelStore::Discard(Model& model) const {
+  // Whoever still holds the model must not hold its folder of checkpoints.
+  if (model.saver() != nullptr) model.saver()->Stop();
+  if (const absl::Status dropped = model.DropMemory(); !dropped.ok()) LogStillKept(model.spec().name, dropped);
+}
+
+void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) const {
+  log_->Write(LogLevel::kWarning, "memory of a model is still kept", {{"model", name}, {"why", why.ToString()}});
+}
+
+// --- What another server has left
+
+absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
+  std::vector<CutOffRestore> cut_off;
+  if (options_.kept == nullptr) return cut_off;
+  ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
+  KeptModels kept = KeptModels::Sort(std::move(all));
+  for (auto& [name, pieces] : kept.models) RETURN_IF_ERROR(TakeOverModel(name, std::move(pieces), cut_off));
+  return cut_off;
+}
+
+absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
+                                       std::vector<CutOffRestore>& cut_off) {
+  const SteadyTime begin = SteadyNow();
+  ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
+  const RecoveryAction action = left.plan.action;
+  if (action == RecoveryAction::kDrop) return left.memory->Drop();
+  absl::StatusOr<ModelSpec> spec = left.Spec();
+  absl::Status lost = spec.status();
+  if (spec.ok() && action == RecoveryAction::kRedoChange) {
+    cut_off.push_back({.spec = *std::move(spec), .folder = left.plan.change->text});
+    return left.memory->Drop();
+  }
+  if (spec.ok() && IsRecoverable(action)) {
+    Model::Options options = OptionsFor(*std::move(spec));
+    options.left = std::make_unique<LeftModel>(std::move(left));
+    absl::StatusOr<std::shared_ptr<Model>> model = Model::Create(std::move(options));
+    if (model.ok()) {
+      const CommitLog::Numbers numbers = (*model)->commit_log().numbers();
+      log_->Write(LogLevel::kInfo, "model taken over",
+                  {{"model", name},
+                   {"commit_number", absl::StrCat(numbers.commit_number)},
+                   {"action", RecoveryActionName(action)},
+                   {"took", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
+      absl::MutexLock lock(&mu_);
+      models_[name] = *std::move(model);
+      return absl::OkStatus();
+    }
+    lost = model.status();
+  }
+  if (!absl::IsDataLoss(lost)) return absl::Status(lost.code(), absl::StrCat("model ", name, ": ", lost.message()));
+  SetLost(name, lost);
+  return KeptMemory(name, options_.kept).Drop();
+}
+
+void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
+  const absl::Status lost =
+      absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (",
+                                       why.message(), "); restore a checkpoint of it, or delete it"));
+  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  absl::MutexLock lock(&mu_);
+  lost_[name] = lost;
+}
+
+absl::Status ModelStore::LostLocked(absl::string_view name) const {
+  const auto found = lost_.find(name);
+  return found == lost_.end() ? absl::OkStatus() : found->second;
+}
+
+absl::Status ModelStore::CheckNotLost(const Model& made) const {
+  if (made.history().parent.has_value()) return absl::OkStatus();
+  absl::MutexLock lock(&mu_);
+  return LostLocked(made.spec().name);
 }
 
 absl::Status ModelStore::ShowFilling(const std::shared_ptr<Model>& model) {
@@ -115,6 +208,7 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) 
   absl::MutexLock lock(&mu_);
   const auto found = models_.find(std::string(name));
   if (found != models_.end()) return found->second;
+  RETURN_IF_ERROR(LostLocked(name));
   const absl::string_view object = name.substr(0, kMaxNameBytes);
   if (models_.empty()) {
     return absl::NotFoundError(absl::StrCat("model ", object, ": a created model expected, this daemon holds none"));
@@ -152,9 +246,17 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
                                                      "the one that deleted ", answered->second));
     }
   }
+  {
+    absl::MutexLock lock(&mu_);
+    if (lost_.erase(name) > 0) {
+      if (!request_id.empty()) deletions_[request_id] = name;
+      return absl::OkStatus();
+    }
+  }
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
+  RETURN_IF_ERROR(model->DropMemory());
   absl::MutexLock lock(&mu_);
   // Of two calls at once the first has erased it; a new model of that name may stand there by now.
   if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "server/base/clock.h"
 #include "server/cluster/cluster.h"
+#include "server/keeper/kept_store.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
@@ -33,11 +34,25 @@ class ModelStore : public EpochListener {
     std::string save_dir = {};
     const SaverSource* savers = nullptr;  // outlives the store and its models; null: nothing is saved
     MovePolicy moves = {};                // of the models' steps
+    KeptStore* kept = nullptr;            // what models outlive the server in; outlives the store; null: nothing
     HistoryIdSource draw_history = RandomHistoryId;
   };
 
   explicit ModelStore(Options options);
   ~ModelStore() override;
+
+  // Takes over what another server has left in `kept`, before anything else is asked: models go on from their last
+  // commit, or from the one that was decided. Of one that is lost every later call says why, until it is restored or
+  // deleted. Returns restores that were cut off: those models are not there until somebody restores them again.
+  // FAILED_PRECONDITION naming a model that this server cannot go on with, because of its devices or its version: it
+  // stays for one that can.
+  struct CutOffRestore {
+    ModelSpec spec;
+    std::string folder;
+  };
+  absl::StatusOr<std::vector<CutOffRestore>> TakeOver();
+  // The model's state is gone, and why.
+  void SetLost(const std::string& name, const absl::Status& why);
 
   struct Created {
     std::shared_ptr<Model> model;
@@ -74,6 +89,17 @@ class ModelStore : public EpochListener {
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
 
  private:
+  // Makes one, in memory that is kept where there is somebody to keep it.
+  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec) const;
+  Model::Options OptionsFor(ModelSpec spec) const;
+  absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
+                             std::vector<CutOffRestore>& cut_off);
+  // What is left of a model that did not come to be.
+  void Discard(Model& model) const;
+  void LogStillKept(const std::string& name, const absl::Status& why) const;
+  // Of a model that is lost: only a restore makes it anew.
+  absl::Status CheckNotLost(const Model& made) const;
+  absl::Status LostLocked(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Null when there is none that is full.
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
@@ -87,8 +113,9 @@ class ModelStore : public EpochListener {
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
-  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                // among models_; null when all are full
+  std::map<std::string, absl::Status, std::less<>> lost_ ABSL_GUARDED_BY(mu_);  // by name
+  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);           // names of models, by request id
+  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                         // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

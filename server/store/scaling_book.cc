@@ -122,6 +122,21 @@ std::vector<ScalingBook::Record> ScalingBook::records() const {
   return records;
 }
 
+std::vector<ScalingChange> ScalingBook::TakeChanges() {
+  absl::MutexLock lock(&mu_);
+  std::vector<ScalingChange> changes;
+  for (auto& [key, entry] : entries_) {
+    changes.push_back({.amax = entry.amax,
+                       .scale = entry.scale,
+                       .next_scale = entry.delayed.has_value() ? entry.delayed->scale() : 1.0f,
+                       .offered = entry.offered,
+                       .stepped = entry.stepped,
+                       .is_fresh = entry.is_fresh,
+                       .history = std::exchange(entry.change, ScalingChange::History::kSame)});
+  }
+  return changes;
+}
+
 void ScalingBook::Restore(absl::Span<const Record> records) {
   absl::MutexLock lock(&mu_);
   for (const Record& record : records) {
@@ -143,6 +158,7 @@ void ScalingBook::Entry::Begin(float new_amax) {
   delayed.emplace(options, fp8_max);
   delayed->Update(amax);
   scale = delayed->scale();
+  change = ScalingChange::History::kBegun;
 }
 
 // The planes of the step were encoded with the scale of before.
@@ -151,6 +167,7 @@ void ScalingBook::Entry::Roll(float new_amax) {
   if (!is_delayed) return;
   scale = delayed->scale();
   delayed->Update(amax);
+  change = ScalingChange::History::kAppended;
 }
 
 }  // namespace paramshard::server

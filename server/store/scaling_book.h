@@ -14,6 +14,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/formats/delayed_scaling.h"
 #include "proto/model/model_spec.h"
+#include "server/journal/journal_content.h"
 
 namespace paramshard::server {
 
@@ -78,6 +79,8 @@ class ScalingBook {
 
   // In the order of the model. Nothing may be offered and not yet settled.
   std::vector<Record> records() const;
+  // What has become of each since the last call, in the same order.
+  std::vector<ScalingChange> TakeChanges();
   // Goes on with these; of other parameters, and where a history has another length, things stay as they are.
   void Restore(absl::Span<const Record> records);
 
@@ -92,6 +95,7 @@ class ScalingBook {
     float offered = -1.0f;                  // the amax of this daemon's extents since it was settled last; -1 none
     bool stepped = false;                   // since then
     bool is_fresh = true;                   // no step has entered the history
+    ScalingChange::History change = ScalingChange::History::kSame;  // since TakeChanges
 
     void Begin(float amax);
     void Roll(float amax);

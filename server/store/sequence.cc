@@ -353,7 +353,8 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   if (*work == Work::kApply) stages_[rank] = Stage::kApplying;
   if (*work == Work::kShareAmaxes) amaxes_ = AmaxState::kSharing;
   if (*work == Work::kEncode) stages_[rank] = Stage::kEncoding;
-  return PushWork{.work = *work, .command = &At(pushes_[rank].numbers.front()).command};
+  const Entry& entry = At(pushes_[rank].numbers.front());
+  return PushWork{.work = *work, .command = &entry.command, .client_states = &entry.client_states};
 }
 
 bool Sequence::FinishReduce(int rank, SteadyTime now) {

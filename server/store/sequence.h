@@ -70,10 +70,12 @@ class Sequence {
     bool may_save = false;  // whether a commit may ask for a save
   };
 
+  using ClientStates = std::vector<std::string>;  // what the ranks sent with a commit
   enum class Work : uint8_t { kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
   struct PushWork {
     Work work;
-    const v1::Command* command;  // valid until the command is finished
+    const v1::Command* command;         // both are valid until the command is finished
+    const ClientStates* client_states;  // of a commit that all ranks have sent, by rank
   };
 
   // `words` outlives the sequence.
@@ -102,8 +104,7 @@ class Sequence {
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // What the ranks sent with the commit. Returned once all are through with all stages: it is to be answered.
-  using ClientStates = std::vector<std::string>;
+  // Returned once all are through with all stages: it is to be answered.
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
   void FinishShareAmaxes();

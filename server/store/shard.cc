@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <new>
 #include <numeric>
 #include <optional>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/align.h"
@@ -59,11 +61,16 @@ struct HostPlane {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, const Layout& layout, int rank,
-                                                     ComputeDevice* device, const MovePolicy& policy) {
-  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank, device, policy));
-  RETURN_IF_ERROR(shard->Allocate());
-  RETURN_IF_ERROR(shard->MakeArithmetic());
-  RETURN_IF_ERROR(shard->FillInitialValues());
+                                                     ComputeDevice* device, const Options& options) {
+  std::unique_ptr<Shard> shard(new Shard(spec, layout, rank, device, options.moves));
+  StateMemory* memory = options.memory;
+  if (memory == nullptr) {
+    shard->own_memory_ = std::make_unique<PrivateStateMemory>();
+    memory = shard->own_memory_.get();
+  }
+  RETURN_IF_ERROR(shard->Allocate(*memory, options.world_rank));
+  RETURN_IF_ERROR(shard->MakeArithmetic(options.position));
+  if (!memory->adopted()) RETURN_IF_ERROR(shard->FillInitialValues());
   return shard;
 }
 
@@ -76,30 +83,36 @@ Shard::Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevic
       trainable_count_(placement_.trainable_count) {
   has_gradient_.resize(trainable_count_);
   states_.resize(extents_.size());
-  for (const UnitSpec& unit : spec.units) extent_index_.emplace_back(unit.parameters.size(), -1);
+  int64_t parameters = 0;
+  for (const UnitSpec& unit : spec.units) {
+    extent_index_.emplace_back(unit.parameters.size(), -1);
+    unit_begin_.push_back(parameters);
+    parameters += static_cast<int64_t>(unit.parameters.size());
+  }
   for (int i = 0; i < static_cast<int>(extents_.size()); ++i) {
     extent_index_[extents_[i].unit][extents_[i].parameter] = i;
     if (i >= trainable_count_ && HasMaster(extents_[i])) kept_.push_back(i);
   }
 }
 
-absl::Status Shard::Allocate() {
-  const ShardBytes& bytes = placement_.bytes;
-  ASSIGN_OR_RETURN(master_, device_->Allocate("paramshard-master", placement_.master_memory_bytes, Sharing::kPrivate));
-  for (const MomentTraits& moment : kMomentKinds) {
-    ASSIGN_OR_RETURN(moments_[moment.kind],
-                     device_->Allocate(absl::StrCat("paramshard-", moment.name),
-                                       placement_.moment_memory_bytes[moment.kind], Sharing::kPrivate));
+absl::Status Shard::Allocate(StateMemory& memory, int world_rank) {
+  std::map<std::string, const Memory*> pieces;
+  for (const auto& [name, size_bytes] : placement_.Pieces()) {
+    ASSIGN_OR_RETURN(pieces[name], memory.Piece(PieceName(world_rank, name), size_bytes, *device_));
   }
-  ASSIGN_OR_RETURN(gradients_, device_->Allocate("paramshard-gradients", bytes.gradients, Sharing::kPrivate));
-  ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", bytes.planes, Sharing::kReadOnly));
+  master_ = pieces[ShardPlacement::kMasterPiece];
+  gradients_ = pieces[ShardPlacement::kGradientsPiece];
+  for (const MomentTraits& moment : kMomentKinds) moments_[moment.kind] = pieces[moment.name];
+  ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", placement_.bytes.planes, Sharing::kReadOnly));
   return absl::OkStatus();
 }
 
-absl::Status Shard::MakeArithmetic() {
+absl::Status Shard::MakeArithmetic(int64_t position) {
   std::vector<ExtentTensors> tensors;
   for (int i = 0; i < trainable_count_; ++i) tensors.push_back(Tensors(extents_[i]));
-  ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors), placement_.moves));
+  StateMoves moves = placement_.moves;
+  moves.position = position;
+  ASSIGN_OR_RETURN(arithmetic_, device_->MakeArithmetic(std::move(tensors), std::move(moves)));
   if (kept_.empty()) return absl::OkStatus();
   std::vector<ExtentTensors> kept;
   for (const int i : kept_) kept.push_back(Tensors(extents_[i]));
@@ -124,12 +137,12 @@ const ShardExtent* Shard::Find(int unit, int parameter) const {
   return index < 0 ? nullptr : &extents_[index];
 }
 
-// The index of a parameter in the whole model keys its random numbers, so that every sharding draws the same.
+// The place of a parameter in the whole model keys its random numbers, so that every sharding draws the same.
 ShardArithmetic::Initial Shard::InitialOf(const ShardExtent& extent) const {
-  int64_t index = extent.parameter;
-  for (int unit = 0; unit < extent.unit; ++unit) index += static_cast<int64_t>(spec_.units[unit].parameters.size());
   const ParameterSpec& spec = Spec(extent);
-  return {.value = spec.initial_value, .parameter_index = index, .first_element = extent.rows.begin * spec.columns()};
+  return {.value = spec.initial_value,
+          .parameter_index = PlaceOf(extent),
+          .first_element = extent.rows.begin * spec.columns()};
 }
 
 absl::Status Shard::FillInitialValues() {
@@ -277,6 +290,16 @@ absl::StatusOr<SquareSum> Shard::SumSquares(absl::Span<const SumTask> left) cons
   return total;
 }
 
+void Shard::MarkGradients(std::vector<bool>& has_gradient) const {
+  for (int i = 0; i < trainable_count_; ++i) {
+    if (has_gradient_[i]) has_gradient[PlaceOf(extents_[i])] = true;
+  }
+}
+
+void Shard::AdoptGradients(const std::vector<bool>& has_gradient) {
+  for (int i = 0; i < trainable_count_; ++i) has_gradient_[i] = has_gradient[PlaceOf(extents_[i])];
+}
+
 void Shard::DropGradients() { has_gradient_.assign(trainable_count_, false); }
 
 std::vector<TensorScaling> Shard::Scalings() const {
@@ -285,7 +308,7 @@ std::vector<TensorScaling> Shard::Scalings() const {
   return scalings;
 }
 
-absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
+absl::Status Shard::Step(const StepParameters& parameters, const StepProgress& progress, ScalingBook& book) {
   absl::MutexLock lock(&mu_);
   ++version_;
   std::vector<std::optional<AdamStep>> steps(trainable_count_);
@@ -298,7 +321,7 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
     if (!state.awaits_amax) state.scaling = book.Next(extent.unit, extent.parameter);
   }
   DropGradients();
-  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings()));
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings(), progress));
   for (size_t i = 0; i < amaxes.size(); ++i) {
     if (steps[i].has_value()) book.AddStep(extents_[i].unit, extents_[i].parameter, amaxes[i]);
   }
@@ -383,7 +406,7 @@ MutablePlane Shard::PlaneOf(const ShardExtent& extent, Plane plane) const {
 }
 
 MutableGradient Shard::Gradient(const ShardExtent& extent) const {
-  return {gradients_.data() + extent.gradient_offset, spec_.accumulator_type};
+  return {gradients_->data() + extent.gradient_offset, spec_.accumulator_type};
 }
 
 AdamState Shard::State(const ShardExtent& extent) const {
@@ -406,8 +429,8 @@ AdamState Shard::State(const ShardExtent& extent) const {
 }
 
 uint8_t* Shard::BeginOf(const ShardExtent& extent, int array) const {
-  const Memory& memory = array < kMasterArrays ? master_ : moments_[MomentOfArray(array)];
-  return memory.data() + extent.state_offsets[array];
+  const Memory* const memory = array < kMasterArrays ? master_ : moments_[MomentOfArray(array)];
+  return memory->data() + extent.state_offsets[array];
 }
 
 absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, StateTensor tensor,
@@ -515,9 +538,29 @@ absl::Status Shard::WritePlane(const ShardExtent& extent, Plane plane, RowRange 
   return absl::OkStatus();
 }
 
+int64_t Shard::position() const {
+  absl::ReaderMutexLock lock(&mu_);
+  return arithmetic_->position();
+}
+
+void Shard::CollectSteps(absl::Span<int64_t> steps) const {
+  absl::ReaderMutexLock lock(&mu_);
+  for (int i = 0; i < extent_count(); ++i) steps[PlaceOf(extents_[i])] = states_[i].step;
+}
+
 void Shard::SetStep(const ShardExtent& extent, int64_t step) {
   absl::MutexLock lock(&mu_);
   states_[IndexOf(extent)].step = step;
+}
+
+void Shard::AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation) {
+  absl::MutexLock lock(&mu_);
+  for (int i = 0; i < extent_count(); ++i) {
+    states_[i].step = steps[PlaceOf(extents_[i])];
+    if (i >= trainable_count_ && !HasMaster(extents_[i])) states_[i].source = PlaneSource::kInitialValues;
+  }
+  version_ = version;
+  generation_ = generation;
 }
 
 void Shard::SetVersion(int64_t version) {

@@ -30,6 +30,7 @@
 #include "proto/model/layout.h"
 #include "proto/model/state_tensor.h"
 #include "server/device/compute_device.h"
+#include "server/device/state_memory.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard_placement.h"
 #include "server/store/state_move_record.h"
@@ -60,10 +61,22 @@ struct PlaneViews {
 // an epoch runs, DropGradients. Versions and generations are the model's business.
 class Shard {
  public:
-  // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. `spec`, `layout` and
-  // `device` outlive the shard; `rank` is the rank in the shard group. RESOURCE_EXHAUSTED.
+  // Where the state lies.
+  struct Options {
+    MovePolicy moves = {};
+    StateMemory* memory = nullptr;  // outlives the shard; null: memory of its own
+    int world_rank = 0;             // by which that names the pieces
+    int64_t position = 0;           // of a state that is adopted
+  };
+  // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. A state that the
+  // memory has adopted stays as it is. `spec`, `layout` and `device` outlive the shard; `rank` is the rank in the shard
+  // group. RESOURCE_EXHAUSTED; DATA_LOSS adopted memory that is not this state's.
   static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
-                                                       ComputeDevice* device, const MovePolicy& policy = {});
+                                                       ComputeDevice* device, const Options& options);
+  static absl::StatusOr<std::unique_ptr<Shard>> Create(const ModelSpec& spec, const Layout& layout, int rank,
+                                                       ComputeDevice* device) {
+    return Create(spec, layout, rank, device, Options());
+  }
 
   ComputeDevice& device() const { return *device_; }
 
@@ -86,12 +99,19 @@ class Shard {
   // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.
   absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
+  // Sets what has a gradient, at the parameter's place in the model; and goes on with gradients that another process has
+  // left in the accumulators.
+  void MarkGradients(std::vector<bool>& has_gradient) const;
+  void AdoptGradients(const std::vector<bool>& has_gradient);
   // Forgets the gradients since the last commit: the next push of a parameter overwrites them.
   void DropGradients();
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of
   // what stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows
   // when all shards have stepped and the book is settled.
-  absl::Status Step(const StepParameters& parameters, ScalingBook& book);
+  // `progress` says who hears how far it is. Where a step goes on that another process has begun, amaxes are those of
+  // what was left: MeasureAmaxes follows when all shards have stepped.
+  absl::Status Step(const StepParameters& parameters, const StepProgress& progress, ScalingBook& book);
+  absl::Status Step(const StepParameters& parameters, ScalingBook& book) { return Step(parameters, {}, book); }
   absl::Status EncodeAfterAmax(const ScalingBook& book);
   // Adds the amaxes of the masters to `book`; without a master, those of what its planes are yet to be made of.
   absl::Status MeasureAmaxes(ScalingBook& book) const;
@@ -113,6 +133,10 @@ class Shard {
   StateMoveRecord MoveRecord() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return RecordMoves(placement_, arithmetic_->position());
   }
+  // Where the trainable state lies: see StateMoves.
+  int64_t position() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Those of parameters of which the shard has rows, at the parameter's place in the model.
+  void CollectSteps(absl::Span<int64_t> steps) const ABSL_LOCKS_EXCLUDED(mu_);
   // Optimizer steps that an extent has taken.
   int64_t step(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return StateOf(extent).step; }
   // Returns what its planes were encoded with.
@@ -172,6 +196,8 @@ class Shard {
     return WriteRows(extent, tensor, extent.rows, values);
   }
   void SetStep(const ShardExtent& extent, int64_t step);
+  // Of a state that was adopted; steps as CollectSteps() gives them. What has no master has its initial values.
+  void AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation);
   void SetVersion(int64_t version);
   void SetGeneration(int64_t generation);
 
@@ -184,9 +210,11 @@ class Shard {
 
  private:
   Shard(const ModelSpec& spec, const Layout& layout, int rank, ComputeDevice* device, const MovePolicy& policy);
-  absl::Status Allocate();
-  absl::Status MakeArithmetic();
+  absl::Status Allocate(StateMemory& memory, int world_rank);
+  absl::Status MakeArithmetic(int64_t position);
   absl::Status FillInitialValues();
+  // A parameter's place in the whole model.
+  int64_t PlaceOf(const ShardExtent& extent) const { return unit_begin_[extent.unit] + extent.parameter; }
   ShardArithmetic::Initial InitialOf(const ShardExtent& extent) const;
   ExtentTensors Tensors(const ShardExtent& extent) const;
   AdamStep StepOf(const ShardExtent& extent, int64_t step, const StepParameters& parameters) const;
@@ -251,6 +279,7 @@ class Shard {
   const std::vector<ShardExtent>& extents_;     // placed
   const int trainable_count_;                   // of the first extents
   std::vector<std::vector<int>> extent_index_;  // [unit][parameter] -> index in extents_, or -1
+  std::vector<int64_t> unit_begin_;             // parameters of the model before each unit
   std::vector<int> kept_;                       // indices of frozen extents with a master
 
   // The push thread's: whether a trainable extent has a gradient since the last commit.
@@ -262,8 +291,11 @@ class Shard {
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Where they lie is constant after Create; bytes of masters, moments and planes are guarded by mu_.
-  Memory master_, gradients_, planes_;
-  PerMoment<Memory> moments_;
+  std::unique_ptr<StateMemory> own_memory_;  // null where the state lies in another's
+  const Memory* master_ = nullptr;
+  const Memory* gradients_ = nullptr;
+  PerMoment<const Memory*> moments_ = {};
+  Memory planes_;
   std::unique_ptr<ShardArithmetic> arithmetic_;       // on the trainable extents in these memories
   std::unique_ptr<ShardArithmetic> kept_arithmetic_;  // on kept_; null without any
 

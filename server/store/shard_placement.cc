@@ -186,6 +186,13 @@ ShardBytes& ShardBytes::operator+=(const ShardBytes& other) {
   return *this;
 }
 
+std::vector<std::pair<std::string, int64_t>> ShardPlacement::Pieces() const {
+  std::vector<std::pair<std::string, int64_t>> pieces{{kMasterPiece, master_memory_bytes}};
+  for (const MomentTraits& moment : kMomentKinds) pieces.emplace_back(moment.name, moment_memory_bytes[moment.kind]);
+  pieces.emplace_back(kGradientsPiece, bytes.gradients);
+  return pieces;
+}
+
 ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy) {
   ShardPlacement placement;
   Placer placer(spec, placement);

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -64,7 +66,14 @@ struct MovePolicy {
 };
 
 struct ShardPlacement {
+  // Names of pieces of memory; a moment's is that of its kind.
+  static constexpr char kMasterPiece[] = "master";
+  static constexpr char kGradientsPiece[] = "gradients";
+
   static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy = {});
+
+  // The memory of the state by name, with its size in bytes.
+  std::vector<std::pair<std::string, int64_t>> Pieces() const;
 
   // Those of trainable parameters first, in the order of the model, then frozen ones, whose masters stand behind all
   // others and stay where they are.

@@ -176,7 +176,8 @@ class ShardedModel {
       : spec_(Parse(TestSpec(accumulators, policy))), layout_(spec_, ranks), ranks_per_daemon_(ranks / daemons) {
     for (int daemon = 0; daemon < daemons; ++daemon) books_.push_back(std::make_unique<ScalingBook>(spec_));
     for (int rank = 0; rank < ranks; ++rank) {
-      absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec_, layout_, rank, kDevice.get(), policy);
+      absl::StatusOr<std::unique_ptr<Shard>> shard =
+          Shard::Create(spec_, layout_, rank, kDevice.get(), {.moves = policy});
       EXPECT_OK(shard);
       shards_.push_back(*std::move(shard));
     }
@@ -626,7 +627,7 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     const ShardBytes& bytes = placement.bytes;
     CountingDevice device;
     ASSERT_OK_AND_ASSIGN(const auto shard,
-                         Shard::Create(model_.spec(), model_.layout(), rank, &device, GetParam().policy()));
+                         Shard::Create(model_.spec(), model_.layout(), rank, &device, {.moves = GetParam().policy()}));
     EXPECT_EQ(device.bytes["paramshard-master"], placement.master_memory_bytes);
     EXPECT_EQ(device.bytes["paramshard-exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
     EXPECT_EQ(device.bytes["paramshard-exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);

@@ -1,0 +1,82 @@
+// What a model writes into its journal, in the model's own terms.
+#ifndef PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_
+#define PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "paramshard/v1/trainer.pb.h"
+#include "proto/model/layout.h"
+#include "proto/model/model_spec.h"
+#include "server/collective/topology.h"
+#include "server/device/compute_device.h"
+#include "server/device/kept_memory.h"
+#include "server/journal/journal.h"
+#include "server/store/commit_log.h"
+#include "server/store/commit_under_way.h"
+#include "server/store/history.h"
+#include "server/store/scaling_book.h"
+#include "server/store/shard.h"
+
+namespace paramshard::server {
+
+// The state that the journal's numbers are of. Ranks are the daemon's own, in order.
+struct JournaledState {
+  absl::Span<const std::unique_ptr<Shard>> shards;
+  ScalingBook* book = nullptr;
+};
+
+// As Journal: not thread-safe, but for marks; its calls come in its order. Errors of the journal are this program's own
+// mistakes.
+class ModelJournal {
+ public:
+  // What does not change while the model lives.
+  static JournalIdentity Describe(const ModelSpec& spec, const Layout& layout, const Topology& topology,
+                                  const MovePolicy& moves);
+
+  // Begins one, as the first piece of `memory`, which outlives it as the devices do. Errors of KeptMemory::HostPiece and
+  // of ComputeDevice::OpenHostMemory.
+  static absl::StatusOr<std::unique_ptr<ModelJournal>> Create(KeptMemory& memory, const JournalIdentity& identity,
+                                                              absl::Span<ComputeDevice* const> devices);
+  // Goes on with the one that lies in an adopted piece. FAILED_PRECONDITION where the model would not be the same
+  // one here, naming the first difference: nothing is changed, and another server may go on.
+  static absl::StatusOr<std::unique_ptr<ModelJournal>> Adopt(const Memory& piece, const JournalIdentity& identity,
+                                                             absl::Span<ComputeDevice* const> devices);
+
+  // The state is all there, and is this.
+  absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
+  absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
+  void BeginDelete() { journal_->BeginDelete(); }
+
+  absl::Status BeginEpoch(int64_t epoch, const HistoryId& history) { return journal_->BeginEpoch(epoch, history); }
+  // Before the vote: what the step will be made of, and what the trainers sent with it.
+  absl::Status Prepare(const v1::Commit& commit, const std::vector<std::string>& client_states,
+                       const JournaledState& state);
+  // The vote came to nothing.
+  absl::Status Withdraw() { return journal_->Withdraw(); }
+  absl::Status Decide(int64_t commit_number, const Decided& decided);
+  // What marks the bands of the decided commit's step. Thread-safe.
+  StepProgress Marks(int rank) const;
+  // All ranks are through with it.
+  absl::Status Answer(const CommitAnswer& answer, int64_t skipped, const JournaledState& state);
+
+ private:
+  ModelJournal(const Memory& piece, std::unique_ptr<Journal> journal) : piece_(piece), journal_(std::move(journal)) {}
+  absl::Status OpenFor(absl::Span<ComputeDevice* const> devices);
+  std::vector<int64_t> Steps(const JournaledState& state) const;
+  static std::vector<int64_t> Positions(const JournaledState& state);
+
+  const Memory& piece_;
+  const std::unique_ptr<Journal> journal_;
+  std::vector<std::unique_ptr<Memory::Owner>> leaves_;  // of devices to write marks
+  int64_t decided_ = 0;                                 // a commit number
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_

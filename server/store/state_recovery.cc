@@ -1,0 +1,139 @@
+#include "server/store/state_recovery.h"
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/model/model_spec_difference.h"
+#include "proto/model/model_spec_proto.h"
+#include "server/base/thread.h"
+
+namespace paramshard::server {
+namespace {
+
+ScalingBook::Record RecordOf(const JournalIdentity::BookParameter& parameter, const JournalScaling& scaling) {
+  ScalingBook::Record record{.unit = parameter.unit,
+                             .parameter = parameter.parameter,
+                             .amax = scaling.amax,
+                             .scale = scaling.scale,
+                             .is_fresh = scaling.is_fresh,
+                             .history = {}};
+  if (scaling.history.has_value()) {
+    record.history = ScalingBook::Record::History{.scale = scaling.history->scale, .amaxes = scaling.history->amaxes};
+  }
+  return record;
+}
+
+class Recovery {
+ public:
+  Recovery(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits, ModelJournal& journal)
+      : plan_(plan), state_(state), commits_(commits), journal_(journal) {}
+
+  absl::Status Run() {
+    TakeNumbers();
+    if (plan_.action == RecoveryAction::kServe) {
+      return plan_.prepared.has_value() ? journal_.Withdraw() : absl::OkStatus();
+    }
+    if (plan_.action == RecoveryAction::kRedoApply) RETURN_IF_ERROR(FinishStep());
+    return Answer();
+  }
+
+ private:
+  void TakeNumbers() {
+    const JournalNumbers& numbers = *plan_.numbers;
+    commits_.Restore(
+        {.numbers = {.commit_number = numbers.commit_number, .version = numbers.version, .skipped = numbers.skipped},
+         .last_answer = numbers.last_answer,
+         .client_states = numbers.client_states});
+    std::vector<ScalingBook::Record> records;
+    for (size_t i = 0; i < numbers.scalings.size(); ++i) {
+      records.push_back(RecordOf(plan_.identity->book[i], numbers.scalings[i]));
+    }
+    state_.book->Restore(records);
+    for (const auto& shard : state_.shards)
+      shard->AdoptNumbers(numbers.steps, numbers.version, plan_.epoch->generation);
+  }
+
+  // Amaxes of what was done before are measured: nobody knows them any more.
+  absl::Status FinishStep() {
+    RETURN_IF_ERROR(OnAllRanks([this](int rank) { return StepRank(rank); }));
+    for (const auto& shard : state_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(*state_.book));
+    state_.book->Settle(state_.book->Offer());
+    return absl::OkStatus();
+  }
+
+  absl::Status StepRank(int rank) {
+    Shard& shard = *state_.shards[rank];
+    StepProgress progress = journal_.Marks(rank);
+    progress.done = plan_.redo[rank].done;
+    shard.AdoptGradients(plan_.prepared->has_gradient);
+    return shard.Step({.groups = plan_.prepared->groups, .gradient_scale = plan_.decided->gradient_scale}, progress,
+                      *state_.book);
+  }
+
+  // The first error.
+  absl::Status OnAllRanks(const std::function<absl::Status(int rank)>& work) const {
+    std::vector<absl::Status> done(state_.shards.size());
+    std::vector<std::thread> threads;
+    absl::Status status;
+    for (size_t rank = 0; rank < done.size() && status.ok(); ++rank) {
+      absl::StatusOr<std::thread> thread = StartThread(absl::StrCat("a step that goes on, of rank ", rank),
+                                                       [&, rank] { done[rank] = work(static_cast<int>(rank)); });
+      status = thread.status();
+      if (thread.ok()) threads.push_back(*std::move(thread));
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& one : done) status.Update(one);
+    return status;
+  }
+
+  absl::Status Answer() {
+    const DecidedCommit& decided = *plan_.decided;
+    const CommitAnswer answer =
+        commits_.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count, plan_.prepared->client_states);
+    return journal_.Answer(answer, commits_.numbers().skipped, state_);
+  }
+
+  const RecoveryPlan& plan_;
+  const JournaledState& state_;
+  CommitLog& commits_;
+  ModelJournal& journal_;
+};
+
+}  // namespace
+
+absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces) {
+  LeftModel left;
+  const bool has_journal = pieces.find(kJournalPiece) != pieces.end();
+  left.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
+  if (!has_journal) return left;
+  const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
+  if (!journal.ok()) {
+    left.plan.action = RecoveryAction::kDataLoss;
+    left.plan.loss = std::string(journal.status().message());
+    return left;
+  }
+  left.journal = *journal;
+  ASSIGN_OR_RETURN(left.plan, PlanRecovery(absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes())));
+  return left;
+}
+
+absl::StatusOr<ModelSpec> LeftModel::Spec() const {
+  if (plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(plan.loss);
+  v1::ModelSpec message;
+  if (!message.ParseFromString(plan.identity->spec)) return absl::DataLossError("journal: a spec expected");
+  absl::StatusOr<ModelSpec> spec = ParseModelSpec(message);
+  if (spec.ok() && ModelSpecFingerprint(*spec) == plan.identity->spec_fingerprint) return spec;
+  return absl::FailedPreconditionError("a spec that this version reads alike expected, got another");
+}
+
+absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
+                          ModelJournal& journal) {
+  return Recovery(plan, state, commits, journal).Run();
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,45 @@
+// Goes on with the state of a model that another server has left behind.
+#ifndef PARAMSHARD_SERVER_STORE_STATE_RECOVERY_H_
+#define PARAMSHARD_SERVER_STORE_STATE_RECOVERY_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/model/model_spec.h"
+#include "server/device/kept_memory.h"
+#include "server/journal/recovery.h"
+#include "server/keeper/kept_store.h"
+#include "server/store/commit_log.h"
+#include "server/store/model_journal.h"
+
+namespace paramshard::server {
+
+// A model that another server has left, and what its journal says. One that has none was not begun, or is dropped.
+struct LeftModel {
+  std::unique_ptr<KeptMemory> memory;
+  const Memory* journal = nullptr;  // a piece of it
+  RecoveryPlan plan;
+
+  // `pieces` may be anything. FAILED_PRECONDITION a journal of a newer version, which is to be left alone.
+  static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
+  // DATA_LOSS where there is no telling, or the plan says so.
+  absl::StatusOr<ModelSpec> Spec() const;
+};
+
+// Whether a model can go on from what its journal says: its state is there, whole or with a step to finish.
+inline bool IsRecoverable(RecoveryAction action) {
+  return action == RecoveryAction::kServe || action == RecoveryAction::kAnswerSkip ||
+         action == RecoveryAction::kRedoApply;
+}
+
+// Brings shards, book and log to the end of a commit, the one that is answered or, where a decision was made, the next
+// one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and IsRecoverable;
+// shards have adopted the memory. No epoch runs. What breaks a device.
+absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
+                          ModelJournal& journal);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_STATE_RECOVERY_H_

@@ -1,0 +1,120 @@
+// Models outlive the server: it is killed at every point of a step, and the training goes on bit for bit.
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::test {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr int64_t kCommits = 6;
+// Of a board's numbers.
+constexpr int kKilled = 0;    // whether the server was killed
+constexpr int kAnswered = 1;  // the last commit that rank 0 had an answer for before that
+constexpr int kResumed = 2;   // the first that it began after that
+
+class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  static int ranks() { return std::min(std::get<0>(GetParam()), DevicesUpTo(2)); }
+  static Point point() { return static_cast<Point>(std::get<1>(GetParam())); }
+
+  void Start(std::vector<std::string> flags) {
+    daemon_.reset();
+    for (const std::string& device : DeviceFlags(ranks())) flags.push_back(device);
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
+    ASSERT_OK(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+  }
+  absl::StatusOr<nlohmann::json> Ctl(const std::string& words) const {
+    const absl::StatusOr<std::string> output =
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " -o json ", words));
+    if (!output.ok()) return output.status();
+    return nlohmann::json::parse(*output);
+  }
+  pid_t ServerPid() const {
+    const absl::StatusOr<nlohmann::json> version = Ctl("version");
+    return version.ok() ? static_cast<pid_t>(std::stol((*version)["pid"].get<std::string>())) : -1;
+  }
+  std::string StateHash() const {
+    const absl::StatusOr<nlohmann::json> verified = Ctl("verify kept");
+    EXPECT_OK(verified.status());
+    return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
+  }
+  Training TrainingOf(int rank) const {
+    return {.socket_dir = directory_.path(), .model = "kept", .rank = rank, .commits = kCommits};
+  }
+  // All ranks, to the end, in processes of their own.
+  void TrainAll(const std::function<void(Training&, Board&)>& prepare) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      trainers.push_back(ChildProcess::Run([this, rank, &prepare](Board& board) {
+        Training training = TrainingOf(rank);
+        if (rank == 0) prepare(training, board);
+        return TrainOn(training);
+      }));
+    }
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+    numbers_ = {trainers[0].board().numbers[kKilled], trainers[0].board().numbers[kAnswered],
+                trainers[0].board().numbers[kResumed]};
+  }
+  // Comes again for as long as servers end under it.
+  static absl::Status TrainOn(const Training& training) {
+    absl::Status status = absl::UnavailableError("not yet");
+    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+      status = Train(training);
+    }
+    return status;
+  }
+
+  const TemporaryDirectory directory_;
+  std::optional<DaemonProcess> daemon_;
+  std::vector<int64_t> numbers_;
+};
+
+TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) {
+  Start({});
+  TrainAll([](Training&, Board&) {});
+  const std::string expected = StateHash();
+
+  Start({"--keeper=on"});
+  const pid_t server = ServerPid();
+  ASSERT_NE(server, daemon_->pid());
+  TrainAll([&](Training& training, Board& board) {
+    training.at = [&](Point at, int64_t commit) {
+      const bool killed = board.numbers[kKilled] != 0;
+      if (at == Point::kCommitted && !killed) board.numbers[kAnswered] = commit;
+      if (at == Point::kStart && killed && board.numbers[kResumed] == 0) board.numbers[kResumed] = commit;
+      if (commit == 4 && at == point() && board.numbers[kKilled].exchange(1) == 0) kill(server, SIGKILL);
+    };
+  });
+  EXPECT_EQ(numbers_[kKilled], 1);
+  EXPECT_GE(numbers_[kAnswered], 3);
+  EXPECT_GT(numbers_[kResumed], numbers_[kAnswered]) << "no answered commit is made twice";
+  EXPECT_NE(ServerPid(), server);
+  EXPECT_EQ(StateHash(), expected);
+}
+
+std::string NameOf(const testing::TestParamInfo<std::tuple<int, int>>& info) {
+  return absl::StrCat("Ranks", std::get<0>(info.param), "Point", std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(, KeptModelsTest, testing::Combine(testing::Values(1, 2), testing::Range(0, kPointCount)),
+                         NameOf);
+
+}  // namespace
+}  // namespace paramshard::test
