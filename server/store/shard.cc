@@ -298,7 +298,7 @@ absl::Status Shard::Step(const StepParameters& parameters, ScalingBook& book) {
     if (!state.awaits_amax) state.scaling = book.Next(extent.unit, extent.parameter);
   }
   DropGradients();
-  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings()));
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->Step(steps, Scalings(), /*progress=*/{}));
   for (size_t i = 0; i < amaxes.size(); ++i) {
     if (steps[i].has_value()) book.AddStep(extents_[i].unit, extents_[i].parameter, amaxes[i]);
   }
