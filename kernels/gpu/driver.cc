@@ -29,6 +29,8 @@ absl::StatusOr<Driver> Load() {
   Driver driver;
   RETURN_IF_ERROR(LookUp("cuCtxGetCurrent", driver.ctx_get_current));
   RETURN_IF_ERROR(LookUp("cuCtxRecordEvent", driver.ctx_record_event));
+  RETURN_IF_ERROR(LookUp("cuDeviceGet", driver.device_get));
+  RETURN_IF_ERROR(LookUp("cuDeviceGetAttribute", driver.device_get_attribute));
   RETURN_IF_ERROR(LookUp("cuMemCreate", driver.mem_create));
   RETURN_IF_ERROR(LookUp("cuMemRelease", driver.mem_release));
   RETURN_IF_ERROR(LookUp("cuMemAddressReserve", driver.mem_address_reserve));

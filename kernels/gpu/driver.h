@@ -16,6 +16,8 @@ struct Driver {
 
   decltype(&cuCtxGetCurrent) ctx_get_current = nullptr;
   decltype(&cuCtxRecordEvent) ctx_record_event = nullptr;
+  decltype(&cuDeviceGet) device_get = nullptr;
+  decltype(&cuDeviceGetAttribute) device_get_attribute = nullptr;
   decltype(&cuMemCreate) mem_create = nullptr;
   decltype(&cuMemRelease) mem_release = nullptr;
   decltype(&cuMemAddressReserve) mem_address_reserve = nullptr;

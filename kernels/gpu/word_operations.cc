@@ -26,6 +26,15 @@ void WordOperations::Write(void* word, uint32_t value) {
   operation.writeValue.value = value;
 }
 
+void WordOperations::Write64(void* word, uint64_t value) {
+  CUstreamBatchMemOpParams& operation = operations_.emplace_back();
+  operation = {};
+  operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  operation.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  operation.writeValue.address = AddressOf(word);
+  operation.writeValue.value64 = value;
+}
+
 void WordOperations::Await(void* word, uint32_t value) {
   CUstreamBatchMemOpParams& operation = operations_.emplace_back();
   operation = {};

@@ -20,6 +20,8 @@ namespace paramshard::gpu {
 class WordOperations {
  public:
   void Write(void* word, uint32_t value);
+  // A word of 8 bytes, in one store. Not every device has it (CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).
+  void Write64(void* word, uint64_t value);
   void Await(void* word, uint32_t value);
   void Clear() { operations_.clear(); }
 

@@ -1,10 +1,10 @@
 #include "kernels/optim/banded_step_cuda.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/status.h"
-#include "kernels/gpu/word_operations.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -20,7 +20,8 @@ absl::Status Await(const Event& event, cudaStream_t stream) {
 }  // namespace
 
 absl::StatusOr<BandedStep> BandedStep::Create(int device) {
-  BandedStep step(device);
+  ASSIGN_OR_RETURN(const BandMarks marks, BandMarks::Create(device));
+  BandedStep step(device, marks);
   ASSIGN_OR_RETURN(step.other_, Stream::Create(device));
   for (int i = 0; i <= kWaitsFor; ++i) {
     ASSIGN_OR_RETURN(Event end, Event::Create(device));
@@ -29,28 +30,30 @@ absl::StatusOr<BandedStep> BandedStep::Create(int device) {
   return step;
 }
 
-absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
-                             const BandMarks& marks, cudaStream_t stream) {
+absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream) {
   const DeviceScope scope(device_);
-  absl::Status status = RunBands(plan, forward, done, marks, stream);
+  absl::Status status = RunBands(plan, forward, progress, stream);
   // After an error too: what the other stream was given must be over when the caller's is.
   status.Update(Join(stream));
   return status;
 }
 
-absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const std::array<int, kBandLanes>& done,
-                                  const BandMarks& marks, cudaStream_t stream) {
+absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const StepProgress& progress,
+                                  cudaStream_t stream) {
   const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
   // As if all bands before the first ended here.
   for (Event& end : ends_) RETURN_IF_ERROR(end.Record(stream));
   RETURN_IF_ERROR(Await(ends_.front(), other_.get()));
   for (int n = 0; n < plan.band_count(); ++n) {
-    const int lane = n % kBandLanes;
-    const int before = n / kBandLanes;  // bands of the lane
-    if (before < done[lane]) continue;
-    if (n >= kWaitsFor) RETURN_IF_ERROR(Await(EndOf(n - kWaitsFor), streams[lane]));
-    RETURN_IF_ERROR(RunBand(plan, BandAt(n, plan.band_count(), forward), marks.lanes[lane], before + 1, streams[lane]));
-    RETURN_IF_ERROR(EndOf(n).Record(streams[lane]));
+    if (progress.HasDone(n)) continue;
+    const StepProgress::Lane& words = progress.lanes[n % kBandLanes];
+    const uint64_t word = progress.WordOf(n / kBandLanes + 1);
+    const cudaStream_t lane = streams[n % kBandLanes];
+    if (n >= kWaitsFor) RETURN_IF_ERROR(Await(EndOf(n - kWaitsFor), lane));
+    RETURN_IF_ERROR(marks_.Write(words.begun, word, lane));
+    RETURN_IF_ERROR(plan.StepBand(BandAt(n, plan.band_count(), forward), lane));
+    RETURN_IF_ERROR(marks_.Write(words.done, word, lane));
+    RETURN_IF_ERROR(EndOf(n).Record(lane));
   }
   return absl::OkStatus();
 }
@@ -58,15 +61,6 @@ absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const std::
 absl::Status BandedStep::Join(cudaStream_t stream) {
   RETURN_IF_ERROR(ends_.front().Record(other_.get()));
   return Await(ends_.front(), stream);
-}
-
-absl::Status BandedStep::RunBand(FusedAdamPlan& plan, int band, const BandMarks::Lane& lane, uint32_t done,
-                                 cudaStream_t stream) {
-  RETURN_IF_ERROR(plan.StepBand(band, stream));
-  if (lane.word == nullptr) return absl::OkStatus();
-  WordOperations mark;
-  mark.Write(lane.word, lane.begin + done);
-  return mark.Enqueue(stream);
 }
 
 }  // namespace paramshard::gpu

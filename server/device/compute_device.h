@@ -17,6 +17,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/state_bands.h"
+#include "kernels/optim/step_progress.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
@@ -94,8 +95,16 @@ class ShardArithmetic {
   // value. The others' bytes stay, but for where they lie, and so do planes of formats that EncodesAfterAmax(). Returns
   // the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no step; empty when no extent's
   // format NeedsAmax(). After an error the state is in pieces.
+  //
+  // `progress` says where the step writes down how far it is, in memory that is open to the device (OpenHostMemory),
+  // and what of the same step was done before, at the same memory, by a process that has ended and whose GPU has
+  // stopped. The state and the position are then those of the whole step. Amaxes are only of the bands that were left,
+  // and planes of the others stay: MeasureAmaxes() and, where planes are new, EncodePlanes() follow. Without bands the
+  // step is the one band of lane 0: if that is done, nothing is left. Where no entry has a value, nothing is written
+  // down.
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
-                                                  absl::Span<const TensorScaling> scalings) = 0;
+                                                  absl::Span<const TensorScaling> scalings,
+                                                  const StepProgress& progress) = 0;
 
  protected:
   explicit ShardArithmetic(int64_t position) : position_(position) {}

@@ -92,16 +92,12 @@ class CpuShardArithmetic final : public ShardArithmetic {
   }
 
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
-                                          absl::Span<const TensorScaling> scalings) override {
+                                          absl::Span<const TensorScaling> scalings,
+                                          const StepProgress& progress) override {
     std::vector<float> amaxes(tensors_.size(), 0.0f);
     const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
-    if (!moves_.bands.empty() && steps_any) {
-      MoveByBands(steps, scalings, amaxes);
-    } else {
-      for (size_t i = 0; i < tensors_.size(); ++i) {
-        if (steps[i].has_value()) amaxes[i] = StepRows(*steps[i], WhereItLies(i), scalings[i], /*distance=*/0);
-      }
-    }
+    if (steps_any && moves_.bands.empty()) StepInPlace(steps, scalings, progress, amaxes);
+    if (steps_any && !moves_.bands.empty()) MoveByBands(steps, scalings, progress, amaxes);
     return needs_amax_ ? amaxes : std::vector<float>();
   }
 
@@ -121,25 +117,42 @@ class CpuShardArithmetic final : public ShardArithmetic {
                      extent.encoding, extent.row_wise, extent.column_wise, scaling, distance);
   }
 
+  void StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                   const StepProgress& progress, std::vector<float>& amaxes) const {
+    if (progress.HasDone(0)) return;
+    progress.MarkBegun(0);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (steps[i].has_value()) amaxes[i] = StepRows(*steps[i], WhereItLies(i), scalings[i], /*distance=*/0);
+    }
+    progress.MarkDone(0);
+  }
+
   void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                   std::vector<float>& amaxes) {
+                   const StepProgress& progress, std::vector<float>& amaxes) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? moves_.distance : -moves_.distance;
     const auto band_count = static_cast<int>(moves_.bands.size());
     for (int n = 0; n < band_count; ++n) {
-      const int band = BandAt(n, band_count, forward);
-      IdleState idle;
-      ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {
-        const ExtentTensors extent = WhereItLies(i);
-        if (!steps[i].has_value()) return idle.Add(extent.state, extent.columns, first, rows);
-        idle.Cut();
-        amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
-      });
-      for (const IdleState::Range& range : idle.ranges()) {
-        std::memcpy(range.begin + distance, range.begin, range.size_bytes);
-      }
+      if (progress.HasDone(n)) continue;
+      progress.MarkBegun(n);
+      MoveBand(BandAt(n, band_count, forward), distance, steps, scalings, amaxes);
+      progress.MarkDone(n);
     }
     set_position(position() + distance);
+  }
+
+  void MoveBand(int band, int64_t distance, absl::Span<const std::optional<AdamStep>> steps,
+                absl::Span<const TensorScaling> scalings, std::vector<float>& amaxes) const {
+    IdleState idle;
+    ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {
+      const ExtentTensors extent = WhereItLies(i);
+      if (!steps[i].has_value()) return idle.Add(extent.state, extent.columns, first, rows);
+      idle.Cut();
+      amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
+    });
+    for (const IdleState::Range& range : idle.ranges()) {
+      std::memcpy(range.begin + distance, range.begin, range.size_bytes);
+    }
   }
 
   // Calls `visit` with each extent's rows in a band.

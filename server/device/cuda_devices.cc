@@ -15,6 +15,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/band_marks_cuda.h"
 #include "kernels/optim/banded_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/optim/moved_state.h"
@@ -74,11 +75,12 @@ class CudaShardArithmetic final : public ShardArithmetic {
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
     ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents, moves.bands));
     ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
+    ASSIGN_OR_RETURN(const gpu::BandMarks marks, gpu::BandMarks::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
                      gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
     adam.SetPosition(moves.position);
     return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(
-        std::move(tensors), moves, std::move(stream), std::move(adam), std::move(bands), std::move(squares)));
+        std::move(tensors), moves, std::move(stream), std::move(adam), std::move(bands), marks, std::move(squares)));
   }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
@@ -146,13 +148,14 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
-                                          absl::Span<const TensorScaling> scalings) override {
+                                          absl::Span<const TensorScaling> scalings,
+                                          const StepProgress& progress) override {
     const gpu::DeviceScope scope(stream_.device());
     const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
     if (adam_.band_count() > 0 && steps_any) {
-      RETURN_IF_ERROR(MoveByBands(steps, scalings));
+      RETURN_IF_ERROR(MoveByBands(steps, scalings, progress));
     } else {
-      RETURN_IF_ERROR(adam_.Step(steps, scalings, stream_.get()));
+      RETURN_IF_ERROR(StepInPlace(steps, scalings, progress));
     }
     if (needs_amax_) return adam_.Amaxes(stream_.get());
     RETURN_IF_ERROR(stream_.Synchronize());
@@ -162,11 +165,24 @@ class CudaShardArithmetic final : public ShardArithmetic {
  private:
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
-  absl::Status MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings) {
+  // A step that is done leaves no amaxes behind, as one that nothing takes.
+  absl::Status StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                           const StepProgress& progress) {
+    const bool is_left = !progress.HasDone(0);
+    std::vector<std::optional<AdamStep>> left(steps.size());
+    if (is_left) std::copy(steps.begin(), steps.end(), left.begin());
+    const bool steps_any = std::any_of(left.begin(), left.end(), [](const auto& step) { return step.has_value(); });
+    if (steps_any) progress.MarkBegun(0);
+    RETURN_IF_ERROR(adam_.Step(left, scalings, stream_.get()));
+    return steps_any ? marks_.Write(progress.lanes[0].done, progress.WordOf(1), stream_.get()) : absl::OkStatus();
+  }
+
+  absl::Status MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+                           const StepProgress& progress) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? distance_ : -distance_;
     RETURN_IF_ERROR(adam_.BeginStep(steps, scalings, distance, stream_.get()));
-    RETURN_IF_ERROR(bands_.Run(adam_, forward, /*done=*/{}, /*marks=*/{}, stream_.get()));
+    RETURN_IF_ERROR(bands_.Run(adam_, forward, progress, stream_.get()));
     set_position(position() + distance);
     adam_.SetPosition(position());
     return absl::OkStatus();
@@ -185,7 +201,8 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, const StateMoves& moves, gpu::Stream stream,
-                      gpu::FusedAdamPlan adam, gpu::BandedStep bands, gpu::SquareSummer squares)
+                      gpu::FusedAdamPlan adam, gpu::BandedStep bands, const gpu::BandMarks& marks,
+                      gpu::SquareSummer squares)
       : ShardArithmetic(moves.position),
         tensors_(std::move(tensors)),
         distance_(moves.distance),
@@ -194,6 +211,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
         stream_(std::move(stream)),
         adam_(std::move(adam)),
         bands_(std::move(bands)),
+        marks_(marks),
         squares_(std::move(squares)) {}
 
   const std::vector<ExtentTensors> tensors_;
@@ -202,6 +220,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   const gpu::Stream stream_;
   gpu::FusedAdamPlan adam_;
   gpu::BandedStep bands_;
+  const gpu::BandMarks marks_;
   gpu::SquareSummer squares_;
 };
 

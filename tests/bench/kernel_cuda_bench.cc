@@ -289,7 +289,7 @@ class AdamBench {
     bench_.Measure(name(), bytes_, [&] {
       if (moves()) {
         Check(plan->BeginStep(steps, scalings, forward ? distance : -distance, bench_.stream()));
-        Check(banded->Run(*plan, forward, {}, Marks(), bench_.stream()));
+        Check(banded->Run(*plan, forward, Marks(), bench_.stream()));
         plan->SetPosition(forward ? distance : 0);
         forward = !forward;
       } else {
@@ -333,8 +333,8 @@ class AdamBench {
 
   bool moves() const { return arm_.bands > 0; }
 
-  static PinnedArray<uint32_t> NewMarks() {
-    absl::StatusOr<PinnedArray<uint32_t>> marks = PinnedArray<uint32_t>::Create(kBandLanes);
+  static PinnedArray<uint64_t> NewMarks() {
+    absl::StatusOr<PinnedArray<uint64_t>> marks = PinnedArray<uint64_t>::Create(2 * kBandLanes);
     Check(marks.status());
     return *std::move(marks);
   }
@@ -373,7 +373,10 @@ class AdamBench {
     return CutIntoBands(Shapes(), elements / arm_.bands);
   }
 
-  BandMarks Marks() const { return {{BandMarks::Lane{&marks_[0], 0}, BandMarks::Lane{&marks_[1], 0}}}; }
+  StepProgress Marks() const {
+    return {.lanes = {StepProgress::Lane{&marks_[0], &marks_[1]}, StepProgress::Lane{&marks_[2], &marks_[3]}},
+            .word_step = 1};
+  }
 
   MutablePlane PlaneOf(const AdamExtent& extent, Plane plane) {
     const int64_t alignment = model_.packed ? 1 : 64;
@@ -454,7 +457,7 @@ class AdamBench {
   // Of a state that moves.
   std::vector<BandedArray> layouts_ = std::vector<BandedArray>(kStateArrays);
   uint8_t* first_[kStateArrays] = {};
-  PinnedArray<uint32_t> marks_ = NewMarks();
+  PinnedArray<uint64_t> marks_ = NewMarks();
 };
 
 void MeasureAdam(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -258,12 +259,20 @@ class BandedStepTest : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    ASSERT_OK_AND_ASSIGN(marks_, PinnedArray<uint32_t>::Create(2));
-    marks_[0] = 7;
-    marks_[1] = 0xfffffff0u;  // counters run over
+    ASSERT_OK_AND_ASSIGN(words_, PinnedArray<uint64_t>::Create(2 * kBandLanes));
+    for (int i = 0; i < 2 * kBandLanes; ++i) words_[i] = kWord;
   }
 
-  BandMarks Marks() const { return {{BandMarks::Lane{&marks_[0], begin_[0]}, BandMarks::Lane{&marks_[1], begin_[1]}}}; }
+  // As a journal counts: in both halves of a word.
+  static constexpr uint64_t kWord = 0xfff8ffff'00070000;
+  static constexpr uint64_t kStep = uint64_t{1} - (uint64_t{1} << 32);
+
+  StepProgress Progress(const std::array<int, kBandLanes>& done = {}) const {
+    return {.lanes = {StepProgress::Lane{&words_[0], &words_[1]}, StepProgress::Lane{&words_[2], &words_[3]}},
+            .word = kWord,
+            .word_step = kStep,
+            .done = done};
+  }
   std::vector<std::optional<AdamStep>> AnySteps(const MovedState& state, RandomFloats& random) const {
     std::vector<std::optional<AdamStep>> steps;
     for (size_t i = 0; i < state.scalings().size(); ++i) {
@@ -292,15 +301,14 @@ class BandedStepTest : public GpuTest {
   }
 
   void ExpectMarks(const MovedState& state) {
-    const auto bands = static_cast<uint32_t>(state.band_count());
-    begin_[0] += (bands + 1) / 2;
-    begin_[1] += bands / 2;
-    EXPECT_EQ(marks_[0], begin_[0]);
-    EXPECT_EQ(marks_[1], begin_[1]);
+    for (int lane = 0; lane < kBandLanes; ++lane) {
+      const auto bands = static_cast<uint64_t>((state.band_count() + 1 - lane) / kBandLanes);
+      EXPECT_EQ(words_[2 * lane], kWord + bands * kStep) << "begun of lane " << lane;
+      EXPECT_EQ(words_[2 * lane + 1], kWord + bands * kStep) << "done of lane " << lane;
+    }
   }
 
-  PinnedArray<uint32_t> marks_;
-  std::array<uint32_t, kBandLanes> begin_ = {7, 0xfffffff0u};
+  PinnedArray<uint64_t> words_;  // begun and done of each lane
 };
 
 TEST_F(BandedStepTest, EveryStateStepsAsOnTheHostWhileItMoves) {
@@ -316,7 +324,7 @@ TEST_F(BandedStepTest, EveryStateStepsAsOnTheHostWhileItMoves) {
     const auto steps = AnySteps(state, random);
     state.Expect(steps, random);
     ASSERT_OK(plan.BeginStep(steps, state.scalings(), state.distance(), stream()));
-    ASSERT_OK(banded.Run(plan, state.forward(), {}, Marks(), stream()));
+    ASSERT_OK(banded.Run(plan, state.forward(), Progress(), stream()));
     ASSERT_NO_FATAL_FAILURE(Finish(plan, state, steps));
     ExpectMarks(state);
   }
@@ -347,9 +355,11 @@ TEST_F(BandedStepTest, AStepThatWasCutOffIsFinished) {
         if (next >= state.band_count() || next > count) continue;
         ASSERT_NO_FATAL_FAILURE(state.Tear(next, random));
       }
+      for (int i = 0; i < 2 * kBandLanes; ++i) words_[i] = Progress().WordOf(done[i / 2]);
       ASSERT_OK(plan.BeginStep(steps, state.scalings(), state.distance(), stream()));
-      ASSERT_OK(banded.Run(plan, state.forward(), done, {}, stream()));
+      ASSERT_OK(banded.Run(plan, state.forward(), Progress(done), stream()));
       ASSERT_NO_FATAL_FAILURE(Finish(plan, state, steps));
+      ExpectMarks(state);
     }
   }
 }
@@ -360,9 +370,33 @@ TEST_F(BandedStepTest, AStateWithoutAnElementHasNoBands) {
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
   ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
   ASSERT_OK(plan.BeginStep({TypicalStep(AdamMode::kAdamW)}, {}, 0, stream()));
-  ASSERT_OK(banded.Run(plan, true, {}, Marks(), stream()));
+  ASSERT_OK(banded.Run(plan, true, Progress(), stream()));
   Synchronize();
-  EXPECT_EQ(marks_[0], 7u);
+  ExpectMarks(state);
+}
+
+// A word is seen when all is there that the stream wrote before: by whichever means.
+TEST_F(BandedStepTest, AMarkIsWrittenBehindWhatTheStreamDid) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  const DeviceArray<uint8_t> memory(std::vector<uint8_t>(kBytes, 0));
+  ASSERT_OK_AND_ASSIGN(const PinnedArray<uint8_t> last, PinnedArray<uint8_t>::Create(1));
+  for (const BandMarks::Means means : {BandMarks::Means::kStreamOperations, BandMarks::Means::kKernels}) {
+    const auto value = static_cast<uint8_t>(1 + static_cast<int>(means));
+    last[0] = 0;
+    const BandMarks marks(means);
+    ASSERT_EQ(cudaMemsetAsync(memory.data(), value, kBytes, stream()), cudaSuccess);
+    ASSERT_EQ(cudaMemcpyAsync(last.data(), memory.data() + kBytes - 1, 1, cudaMemcpyDeviceToHost, stream()),
+              cudaSuccess);
+    ASSERT_OK(marks.Write(&words_[0], kWord + value * kStep, stream()));
+    ASSERT_OK(marks.Write(nullptr, 0, stream()));
+    const std::atomic_ref<uint64_t> word(words_[0]);
+    // Ends with the word, or with the stream.
+    while (word.load(std::memory_order_acquire) != kWord + value * kStep && cudaStreamQuery(stream()) != cudaSuccess) {
+    }
+    EXPECT_EQ(std::atomic_ref<uint8_t>(last[0]).load(), value);
+    Synchronize();
+    EXPECT_EQ(words_[0], kWord + value * kStep);
+  }
 }
 
 // A copy for each array and band where nothing between takes a step: 3 arrays of 1,000 parameters.
@@ -378,7 +412,7 @@ TEST_F(BandedStepTest, ManySmallExtentsThatTakeNoStepMoveAlong) {
     for (size_t i = 0; i < specs.size(); i += every) steps[i] = TypicalStep(AdamMode::kAdamW);
     state.Expect(steps, random);
     ASSERT_OK(plan.BeginStep(steps, state.scalings(), state.distance(), stream()));
-    ASSERT_OK(banded.Run(plan, state.forward(), {}, {}, stream()));
+    ASSERT_OK(banded.Run(plan, state.forward(), {}, stream()));
     ASSERT_NO_FATAL_FAILURE(Finish(plan, state, steps));
   }
 }

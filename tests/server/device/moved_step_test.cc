@@ -1,5 +1,13 @@
 // Steps that move the state against steps that leave it where it is, on a device of the kind that
 // PARAMSHARD_TEST_DEVICES says.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,11 +46,17 @@ class Array {
     return std::exchange(size_, size_ + rows * row_bytes);
   }
   void Allocate(ComputeDevice& device, int64_t room) {
-    absl::StatusOr<Memory> memory = device.Allocate("test", size_ + room, Sharing::kPrivate);
+    absl::StatusOr<Memory> memory = device.Allocate("test", size_ + room, Sharing::kKept);
     ASSERT_OK(memory.status());
     memory_ = *std::move(memory);
   }
   const BandedArray& layout() const { return layout_; }
+  const Memory& memory() const { return memory_; }
+  // Where a band begins before the state is moved, from the array's begin.
+  int64_t BeginOf(const BandStart& band) const {
+    return layout_.parts[band.extent].offset + band.row * layout_.parts[band.extent].row_bytes;
+  }
+  int64_t size_bytes() const { return size_; }
   uint8_t* At(size_t extent) const { return memory_.data() + layout_.parts[extent].offset; }
   int64_t SizeOf(size_t extent, int64_t rows) const { return rows * layout_.parts[extent].row_bytes; }
 
@@ -71,16 +85,21 @@ class State {
         arrays_[2 + 2 * m].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
       }
     }
-    StateMoves moves;
     if (band_elements.has_value()) {
-      moves.bands = CutIntoBands(shapes, *band_elements);
+      moves_.bands = CutIntoBands(shapes, *band_elements);
       std::vector<BandedArray> layouts;
       for (const Array& array : arrays_) layouts.push_back(array.layout());
-      moves.distance = MoveDistance(shapes, moves.bands, layouts);
-      moves.position = has_moved ? moves.distance : 0;
+      moves_.distance = MoveDistance(shapes, moves_.bands, layouts);
     }
-    for (Array& array : arrays_) array.Allocate(*device_, moves.distance);
+    for (Array& array : arrays_) array.Allocate(*device_, moves_.distance);
     for (size_t i = 0; i < specs_.size(); ++i) tensors_.push_back(TensorsOf(i));
+    TakeOver(has_moved ? moves_.distance : 0);
+  }
+
+  // As another process does that finds the state there.
+  void TakeOver(int64_t position) {
+    StateMoves moves = moves_;
+    moves.position = position;
     absl::StatusOr<std::unique_ptr<ShardArithmetic>> arithmetic = device_->MakeArithmetic(tensors_, moves);
     EXPECT_OK(arithmetic.status());
     arithmetic_ = *std::move(arithmetic);
@@ -88,6 +107,74 @@ class State {
 
   ShardArithmetic& arithmetic() { return *arithmetic_; }
   const std::vector<ExtentTensors>& tensors() const { return tensors_; }
+  int band_count() const { return static_cast<int>(moves_.bands.size()); }
+  int64_t distance() const { return moves_.distance; }
+
+  // The bytes of all memory: arrays, then planes.
+  using Image = std::vector<std::vector<uint8_t>>;
+  Image Take() const {
+    Image image;
+    for (const Range& range : Ranges()) image.push_back(Read(range.data, range.size_bytes));
+    return image;
+  }
+  void Put(const Image& image) {
+    const std::vector<Range> ranges = Ranges();
+    for (size_t i = 0; i < ranges.size(); ++i) ASSERT_OK(device_->Write(ranges[i].data, image[i]));
+  }
+
+  // What a step from `before` to `after` has written when these bands are done, counted in the order of the step: of
+  // those that may have begun besides, anything. A step writes planes of `encoded` extents.
+  using Counts = std::array<int, kBandLanes>;
+  Image CutOff(const Image& before, const Image& after, bool forward, const Counts& done,
+               const std::vector<bool>& encoded) const {
+    Image image = after;
+    std::copy_n(before.begin(), kArrays, image.begin());
+    for (int n = 0; n < band_count(); ++n) {
+      const bool is_done = n / kBandLanes < done[n % kBandLanes];
+      if (!is_done) Spoil(BandAt(n, band_count(), forward), encoded, image);
+      if (!is_done && !MayHaveBegun(n, done)) continue;
+      for (int array = 0; array < kArrays; ++array) {
+        const Range target = TargetOf(array, BandAt(n, band_count(), forward), forward);
+        const int64_t first = target.data - arrays_[array].memory().data();
+        const auto written = image[array].begin() + first;
+        if (is_done) std::copy_n(after[array].begin() + first, target.size_bytes, written);
+        if (!is_done) std::fill_n(written, target.size_bytes, 0x6b);
+      }
+    }
+    return image;
+  }
+
+  // A band that is not done begins behind all before it but the last one.
+  static bool MayHaveBegun(int n, const Counts& done) {
+    for (int before = 0; before < n - 1; ++before) {
+      if (before / kBandLanes >= done[before % kBandLanes]) return false;
+    }
+    return n / kBandLanes == done[n % kBandLanes];
+  }
+
+  // Whether bands can be done in that order.
+  bool CanBeDone(const Counts& done) const {
+    for (int lane = 0; lane < kBandLanes; ++lane) {
+      const int last = (done[lane] - 1) * kBandLanes + lane;
+      if (last >= band_count()) return false;
+      Counts before = done;
+      if (last >= 0 && --before[lane] >= 0 && !MayHaveBegun(last, before)) return false;
+    }
+    return true;
+  }
+
+  struct Range {
+    uint8_t* data;
+    int64_t size_bytes;
+  };
+
+  // Where a step leaves what an array has of a band.
+  Range TargetOf(int array, int band, bool forward) const {
+    const int64_t begin = arrays_[array].BeginOf(moves_.bands[band]);
+    const bool is_last = band + 1 == band_count();
+    const int64_t end = is_last ? arrays_[array].size_bytes() : arrays_[array].BeginOf(moves_.bands[band + 1]);
+    return {arrays_[array].memory().data() + begin + (forward ? distance() : 0), end - begin};
+  }
 
   // Of an extent, wherever it lies now: all arrays, then the planes.
   std::vector<std::vector<uint8_t>> BytesOf(size_t extent) const {
@@ -100,10 +187,37 @@ class State {
   }
 
  private:
-  struct Range {
-    uint8_t* data;
-    int64_t size_bytes;
-  };
+  std::vector<Range> Ranges() const {
+    std::vector<Range> ranges;
+    for (const Array& array : arrays_) ranges.push_back({array.memory().data(), array.memory().size_bytes()});
+    for (const std::vector<Range>& planes : planes_) ranges.insert(ranges.end(), planes.begin(), planes.end());
+    return ranges;
+  }
+
+  // Takes the data of a band's planes away.
+  void Spoil(int band, const std::vector<bool>& encoded, Image& image) const {
+    const auto extent_count = static_cast<int64_t>(specs_.size());
+    const BandStart begin = moves_.bands[band];
+    const BandStart end = band + 1 < band_count() ? moves_.bands[band + 1] : BandStart{extent_count, 0};
+    for (int64_t i = begin.extent; i < extent_count && i <= end.extent; ++i) {
+      const int64_t first = i == begin.extent ? begin.row : 0;
+      const int64_t rows = (i == end.extent ? end.row : specs_[i].rows) - first;
+      if (!encoded[i] || rows == 0) continue;
+      SpoilRows(i, Plane::kRowWise, tensors_[i].row_wise, first, rows, image);
+      SpoilRows(i, Plane::kColumnWise, tensors_[i].column_wise, first, rows, image);
+    }
+  }
+
+  void SpoilRows(size_t extent, Plane which, const MutablePlane& plane, int64_t first, int64_t rows,
+                 Image& image) const {
+    if (plane.data == nullptr) return;
+    const std::vector<Range> ranges = Ranges();
+    const auto at =
+        std::find_if(ranges.begin(), ranges.end(), [&](const Range& range) { return range.data == plane.data; });
+    const Encoding& encoding = specs_[extent].encoding;
+    const int64_t offset = PlaneAt(encoding, which, plane, specs_[extent].columns, first).data - plane.data;
+    std::fill_n(image[at - ranges.begin()].begin() + offset, DataBytes(encoding, rows, specs_[extent].columns), 0x6b);
+  }
 
   std::vector<uint8_t> Read(const uint8_t* data, int64_t size_bytes) const {
     absl::StatusOr<HostView> view = device_->Read(data, size_bytes);
@@ -147,11 +261,59 @@ class State {
 
   ComputeDevice* device_;
   std::vector<ExtentSpec> specs_;
+  StateMoves moves_;
   Array arrays_[kArrays];
   std::vector<std::vector<Range>> planes_;
   std::vector<Memory> memories_;
   std::vector<ExtentTensors> tensors_;
   std::unique_ptr<ShardArithmetic> arithmetic_;
+};
+
+// Words that a step writes, as a journal lays them out and counts.
+class Words {
+ public:
+  static constexpr uint64_t kWord = 0xfff8ffff'00070000;
+  static constexpr uint64_t kStep = uint64_t{1} - (uint64_t{1} << 32);
+
+  explicit Words(ComputeDevice& device) {
+    absl::StatusOr<Memory> memory = Memory::Allocate("words", 4096, Sharing::kKept);
+    EXPECT_OK(memory.status());
+    memory_ = *std::move(memory);
+    absl::StatusOr<std::unique_ptr<Memory::Owner>> open = device.OpenHostMemory(memory_);
+    EXPECT_OK(open.status());
+    open_ = *std::move(open);
+    Set({}, {});
+  }
+
+  void Set(const State::Counts& begun, const State::Counts& done) {
+    for (int lane = 0; lane < kBandLanes; ++lane) {
+      At(lane, false) = Progress().WordOf(begun[lane]);
+      At(lane, true) = Progress().WordOf(done[lane]);
+    }
+  }
+  State::Counts begun() const { return {CountOf(0, false), CountOf(1, false)}; }
+  State::Counts done() const { return {CountOf(0, true), CountOf(1, true)}; }
+
+  StepProgress Progress(const State::Counts& done = {}) const {
+    return {.lanes = {StepProgress::Lane{&At(0, false), &At(0, true)}, StepProgress::Lane{&At(1, false), &At(1, true)}},
+            .word = kWord,
+            .word_step = kStep,
+            .done = done};
+  }
+
+ private:
+  uint64_t& At(int lane, bool done) const {
+    return reinterpret_cast<uint64_t*>(memory_.data())[8 + 2 * lane + (done ? 1 : 0)];
+  }
+  // -1: no word at all.
+  int CountOf(int lane, bool done) const {
+    const uint64_t word = At(lane, done);
+    const auto count = static_cast<int>(word & 0xffff);
+    return word == kWord + static_cast<uint64_t>(count) * kStep ? count : -1;
+  }
+
+  Memory memory_;
+  std::unique_ptr<Memory::Owner> open_;  // before the memory
 };
 
 class MovedStepTest : public ::testing::Test {
@@ -202,6 +364,70 @@ class MovedStepTest : public ::testing::Test {
     }
   }
 
+  // An extent of each format, whose moments are of each type, some long enough for several bands.
+  static std::vector<ExtentSpec> SomeOfEach(RandomFloats& random) {
+    std::vector<ExtentSpec> specs;
+    const int64_t columns[] = {64, 96, 128};
+    for (const FormatTraits& traits : kFormats) {
+      const auto i = static_cast<int>(specs.size());
+      specs.push_back({{traits.format, ElementFor(traits.format)},
+                       random.Integer(1, 2) * random.Integer(1, 150),
+                       columns[random.Integer(0, 2)],
+                       kMomentTypes[i % 4],
+                       kMomentTypes[(i + i / 4) % 4]});
+    }
+    return specs;
+  }
+
+  // A state that has stepped once, and the next step: most extents take it.
+  struct Scenario {
+    std::vector<ExtentSpec> specs = {};
+    std::vector<TensorScaling> scalings = {};
+    std::vector<std::optional<AdamStep>> steps = {};
+    std::vector<bool> encoded = {};  // by the step
+    std::unique_ptr<State> state = nullptr;
+  };
+  Scenario Begin(RandomFloats& random, std::optional<int> bands, bool has_moved) {
+    Scenario scenario{.specs = SomeOfEach(random)};
+    int64_t elements = 0;
+    std::vector<std::vector<float>> gradients;
+    for (const ExtentSpec& spec : scenario.specs) {
+      elements += spec.rows * spec.columns;
+      gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
+      const bool is_idle = random.Integer(0, 3) == 0;
+      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<AdamStep>(AdamStep()));
+      scenario.encoded.push_back(!is_idle && !EncodesAfterAmax(spec.encoding.format));
+      scenario.scalings.push_back({0.1f, 1000.0f});
+    }
+    scenario.steps.front() = AdamStep();
+    scenario.encoded.front() = !EncodesAfterAmax(scenario.specs.front().encoding.format);
+    const std::optional<int64_t> band_elements =
+        bands.has_value() ? std::optional<int64_t>(elements / *bands) : std::nullopt;
+    scenario.state = std::make_unique<State>(device_.get(), scenario.specs, band_elements, has_moved);
+    Fill(*scenario.state, 1);
+    SetGradients(*scenario.state, gradients);
+    const std::vector<std::optional<AdamStep>> all(scenario.specs.size(), AdamStep());
+    EXPECT_OK(scenario.state->arithmetic().Step(all, scenario.scalings, {}));
+    EXPECT_OK(scenario.state->arithmetic().EncodePlanes(scenario.scalings));
+    return scenario;
+  }
+
+  static std::vector<std::vector<std::vector<uint8_t>>> BytesOf(const State& state) {
+    std::vector<std::vector<std::vector<uint8_t>>> bytes;
+    for (size_t i = 0; i < state.tensors().size(); ++i) bytes.push_back(state.BytesOf(i));
+    return bytes;
+  }
+
+  // The step's amaxes are those that are measured afterwards.
+  static void ExpectAmaxes(State& state, const std::vector<std::optional<AdamStep>>& steps,
+                           const std::vector<float>& expected) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> measured, state.arithmetic().MeasureAmaxes());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (!steps[i].has_value()) continue;
+      EXPECT_EQ(measured[i], expected[i]) << i;
+    }
+  }
+
   std::unique_ptr<ComputeDevice> device_;
 };
 
@@ -229,8 +455,8 @@ TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
         steps.push_back(active.back() ? std::optional<AdamStep>(adam) : std::nullopt);
       }
       for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(SetGradients(*state, gradients));
-      ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, expected.arithmetic().Step(steps, scalings));
-      EXPECT_THAT(moved.arithmetic().Step(steps, scalings), IsOkAndHolds(amaxes));
+      ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, expected.arithmetic().Step(steps, scalings, {}));
+      EXPECT_THAT(moved.arithmetic().Step(steps, scalings, {}), IsOkAndHolds(amaxes));
       EXPECT_EQ(moved.arithmetic().position() > 0, step % 2 == 0);
       for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().EncodeAfterAmax(active, scalings));
       for (size_t i = 0; i < specs.size(); ++i) {
@@ -263,7 +489,7 @@ TEST_F(MovedStepTest, AStateIsFilledWhereItLies) {
       for (size_t i = 0; i < specs.size(); ++i) {
         EXPECT_TRUE(expected.BytesOf(i)[0] == moved.BytesOf(i)[0]) << "master " << i;
       }
-      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings));
+      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings, {}));
     }
     EXPECT_EQ(moved.arithmetic().position() > 0, !has_moved);
   }
@@ -282,9 +508,117 @@ TEST_F(MovedStepTest, ManySmallExtentsWithoutAGradientMoveAlong) {
   for (const int every : {150, 2, 1'000}) {
     std::vector<std::optional<AdamStep>> steps(specs.size());
     for (size_t i = 0; i < specs.size(); i += every) steps[i] = AdamStep();
-    for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().Step(steps, scalings));
+    for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().Step(steps, scalings, {}));
     for (size_t i = 0; i < specs.size(); ++i) EXPECT_TRUE(expected.BytesOf(i) == moved.BytesOf(i)) << i;
   }
+}
+
+TEST_F(MovedStepTest, AnotherGoesOnWithAStepThatWasCutOff) {
+  const uint64_t first = FirstSeed(90);
+  for (uint64_t seed = first; seed < first + 4; ++seed) {
+    SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
+    RandomFloats random(seed);
+    const Scenario scenario = Begin(random, 7, /*has_moved=*/seed % 2 == 0);
+    State& state = *scenario.state;
+    const int64_t position = state.arithmetic().position();
+    const bool forward = position == 0;
+    const State::Image before = state.Take();
+    Words words(*device_);
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes,
+                         state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress()));
+    const State::Counts all = {(state.band_count() + 1) / 2, state.band_count() / 2};
+    EXPECT_EQ(words.begun(), all);
+    EXPECT_EQ(words.done(), all);
+    const State::Image after = state.Take();
+    const auto expected = BytesOf(state);
+    int cuts = 0;
+    for (State::Counts done = {}; done[0] <= all[0]; ++done[0]) {
+      for (done[1] = 0; done[1] <= all[1]; ++done[1]) {
+        if (!state.CanBeDone(done)) continue;
+        ++cuts;
+        SCOPED_TRACE(absl::StrCat("done: ", done[0], " and ", done[1], " of ", state.band_count()));
+        ASSERT_NO_FATAL_FAILURE(state.Put(state.CutOff(before, after, forward, done, scenario.encoded)));
+        state.TakeOver(position);
+        words.Set(done, done);
+        ASSERT_OK(state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress(done)).status());
+        EXPECT_EQ(state.arithmetic().position(), forward ? state.distance() : 0);
+        EXPECT_TRUE(BytesOf(state) == expected);
+        EXPECT_EQ(words.begun(), all);
+        EXPECT_EQ(words.done(), all);
+        ASSERT_NO_FATAL_FAILURE(ExpectAmaxes(state, scenario.steps, amaxes));
+      }
+    }
+    EXPECT_GT(cuts, 3 * state.band_count() / 2) << state.band_count();
+  }
+}
+
+// The words of a step that dies at any byte say what another has to do.
+TEST_F(MovedStepTest, AProcessThatDiesInABandLeavesItsMarks) {
+  if (device_->id().kind != DeviceKind::kCpu) GTEST_SKIP() << "a GPU's memory has no pages to take away";
+  RandomFloats random(95);
+  const Scenario scenario = Begin(random, 7, /*has_moved=*/false);
+  State& state = *scenario.state;
+  const int64_t position = state.arithmetic().position();
+  const bool forward = position == 0;
+  const State::Image before = state.Take();
+  ASSERT_OK(state.arithmetic().Step(scenario.steps, scenario.scalings, {}).status());
+  ASSERT_OK(state.arithmetic().EncodePlanes(scenario.scalings));
+  const auto expected = BytesOf(state);
+  Words words(*device_);
+  for (int n = 0; n < state.band_count(); ++n) {
+    SCOPED_TRACE(n);
+    ASSERT_NO_FATAL_FAILURE(state.Put(before));
+    state.TakeOver(position);
+    words.Set({}, {});
+    const State::Range target = state.TargetOf(/*array=*/0, BandAt(n, state.band_count(), forward), forward);
+    const pid_t child = fork();
+    if (child == 0) {
+      const rlimit no_core = {0, 0};
+      setrlimit(RLIMIT_CORE, &no_core);
+      signal(SIGSEGV, SIG_DFL);
+      const auto page = reinterpret_cast<uintptr_t>(target.data + target.size_bytes / 2) & ~uintptr_t{4095};
+      mprotect(reinterpret_cast<void*>(page), 1, PROT_READ);
+      (void)state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress());
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+    const State::Counts done = words.done();
+    State::Counts begun = done;
+    ++begun[(done[0] + done[1]) % kBandLanes];
+    EXPECT_EQ(words.begun(), begun);
+    EXPECT_GE(done[0] + done[1], n - 1) << "a page may be of two bands";
+    EXPECT_LE(done[0] + done[1], n);
+    ASSERT_OK(state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress(done)).status());
+    ASSERT_OK(state.arithmetic().EncodePlanes(scenario.scalings));
+    EXPECT_TRUE(BytesOf(state) == expected);
+  }
+}
+
+TEST_F(MovedStepTest, AStepInPlaceIsOneBandOfTheFirstLane) {
+  RandomFloats random(96);
+  const Scenario scenario = Begin(random, std::nullopt, /*has_moved=*/false);
+  State& state = *scenario.state;
+  Words words(*device_);
+  ASSERT_OK(state.arithmetic()
+                .Step(std::vector<std::optional<AdamStep>>(scenario.specs.size()), scenario.scalings, words.Progress())
+                .status());
+  EXPECT_EQ(words.begun(), (State::Counts{0, 0})) << "nothing took a step";
+  const auto before = BytesOf(state);
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes,
+                       state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress()));
+  EXPECT_EQ(words.begun(), (State::Counts{1, 0}));
+  EXPECT_EQ(words.done(), (State::Counts{1, 0}));
+  const auto after = BytesOf(state);
+  EXPECT_FALSE(after == before);
+  state.TakeOver(0);
+  words.Set({}, {});
+  EXPECT_THAT(state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress({1, 0})),
+              IsOkAndHolds(std::vector<float>(scenario.specs.size(), 0.0f)));
+  EXPECT_TRUE(BytesOf(state) == after);
+  EXPECT_EQ(words.begun(), (State::Counts{0, 0})) << "nothing was left";
+  ASSERT_NO_FATAL_FAILURE(ExpectAmaxes(state, scenario.steps, amaxes));
 }
 
 TEST_F(MovedStepTest, MovesThatAStateCannotMakeAreRefused) {
@@ -314,7 +648,7 @@ TEST_F(MovedStepTest, WithoutAGradientNothingMoves) {
   State state(device_.get(), {{{Format::kBF16}, 300, 64}}, 1);
   ASSERT_NO_FATAL_FAILURE(Fill(state, 1));
   const auto before = state.BytesOf(0);
-  ASSERT_OK(state.arithmetic().Step({std::nullopt}, {TensorScaling()}));
+  ASSERT_OK(state.arithmetic().Step({std::nullopt}, {TensorScaling()}, {}));
   EXPECT_EQ(state.arithmetic().position(), 0);
   EXPECT_TRUE(state.BytesOf(0) == before);
 }
