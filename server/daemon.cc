@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <iterator>
 #include <numeric>
@@ -229,6 +230,7 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
   std::string tcp_address_;
+  std::atomic<bool> lose_models_ = false;  // what is kept of them is dropped at the end
   absl::Notification stop_requested_;
   absl::Mutex mu_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
@@ -359,10 +361,11 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
   }};
   if (afterlife_.restart == nullptr) return lifetime;
-  lifetime.restart = [this](const ServerCommandChange& change) -> absl::Status {
+  lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
     // Who has asked for its end before is not answered by a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
     RETURN_IF_ERROR(afterlife_.restart(change));
+    lose_models_ = lose_models;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
@@ -402,6 +405,7 @@ void Daemon::Impl::Stop() {
     store_->Drain(deadline, absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
                                                          : "the daemon stops; what was not exported is lost with "
                                                            "it"));
+    if (lose_models_) store_->DropKept();
   }
   if (cluster_ != nullptr) cluster_->Stop();
   servers_.Stop();

@@ -290,7 +290,7 @@ absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, cons
     return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
   }
   if (!request.lose_models() && !lifetime_.keeps_models) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
-  RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request)));
+  RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request), request.lose_models()));
   return v1::RestartResponse();
 }
 

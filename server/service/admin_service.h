@@ -21,7 +21,8 @@ class AdminService final : public GuardedService {
   struct Lifetime {
     std::function<void()> drain;
     // Another server follows. Null without a keeper.
-    std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
+    // `lose_models`: it has none of this one's.
+    std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
     // A restart loses no model: they outlive the server, or are saved at its end and restored when they are created.
     bool keeps_models = false;
   };

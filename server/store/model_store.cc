@@ -278,6 +278,12 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
   for (const auto& model : models) model->saver()->Drain(saved);
 }
 
+void ModelStore::DropKept() const {
+  for (const auto& model : List()) {
+    if (const absl::Status dropped = model->DropMemory(); !dropped.ok()) LogStillKept(model->spec().name, dropped);
+  }
+}
+
 void ModelStore::OnEpochStart(const std::string& name, const EpochStart& start) {
   if (const auto model = Find(name); model.ok()) (*model)->OnEpochStart(start);
 }

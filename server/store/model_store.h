@@ -79,6 +79,9 @@ class ModelStore : public EpochListener {
   // Then it saves what no save has (ModelSaver::Drain), for as long as that may take.
   void Drain(SteadyTime deadline, const absl::Status& why);
 
+  // The next server has none of these models. After Drain.
+  void DropKept() const;
+
   const World& world() const { return options_.world; }
   const std::string& save_dir() const { return options_.save_dir; }
 

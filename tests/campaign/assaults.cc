@@ -9,6 +9,7 @@
 #include <ctime>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "kernels/base/status_macros.h"
 #include "tests/campaign/hostile_client.h"
 #include "tests/campaign/hostile_trainer.h"
+#include "tests/campaign/kept_server.h"
 #include "tests/faults/training.h"
 #include "tests/support/child_process.h"
 
@@ -102,6 +104,49 @@ absl::Status KillTrainer(Round& round) {
 
 absl::Status KillStart(Round& round) {
   return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
+}
+
+// Trains a model on the server to its end, while `disturb` happens; its hash.
+template <typename Disturb>
+absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
+  std::vector<ChildProcess> trainers;
+  for (int rank : {0, 1}) trainers.push_back(server.StartTrainer(model, rank));
+  RETURN_IF_ERROR(disturb(trainers));
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kPatience));
+  return server.StateHash(model);
+}
+
+// The server is killed up to `longest` after a trainer's board has reached the next commit. The last one is left to the
+// last server, so that there is always something to do.
+absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
+  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options()));
+  std::string expected = round.world.state_hash();
+  if (round.world.options().rows_factor > 1) {
+    ASSIGN_OR_RETURN(expected, TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
+  }
+  const auto kill = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
+    const int64_t kills = std::min(round.kills, kCommits - 1);
+    for (int64_t commit = 1; commit <= kills; ++commit) {
+      ChildProcess& chosen = trainers[round.random() % 2];
+      RETURN_IF_ERROR(
+          Expect(chosen.AwaitNumber(number, static_cast<uint32_t>(commit), kPatience), "a trainer does not move"));
+      absl::SleepFor(UpTo(longest, round.random));
+      RETURN_IF_ERROR(server.Kill());
+      ++round.count.kills;
+    }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, kill));
+  ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished());
+  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
+}
+
+absl::Status KillServer(Round& round) {
+  return KillServerAfter(round, kBegunCommit, round.world.options().server_kill_within);
+}
+
+absl::Status KillDecided(Round& round) {
+  return KillServerAfter(round, kSentCommit, round.world.options().decided_kill_within);
 }
 
 // Trains while `disturb` happens at a random time. Trainers may fail, but must end.
@@ -281,6 +326,8 @@ constexpr Assault kAssaults[] = {
     {.name = "descriptors", .run = LimitDescriptors, .alone = true},
     {.name = "threads", .run = LimitThreads, .alone = true},
     {.name = "memory", .run = LimitMemory, .alone = true},
+    {.name = "kill-server", .run = KillServer, .alone = true},
+    {.name = "kill-decided", .run = KillDecided, .alone = true},
     {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
     {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
 };

@@ -20,7 +20,7 @@ namespace {
 using Count = CampaignResult::Count;
 
 // What the process of a round has to tell, by the numbers of its board.
-enum BoardNumber { kKills = 0, kErrors = 1 };
+enum BoardNumber { kKills = 0, kErrors = 1, kFinished = 2 };
 // A round that kills may wait for each of its trainers.
 constexpr absl::Duration kPatienceWithARound = absl::Minutes(20);
 
@@ -63,6 +63,7 @@ void Enter(const PlannedRound& planned, const Count& count, CampaignResult& resu
   ++sum.rounds;
   sum.kills += count.kills;
   sum.errors += count.errors;
+  sum.finished += count.finished;
   ++result.rounds;
 }
 
@@ -84,6 +85,7 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
       const absl::Status status = wave[place].assault->run(round);
       board.numbers[kKills] = static_cast<uint32_t>(round.count.kills);
       board.numbers[kErrors] = static_cast<uint32_t>(round.count.errors);
+      board.numbers[kFinished] = static_cast<uint32_t>(round.count.finished);
       return status;
     }));
   }
@@ -91,7 +93,9 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
   for (size_t place = 0; place < wave.size(); ++place) {
     first.Update(Named(wave[place], processes[place].Await(kPatienceWithARound)));
     const Board& board = processes[place].board();
-    Enter(wave[place], {.kills = board.numbers[kKills], .errors = board.numbers[kErrors]}, result);
+    Enter(wave[place],
+          {.kills = board.numbers[kKills], .errors = board.numbers[kErrors], .finished = board.numbers[kFinished]},
+          result);
   }
   return first;
 }
@@ -138,9 +142,10 @@ CampaignResult RunCampaign(const CampaignOptions& options) {
 }
 
 std::string CampaignResult::Table() const {
-  std::string text = absl::StrFormat("%-14s %8s %8s %8s\n", "ASSAULT", "ROUNDS", "KILLS", "ERRORS");
+  std::string text = absl::StrFormat("%-14s %8s %8s %8s %8s\n", "ASSAULT", "ROUNDS", "KILLS", "ERRORS", "FINISHED");
   for (const auto& [name, count] : counts) {
-    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d\n", name, count.rounds, count.kills, count.errors);
+    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d %8d\n", name, count.rounds, count.kills, count.errors,
+                          count.finished);
   }
   absl::StrAppendFormat(&text,
                         "seed %d, %d rounds; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
@@ -165,7 +170,8 @@ std::string CampaignResult::Json() const {
                                  {"stateHash", state_hash},
                                  {"assaults", nlohmann::ordered_json::object()}};
   for (const auto& [name, count] : counts) {
-    json["assaults"][name] = {{"rounds", count.rounds}, {"kills", count.kills}, {"errors", count.errors}};
+    json["assaults"][name] = {
+        {"rounds", count.rounds}, {"kills", count.kills}, {"errors", count.errors}, {"finished", count.finished}};
   }
   return json.dump(2) + "\n";
 }

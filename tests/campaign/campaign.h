@@ -27,6 +27,10 @@ namespace paramshard::test {
 //   descriptors    a limit on the daemon's descriptors, so that an attach finds none
 //   threads        a limit on its address space, so that stacks of threads do not fit
 //   memory         the same, so that a large model does not fit
+//   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round
+//                  is to kill: trainers that come again make no answered commit twice, and end in the bytes of the
+//                  bystander
+//   kill-decided   the same soon after a commit was sent, so that many steps are cut off
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();
@@ -39,8 +43,12 @@ struct CampaignOptions {
   std::vector<std::string> devices = {"cpu:0", "cpu:1"};
   std::vector<std::string> assaults;  // empty: all, in turn
   int64_t rounds = 100;
-  int64_t at_once = 1;  // rounds that run side by side, but for those that do something to the whole daemon
-  int64_t kills = 1;    // in a round that kills; at most five have a step each
+  int64_t at_once = 1;      // rounds that run side by side, but for those that do something to the whole daemon
+  int64_t kills = 1;        // in a round that kills; at most five have a step each
+  int64_t rows_factor = 1;  // of models whose server is killed: how many times the rows of others they have
+  // How long after the beginning of a step, and after its commit was sent, servers are killed at the latest.
+  absl::Duration server_kill_within = absl::Milliseconds(20);
+  absl::Duration decided_kill_within = absl::Milliseconds(2);
   absl::Duration time = absl::InfiniteDuration();  // no round begins later
   // Round r does what seed and r say. What threads make of it is up to the scheduler.
   uint64_t seed = 1;
@@ -59,7 +67,8 @@ struct CampaignResult {
   struct Count {
     int64_t rounds = 0;
     int64_t kills = 0;
-    int64_t errors = 0;  // that clients were answered
+    int64_t errors = 0;    // that clients were answered
+    int64_t finished = 0;  // steps that were cut off with a server and finished by the next one
   };
   std::map<std::string, Count> counts;
   int64_t rounds = 0;

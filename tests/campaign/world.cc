@@ -75,7 +75,8 @@ ChildProcess StartTelling(Training training) {
 }
 
 World::World(const CampaignOptions& options, TemporaryDirectory directory, SteppedClock clock, DaemonProcess daemon)
-    : ctl_(options.ctl),
+    : options_(options),
+      ctl_(options.ctl),
       on_gpus_(OnGpus(options)),
       step_timeout_(StepTimeout(options)),
       directory_(std::move(directory)),

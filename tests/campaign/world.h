@@ -31,6 +31,7 @@ class World {
   // With the bystander trained.
   static absl::StatusOr<World> Start(const CampaignOptions& options);
 
+  const CampaignOptions& options() const { return options_; }
   DaemonProcess& daemon() { return daemon_; }
   const std::string& socket_dir() const { return directory_.path(); }
   // Of the bystander, and so of every model that has been trained to its end.
@@ -65,6 +66,7 @@ class World {
   absl::StatusOr<nlohmann::json> Ctl(const std::string& arguments) const;
   absl::Status AwaitLevel(const Holdings& before) const;
 
+  CampaignOptions options_;
   std::string ctl_;
   bool on_gpus_;
   absl::Duration step_timeout_;

@@ -33,7 +33,11 @@ class KeptDaemonTest : public testing::Test {
 
   // In the place of the present one.
   void Start(std::vector<std::string> flags) {
-    daemon_.reset();
+    // Of a keeper that is killed the server ends a moment later.
+    if (daemon_.has_value()) {
+      daemon_->Signal(SIGTERM);
+      EXPECT_OK(daemon_->AwaitExit(kPatience).status());
+    }
     for (const std::string& device : DeviceFlags(1)) flags.push_back(device);
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
     EXPECT_OK(daemon.status());
@@ -129,11 +133,21 @@ TEST_F(KeptDaemonTest, ARestartStartsTheNextServer) {
   EXPECT_OK(TrainOnce());
 }
 
-TEST_F(KeptDaemonTest, ARestartThatWouldLoseModelsIsAskedForByName) {
+TEST_F(KeptDaemonTest, ARestartLosesModelsWhereThatIsAskedForAlone) {
   ASSERT_OK(TrainOnce());
-  EXPECT_FALSE(Ctl("restart").ok());
+  const std::string expected = StateHash();
+  EXPECT_OK(Ctl("restart").status());
+  EXPECT_EQ(StateHash(), expected);
   EXPECT_OK(Ctl("restart --lose-models").status());
+  EXPECT_FALSE(Ctl("verify kept").ok());
   EXPECT_OK(TrainOnce());
+}
+
+TEST_F(KeptDaemonTest, AServerWithOtherDevicesGivesWayToOneThatCanGoOn) {
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  EXPECT_OK(Ctl("restart -- --device=cpu:0,cpu:1").status());
+  EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, ARestartOfADaemonThatSavesAndRestoresLosesNothing) {

@@ -34,7 +34,10 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int>> {
   static Point point() { return static_cast<Point>(std::get<1>(GetParam())); }
 
   void Start(std::vector<std::string> flags) {
-    daemon_.reset();
+    if (daemon_.has_value()) {
+      daemon_->Signal(SIGTERM);
+      EXPECT_OK(daemon_->AwaitExit(kPatience).status());
+    }
     for (const std::string& device : DeviceFlags(ranks())) flags.push_back(device);
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
     ASSERT_OK(daemon.status());

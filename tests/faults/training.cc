@@ -75,7 +75,7 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
 }
 
 absl::Status TrainEpoch(Client& client, const Training& training) {
-  ModelSpec spec = SmallModel(training.model);
+  ModelSpec spec = SmallModel(training.model, training.rows_factor);
   spec.shard_size = training.shard_size;
   spec.accumulator_type = training.accumulators;
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
@@ -95,18 +95,18 @@ int DevicesUpTo(int most) {
   return gpus.ok() ? std::min(most, std::atoi(gpus->c_str())) : 0;
 }
 
-ModelSpec SmallModel(const std::string& name) {
+ModelSpec SmallModel(const std::string& name, int64_t rows_factor) {
   ModelSpec spec;
   spec.name = name;
   spec.seed = 7;
   spec.small_parameter_bytes = 1024;
   UnitSpec first;
   first.name = kUnits[0];
-  first.parameters = {Parameter("first.weight", {96, 160}, Format::kMXFP8),
+  first.parameters = {Parameter("first.weight", {96 * rows_factor, 160}, Format::kMXFP8),
                       Parameter("first.bias", {96}, Format::kFP32)};
   UnitSpec second;
   second.name = kUnits[1];
-  second.parameters = {Parameter("second.weight", {300, 64}, Format::kFP8Block128x128),
+  second.parameters = {Parameter("second.weight", {300 * rows_factor, 64}, Format::kFP8Block128x128),
                        Parameter("second.scale", {}, Format::kBF16)};
   spec.units = {first, second};
   return spec;

@@ -29,7 +29,8 @@ enum class Point : int {
 };
 inline constexpr int kPointCount = 11;
 
-ModelSpec SmallModel(const std::string& name);
+// With so many times the rows.
+ModelSpec SmallModel(const std::string& name, int64_t rows_factor = 1);
 
 // How many devices of the tests' kind this machine has, `most` at most: as many cpu devices as one likes.
 int DevicesUpTo(int most);
@@ -37,6 +38,7 @@ int DevicesUpTo(int most);
 struct Training {
   std::string socket_dir;
   std::string model;
+  int64_t rows_factor = 1;
   int rank = 0;
   std::optional<int> shard_size = std::nullopt;
   GradientType accumulators = GradientType::kFP32;

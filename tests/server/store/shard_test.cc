@@ -628,10 +628,10 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     CountingDevice device;
     ASSERT_OK_AND_ASSIGN(const auto shard,
                          Shard::Create(model_.spec(), model_.layout(), rank, &device, {.moves = GetParam().policy()}));
-    EXPECT_EQ(device.bytes["paramshard-master"], placement.master_memory_bytes);
-    EXPECT_EQ(device.bytes["paramshard-exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
-    EXPECT_EQ(device.bytes["paramshard-exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);
-    EXPECT_EQ(device.bytes["paramshard-gradients"], bytes.gradients);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/master"], placement.master_memory_bytes);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/gradients"], bytes.gradients);
     EXPECT_EQ(device.bytes["paramshard-planes"], bytes.planes);
     int64_t total = 0;
     for (const auto& [name, size] : device.bytes) total += size;
