@@ -605,8 +605,8 @@ TEST_F(MovedStepTest, AProcessThatDiesInABandLeavesItsMarks) {
       const rlimit no_core = {0, 0};
       setrlimit(RLIMIT_CORE, &no_core);
       signal(SIGSEGV, SIG_DFL);
-      const auto page = reinterpret_cast<uintptr_t>(target.data + target.size_bytes / 2) & ~uintptr_t{kPage - 1};
-      mprotect(reinterpret_cast<void*>(page), 1, PROT_READ);
+      uint8_t* const middle = target.data + target.size_bytes / 2;
+      mprotect(middle - reinterpret_cast<uintptr_t>(middle) % kPage, kPage, PROT_READ);
       (void)state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress());
       _exit(0);
     }
