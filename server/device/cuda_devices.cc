@@ -318,7 +318,7 @@ class CudaDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                   StateMoves moves) override {
     RETURN_IF_ERROR(health().status());
-    return CudaShardArithmetic::Create(id().index, std::move(tensors), std::move(moves));
+    return CudaShardArithmetic::Create(id().index, std::move(tensors), moves);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {

@@ -75,6 +75,14 @@ TEST(StateImageTest, RowsThatAreLongerThanAPartAreHashedWhole) {
   ExpectFilled(shards, 0);
 }
 
+// Where steps move the state, masters with remainders are stored otherwise.
+TEST(StateImageTest, AStateThatMovesIsSavedAsOneThatStays) {
+  SavedShards wide(WideSpec(), /*seed=*/6, {.world = {.size = 1, .shard_size = 1}, .moves = {.moves = true}});
+  ExpectFilled(wide, 0);
+  SavedShards all(checkpoint::SpecOfEverything(), /*seed=*/4, {.moves = {.moves = true}});
+  for (int rank = 0; rank < 4; ++rank) ExpectFilled(all, rank);
+}
+
 class FillTest : public testing::Test {
  protected:
   FillTest() : shards_(checkpoint::TallSpec(20'000), /*seed=*/7, {.world = {.size = 1, .shard_size = 1}}) {}
