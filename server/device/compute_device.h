@@ -167,7 +167,7 @@ class ComputeDevice {
   virtual int64_t AvailableBytes() const = 0;
 
   // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with
-  // the object, before the memory.
+  // the object, before the memory. One GPU of a process asks for a page, once, and all of them may write it.
   virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
 
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;

@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Rows that are longer than what is read at a time, of every kind of state.
 ModelSpec WideSpec() {
