@@ -79,8 +79,10 @@ absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMove
   std::vector<MatrixShape> shapes;
   for (const ExtentTensors& extent : tensors) {
     shapes.push_back({extent.rows, extent.columns});
-    if (moves.bands.empty() || extent.state.remainder == nullptr) continue;
-    return absl::InvalidArgumentError("moves of a state: masters without remainders expected, got one with");
+    if (moves.bands.empty() || extent.state.remainder == nullptr || extent.state.weights != nullptr) continue;
+    return absl::InvalidArgumentError(
+        "moves of a state: a master with a remainder that has weights of its own expected, got one whose weights are "
+        "its plane");
   }
   RETURN_IF_ERROR(CheckBands(shapes, moves.bands));
   const bool has_distance = moves.distance > 0 && moves.distance % kMoveUnit == 0;

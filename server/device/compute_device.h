@@ -30,7 +30,7 @@
 namespace paramshard::server {
 
 // One extent's tensors, at addresses of the device: `rows` x `columns` elements each. A master with a remainder has
-// its upper half in the row-wise plane, and does not move.
+// its upper half in the row-wise plane, or in weights of its own, of which the plane is a copy: only so it can move.
 struct ExtentTensors {
   MutableGradient gradient;  // null where the extent takes no step
   AdamState state;
@@ -75,7 +75,7 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Encodes every extent's planes from its master, but for a plane that is a part of it. `scalings` has an entry for
+  // Encodes every extent's planes from its master, but for a plane that is a part of it: of weights it is a copy. `scalings` has an entry for
   // each extent, here and below.
   virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) = 0;
 
@@ -142,7 +142,7 @@ absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTen
                                                       const std::vector<bool>& active, absl::Span<const SumTask> sums);
 
 // INVALID_ARGUMENT moves that the tensors cannot make: CheckBands(), a distance or a position that no step leaves them
-// at, or a master with a remainder.
+// at, or a master with a remainder and no weights.
 absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMoves& moves);
 
 // Thread-safe.
@@ -167,7 +167,7 @@ class ComputeDevice {
   virtual int64_t AvailableBytes() const = 0;
 
   // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with
-  // the object, before the memory.
+  // the object, before the memory. One GPU of a process asks for a page, once, and all of them may write it.
   virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
 
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;

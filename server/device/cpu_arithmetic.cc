@@ -24,6 +24,8 @@ ExtentTensors RowsOf(const ExtentTensors& whole, int64_t first, int64_t rows) {
   part.rows = rows;
   part.gradient = GradientAt(whole.gradient, before);
   part.state.master = Behind(whole.state.master, before);
+  part.state.remainder = Behind(whole.state.remainder, before);
+  part.state.weights = Behind(whole.state.weights, before);
   for (MutableMoment& moment : part.state.moments) {
     if (moment.data != nullptr) moment = MomentAt(moment, whole.columns, first, 0);
   }
@@ -103,6 +105,14 @@ class CpuShardArithmetic final : public ShardArithmetic {
 
  private:
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
+  // The upper half of a master that has a remainder.
+  static uint8_t* WeightsOf(const ExtentTensors& extent) {
+    return extent.state.weights == nullptr ? extent.row_wise.data : reinterpret_cast<uint8_t*>(extent.state.weights);
+  }
+  static void CopyWeights(const ExtentTensors& extent) {
+    if (extent.state.weights == nullptr || extent.row_wise.data == nullptr) return;
+    std::memcpy(extent.row_wise.data, extent.state.weights, extent.elements() * sizeof(uint16_t));
+  }
 
   ExtentTensors WhereItLies(size_t index) const {
     ExtentTensors extent = tensors_[index];
@@ -174,14 +184,13 @@ class CpuShardArithmetic final : public ShardArithmetic {
       const int64_t count = std::min(extent.elements() - first, kFillElements);
       FillInitialValues(initial.value, seed, initial.parameter_index, initial.first_element + first, count,
                         values.data());
-      SplitMasters(values.data(), count, extent.row_wise.data + first * sizeof(uint16_t),
-                   extent.state.remainder + first);
+      SplitMasters(values.data(), count, WeightsOf(extent) + first * sizeof(uint16_t), extent.state.remainder + first);
     }
   }
 
   void Encode(size_t index, const TensorScaling& scaling) const {
     const ExtentTensors extent = WhereItLies(index);
-    if (HasRemainder(extent)) return;
+    if (HasRemainder(extent)) return CopyWeights(extent);
     paramshard::EncodePlanes(extent.encoding, extent.state.master, extent.rows, extent.columns, extent.row_wise,
                              extent.column_wise, scaling);
   }

@@ -63,7 +63,7 @@ absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
 class CudaShardArithmetic final : public ShardArithmetic {
  public:
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
-                                                                 StateMoves moves) {
+                                                                 const StateMoves& moves) {
     RETURN_IF_ERROR(CheckMoves(tensors, moves));
     std::vector<gpu::AdamExtent> extents;
     int64_t elements = 0;
@@ -97,7 +97,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
     absl::Status status;
     for (size_t i = 0; status.ok() && i < tensors_.size(); ++i) {
       const ExtentTensors& extent = tensors_[i];
-      status = HasRemainder(extent) ? FillSplit(seed, initials[i], extent, values)
+      status = HasRemainder(extent) ? FillSplit(seed, initials[i], WhereItLies(extent), values)
                                     : gpu::FillInitialValues(initials[i].value, seed, initials[i].parameter_index,
                                                              initials[i].first_element, extent.elements(),
                                                              MovedBy(extent.state.master, position()), stream_.get());
@@ -188,14 +188,20 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
+  ExtentTensors WhereItLies(ExtentTensors extent) const {
+    extent.state = MovedBy(extent.state, position());
+    return extent;
+  }
+
   // Enqueues filling a master that has a remainder, by way of `values`.
   absl::Status FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent, float* values) const {
+    uint16_t* const weights =
+        extent.state.weights == nullptr ? reinterpret_cast<uint16_t*>(extent.row_wise.data) : extent.state.weights;
     for (int64_t first = 0; first < extent.elements(); first += kFillElements) {
       const int64_t count = std::min(extent.elements() - first, kFillElements);
       RETURN_IF_ERROR(gpu::FillInitialValues(initial.value, seed, initial.parameter_index,
                                              initial.first_element + first, count, values, stream_.get()));
-      RETURN_IF_ERROR(gpu::SplitMaster(values, count, reinterpret_cast<uint16_t*>(extent.row_wise.data) + first,
-                                       extent.state.remainder + first, stream_.get()));
+      RETURN_IF_ERROR(gpu::SplitMaster(values, count, weights + first, extent.state.remainder + first, stream_.get()));
     }
     return absl::OkStatus();
   }
@@ -312,7 +318,7 @@ class CudaDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                   StateMoves moves) override {
     RETURN_IF_ERROR(health().status());
-    return CudaShardArithmetic::Create(id().index, std::move(tensors), std::move(moves));
+    return CudaShardArithmetic::Create(id().index, std::move(tensors), moves);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {

@@ -17,9 +17,9 @@
 
 namespace paramshard::server {
 
-// The arrays of a rank's state, by their numbers in a journal: masters (0), remainders (1), elements and scales of the
-// first moment (2, 3) and of the second one (4, 5).
-inline constexpr int kJournalArrays = 6;
+// The arrays of a rank's state, by their numbers in a journal: masters (0); remainders (1) and upper halves (2) of
+// masters that are split; elements and scales of the first moment (3, 4) and of the second one (5, 6).
+inline constexpr int kJournalArrays = 7;
 
 // Where everything of a rank lies, as the program wrote it that made the model: another one may place it otherwise.
 struct JournalRank {

@@ -422,6 +422,7 @@ AdamState Shard::State(const ShardExtent& extent) const {
   if (!HasMaster(extent)) return state;
   if (HasRemainder(extent)) {
     state.remainder = reinterpret_cast<int16_t*>(BeginOf(extent, kRemainderArray));
+    if (HasWeights(extent)) state.weights = reinterpret_cast<uint16_t*>(BeginOf(extent, kWeightArray));
   } else {
     state.master = reinterpret_cast<float*>(BeginOf(extent, kFloatMasterArray));
   }
@@ -483,8 +484,8 @@ uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorFor
   if (const std::optional<MomentKind> kind = MomentOf(tensor); kind.has_value()) {
     array = is_elements ? MomentArray(*kind) : ScaleArray(*kind);
   } else if (HasRemainder(extent)) {
-    if (is_elements) return PlaneOf(extent, Plane::kRowWise).data;
-    array = kRemainderArray;
+    if (is_elements && !HasWeights(extent)) return PlaneOf(extent, Plane::kRowWise).data;
+    array = is_elements ? kWeightArray : kRemainderArray;
   }
   return BeginOf(extent, array) + (Spec(extent).trainable ? arithmetic_->position() : 0);
 }
@@ -612,11 +613,7 @@ int64_t Shard::PlaneSize(const ShardExtent& extent) const {
 }
 
 int64_t Shard::OptimizerSize(const ShardExtent& extent) const {
-  const ParameterSpec& spec = Spec(extent);
-  const int64_t rows = extent.rows.size();
-  int64_t bytes = MasterBytes(spec, rows) + AccumulatorBytes(spec_.accumulator_type, spec, rows);
-  for (const MomentTraits& moment : kMomentKinds) bytes += MomentStateBytes(spec, moment.kind, rows);
-  return bytes;
+  return extent.StateBytes() + AccumulatorBytes(spec_.accumulator_type, Spec(extent), extent.rows.size());
 }
 
 absl::Status Shard::ReadPlanes(const ShardExtent& extent, absl::FunctionRef<void(const HostView&)> sink) const {
@@ -650,7 +647,7 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
   // The plane is a part of the master, or all that there is.
-  if (HasRemainder(extent) || !HasMaster(extent)) return true;
+  if (!HasMaster(extent) || (HasRemainder(extent) && !HasWeights(extent))) return true;
   for (const ExtentPart& part : Parts(extent)) {
     ASSIGN_OR_RETURN(const bool match, PlanesMatch(extent, part));
     if (!match) return false;
@@ -659,6 +656,11 @@ absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const {
+  if (HasRemainder(extent)) {
+    ASSIGN_OR_RETURN(const HostView weights, StoredArray(extent, StateTensor::kMaster, TensorForm::kElements, part));
+    ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
+    return served[0].data.bytes() == weights.bytes();
+  }
   ASSIGN_OR_RETURN(const std::vector<float> master, Read(extent, StateTensor::kMaster, part));
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> served, PlaneBytes(extent, part.rows));
   std::vector<HostPlane> again(served.begin(), served.end());

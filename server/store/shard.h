@@ -1,8 +1,8 @@
 // One rank's part of a model: masters, moments, gradient accumulators, and the arena of planes.
 //
-// A master with a remainder has its upper half in the arena: it is the row-wise plane, which no encoding writes. On the
-// host its pages are sealed against trainers' writes; on a GPU the state then rests on the client library's promise to
-// map planes read-only.
+// A master with a remainder has its upper half in the arena, unless steps move it: it is the row-wise plane, which no
+// encoding writes. On the host its pages are sealed against trainers' writes; on a GPU the state then rests on the
+// client library's promise to map planes read-only.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
 // that there is of it: they are made once of its initial values, or of rows that were written.
@@ -176,7 +176,7 @@ class Shard {
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of
-  // a master with remainder is a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
+  // a master with remainder may be a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
   // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
@@ -269,6 +269,8 @@ class Shard {
   absl::Status DecodeRows(const ShardExtent& extent, const ExtentPart& part, float* out) const;
   bool HasMaster(const ShardExtent& extent) const { return Spec(extent).master_type.has_value(); }
   int extent_count() const { return static_cast<int>(extents_.size()); }
+  // Whether the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
+  static bool HasWeights(const ShardExtent& extent) { return extent.row_bytes[kWeightArray] > 0; }
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
 
   // Constant after Create.

@@ -12,12 +12,13 @@ namespace paramshard::server {
 namespace {
 
 // What a row of a parameter takes in each array.
-std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec) {
+std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec, const MovePolicy& policy) {
   std::array<int64_t, kStateArrays> bytes = {};
   const int64_t columns = spec.columns();
   if (spec.master_type == MasterType::kFP32) bytes[kFloatMasterArray] = columns * static_cast<int64_t>(sizeof(float));
   if (spec.master_type == MasterType::kBF16Remainder) {
     bytes[kRemainderArray] = columns * static_cast<int64_t>(sizeof(int16_t));
+    if (policy.moves) bytes[kWeightArray] = columns * static_cast<int64_t>(sizeof(uint16_t));
   }
   for (const MomentTraits& moment : kMomentKinds) {
     const std::optional<MomentType> type = MomentTypeOf(spec, moment.kind);
@@ -36,7 +37,7 @@ class Placer {
  public:
   Placer(const ModelSpec& spec, ShardPlacement& placement) : spec_(spec), placement_(placement) {}
 
-  void FindExtents(const Layout& layout, int rank);
+  void FindExtents(const Layout& layout, int rank, const MovePolicy& policy);
   void LayOutArrays();
   // So that the state can be moved.
   void CutBands(const BandRule& rule);
@@ -66,7 +67,7 @@ class Placer {
   PerMoment<int64_t> moment_rooms_ = {};
 };
 
-void Placer::FindExtents(const Layout& layout, int rank) {
+void Placer::FindExtents(const Layout& layout, int rank, const MovePolicy& policy) {
   std::vector<ShardExtent>& extents = placement_.extents;
   for (int unit = 0; unit < static_cast<int>(spec_.units.size()); ++unit) {
     const auto& parameters = spec_.units[unit].parameters;
@@ -77,7 +78,7 @@ void Placer::FindExtents(const Layout& layout, int rank) {
                          .parameter = parameter,
                          .rows = rows,
                          .elements = rows.size() * parameters[parameter].columns(),
-                         .row_bytes = RowBytes(parameters[parameter])});
+                         .row_bytes = RowBytes(parameters[parameter], policy)});
     }
   }
   const auto frozen = std::stable_partition(extents.begin(), extents.end(),
@@ -91,10 +92,7 @@ void Placer::LayOutArrays() {
 
 void Placer::CutBands(const BandRule& rule) {
   std::vector<MatrixShape> shapes;
-  for (const ShardExtent& extent : Trainable()) {
-    if (Spec(extent).master_type == MasterType::kBF16Remainder) return;
-    shapes.push_back({extent.rows.size(), extent.columns()});
-  }
+  for (const ShardExtent& extent : Trainable()) shapes.push_back({extent.rows.size(), extent.columns()});
   StateMoves& moves = placement_.moves;
   moves.bands = CutIntoBands(shapes, rule.BandElements(shapes));
   moves.distance = MoveDistance(shapes, moves.bands, arrays_);
@@ -159,14 +157,8 @@ BandedArray LayOut(absl::Span<const ShardExtent> extents, int array) {
   return laid_out;
 }
 
-int64_t MasterBytes(const ParameterSpec& spec, int64_t rows) {
-  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(spec);
-  return rows * std::accumulate(row_bytes.begin(), row_bytes.begin() + kMasterArrays, int64_t{0});
-}
-
-int64_t MomentStateBytes(const ParameterSpec& spec, MomentKind kind, int64_t rows) {
-  const std::array<int64_t, kStateArrays> row_bytes = RowBytes(spec);
-  return rows * (row_bytes[MomentArray(kind)] + row_bytes[ScaleArray(kind)]);
+int64_t ShardExtent::StateBytes() const {
+  return rows.size() * std::accumulate(row_bytes.begin(), row_bytes.end(), int64_t{0});
 }
 
 int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows) {
@@ -196,7 +188,7 @@ std::vector<std::pair<std::string, int64_t>> ShardPlacement::Pieces() const {
 ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy) {
   ShardPlacement placement;
   Placer placer(spec, placement);
-  placer.FindExtents(layout, rank);
+  placer.FindExtents(layout, rank, policy);
   placer.LayOutArrays();
   if (policy.moves) placer.CutBands(policy.rule);
   placer.PlaceState();

@@ -21,7 +21,8 @@ namespace paramshard::server {
 // of a moment in its own.
 inline constexpr int kFloatMasterArray = 0;
 inline constexpr int kRemainderArray = 1;
-inline constexpr int kMasterArrays = 2;
+inline constexpr int kWeightArray = 2;
+inline constexpr int kMasterArrays = 3;
 inline constexpr int kStateArrays = kMasterArrays + 2 * kMomentCount;
 constexpr int MomentArray(MomentKind kind) { return kMasterArrays + 2 * static_cast<int>(kind); }
 constexpr int ScaleArray(MomentKind kind) { return MomentArray(kind) + 1; }
@@ -41,6 +42,8 @@ struct ShardExtent {
   int64_t gradient_offset = 0;
 
   int64_t columns() const { return elements / rows.size(); }
+  // Of all of it in every array.
+  int64_t StateBytes() const;
 };
 
 // Bytes by memory class.
@@ -60,6 +63,10 @@ struct ShardBytes {
 inline constexpr int64_t kExtentAlignment = 64;
 
 // Whether steps move the state, and how it is cut for that. These numbers decide where everything lies.
+//
+// A master with a remainder has its upper half in the row-wise plane, which trainers map where it is and which ends with
+// the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane is a
+// copy.
 struct MovePolicy {
   bool moves = false;  // the daemon's steps do not yet
   BandRule rule = {};
@@ -83,18 +90,14 @@ struct ShardPlacement {
   // The sizes of the memories, with their rooms.
   int64_t master_memory_bytes = 0;
   PerMoment<int64_t> moment_memory_bytes = {};
-  // Of the trainable extents. None where a master has a remainder: its upper half is a plane, which trainers map where
-  // it is.
-  StateMoves moves;
-  BandRule rule;  // by which its bands were cut
+  StateMoves moves;  // of the trainable extents
+  BandRule rule;     // by which its bands were cut
 };
 
 // Where extents begin in an array, one behind the other, as if the array began at 0.
 BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);
 
-// What so many rows of a parameter take, 0 for what it does not have.
-int64_t MasterBytes(const ParameterSpec& spec, int64_t rows);
-int64_t MomentStateBytes(const ParameterSpec& spec, MomentKind kind, int64_t rows);
+// What so many rows of a parameter take, 0 for one that has none.
 int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows);
 
 }  // namespace paramshard::server

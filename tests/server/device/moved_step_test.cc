@@ -34,6 +34,7 @@ struct ExtentSpec {
   int64_t columns = 0;
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
+  bool is_split = false;  // the master is BF16 and remainder
 };
 
 // Bytes of all extents, one behind the other, with room behind them.
@@ -57,6 +58,7 @@ class Array {
     return layout_.parts[band.extent].offset + band.row * layout_.parts[band.extent].row_bytes;
   }
   int64_t size_bytes() const { return size_; }
+  bool Has(size_t extent) const { return layout_.parts[extent].row_bytes > 0; }
   uint8_t* At(size_t extent) const { return memory_.data() + layout_.parts[extent].offset; }
   int64_t SizeOf(size_t extent, int64_t rows) const { return rows * layout_.parts[extent].row_bytes; }
 
@@ -66,7 +68,8 @@ class Array {
   Memory memory_;
 };
 
-constexpr int kArrays = 5;  // masters; elements and scales of both moments
+// Masters, remainders and weights; elements and scales of both moments.
+enum : int { kMasters, kRemainders, kWeights, kMoments, kArrays = kMoments + 4 };
 
 // A state and its planes, and the arithmetic on them.
 class State {
@@ -79,10 +82,12 @@ class State {
     for (const ExtentSpec& spec : specs_) {
       shapes.push_back({spec.rows, spec.columns});
       const MomentType types[] = {spec.exp_avg, spec.exp_avg_sq};
-      arrays_[0].Add(spec.rows, spec.columns * 4);
+      arrays_[kMasters].Add(spec.rows, spec.is_split ? 0 : spec.columns * 4);
+      arrays_[kRemainders].Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
+      arrays_[kWeights].Add(spec.rows, spec.is_split && band_elements.has_value() ? spec.columns * 2 : 0);
       for (int m = 0; m < 2; ++m) {
-        arrays_[1 + 2 * m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
-        arrays_[2 + 2 * m].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
+        arrays_[kMoments + 2 * m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
+        arrays_[kMoments + 2 * m + 1].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
       }
     }
     if (band_elements.has_value()) {
@@ -176,13 +181,14 @@ class State {
     return {arrays_[array].memory().data() + begin + (forward ? distance() : 0), end - begin};
   }
 
-  // Of an extent, wherever it lies now: all arrays, then the planes.
+  // Of an extent, wherever it lies now: all arrays, then the planes. Weights without an array are the first plane.
   std::vector<std::vector<uint8_t>> BytesOf(size_t extent) const {
     std::vector<std::vector<uint8_t>> bytes;
     for (const Array& array : arrays_) {
       bytes.push_back(Read(array.At(extent) + arithmetic_->position(), array.SizeOf(extent, specs_[extent].rows)));
     }
     for (const Range& plane : planes_[extent]) bytes.push_back(Read(plane.data, plane.size_bytes));
+    if (specs_[extent].is_split && bytes[kWeights].empty()) bytes[kWeights] = bytes[kArrays];
     return bytes;
   }
 
@@ -243,8 +249,10 @@ class State {
     std::vector<Range> gradient;
     ExtentTensors tensors;
     tensors.gradient = {Take(gradient, spec.rows * spec.columns * 4), GradientType::kFP32};
-    tensors.state.master = reinterpret_cast<float*>(arrays_[0].At(i));
-    tensors.state.moments = {{moment(1, spec.exp_avg), moment(3, spec.exp_avg_sq)}};
+    if (!spec.is_split) tensors.state.master = reinterpret_cast<float*>(arrays_[kMasters].At(i));
+    if (spec.is_split) tensors.state.remainder = reinterpret_cast<int16_t*>(arrays_[kRemainders].At(i));
+    if (arrays_[kWeights].Has(i)) tensors.state.weights = reinterpret_cast<uint16_t*>(arrays_[kWeights].At(i));
+    tensors.state.moments = {{moment(kMoments, spec.exp_avg), moment(kMoments + 2, spec.exp_avg_sq)}};
     tensors.rows = spec.rows;
     tensors.columns = spec.columns;
     tensors.encoding = spec.encoding;
@@ -338,6 +346,9 @@ class MovedStepTest : public ::testing::Test {
                          kMomentTypes[random.Integer(0, 3)]});
       }
     }
+    for (const MomentType type : kMomentTypes) {
+      specs.push_back({{Format::kBF16}, random.Integer(1, 420), columns[random.Integer(0, 4)], type, type, true});
+    }
     return specs;
   }
 
@@ -376,6 +387,8 @@ class MovedStepTest : public ::testing::Test {
                        kMomentTypes[i % 4],
                        kMomentTypes[(i + i / 4) % 4]});
     }
+    specs.push_back({{Format::kBF16}, 300, 64, MomentType::kFP8, MomentType::kFP16, /*is_split=*/true});
+    specs.push_back({{Format::kBF16}, 70, 100, MomentType::kBF16, MomentType::kBF16, /*is_split=*/true});
     return specs;
   }
 
@@ -412,6 +425,16 @@ class MovedStepTest : public ::testing::Test {
     return scenario;
   }
 
+  static constexpr int64_t kPage = 4096;
+  static State::Range LargestTarget(const State& state, int band, bool forward) {
+    State::Range largest = state.TargetOf(0, band, forward);
+    for (int array = 1; array < kArrays; ++array) {
+      const State::Range target = state.TargetOf(array, band, forward);
+      if (target.size_bytes > largest.size_bytes) largest = target;
+    }
+    return largest;
+  }
+
   static std::vector<std::vector<std::vector<uint8_t>>> BytesOf(const State& state) {
     std::vector<std::vector<std::vector<uint8_t>>> bytes;
     for (size_t i = 0; i < state.tensors().size(); ++i) bytes.push_back(state.BytesOf(i));
@@ -442,6 +465,7 @@ TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
     ASSERT_NO_FATAL_FAILURE(Fill(expected, seed));
     ASSERT_NO_FATAL_FAILURE(Fill(moved, seed));
     const std::vector<TensorScaling> scalings(specs.size(), {0.1f, 1000.0f});
+    for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
     for (int step = 0; step < 4; ++step) {
       std::vector<std::optional<AdamStep>> steps;
       std::vector<std::vector<float>> gradients;
@@ -487,7 +511,9 @@ TEST_F(MovedStepTest, AStateIsFilledWhereItLies) {
         ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
       }
       for (size_t i = 0; i < specs.size(); ++i) {
-        EXPECT_TRUE(expected.BytesOf(i)[0] == moved.BytesOf(i)[0]) << "master " << i;
+        for (const int array : {kMasters, kRemainders, kWeights}) {
+          EXPECT_TRUE(expected.BytesOf(i)[array] == moved.BytesOf(i)[array]) << "master " << i;
+        }
       }
       ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings, {}));
     }
@@ -565,19 +591,22 @@ TEST_F(MovedStepTest, AProcessThatDiesInABandLeavesItsMarks) {
   ASSERT_OK(state.arithmetic().EncodePlanes(scenario.scalings));
   const auto expected = BytesOf(state);
   Words words(*device_);
+  int deaths = 0;
   for (int n = 0; n < state.band_count(); ++n) {
     SCOPED_TRACE(n);
+    const State::Range target = LargestTarget(state, BandAt(n, state.band_count(), forward), forward);
+    if (target.size_bytes < 2 * kPage) continue;  // else there is a page of this band alone
+    ++deaths;
     ASSERT_NO_FATAL_FAILURE(state.Put(before));
     state.TakeOver(position);
     words.Set({}, {});
-    const State::Range target = state.TargetOf(/*array=*/0, BandAt(n, state.band_count(), forward), forward);
     const pid_t child = fork();
     if (child == 0) {
       const rlimit no_core = {0, 0};
       setrlimit(RLIMIT_CORE, &no_core);
       signal(SIGSEGV, SIG_DFL);
-      const auto page = reinterpret_cast<uintptr_t>(target.data + target.size_bytes / 2) & ~uintptr_t{4095};
-      mprotect(reinterpret_cast<void*>(page), 1, PROT_READ);
+      uint8_t* const middle = target.data + target.size_bytes / 2;
+      mprotect(middle - reinterpret_cast<uintptr_t>(middle) % kPage, kPage, PROT_READ);
       (void)state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress());
       _exit(0);
     }
@@ -585,15 +614,15 @@ TEST_F(MovedStepTest, AProcessThatDiesInABandLeavesItsMarks) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
     const State::Counts done = words.done();
+    EXPECT_EQ(done, (State::Counts{(n + 1) / 2, n / 2}));
     State::Counts begun = done;
-    ++begun[(done[0] + done[1]) % kBandLanes];
+    ++begun[n % kBandLanes];
     EXPECT_EQ(words.begun(), begun);
-    EXPECT_GE(done[0] + done[1], n - 1) << "a page may be of two bands";
-    EXPECT_LE(done[0] + done[1], n);
     ASSERT_OK(state.arithmetic().Step(scenario.steps, scenario.scalings, words.Progress(done)).status());
     ASSERT_OK(state.arithmetic().EncodePlanes(scenario.scalings));
     EXPECT_TRUE(BytesOf(state) == expected);
   }
+  EXPECT_GT(deaths, 3);
 }
 
 TEST_F(MovedStepTest, AStepInPlaceIsOneBandOfTheFirstLane) {
@@ -641,7 +670,9 @@ TEST_F(MovedStepTest, MovesThatAStateCannotMakeAreRefused) {
   extent.state.master = nullptr;
   extent.state.remainder = reinterpret_cast<int16_t*>(memory.data());
   extent.row_wise.data = memory.data() + (1 << 19);
-  refused(extent, {.bands = {{0, 0}}, .distance = 1 << 17}, "masters without remainders");
+  refused(extent, {.bands = {{0, 0}}, .distance = 1 << 17}, "weights of its own");
+  extent.state.weights = reinterpret_cast<uint16_t*>(memory.data() + (1 << 18));
+  EXPECT_OK(device_->MakeArithmetic({extent}, {.bands = {{0, 0}}, .distance = 1 << 17}).status());
 }
 
 TEST_F(MovedStepTest, WithoutAGradientNothingMoves) {

@@ -89,6 +89,31 @@ TEST_F(RestorerTest, TenStepsAfterItEqualTheUninterruptedOnes) {
   ExpectEqual(other, uninterrupted);
 }
 
+// Wherever steps have left it, and whatever a master is stored as.
+TEST_F(RestorerTest, AStateThatMovesIsRestoredWhereItLies) {
+  const MovePolicy moves = {.moves = true, .rule = {.least_elements = 1000}};
+  ShardWorld stays(TrainedSpec(), {6, 3});
+  ShardWorld moved(TrainedSpec(), {6, 3}, moves);
+  for (int i = 0; i < 3; ++i) {
+    stays.Step();
+    moved.Step();
+  }
+  ExpectEqual(moved, stays);
+  const std::string folder = Write(moved.Save(), {6, 3});
+  for (int steps = 0; steps < 2; ++steps) {
+    ShardWorld restored(TrainedSpec(), {6, 3}, moves);
+    for (int i = 0; i < steps; ++i) restored.Step();
+    ASSERT_OK(Restore(folder, restored));
+    ExpectEqual(restored, stays);
+    EXPECT_TRUE(restored.PlanesMatch());
+    restored.Step();
+    ShardWorld same(TrainedSpec(), {6, 3});
+    ASSERT_OK(Restore(folder, same));
+    same.Step();
+    ExpectEqual(restored, same);
+  }
+}
+
 TEST_F(RestorerTest, SaysAllThatIsNotInTensors) {
   const SavedModel saved(checkpoint::SpecOfEverything(), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {4, 2}), {}));

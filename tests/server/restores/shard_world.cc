@@ -50,10 +50,10 @@ std::vector<uint8_t> StoredBytes(const Shard& shard, const ShardExtent& extent, 
   return copy(form.piece == checkpoint::PlanePiece::kScales ? plane.scales : plane.amax);
 }
 
-ShardWorld::ShardWorld(const ModelSpec& spec, const checkpoint::World& world)
+ShardWorld::ShardWorld(const ModelSpec& spec, const checkpoint::World& world, const MovePolicy& moves)
     : spec_(spec), world_(world), layout_(spec_, world.shard_size), book_(spec_) {
   for (int rank = 0; rank < world.size; ++rank) {
-    auto shard = Shard::Create(spec_, layout_, rank % world.shard_size, device_.get());
+    auto shard = Shard::Create(spec_, layout_, rank % world.shard_size, device_.get(), moves);
     EXPECT_OK(shard);
     shards_.push_back(*std::move(shard));
   }

@@ -22,7 +22,7 @@ namespace paramshard::server {
 class ShardWorld {
  public:
   // With initial values and planes of them.
-  ShardWorld(const ModelSpec& spec, const checkpoint::World& world);
+  ShardWorld(const ModelSpec& spec, const checkpoint::World& world, const MovePolicy& moves = {});
 
   const ModelSpec& spec() const { return spec_; }
   const checkpoint::World& world() const { return world_; }

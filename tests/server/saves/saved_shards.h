@@ -32,6 +32,7 @@ class SavedShards {
     checkpoint::World world = {.size = 4, .shard_size = 2};
     int ranks_per_node = 2;
     int64_t max_header_bytes = checkpoint::RankFilePlan::kMaxHeaderBytes;
+    MovePolicy moves = {};
   };
   // Shards with a random state, and filled images of them.
   SavedShards(const ModelSpec& spec, uint64_t seed, const Options& options);

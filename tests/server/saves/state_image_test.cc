@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Rows that are longer than what is read at a time, of every kind of state.
 ModelSpec WideSpec() {
@@ -73,6 +72,14 @@ TEST(StateImageTest, TensorsOfManyChunksAreReadInParts) {
 TEST(StateImageTest, RowsThatAreLongerThanAPartAreHashedWhole) {
   SavedShards shards(WideSpec(), /*seed=*/6, {.world = {.size = 1, .shard_size = 1}});
   ExpectFilled(shards, 0);
+}
+
+// Where steps move the state, masters with remainders are stored otherwise.
+TEST(StateImageTest, AStateThatMovesIsSavedAsOneThatStays) {
+  SavedShards wide(WideSpec(), /*seed=*/6, {.world = {.size = 1, .shard_size = 1}, .moves = {.moves = true}});
+  ExpectFilled(wide, 0);
+  SavedShards all(checkpoint::SpecOfEverything(), /*seed=*/4, {.moves = {.moves = true}});
+  for (int rank = 0; rank < 4; ++rank) ExpectFilled(all, rank);
 }
 
 class FillTest : public testing::Test {

@@ -46,7 +46,11 @@ std::vector<Taken> TakenBy(const ShardPlacement& placement, const ModelSpec& spe
       taken.push_back({memory, begin, begin + bytes});
       if (moved > 0) taken.push_back({memory, begin + moved, begin + moved + bytes});
     };
-    if (parameter.master_type.has_value()) add(0, kFloatMasterArray, rows * parameter.columns() * 4);
+    if (parameter.master_type == MasterType::kFP32) add(0, kFloatMasterArray, rows * parameter.columns() * 4);
+    if (parameter.master_type == MasterType::kBF16Remainder) {
+      add(0, kRemainderArray, rows * parameter.columns() * 2);
+      add(0, kWeightArray, rows * parameter.columns() * 2);
+    }
     for (const MomentTraits& moment : kMomentKinds) {
       const std::optional<MomentType> type = MomentTypeOf(parameter, moment.kind);
       if (!type.has_value()) continue;
@@ -67,12 +71,17 @@ TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
   v1::ParameterSpec frozen = MakeParameter("frozen", {30, 70}, v1::FORMAT_BF16);
   frozen.set_trainable(false);
   frozen.set_master_type(v1::MASTER_TYPE_FP32);
+  v1::ParameterSpec frozen_split = frozen;
+  frozen_split.set_name("frozen.split");
+  frozen_split.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  v1::ParameterSpec split = Parameter("split", {33, 50}, v1::MOMENT_TYPE_BF16);
+  split.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
   const ModelSpec spec = Parse(MakeSpec(
-      "m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8), frozen,
+      "m", {MakeUnit("u", {Parameter("a", {300, 130}, v1::MOMENT_TYPE_FP8), frozen, split, frozen_split,
                            Parameter("b", {7}, v1::MOMENT_TYPE_FP32), Parameter("c", {5, 1000}, v1::MOMENT_TYPE_FP16),
                            Parameter("d", {64, 64}, v1::MOMENT_TYPE_BF16)})}));
   const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0, MovePolicy{.moves = true});
-  EXPECT_EQ(placement.trainable_count, 4);
+  EXPECT_EQ(placement.trainable_count, 5);
   EXPECT_THAT(placement.moves.bands, SizeIs(1));
   ASSERT_GT(placement.moves.distance, 0);
   // One band: what a step reads and what it writes has nothing in common.
@@ -111,13 +120,24 @@ TEST(ShardPlacementTest, AStateOfOneBandTakesAsMuchRoomAsItself) {
   }
 }
 
-TEST(ShardPlacementTest, MastersWithRemaindersStayWhereTheyAre) {
-  v1::ParameterSpec split = Parameter("b", {64, 64}, v1::MOMENT_TYPE_FP32);
-  split.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
-  const ShardPlacement placement = Place({Parameter("a", {64, 64}, v1::MOMENT_TYPE_FP32), split});
-  EXPECT_THAT(placement.moves.bands, IsEmpty());
-  EXPECT_EQ(placement.moves.distance, 0);
-  EXPECT_EQ(placement.bytes.room, 0);
+// Where the state stays, the upper halves are the plane.
+TEST(ShardPlacementTest, MastersWithRemaindersHaveUpperHalvesWhereTheyMove) {
+  for (const bool trainable : {true, false}) {
+    v1::ParameterSpec split = Parameter("b", {64, 64}, v1::MOMENT_TYPE_FP32);
+    if (!trainable) split = MakeParameter("b", {64, 64}, v1::FORMAT_BF16);
+    split.set_trainable(trainable);
+    split.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+    const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {split})}));
+    for (const bool moves : {true, false}) {
+      const ShardPlacement placement = ShardPlacement::Of(spec, Layout(spec, 1), 0, MovePolicy{.moves = moves});
+      EXPECT_EQ(placement.bytes.master, 64 * 64 * (moves ? 4 : 2));
+      EXPECT_EQ(placement.extents[0].StateBytes(), 64 * 64 * ((moves ? 4 : 2) + (trainable ? 8 : 0)));
+      EXPECT_EQ(placement.moves.bands.size(), moves && trainable ? 1u : 0u);
+      // One band: two arrays of masters and two of moments have room.
+      EXPECT_EQ(placement.bytes.room, 4 * placement.moves.distance);
+      EXPECT_EQ(placement.moves.distance, moves && trainable ? 64 * 64 * 4 : 0);
+    }
+  }
 }
 
 TEST(ShardPlacementTest, AStateThatStaysTakesNoRoom) {

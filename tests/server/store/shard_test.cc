@@ -52,9 +52,8 @@ v1::ParameterSpec Delayed(std::string name, std::vector<int64_t> shape, v1::Amax
   return Normal(std::move(parameter), 0.1f);
 }
 
-// Every other format and state, large and small: names say what is special. Where a master has a remainder, no step
-// moves the state: then `halves` are whole masters.
-v1::UnitSpec EveryFormat(v1::MasterType halves) {
+// Every other format and state, large and small: names say what is special.
+v1::UnitSpec EveryFormat() {
   v1::ParameterSpec e5m2 = Normal(MakeParameter("c.current.e5m2", {40, 50}, v1::FORMAT_FP8_TENSOR_CURRENT), 3);
   e5m2.set_element(v1::ELEMENT_E5M2);
   e5m2.set_power_of_two_scales(true);
@@ -71,9 +70,9 @@ v1::UnitSpec EveryFormat(v1::MasterType halves) {
                         Stored(Normal(MakeParameter("c.nvfp4.small", {3, 5}, v1::FORMAT_NVFP4_2D), 1),
                                v1::MOMENT_TYPE_FP8, v1::MOMENT_TYPE_FP8),
                         Stored(Normal(MakeParameter("c.remainder", {45, 130}, v1::FORMAT_BF16), 1), v1::MOMENT_TYPE_FP8,
-                               v1::MOMENT_TYPE_FP16, halves),
+                               v1::MOMENT_TYPE_FP16, v1::MASTER_TYPE_BF16_REMAINDER),
                         Stored(Normal(MakeParameter("c.remainder.small", {5, 3}, v1::FORMAT_BF16), 1),
-                               v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, halves)});
+                               v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, v1::MASTER_TYPE_BF16_REMAINDER)});
 }
 
 // Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one; and the rest.
@@ -85,7 +84,7 @@ v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
       {MakeUnit("a", {MakeParameter("a.w", {300, columns}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
        MakeUnit("b",
                 {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8), MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
-       EveryFormat(policy.moves ? v1::MASTER_TYPE_FP32 : v1::MASTER_TYPE_BF16_REMAINDER)});
+       EveryFormat()});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.set_accumulator_type(static_cast<v1::GradientType>(accumulators));
@@ -127,6 +126,7 @@ int64_t VersionOf(const Shard& shard) {
 
 using Bytes = std::vector<uint8_t>;
 
+Bytes Copied(const HostView& view) { return {view.bytes().begin(), view.bytes().end()}; }
 void Append(Bytes& bytes, const HostView& more) { bytes.insert(bytes.end(), more.bytes().begin(), more.bytes().end()); }
 
 // Tensors that are stored in parts: those of every extent follow those of the extent before.
@@ -661,7 +661,9 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
       EXPECT_EQ(stored(StateTensor::kExpAvg), moment(*spec.exp_avg_type));
       EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(*spec.exp_avg_sq_type));
       const int64_t accumulator = (GetParam().accumulators == GradientType::kFP32 ? 4 : 2) * extent.elements;
-      const int64_t master = (spec.master_type == MasterType::kFP32 ? 4 : 2) * extent.elements;
+      // The upper half is a plane where it stays.
+      const bool is_whole = spec.master_type == MasterType::kFP32 || GetParam().policy().moves;
+      const int64_t master = (is_whole ? 4 : 2) * extent.elements;
       const int64_t sum = master + accumulator + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
       EXPECT_EQ(shard->OptimizerSize(extent), sum);
     }
@@ -695,10 +697,10 @@ TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
   const v1::ParameterSpec bf16 = Normal(MakeParameter("v", {3, kFillElements / 2}, v1::FORMAT_BF16), 1);
   v1::ParameterSpec trainable = bf16;
   trainable.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
-  const auto master_of = [](v1::ParameterSpec parameter) {
+  const auto master_of = [](v1::ParameterSpec parameter, const MovePolicy& policy = {}) {
     const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {std::move(parameter)})}));
     const Layout layout(spec, 1);
-    absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get());
+    absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get(), policy);
     EXPECT_OK(shard);
     return *(*shard)->Read((*shard)->extents()[0], StateTensor::kMaster);
   };
@@ -706,7 +708,9 @@ TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
   FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 0, 0, 0, static_cast<int64_t>(expected.size()),
                     expected.data());
   EXPECT_TRUE(master_of(trainable) == expected);
+  EXPECT_TRUE(master_of(trainable, {.moves = true}) == expected);
   EXPECT_TRUE(master_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER)) == expected);
+  EXPECT_TRUE(master_of(Frozen(bf16, v1::MASTER_TYPE_BF16_REMAINDER), {.moves = true}) == expected);
 }
 
 // An export reads long rows in parts.
@@ -806,6 +810,39 @@ TEST_F(MovedShardTest, MovesAreMadeOfTheirRecordAlone) {
     EXPECT_EQ(moves.position, step == 0 ? 0 : placement.moves.distance);
     EXPECT_EQ(moves.distance, placement.moves.distance);
     EXPECT_EQ(moves.bands.size(), placement.moves.bands.size());
+    Step();
+  }
+}
+
+// Whatever becomes of the plane, the state has all of the master.
+TEST_F(MovedShardTest, ThePlaneOfAMasterWithARemainderIsACopy) {
+  const ShardExtent& split = *shard().Find(2, 10);
+  ASSERT_EQ(shard().Spec(split).master_type, MasterType::kBF16Remainder);
+  const auto upper_halves = [&] { return Copied((*shard().Stored(split, StateTensor::kMaster))[0]); };
+  const auto plane = [&] { return Copied((*shard().PlaneBytes(split))[0].data); };
+  for (int step = 0; step < 2; ++step) {
+    Step();
+    EXPECT_TRUE(plane() == upper_halves()) << "a step writes both";
+    EXPECT_TRUE(PlanesMatch(shard(), split));
+    const std::vector<float> master = *shard().Read(split, StateTensor::kMaster);
+    std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
+    EXPECT_FALSE(PlanesMatch(shard(), split));
+    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), master);
+    model_.Encode();
+    EXPECT_TRUE(plane() == upper_halves());
+    EXPECT_TRUE(PlanesMatch(shard(), split));
+  }
+}
+
+TEST_F(MovedShardTest, AMasterWithARemainderIsExactWhereItLiesNow) {
+  const ShardExtent& split = *shard().Find(2, 10);
+  for (int step = 0; step < 2; ++step) {
+    const std::vector<float> values = RandomGradients(model_.spec(), 2, 5)[10];
+    ASSERT_OK(shard().Write(split, StateTensor::kMaster, values));
+    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), values);
+    model_.Encode();
+    EXPECT_TRUE(PlanesMatch(shard(), split));
+    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), values);
     Step();
   }
 }
