@@ -47,7 +47,7 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
   return absl::OkStatus();
 }
 
-// Planes end with the server that made them: what is nowhere else is lost, unless it can be made again.
+// Planes end with the server that made them. What is nowhere else is lost, unless it still has its initial values.
 absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
   for (const UnitSpec& unit : spec.units) {
     for (const ParameterSpec& parameter : unit.parameters) {
@@ -157,10 +157,10 @@ absl::Status Model::OpenJournal(const LeftModel* left) {
   if (memory == nullptr) return absl::OkStatus();
   const JournalIdentity identity = ModelJournal::Describe(spec(), layout(), topology(), options_.moves);
   if (left == nullptr) {
-    ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory, identity, world().devices));
+    ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory, identity, *world().devices.front()));
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, world().devices));
+  ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, *world().devices.front()));
   return absl::OkStatus();
 }
 

@@ -108,29 +108,28 @@ JournalIdentity ModelJournal::Describe(const ModelSpec& spec, const Layout& layo
 }
 
 absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Create(KeptMemory& memory, const JournalIdentity& identity,
-                                                                   absl::Span<ComputeDevice* const> devices) {
+                                                                   ComputeDevice& device) {
   ASSIGN_OR_RETURN(const int64_t size_bytes, Journal::SizeOf(identity));
   ASSIGN_OR_RETURN(const Memory* const piece, memory.HostPiece(kJournalPiece, size_bytes));
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal,
                    Journal::Create(absl::MakeSpan(piece->data(), size_bytes), identity));
   std::unique_ptr<ModelJournal> made(new ModelJournal(*piece, std::move(journal)));
-  RETURN_IF_ERROR(made->OpenFor(devices));
+  RETURN_IF_ERROR(made->OpenFor(device));
   return made;
 }
 
 absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Adopt(const Memory& piece, const JournalIdentity& identity,
-                                                                  absl::Span<ComputeDevice* const> devices) {
+                                                                  ComputeDevice& device) {
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, Journal::Adopt(absl::MakeSpan(piece.data(), piece.size_bytes())));
   RETURN_IF_ERROR(CheckSame(journal->identity(), identity));
   std::unique_ptr<ModelJournal> adopted(new ModelJournal(piece, std::move(journal)));
-  RETURN_IF_ERROR(adopted->OpenFor(devices));
+  RETURN_IF_ERROR(adopted->OpenFor(device));
   return adopted;
 }
 
-absl::Status ModelJournal::OpenFor(absl::Span<ComputeDevice* const> devices) {
-  for (ComputeDevice* const device : devices) {
-    ASSIGN_OR_RETURN(leaves_.emplace_back(), device->OpenHostMemory(piece_));
-  }
+// One GPU of a process asks, and all of them may write.
+absl::Status ModelJournal::OpenFor(ComputeDevice& device) {
+  ASSIGN_OR_RETURN(leave_, device.OpenHostMemory(piece_));
   return absl::OkStatus();
 }
 

@@ -39,14 +39,14 @@ class ModelJournal {
   static JournalIdentity Describe(const ModelSpec& spec, const Layout& layout, const Topology& topology,
                                   const MovePolicy& moves);
 
-  // Begins one, as the first piece of `memory`, which outlives it as the devices do. Errors of KeptMemory::HostPiece and
+  // Begins one, as the first piece of `memory`, which outlives it as the devices do, of which `device` is one. Errors of KeptMemory::HostPiece and
   // of ComputeDevice::OpenHostMemory.
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Create(KeptMemory& memory, const JournalIdentity& identity,
-                                                              absl::Span<ComputeDevice* const> devices);
+                                                              ComputeDevice& device);
   // Goes on with the one that lies in an adopted piece. FAILED_PRECONDITION where the model would not be the same
   // one here, naming the first difference: nothing is changed, and another server may go on.
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Adopt(const Memory& piece, const JournalIdentity& identity,
-                                                             absl::Span<ComputeDevice* const> devices);
+                                                             ComputeDevice& device);
 
   // The state is all there, and is this.
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
@@ -67,14 +67,14 @@ class ModelJournal {
 
  private:
   ModelJournal(const Memory& piece, std::unique_ptr<Journal> journal) : piece_(piece), journal_(std::move(journal)) {}
-  absl::Status OpenFor(absl::Span<ComputeDevice* const> devices);
+  absl::Status OpenFor(ComputeDevice& device);
   std::vector<int64_t> Steps(const JournaledState& state) const;
   static std::vector<int64_t> Positions(const JournaledState& state);
 
   const Memory& piece_;
   const std::unique_ptr<Journal> journal_;
-  std::vector<std::unique_ptr<Memory::Owner>> leaves_;  // of devices to write marks
-  int64_t decided_ = 0;                                 // a commit number
+  std::unique_ptr<Memory::Owner> leave_;  // of the devices to write marks
+  int64_t decided_ = 0;                   // a commit number
 };
 
 }  // namespace paramshard::server

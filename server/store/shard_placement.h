@@ -68,7 +68,7 @@ inline constexpr int64_t kExtentAlignment = 64;
 // the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane is a
 // copy.
 struct MovePolicy {
-  bool moves = false;  // the daemon's steps do not yet
+  bool moves = false;
   BandRule rule = {};
 };
 
