@@ -312,7 +312,8 @@ class HuggingFaceInteropTest : public HuggingFaceExportTest, public testing::Wit
   SavedModel ModelOfTheScript() const {
     ModelSpec spec{.name = "scripted"};
     UnitSpec unit{.name = "all"};
-    for (const auto& [name, shape] : nlohmann::json::parse(checkpoint::ReadText(Path("expected.json"))).items()) {
+    const nlohmann::json shapes = nlohmann::json::parse(checkpoint::ReadText(Path("expected.json")));
+    for (const auto& [name, shape] : shapes.items()) {
       unit.parameters.push_back(Parameter(name, shape.get<std::vector<int64_t>>()));
     }
     spec.units = {unit};
