@@ -24,7 +24,7 @@ namespace {
 constexpr char kUninterrupted[] = "digits-uninterrupted";
 constexpr char kInterrupted[] = "digits-interrupted";
 constexpr char kServerKilled[] = "digits-server-killed";
-constexpr int kSavesBeforeTheKill = 4;
+constexpr int kSavesBeforeTheKill = 4;  // about
 constexpr double kMinAccuracy = 0.97;
 constexpr absl::Duration kTrainingTimeout = absl::Minutes(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
@@ -67,7 +67,8 @@ absl::Status Demo::Run() {
                              options_.world_size == 1 ? "" : "s", options_.storage.format));
   if (options_.nodes == 1) {
     options_.save_dir = std::filesystem::absolute(SaveDir(options_.out_dir));
-    options_.save_every = std::max<int64_t>(1, KillStep() / kSavesBeforeTheKill);
+    // So the server's death loses some commits, which are made again.
+    options_.save_every = KillStep() / kSavesBeforeTheKill + 1;
   }
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
   Results results;

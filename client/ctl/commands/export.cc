@@ -40,7 +40,7 @@ std::string ReportText(const HuggingFaceExportReport& report, const std::string&
   return absl::StrCat(text, "step ", report.step, " of ", TerminalText(report.model), ": ", report.tensor_count,
                       " tensors, ", BytesCell(report.size_bytes), ", in ", report.weight_files.size(),
                       report.weight_files.size() == 1 ? " file" : " files", ", and ", report.carried_files.size(),
-                      " files beside them: ", TerminalText(out), "\n");
+                      report.carried_files.size() == 1 ? " file beside: " : " files beside: ", TerminalText(out), "\n");
 }
 
 nlohmann::ordered_json ReportJson(const HuggingFaceExportReport& report, const std::string& out) {
