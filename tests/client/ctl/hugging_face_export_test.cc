@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/bfloat16.h"
-#include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "proto/checkpoint/tensor_key.h"
 #include "proto/safetensors/checkpoint.h"
@@ -29,7 +29,6 @@
 namespace paramshard::ctl {
 namespace {
 
-using checkpoint::ArrayKind;
 using checkpoint::SavedModel;
 using safetensors::Checkpoint;
 using safetensors::Dtype;
