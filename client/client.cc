@@ -1,17 +1,24 @@
 #include "client/client.h"
 
+#include <algorithm>
 #include <atomic>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <grpcpp/client_context.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "client/internal/attach.h"
 #include "client/internal/connection.h"
 #include "client/internal/deadline.h"
 #include "client/internal/epoch_layout.h"
 #include "client/internal/grpc_status.h"
 #include "client/internal/owner_process.h"
+#include "client/internal/restart_wait.h"
+#include "client/internal/session.h"
 #include "client/internal/sockets.h"
 #include "client/internal/tensor_transfer.h"
 #include "kernels/base/status_macros.h"
@@ -34,7 +41,14 @@ class Client::Impl {
   // Opens the connection for one call.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
+  // Tries once.
+  absl::StatusOr<std::shared_ptr<internal::Session>> OpenModel(const ModelSpec& spec, const CreationOptions& options,
+                                                               internal::RestartWait& wait);
+  // What an ended epoch has left mapped of a model.
+  void UnmapEnded(absl::string_view model);
+
   absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options);
+  absl::Status CreateModel(const Connection& connection, const ModelSpec& spec, const CreationOptions& options);
   absl::StatusOr<v1::Model> GetModel(const Connection& connection, absl::string_view model);
   absl::Status DeleteModel(absl::string_view model);
 
@@ -45,6 +59,9 @@ class Client::Impl {
   const internal::OwnerProcess owner_;
   const Options options_;
   const std::unique_ptr<internal::Daemon> daemon_;
+
+  absl::Mutex mu_;
+  std::vector<std::weak_ptr<internal::Session>> sessions_ ABSL_GUARDED_BY(mu_);
 };
 
 absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
@@ -57,10 +74,45 @@ void Client::Impl::Prepare(const Connection& connection, grpc::ClientContext& co
   context.set_deadline(internal::Deadline::After(options_.attach_timeout).ToGrpc());
 }
 
+absl::StatusOr<std::shared_ptr<internal::Session>> Client::Impl::OpenModel(const ModelSpec& spec,
+                                                                           const CreationOptions& options,
+                                                                           internal::RestartWait& wait) {
+  // One connection for both calls: the model of one server says nothing about the next one.
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  RETURN_IF_ERROR(CreateModel(*connection, spec, options));
+  wait.Reached();
+  absl::StatusOr<std::shared_ptr<internal::Session>> session =
+      internal::Attach(connection->channel(), paths(), options_, spec.name);
+  if (!session.ok()) return connection->Explain(absl::StrCat("attach ", spec.name), session.status());
+  const absl::MutexLock lock(&mu_);
+  sessions_.push_back(*session);
+  return session;
+}
+
+void Client::Impl::UnmapEnded(absl::string_view model) {
+  std::vector<std::shared_ptr<internal::Session>> of_model;
+  {
+    const absl::MutexLock lock(&mu_);
+    sessions_.erase(
+        std::remove_if(sessions_.begin(), sessions_.end(), [](const auto& session) { return session.expired(); }),
+        sessions_.end());
+    for (const std::weak_ptr<internal::Session>& kept : sessions_) {
+      std::shared_ptr<internal::Session> session = kept.lock();
+      if (session != nullptr && session->spec().name == model) of_model.push_back(std::move(session));
+    }
+  }
+  for (const std::shared_ptr<internal::Session>& session : of_model) session->UnmapEnded();
+}
+
 absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  return CreateModel(*connection, spec, options);
+}
+
+absl::Status Client::Impl::CreateModel(const Connection& connection, const ModelSpec& spec,
+                                       const CreationOptions& options) {
   grpc::ClientContext context;
-  Prepare(*connection, context);
+  Prepare(connection, context);
   v1::CreateModelRequest request;
   *request.mutable_spec() = ModelSpecToProto(spec);
   if (!options.restore.empty()) {
@@ -68,8 +120,8 @@ absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOpti
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  const grpc::Status answer = connection->stub().CreateModel(&context, request, &response);
-  return connection->Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
+  const grpc::Status answer = connection.stub().CreateModel(&context, request, &response);
+  return connection.Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
@@ -109,13 +161,28 @@ absl::Status Check(const Client::Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("connect: ", name, " > 0 expected, got ", absl::FormatDuration(timeout)));
   }
-  return absl::OkStatus();
+  if (options.restart_timeout >= absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("connect: restart_timeout >= 0 expected, got ", absl::FormatDuration(options.restart_timeout)));
 }
 
 // gRPC's threads do not live on in a forked child, and its descriptors stay its parent's.
 absl::Status CheckGrpcWasNotForked() {
   static const internal::OwnerProcess first_that_connected;
   return first_that_connected.Check("connect: gRPC");
+}
+
+// Waits where a daemon was killed: one that ends in any other way takes its sockets with it.
+absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::SocketPaths& paths,
+                                                               const Client::Options& options) {
+  const bool was_there = internal::HasSocket(paths);
+  internal::RestartWait wait("connect", options.restart_timeout, options.on_wait);
+  while (true) {
+    absl::StatusOr<std::unique_ptr<internal::Daemon>> daemon =
+        internal::Daemon::Connect(paths, options.connect_timeout);
+    if (daemon.ok() || !was_there) return daemon;
+    if (!wait.Pause(daemon.status())) return wait.Explain(daemon.status());
+  }
 }
 
 }  // namespace
@@ -129,16 +196,19 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
   RETURN_IF_ERROR(Check(options));
   RETURN_IF_ERROR(CheckGrpcWasNotForked());
   ASSIGN_OR_RETURN(const internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
-  ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, internal::Daemon::Connect(paths, options.connect_timeout));
+  ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, ConnectFirst(paths, options));
   return Client(internal::ShareWithinProcess(std::make_unique<Impl>(options, std::move(daemon))));
 }
 
 absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOptions& options) {
-  RETURN_IF_ERROR(impl_->CreateModel(spec, options));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, impl_->Connected());
-  ASSIGN_OR_RETURN(std::shared_ptr<internal::Session> session,
-                   internal::Attach(connection->channel(), impl_->paths(), impl_->options(), spec.name));
-  return Model(std::move(session));
+  const Options& own = impl_->options();
+  impl_->UnmapEnded(spec.name);
+  internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait);
+  while (true) {
+    absl::StatusOr<std::shared_ptr<internal::Session>> session = impl_->OpenModel(spec, options, wait);
+    if (session.ok()) return Model(*std::move(session));
+    if (!wait.Pause(session.status())) return wait.Explain(session.status());
+  }
 }
 
 absl::Status Client::CreateModel(const ModelSpec& spec, const CreationOptions& options) {

@@ -14,9 +14,11 @@
 //
 // Every rank of the world issues the same sequence of Gather, Push, Commit and Discard. Calls return at once: the
 // daemon carries them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another
-// trainer dies, the next call is ABORTED: drop every handle, call OpenModel again, and go on from
-// Model::commit_number() and Model::client_state(). A Model and its handles may be used from one thread at a time;
-// different models are independent.
+// trainer dies, the next call is ABORTED; when the daemon dies, UNAVAILABLE: drop every handle, call OpenModel again,
+// which waits for a daemon that is being started again, and go on from Model::commit_number() and
+// Model::client_state(): the number may be less than that of the last answer, where the daemon came back with a save,
+// and is 0 where the model was lost. A Model and its handles may be used from one thread at a time; different models
+// are independent.
 //
 // **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle
 // is FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like.
@@ -360,8 +362,10 @@ struct CreationOptions {
 // A connection to the daemon. Thread-safe. Movable.
 //
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
-// whatever daemon listens at the same place by then. While there is none, calls are UNAVAILABLE and say what to do;
-// they may be repeated. What the dead daemon held is gone unless exported: create the model again, and import.
+// whatever daemon listens at the same place by then. While there is none, OpenModel waits, and other calls are
+// UNAVAILABLE and say what to do; they may be repeated. Of what the dead daemon held there is again what it had saved,
+// where it restores (`paramshardd --restore=latest`; with --keeper=on it starts again by itself). The rest is gone
+// unless exported: a model that is created anew begins at commit 0.
 class Client {
  public:
   struct Options {
@@ -378,12 +382,19 @@ class Client {
     bool take_over = false;
     // Issue gathers ahead in the order of the first step.
     bool prefetch = true;
+    // How long OpenModel waits, in all, for a daemon that does not serve just now (UNAVAILABLE): one that is started
+    // again, drains, or waits for another daemon. Connect waits as long where a killed daemon has left its sockets, and
+    // not at all where there are none: a daemon that has never been there is more often at another place than late, so
+    // whoever starts both starts the daemon first. 0: neither waits.
+    absl::Duration restart_timeout = absl::Seconds(60);
+    // Hears once in each of these calls that it waits, and for what; on the calling thread. None: standard error.
+    std::function<void(absl::string_view)> on_wait = {};
   };
 
-  // UNAVAILABLE when no daemon answers (says where it looked); DEADLINE_EXCEEDED when one is there
-  // and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
-  // another user has created /tmp/paramshard-<uid>; INVALID_ARGUMENT for options out of range;
-  // FAILED_PRECONDITION in a child that was forked after its parent had connected.
+  // UNAVAILABLE when no daemon answers, or none within restart_timeout (says where it looked); DEADLINE_EXCEEDED when
+  // one is there and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
+  // another user has created /tmp/paramshard-<uid>; INVALID_ARGUMENT for options out of range; FAILED_PRECONDITION in
+  // a child that was forked after its parent had connected.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;
@@ -393,6 +404,10 @@ class Client {
   // Creates the model or joins it, attaches, and waits until every rank is attached. Memory is
   // mapped on return. FAILED_PRECONDITION when the daemon serves the rank from a GPU that this process
   // does not see (names it); UNIMPLEMENTED when that is so and this library was built without CUDA.
+  //
+  // UNAVAILABLE after restart_timeout; other errors come at once. Is a call on the Models of the same name that this
+  // client has opened before: of those whose epoch has ended, and of which no handle is left, planes and slots are
+  // unmapped, for the next server may need their memory. Drop handles before.
   absl::StatusOr<Model> OpenModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
 
   // Creates the model or joins it, without attaching: before an import.

@@ -23,6 +23,8 @@ namespace {
 
 constexpr char kUninterrupted[] = "digits-uninterrupted";
 constexpr char kInterrupted[] = "digits-interrupted";
+constexpr char kServerKilled[] = "digits-server-killed";
+constexpr int kSavesBeforeTheKill = 4;  // about
 constexpr double kMinAccuracy = 0.97;
 constexpr absl::Duration kTrainingTimeout = absl::Minutes(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
@@ -63,13 +65,23 @@ absl::Status Demo::Run() {
   SayHeading(absl::StrFormat("%d daemon%s, %d %s device%s, weights in %s", options_.nodes,
                              options_.nodes == 1 ? "" : "s", options_.world_size, options_.device,
                              options_.world_size == 1 ? "" : "s", options_.storage.format));
+  if (options_.nodes == 1) {
+    options_.save_dir = std::filesystem::absolute(SaveDir(options_.out_dir));
+    // So the server's death loses some commits, which are made again.
+    options_.save_every = KillStep() / kSavesBeforeTheKill + 1;
+  }
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
-  ASSIGN_OR_RETURN(const Training uninterrupted, TrainUninterrupted(world));
-  ASSIGN_OR_RETURN(const Training interrupted, TrainInterrupted(world));
-  ASSIGN_OR_RETURN(const double recovery_seconds, RecoverySeconds(world, interrupted));
+  Results results;
+  ASSIGN_OR_RETURN(results.uninterrupted, TrainUninterrupted(world));
+  ASSIGN_OR_RETURN(results.interrupted, TrainInterrupted(world));
+  ASSIGN_OR_RETURN(results.recovery_seconds, RecoverySeconds(world, results.interrupted));
+  if (options_.nodes == 1) {
+    ASSIGN_OR_RETURN(results.comeback, TrainThroughServersDeath(world));
+  }
   RETURN_IF_ERROR(world.Stop());
-  RETURN_IF_ERROR(WriteReport(uninterrupted, interrupted, recovery_seconds));
-  RETURN_IF_ERROR(Conclude(uninterrupted, interrupted, recovery_seconds));
+  if (results.comeback.has_value()) RETURN_IF_ERROR(RestoreElsewhere(*results.comeback));
+  RETURN_IF_ERROR(WriteReport(results));
+  RETURN_IF_ERROR(Conclude(results));
   Say(absl::StrFormat("%.0f seconds in all; %s/report.json has the figures", absl::ToDoubleSeconds(absl::Now() - begin),
                       options_.out_dir));
   return absl::OkStatus();
@@ -94,7 +106,7 @@ absl::Status Demo::ClearOutput() const {
   std::error_code error;
   std::filesystem::remove_all(run_dir, error);
   std::filesystem::remove(absl::StrCat(options_.out_dir, "/report.json"), error);
-  std::filesystem::create_directories(run_dir, error);
+  std::filesystem::create_directories(SaveDir(options_.out_dir), error);
   if (!error) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--out ", options_.out_dir, ": ", error.message()));
 }
@@ -106,11 +118,11 @@ int64_t Demo::KillStep() const {
 }
 
 absl::StatusOr<std::vector<ChildProcess>> Demo::StartTrainers(DemoWorld& world, const std::string& model,
-                                                              std::optional<int64_t> kill_step) {
+                                                              const std::vector<std::string>& victims_flags) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     ASSIGN_OR_RETURN(ChildProcess trainer,
-                     world.StartTrainer(model, rank, rank == victim() ? kill_step : std::nullopt));
+                     world.StartTrainer(model, rank, rank == victim() ? victims_flags : std::vector<std::string>{}));
     trainers.push_back(std::move(trainer));
   }
   return trainers;
@@ -132,6 +144,7 @@ absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string&
       training.events.push_back(std::move(event));
     }
     RETURN_IF_ERROR(world.CheckRunning());
+    RETURN_IF_ERROR(hooks.on_poll());
     for (int rank = 0; rank < options_.world_size; ++rank) {
       const std::optional<ExitState> exit = trainers[rank].Poll();
       if (exit.has_value() && !exit->ok()) RETURN_IF_ERROR(hooks.on_failure(rank, *exit));
@@ -149,7 +162,7 @@ absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string&
 
 absl::StatusOr<Demo::Training> Demo::TrainUninterrupted(DemoWorld& world) {
   SayHeading("a training without interruption");
-  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kUninterrupted, std::nullopt));
+  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kUninterrupted, {}));
   return Follow(world, kUninterrupted, trainers,
                 {.on_first_progress = [&] { return PrintTables(world, kUninterrupted); },
                  .on_failure = [&](int rank, const ExitState&) { return trainers[rank].CheckRunning(); }});
@@ -158,7 +171,8 @@ absl::StatusOr<Demo::Training> Demo::TrainUninterrupted(DemoWorld& world) {
 absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
   SayHeading(
       absl::StrFormat("the same training; rank %d is killed with -9 in the middle of step %d", victim(), KillStep()));
-  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kInterrupted, KillStep()));
+  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers,
+                   StartTrainers(world, kInterrupted, {absl::StrCat("--kill-at-step=", KillStep())}));
   const auto start_again = [&](int rank, const ExitState& exit) -> absl::Status {
     if (rank != victim() || exit.signal != SIGKILL) return trainers[rank].CheckRunning();
     Say(absl::StrFormat("rank %d ended with %s; it is started again", rank, exit.ToString()));
@@ -167,6 +181,73 @@ absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
   };
   return Follow(world, kInterrupted, trainers,
                 {.on_first_progress = [] { return absl::OkStatus(); }, .on_failure = start_again});
+}
+
+absl::StatusOr<Demo::Comeback> Demo::TrainThroughServersDeath(DemoWorld& world) {
+  SayHeading(absl::StrFormat("the same training; the server is killed with -9 in the middle of step %d", KillStep()));
+  ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers,
+                   StartTrainers(world, kServerKilled, {absl::StrCat("--hold-at-step=", KillStep())}));
+  Comeback comeback;
+  double killed_at = 0;
+  ReportTail victims_events(world.ReportFile(kServerKilled, victim()));
+  const auto kill_server = [&]() -> absl::Status {
+    const std::vector<nlohmann::json> news = victims_events.Read();
+    if (killed_at > 0 || FindEvent(news, "holding", 0) == nullptr) return absl::OkStatus();
+    RETURN_IF_ERROR(world.AwaitSaved(kServerKilled));
+    ASSIGN_OR_RETURN(comeback.save_stall_seconds, world.SaveStallSeconds(kServerKilled));
+    ASSIGN_OR_RETURN(const pid_t server, world.ServerPid());
+    killed_at = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+    kill(server, SIGKILL);
+    Say(absl::StrFormat("process %d, which served rank 0 to %d, is killed; its keeper starts another", server,
+                        options_.world_size - 1));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(comeback.training,
+                   Follow(world, kServerKilled, trainers,
+                          {.on_first_progress = [] { return absl::OkStatus(); },
+                           .on_failure = [&](int rank, const ExitState&) { return trainers[rank].CheckRunning(); },
+                           .on_poll = kill_server}));
+  if (killed_at == 0) return absl::InternalError("the server was expected to be killed, it was not");
+  const nlohmann::json* committed = FindEvent(comeback.training.events, "committed", killed_at);
+  if (committed == nullptr) return absl::InternalError("a commit after the server's death expected, there was none");
+  comeback.recovery_seconds = (*committed)["time"].get<double>() - killed_at;
+  ASSIGN_OR_RETURN(comeback.saved, world.Save(kServerKilled));
+  return comeback;
+}
+
+// One rank more, or where that would take a GPU more, one less; or none of them.
+DemoOptions Demo::OtherWorld() const {
+  DemoOptions other = options_;
+  other.run_name = "restored-";
+  other.shard_size.reset();
+  if (options_.device == "cpu" || options_.world_size == 1) {
+    other.device = "cpu";
+    ++other.world_size;
+  } else {
+    --other.world_size;
+  }
+  return other;
+}
+
+absl::Status Demo::RestoreElsewhere(Comeback& comeback) {
+  const DemoOptions other = OtherWorld();
+  SayHeading(absl::StrFormat("step %d, saved by %d rank%s, is restored by %d", comeback.saved.step, options_.world_size,
+                             options_.world_size == 1 ? "" : "s", other.world_size));
+  ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(other));
+  // They find that the training is at its end.
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < other.world_size; ++rank) {
+    ASSIGN_OR_RETURN(ChildProcess trainer, world.StartTrainer(kServerKilled, rank));
+    trainers.push_back(std::move(trainer));
+  }
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.WaitForSuccess(kLeaveTimeout));
+  ASSIGN_OR_RETURN(const DemoWorld::SavedStep again, world.Save(kServerKilled));
+  ASSIGN_OR_RETURN(const nlohmann::json saved_hashes, world.ContentHashes(comeback.saved.path));
+  ASSIGN_OR_RETURN(const nlohmann::json restored_hashes, world.ContentHashes(again.path));
+  comeback.restored_world_size = other.world_size;
+  comeback.restored_state_equal = again.step == comeback.saved.step && saved_hashes == restored_hashes;
+  Say(absl::StrFormat("%d tensors, %d bytes", restored_hashes.size(), again.size_bytes));
+  return world.Stop();
 }
 
 absl::Status Demo::PrintTables(DemoWorld& world, const std::string& model) {
@@ -190,14 +271,14 @@ absl::StatusOr<double> Demo::RecoverySeconds(DemoWorld& world, const Training& i
   return (*committed)["time"].get<double>() - killed_at;
 }
 
-absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& interrupted,
-                               double recovery_seconds) const {
+absl::Status Demo::WriteReport(const Results& results) const {
+  const Training& uninterrupted = results.uninterrupted;
   nlohmann::json devices = nlohmann::json::array();
   for (int node = 0; node < options_.nodes; ++node) devices.push_back(DevicesOf(options_, node));
   nlohmann::json report = {{"test_accuracy", uninterrupted.last_progress["accuracy"]},
                            {"master_hash_uninterrupted", uninterrupted.state_hash},
-                           {"master_hash_interrupted", interrupted.state_hash},
-                           {"kill9_recovery_seconds", recovery_seconds},
+                           {"master_hash_interrupted", results.interrupted.state_hash},
+                           {"kill9_recovery_seconds", results.recovery_seconds},
                            {"gathered_bytes_per_step", uninterrupted.last_progress["gathered_bytes_per_step"]},
                            {"bf16_bytes_per_step", uninterrupted.last_progress["bf16_bytes_per_step"]},
                            {"format", options_.storage.format},
@@ -206,6 +287,15 @@ absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& in
                            {"devices", devices},
                            {"shard_size", options_.shard_size.value_or(options_.world_size / options_.nodes)},
                            {"epochs", options_.epochs}};
+  if (results.comeback.has_value()) {
+    const Comeback& comeback = *results.comeback;
+    report["master_hash_server_killed"] = comeback.training.state_hash;
+    report["server_kill9_recovery_seconds"] = comeback.recovery_seconds;
+    report["saved_bytes"] = comeback.saved.size_bytes;
+    report["save_stall_seconds"] = comeback.save_stall_seconds;
+    report["restored_world_size"] = comeback.restored_world_size;
+    report["restored_state_equal"] = comeback.restored_state_equal;
+  }
   const std::string file = absl::StrCat(options_.out_dir, "/report.json");
   std::ofstream out(file);
   out << report.dump(2) << std::endl;
@@ -213,7 +303,23 @@ absl::Status Demo::WriteReport(const Training& uninterrupted, const Training& in
              : absl::InternalError(absl::StrCat("write ", file, ": a file that can be written expected"));
 }
 
-absl::Status Demo::Conclude(const Training& uninterrupted, const Training& interrupted, double recovery_seconds) const {
+absl::Status Demo::ConcludeComeback(const Results& results) const {
+  const Comeback& comeback = *results.comeback;
+  Say(absl::StrFormat("                                %s (server killed)", comeback.training.state_hash));
+  Say(absl::StrFormat("server's kill -9 to next commit %.2f s", comeback.recovery_seconds));
+  Say(absl::StrFormat("saved                           %d bytes; steps waited for %.4f s at most",
+                      comeback.saved.size_bytes, comeback.save_stall_seconds));
+  Say(absl::StrFormat("restored into a world of %-2d     %s", comeback.restored_world_size,
+                      comeback.restored_state_equal ? "the same bytes" : "other bytes"));
+  if (comeback.training.state_hash != results.uninterrupted.state_hash) {
+    return absl::InternalError("equal masters and moments expected after the server's death, they differ");
+  }
+  if (comeback.restored_state_equal) return absl::OkStatus();
+  return absl::InternalError("equal content hashes of what was saved and what was restored expected, they differ");
+}
+
+absl::Status Demo::Conclude(const Results& results) const {
+  const Training& uninterrupted = results.uninterrupted;
   const double accuracy = uninterrupted.last_progress["accuracy"];
   SayHeading("what was shown");
   Say(absl::StrFormat("accuracy on held-out digits     %.4f, with weights gathered in %s", accuracy,
@@ -221,16 +327,17 @@ absl::Status Demo::Conclude(const Training& uninterrupted, const Training& inter
   Say(absl::StrFormat("gathered a step                 %d bytes; BF16 would have taken %d",
                       uninterrupted.last_progress["gathered_bytes_per_step"].get<int64_t>(),
                       uninterrupted.last_progress["bf16_bytes_per_step"].get<int64_t>()));
-  Say(absl::StrFormat("kill -9 to the next commit      %.2f s", recovery_seconds));
+  Say(absl::StrFormat("kill -9 to the next commit      %.2f s", results.recovery_seconds));
   Say(absl::StrFormat("masters and moments             %s (uninterrupted)", uninterrupted.state_hash));
-  Say(absl::StrFormat("                                %s (interrupted)", interrupted.state_hash));
-  if (uninterrupted.state_hash != interrupted.state_hash) {
+  Say(absl::StrFormat("                                %s (interrupted)", results.interrupted.state_hash));
+  if (uninterrupted.state_hash != results.interrupted.state_hash) {
     return absl::InternalError("equal masters and moments expected after both trainings, they differ");
   }
+  if (results.comeback.has_value()) RETURN_IF_ERROR(ConcludeComeback(results));
   if (accuracy < kMinAccuracy && options_.epochs >= DigitsTask::Defaults().epochs) {
     return absl::InternalError(absl::StrFormat("an accuracy of %.2f expected, got %.4f", kMinAccuracy, accuracy));
   }
-  Say("The two trainings ended in the same state, bit for bit.");
+  Say("All trainings ended in the same state, bit for bit.");
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// The demonstration: train, kill a trainer in mid-step, train on, and compare every master and
-// moment.
+// The demonstration: train; kill a trainer in mid-step, train on, and compare every master and moment; kill the server
+// in mid-step, train on, compare again; restore what was saved into a world of another size, and compare once more.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 
@@ -21,8 +21,8 @@ class Demo {
  public:
   explicit Demo(DemoOptions options) : options_(std::move(options)) {}
 
-  // An error when anything fails, when accuracy is too low, or when the two trainings end in
-  // different states.
+  // An error when anything fails, when accuracy is too low, when trainings end in different states, or when what was
+  // restored is not what was saved. The server is killed where there is one daemon: several do not save yet.
   absl::Status Run();
 
  private:
@@ -30,6 +30,22 @@ class Demo {
     nlohmann::json last_progress;  // rank 0's last "progress" event
     std::string state_hash;
     std::vector<nlohmann::json> events;  // of rank 0
+  };
+  // What came of the death of the server, and of its saves.
+  struct Comeback {
+    Training training;
+    double recovery_seconds = 0;  // from the kill to the next commit that was answered
+    double save_stall_seconds = 0;
+    DemoWorld::SavedStep saved;  // after the last commit
+    int restored_world_size = 0;
+    bool restored_state_equal = false;
+  };
+  // What a whole run has shown.
+  struct Results {
+    Training uninterrupted;
+    Training interrupted;
+    double recovery_seconds = 0;
+    std::optional<Comeback> comeback;
   };
 
   absl::Status CheckOptions() const;
@@ -40,14 +56,22 @@ class Demo {
 
   absl::StatusOr<Training> TrainUninterrupted(DemoWorld& world);
   absl::StatusOr<Training> TrainInterrupted(DemoWorld& world);
+  absl::StatusOr<Comeback> TrainThroughServersDeath(DemoWorld& world);
+  // The world that a saved model is restored into.
+  DemoOptions OtherWorld() const;
+  // Has another world restore what was saved, and save it again: whether the bytes are the same.
+  absl::Status RestoreElsewhere(Comeback& comeback);
+  // The victim has the flag, if any.
   absl::StatusOr<std::vector<ChildProcess>> StartTrainers(DemoWorld& world, const std::string& model,
-                                                          std::optional<int64_t> kill_step);
+                                                          const std::vector<std::string>& victims_flags);
   // Is called by Follow, which otherwise only watches.
   struct Hooks {
     // Is called after the first epoch.
     std::function<absl::Status()> on_first_progress;
     // Is called when a trainer has ended, but not well. The training goes on if it returns OK.
     std::function<absl::Status(int rank, const ExitState& exit)> on_failure;
+    // Is called every few milliseconds.
+    std::function<absl::Status()> on_poll = [] { return absl::OkStatus(); };
   };
   // Follows a training to its end, printing its epochs.
   absl::StatusOr<Training> Follow(DemoWorld& world, const std::string& model, std::vector<ChildProcess>& trainers,
@@ -56,8 +80,9 @@ class Demo {
   absl::Status PrintTables(DemoWorld& world, const std::string& model);
   // Seconds from the victim's kill to the next commit that was answered.
   absl::StatusOr<double> RecoverySeconds(DemoWorld& world, const Training& interrupted) const;
-  absl::Status WriteReport(const Training& uninterrupted, const Training& interrupted, double recovery_seconds) const;
-  absl::Status Conclude(const Training& uninterrupted, const Training& interrupted, double recovery_seconds) const;
+  absl::Status WriteReport(const Results& results) const;
+  absl::Status Conclude(const Results& results) const;
+  absl::Status ConcludeComeback(const Results& results) const;
 
   DemoOptions options_;
 };

@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains on handwritten digits, kills a trainer in mid-step, and shows that training goes on "
+      "Trains on handwritten digits, kills a trainer and then the server in mid-step, and shows that training goes on "
       "bit for bit.");
   paramshard::examples::DemoOptions options;
   app.add_option("--bin-dir", options.bin_dir, "Where paramshardd, paramshardctl and paramshard-digits are")

@@ -6,14 +6,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 
@@ -38,6 +40,15 @@ absl::StatusOr<int> FreePort() {
   close(fd);
   if (found) return ntohs(address.sin_port);
   return absl::UnavailableError(absl::StrCat("a free port expected, got: ", strerror(error)));
+}
+
+// 64-bit numbers are texts; those that are 0 may be left out.
+int64_t IntegerOf(const nlohmann::json& object, const char* name) {
+  int64_t number = 0;
+  const auto member = object.find(name);
+  if (member == object.end()) return 0;
+  if (member->is_number_integer()) return member->get<int64_t>();
+  return member->is_string() && absl::SimpleAtoi(member->get<std::string>(), &number) ? number : 0;
 }
 
 absl::StatusOr<std::string> ParseStateHash(const std::string& model, const std::string& text) {
@@ -86,13 +97,13 @@ absl::Status DemoWorld::MakeSocketDirectory() {
 std::string DemoWorld::Program(const std::string& name) const { return absl::StrCat(options_.bin_dir, "/", name); }
 
 std::string DemoWorld::LogFile(const std::string& name) const {
-  return absl::StrCat(RunDir(options_.out_dir), "/", name, ".log");
+  return absl::StrCat(RunDir(options_.out_dir), "/", options_.run_name, name, ".log");
 }
 
 std::string DemoWorld::SocketDirectory(int node) const { return absl::StrCat(socket_root_, "/node", node); }
 
 std::string DemoWorld::ReportFile(const std::string& model, int rank) const {
-  return absl::StrCat(RunDir(options_.out_dir), "/", model, "-rank", rank, ".jsonl");
+  return absl::StrCat(RunDir(options_.out_dir), "/", options_.run_name, model, "-rank", rank, ".jsonl");
 }
 
 absl::Status DemoWorld::StartDaemon(int node, int cluster_port) {
@@ -102,6 +113,12 @@ absl::Status DemoWorld::StartDaemon(int node, int cluster_port) {
     arguments.push_back(absl::StrCat("--node=", node));
     arguments.push_back(absl::StrCat("--nodes=", options_.nodes));
     arguments.push_back(absl::StrCat("--cluster-address=127.0.0.1:", cluster_port));
+  }
+  if (!options_.save_dir.empty()) {
+    arguments.push_back("--keeper=on");
+    arguments.push_back(absl::StrCat("--save-dir=", options_.save_dir));
+    arguments.push_back(absl::StrCat("--save-every=", options_.save_every));
+    arguments.push_back("--restore=latest");
   }
   const std::string name = absl::StrCat("daemon", node);
   ASSIGN_OR_RETURN(
@@ -123,7 +140,7 @@ absl::Status DemoWorld::AwaitReady(int node) {
 }
 
 absl::StatusOr<ChildProcess> DemoWorld::StartTrainer(const std::string& model, int rank,
-                                                     std::optional<int64_t> kill_at_step) const {
+                                                     const std::vector<std::string>& flags) const {
   std::vector<std::string> arguments = {Program("paramshard-digits"),
                                         absl::StrCat("--socket-dir=", SocketDirectory(rank / devices_per_node())),
                                         absl::StrCat("--rank=", rank),
@@ -133,7 +150,7 @@ absl::StatusOr<ChildProcess> DemoWorld::StartTrainer(const std::string& model, i
                                         absl::StrCat("--report=", ReportFile(model, rank))};
   for (std::string& argument : ToArguments(options_.storage)) arguments.push_back(std::move(argument));
   if (options_.shard_size.has_value()) arguments.push_back(absl::StrCat("--shard-size=", *options_.shard_size));
-  if (kill_at_step.has_value()) arguments.push_back(absl::StrCat("--kill-at-step=", *kill_at_step));
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
   const std::string name = absl::StrCat(model, "-rank", rank);
   return ChildProcess::Start({.name = name, .arguments = std::move(arguments), .output_file = LogFile(name)});
 }
@@ -143,6 +160,69 @@ absl::StatusOr<std::string> DemoWorld::Control(int node, const std::vector<std::
   command.insert(command.end(), arguments.begin(), arguments.end());
   return RunAndRead(absl::StrCat("paramshardctl ", absl::StrJoin(arguments, " ")), command, LogFile("paramshardctl"),
                     kControlTimeout);
+}
+
+absl::StatusOr<nlohmann::json> DemoWorld::ControlJson(std::vector<std::string> arguments) const {
+  arguments.insert(arguments.begin(), {"-o", "json"});
+  ASSIGN_OR_RETURN(const std::string text, Control(0, arguments));
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object()) return json;
+  return absl::InternalError(
+      absl::StrCat("paramshardctl ", absl::StrJoin(arguments, " "), ": an object expected, got ", text));
+}
+
+absl::StatusOr<pid_t> DemoWorld::ServerPid() const {
+  ASSIGN_OR_RETURN(const nlohmann::json version, ControlJson({"version"}));
+  return static_cast<pid_t>(IntegerOf(version, "pid"));
+}
+
+absl::StatusOr<DemoWorld::SavedStep> DemoWorld::Save(const std::string& model) const {
+  const absl::Time deadline = absl::Now() + kControlTimeout;
+  while (true) {
+    // One at a time: it is refused while another save is under way.
+    const absl::StatusOr<nlohmann::json> answer = ControlJson({"save", model, "--wait"});
+    if (answer.ok() && answer->contains("save")) {
+      const nlohmann::json& save = (*answer)["save"];
+      return SavedStep{
+          .path = save.value("path", ""), .step = IntegerOf(save, "step"), .size_bytes = IntegerOf(save, "sizeBytes")};
+    }
+    if (absl::Now() > deadline) return answer.status();
+    absl::SleepFor(kReadyInterval);
+  }
+}
+
+absl::Status DemoWorld::AwaitSaved(const std::string& model) const {
+  const absl::Time deadline = absl::Now() + kControlTimeout;
+  while (absl::Now() < deadline) {
+    ASSIGN_OR_RETURN(const nlohmann::json saves, ControlJson({"saves", model}));
+    for (const nlohmann::json& counts : saves.value("counts", nlohmann::json::array())) {
+      if (IntegerOf(counts, "published") > 0) return absl::OkStatus();
+    }
+    absl::SleepFor(kReadyInterval);
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("save ", model, ": one within ", absl::FormatDuration(kControlTimeout), " expected, there is none"));
+}
+
+absl::StatusOr<double> DemoWorld::SaveStallSeconds(const std::string& model) const {
+  ASSIGN_OR_RETURN(const nlohmann::json saves, ControlJson({"saves", model}));
+  double longest = 0;
+  for (const nlohmann::json& save : saves.value("saves", nlohmann::json::array())) {
+    double seconds = 0;
+    const std::string text = save.value("stall", "0s");
+    if (absl::SimpleAtod(absl::StripSuffix(text, "s"), &seconds)) longest = std::max(longest, seconds);
+  }
+  return longest;
+}
+
+absl::StatusOr<nlohmann::json> DemoWorld::ContentHashes(const std::string& checkpoint) const {
+  ASSIGN_OR_RETURN(const nlohmann::json described, ControlJson({"checkpoint", "describe", checkpoint}));
+  nlohmann::json hashes = nlohmann::json::object();
+  for (const nlohmann::json& tensor : described.value("tensors", nlohmann::json::array())) {
+    if (tensor.contains("contentHash")) hashes[tensor.value("key", "")] = tensor["contentHash"];
+  }
+  if (!hashes.empty()) return hashes;
+  return absl::InternalError(absl::StrCat("describe ", checkpoint, ": tensors with content hashes expected"));
 }
 
 absl::StatusOr<std::string> DemoWorld::StateHash(const std::string& model) const {

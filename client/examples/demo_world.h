@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_DEMO_WORLD_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_DEMO_WORLD_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "client/examples/child_process.h"
 #include "client/examples/storage.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::examples {
 
@@ -23,10 +26,18 @@ struct DemoOptions {
   std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda
   std::optional<int> shard_size = {};
   int64_t epochs = 20;
+  // Of worlds of one daemon, which has a keeper then: what it saves into and restores from, and after how many commits
+  // it saves. Empty: neither keeper nor saves.
+  std::string save_dir = {};
+  int64_t save_every = 1;
+  // What names of logs and reports begin with.
+  std::string run_name = {};
 };
 
 // The demo's own folder under its output: logs of daemons and trainers, and the trainers' reports.
 inline std::string RunDir(const std::string& out_dir) { return out_dir + "/demo-logs"; }
+// In that: what the daemons save.
+inline std::string SaveDir(const std::string& out_dir) { return RunDir(out_dir) + "/saves"; }
 
 // The devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; with GPUs, which daemons
 // cannot share, "cuda:2", "cuda:3" on the second one of two.
@@ -40,9 +51,9 @@ class DemoWorld {
   DemoWorld(DemoWorld&&) = default;
   ~DemoWorld();
 
-  // Starts the trainer of a rank; it appends events to ReportFile(model, rank).
+  // Starts the trainer of a rank, with more flags; it appends events to ReportFile(model, rank).
   absl::StatusOr<ChildProcess> StartTrainer(const std::string& model, int rank,
-                                            std::optional<int64_t> kill_at_step = std::nullopt) const;
+                                            const std::vector<std::string>& flags = {}) const;
   std::string ReportFile(const std::string& model, int rank) const;
 
   // Returns what paramshardctl prints on a node.
@@ -50,6 +61,24 @@ class DemoWorld {
   // Verifies a model on every node. Its masters and moments as one text: the nodes' hashes, in
   // order.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
+
+  // The process that serves on node 0: of a daemon with a keeper not the one that was started.
+  absl::StatusOr<pid_t> ServerPid() const;
+
+  // One save of a model on node 0.
+  struct SavedStep {
+    std::string path;
+    int64_t step = 0;
+    int64_t size_bytes = 0;
+  };
+  // Saves now, behind the saves that are under way.
+  absl::StatusOr<SavedStep> Save(const std::string& model) const;
+  // Waits until a save of the model has been published since the server has it.
+  absl::Status AwaitSaved(const std::string& model) const;
+  // The longest time for which a step has waited for the copy of a save, since the server has the model.
+  absl::StatusOr<double> SaveStallSeconds(const std::string& model) const;
+  // The content hashes of a checkpoint's tensors, which do not depend on the world, by key.
+  absl::StatusOr<nlohmann::json> ContentHashes(const std::string& checkpoint) const;
 
   // OK while every daemon runs.
   absl::Status CheckRunning();
@@ -65,6 +94,7 @@ class DemoWorld {
   std::string Program(const std::string& name) const;
   std::string LogFile(const std::string& name) const;
   std::string SocketDirectory(int node) const;
+  absl::StatusOr<nlohmann::json> ControlJson(std::vector<std::string> arguments) const;
   int devices_per_node() const { return options_.world_size / options_.nodes; }
 
   DemoOptions options_;

@@ -18,6 +18,8 @@ namespace {
 constexpr float kWeightDecay = 0.01f;
 constexpr float kMaxGradNorm = 1.0f;
 constexpr float kLastLearningRate = 0.05f;  // of the first
+constexpr absl::Duration kHoldTimeout = absl::Minutes(2);
+constexpr absl::Duration kHoldInterval = absl::Milliseconds(1);
 // Matrices are small: without this the daemon would keep each whole on one rank.
 constexpr int64_t kSmallParameterBytes = 4096;
 
@@ -65,19 +67,19 @@ absl::Status Trainer::Run() {
     const absl::Status status = Attempt();
     pending_.reset();
     if (status.ok()) return status;
+    // OpenModel has waited for the daemon.
+    if (!attached_ && absl::IsUnavailable(status)) return status;
     const std::optional<absl::Duration> pause = retries_.Next(status);
     if (!pause.has_value()) return status;
-    client_.reset();
     report_->Event("ended", {{"why", std::string(status.message())}});
     absl::SleepFor(*pause);
   }
 }
 
 absl::Status Trainer::Attempt() {
-  if (!client_.has_value()) {
-    ASSIGN_OR_RETURN(client_, Client::Connect(options_.client));
-  }
-  ASSIGN_OR_RETURN(Model model, client_->OpenModel(spec_));
+  attached_ = false;
+  ASSIGN_OR_RETURN(Model model, client_.OpenModel(spec_));
+  attached_ = true;
   return Train(model);
 }
 
@@ -86,10 +88,17 @@ absl::Status Trainer::CheckModel(const Model& model) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "--world-size: ", model.world_size(), " expected, the ranks that the daemon has, got ", *options_.world_size));
   }
-  if (model.commit_number() >= last_commit_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("train ", options_.model, ": the state of commit ", last_commit_,
-                                                    " expected, got that of commit ", model.commit_number(),
-                                                    ": import it, then start this trainer again"));
+  // A model that came back with fewer commits was restored, and its client state says where from.
+  if (model.commit_number() > 0 || last_commit_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "train ", options_.model, ": the state of commit ", last_commit_,
+      " expected, got that of commit 0: import it, then start this trainer again; a daemon with --save-dir "
+      "and --restore=latest comes back with what it had saved"));
+}
+
+void Trainer::ReportRollback(const Model& model) const {
+  if (model.commit_number() >= last_commit_) return;
+  report_->Event("rolled back", {{"from_commit_number", last_commit_}, {"commit_number", model.commit_number()}});
 }
 
 // Every step makes one commit, the end of a training one more.
@@ -102,6 +111,7 @@ absl::StatusOr<TrainingPosition> Trainer::PositionIn(const Model& model) const {
 
 absl::Status Trainer::Train(Model& model) {
   RETURN_IF_ERROR(CheckModel(model));
+  ReportRollback(model);
   committed_ = false;
   last_commit_ = model.commit_number();
   next_commit_ = last_commit_ + 1;
@@ -179,8 +189,20 @@ absl::Status Trainer::BackwardAndPush(Model& model, int64_t commit_number) {
       report_->Event("kill", {{"commit_number", commit_number}});
       raise(SIGKILL);
     }
+    if (options_.hold_at_step == commit_number) RETURN_IF_ERROR(Hold(model));
   }
   return absl::OkStatus();
+}
+
+absl::Status Trainer::Hold(const Model& model) {
+  options_.hold_at_step.reset();
+  report_->Event("holding", {{"commit_number", next_commit_}});
+  for (const absl::Time deadline = absl::Now() + kHoldTimeout; model.status().ok() && absl::Now() < deadline;) {
+    absl::SleepFor(kHoldInterval);
+  }
+  if (!model.status().ok()) return model.status();
+  return absl::InternalError(absl::StrCat("--hold-at-step: the epoch's end within ", absl::FormatDuration(kHoldTimeout),
+                                          " expected, it goes on"));
 }
 
 absl::Status Trainer::Push(Model& model, const UnitSpec& unit) {

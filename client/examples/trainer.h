@@ -36,6 +36,8 @@ struct TrainerOptions {
   std::optional<int64_t> start_step = {};
   // Die by SIGKILL in the middle of the step that would make this commit.
   std::optional<int64_t> kill_at_step = {};
+  // Wait in the middle of the step that would make this commit, once, until the epoch has ended.
+  std::optional<int64_t> hold_at_step = {};
 };
 
 // The task's units, stored as the options say.
@@ -50,7 +52,8 @@ class Trainer {
 
   // Trains from where the daemon says that the model is to the last epoch. When another trainer leaves, and after other
   // errors that pass, attaches again and goes on from the last commit: as often as Retries allows between two commits.
-  // FAILED_PRECONDITION when the model has fewer commits than this trainer has seen: its daemon was started again.
+  // So it does when the daemon dies and comes back with the model as it was saved. FAILED_PRECONDITION when the model is
+  // gone: its daemon was started again without a save, or without its state.
   absl::Status Run();
 
  private:
@@ -66,6 +69,8 @@ class Trainer {
   absl::Status Attempt();
   absl::Status Train(Model& model);
   absl::Status CheckModel(const Model& model) const;
+  // Says so when the model has lost commits that this trainer has seen.
+  void ReportRollback(const Model& model) const;
   absl::StatusOr<TrainingPosition> PositionIn(const Model& model) const;
   // Trains up to the next report.
   absl::Status TrainInterval(Model& model);
@@ -73,6 +78,7 @@ class Trainer {
   absl::Status Forward(Model& model);
   absl::Status BackwardAndPush(Model& model, int64_t commit_number);
   absl::Status Push(Model& model, const UnitSpec& unit);
+  absl::Status Hold(const Model& model);
   absl::Status Commit(Model& model, CommitOptions options);
   // Waits for the commit that is under way, if any.
   absl::Status AwaitCommit();
@@ -87,7 +93,7 @@ class Trainer {
   int64_t Bf16BytesPerStep() const;
 
   TrainerOptions options_;
-  std::optional<Client> client_;  // none after an error: its daemon may be another one by now
+  Client client_;
   std::unique_ptr<Task> task_;
   TrainingReport* report_;
   ModelSpec spec_;
@@ -99,6 +105,7 @@ class Trainer {
   int64_t next_commit_ = 1;
   int64_t last_commit_ = 0;  // that was answered, here or before
   std::optional<PendingCommit> pending_;
+  bool attached_ = false;   // at the last attempt
   bool committed_ = false;  // since it attached
   Values weights_;          // of the unit that was loaded last
   Values gradients_;

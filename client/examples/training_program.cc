@@ -49,6 +49,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "Where to begin in a model that was imported; default: a step for each of its commits")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--kill-at-step", options.kill_at_step, "Die by SIGKILL in the middle of this step");
+  app.add_option("--hold-at-step", options.hold_at_step,
+                 "Wait in the middle of this step until the epoch ends, as it does when the server is killed");
 }
 
 absl::Status CheckFlags(Flags& flags) {

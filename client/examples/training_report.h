@@ -28,8 +28,9 @@ struct TrainingProgress {
 };
 
 // Events, besides "progress": "attached" and "committed" (the first commit after it), "ended" (another trainer left, or
-// something else that passes), "kill" (this one is about to die) and "finished". Every line has the event's wall-clock
-// time in seconds. A loss that is not finite is null.
+// something else that passes), "rolled back" (the daemon came back with fewer commits), "kill" (this one is about to
+// die), "holding" (it waits in the middle of a step) and "finished". Every line has the event's wall-clock time in
+// seconds. A loss that is not finite is null.
 class TrainingReport {
  public:
   // Appends to the file; an empty name writes nothing. NOT_FOUND when it cannot be opened.

@@ -9,6 +9,14 @@
 #include "proto/wire/handoff.h"
 
 namespace paramshard::internal {
+namespace {
+
+constexpr char kWhatToDo[] =
+    "start it, unless its keeper does, and call again; it has what it restores from a save, and the rest is gone "
+    "unless "
+    "exported";
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SocketPaths& paths, absl::Duration timeout) {
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, timeout));
@@ -31,9 +39,8 @@ void Connection::Authenticate(grpc::ClientContext& context) const {
 
 absl::Status Connection::Explain(absl::string_view call, absl::Status answer) const {
   if (answer.ok() || !IsLost()) return answer;
-  return absl::UnavailableError(
-      absl::StrCat(call, ": the daemon (pid ", companion_.daemon_pid(), ") went away during the call (",
-                   answer.message(), "); what it held is gone unless exported: start it, call again, and import"));
+  return absl::UnavailableError(absl::StrCat(call, ": the daemon (pid ", companion_.daemon_pid(),
+                                             ") went away during the call (", answer.message(), "); ", kWhatToDo));
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Connect(const SocketPaths& paths, absl::Duration timeout) {
@@ -48,8 +55,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Daemon::Connected() {
   if (opened.ok()) return connection_ = *std::move(opened);
   if (opened.status().code() != absl::StatusCode::kUnavailable) return opened.status();
   return absl::UnavailableError(
-      absl::StrCat(opened.status().message(),
-                   "; the daemon that this client was connected to has gone: start it, call again, and import"));
+      absl::StrCat(opened.status().message(), "; the daemon that this client was connected to has gone: ", kWhatToDo));
 }
 
 }  // namespace paramshard::internal

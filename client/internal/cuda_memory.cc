@@ -83,7 +83,9 @@ absl::Status AwaitWork(absl::string_view what, int gpu, absl::Duration timeout,
 class CudaTensorMemory final : public TensorMemory {
  public:
   static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(int device, const TensorMemoryParts& parts);
-  ~CudaTensorMemory() override;
+  ~CudaTensorMemory() override { CudaTensorMemory::Unmap(); }
+
+  void Unmap() override;
 
   const uint8_t* planes() const override { return mappings_.planes.data(); }
   uint8_t* slots() const override { return mappings_.slots.data(); }
@@ -122,7 +124,7 @@ class CudaTensorMemory final : public TensorMemory {
   absl::Status AwaitAllStreams();
   static void KeepForEver(Mappings mappings);
 
-  Mappings mappings_;  // moved from at the end alone
+  Mappings mappings_;  // empty after Unmap
   const absl::Duration timeout_;
   std::vector<gpu::Event> marks_;
   gpu::Event default_mark_;  // of the default stream
@@ -169,10 +171,12 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
 
 // The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but
 // only after the tensors are gone, and without an end.
-CudaTensorMemory::~CudaTensorMemory() {
+void CudaTensorMemory::Unmap() {
+  if (mappings_.page == nullptr) return;
   const gpu::DeviceScope scope(gpu());
   const bool idle = AwaitAllStreams().ok() || !gpu::FaultOf(gpu()).ok();
-  if (!idle) KeepForEver(std::move(mappings_));
+  Mappings mappings = std::move(mappings_);
+  if (!idle) KeepForEver(std::move(mappings));
 }
 
 absl::Status CudaTensorMemory::AwaitAllStreams() {

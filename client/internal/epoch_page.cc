@@ -42,7 +42,8 @@ bool EpochPage::EndIfDaemonDied() const {
   pollfd daemon{.fd = daemon_pidfd_, .events = POLLIN, .revents = 0};
   if (poll(&daemon, 1, 0) <= 0) return false;
   End(absl::UnavailableError(
-      absl::StrCat("the daemon (pid ", daemon_pid_, ") has died; its models are gone unless exported")));
+      absl::StrCat("the daemon (pid ", daemon_pid_,
+                   ") has died; its models are gone unless saved or exported: open the model again")));
   return true;
 }
 

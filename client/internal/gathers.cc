@@ -90,6 +90,12 @@ absl::Status Gathers::CanGather(absl::string_view unit, Phase phase) const {
   return ChooseSlot(gather, slots).status();
 }
 
+bool Gathers::HasHandles() const {
+  GatherSlots slots = slots_;
+  for (const GatherTicket& ticket : ahead_) slots.Release(ticket.slot);
+  return !slots.Holders().empty();
+}
+
 absl::StatusOr<std::vector<int>> Gathers::SlotsOf(absl::string_view unit, Phase phase) const {
   ASSIGN_OR_RETURN(const PlannedGather gather, Find(unit, phase));
   if (const std::optional<int> own = ResidentSlot(gather.unit)) return std::vector<int>{*own};

@@ -73,6 +73,8 @@ class Gathers {
   void DropAhead();
   // FAILED_PRECONDITION naming the units that are still held.
   absl::Status CheckNoneHeld() const;
+  // Whether a unit is held that was not only gathered ahead.
+  bool HasHandles() const;
   // A commit was sent: what was gathered since the last one is the plan.
   void EndStep() { plan_.EndStep(); }
   // A discard was sent: the step begins anew.

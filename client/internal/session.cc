@@ -105,6 +105,13 @@ absl::Status Session::Discard() {
   return absl::OkStatus();
 }
 
+void Session::UnmapEnded() {
+  if (!page_.CheckProcess().ok()) return;
+  page_.EndIfDaemonDied();
+  if (page_.status().ok() || gathers_.HasHandles() || !gradients_.CheckNoneHeld().ok()) return;
+  memory_.tensors->Unmap();
+}
+
 absl::Status Session::Detach() {
   RETURN_IF_ERROR(page_.CheckProcess());
   watch_.reset();

@@ -28,7 +28,7 @@
 namespace paramshard::internal {
 
 // Owns what the daemon has handed over, and the three things that a trainer does with it. Used by one thread at a time.
-// Memory stays mapped for as long as the object lives, also after Detach.
+// Memory stays mapped for as long as the object lives, also after Detach; but for UnmapEnded.
 //
 // In a forked child every call answers FAILED_PRECONDITION and touches nothing of the parent's, and the object is never
 // destroyed.
@@ -66,6 +66,9 @@ class Session {
   // OK while the epoch runs, else why it ended; whether the caller is the process that attached.
   absl::Status status() const { return page_.status(); }
   absl::Status CheckProcess() const { return page_.CheckProcess(); }
+  // Gives planes and slots back before the end, where the epoch has ended and no handle is left that could read them.
+  // On a GPU it waits for the streams as the destructor does.
+  void UnmapEnded();
   // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
   absl::Status Detach();
 

@@ -34,6 +34,11 @@ absl::StatusOr<std::string> SocketDirectory(const std::string& directory) {
 
 }  // namespace
 
+bool HasSocket(const SocketPaths& paths) {
+  struct stat info {};
+  return stat(paths.handoff.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+}
+
 absl::Status CheckOwner(const std::string& directory, uid_t user) {
   struct stat info {};
   // Not stat: another user's link could lead to a directory of this user, and elsewhere a moment later.

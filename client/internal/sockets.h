@@ -26,6 +26,9 @@ struct SocketPaths {
 // /tmp/paramshard-<uid>, which must pass CheckOwner: anybody may have created it.
 absl::StatusOr<SocketPaths> FindSockets(const std::string& directory);
 
+// Whether a companion socket's file is there, though nobody may listen on it.
+bool HasSocket(const SocketPaths& paths);
+
 // OK when `directory` belongs to the user or to root, who alone decide who listens in it. Else PERMISSION_DENIED, or
 // UNAVAILABLE when there is none.
 absl::Status CheckOwner(const std::string& directory, uid_t user);

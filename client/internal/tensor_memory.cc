@@ -21,6 +21,11 @@ class HostTensorMemory : public TensorMemory {
  public:
   static absl::StatusOr<std::unique_ptr<TensorMemory>> Map(const SessionMemory& memory);
 
+  void Unmap() override {
+    planes_ = MappedMemory();
+    slots_ = MappedMemory();
+  }
+
   const uint8_t* planes() const override { return planes_.data(); }
   uint8_t* slots() const override { return slots_.data(); }
   uint8_t* scratch() const override { return nullptr; }
@@ -46,8 +51,8 @@ class HostTensorMemory : public TensorMemory {
  private:
   HostTensorMemory(MappedMemory planes, MappedMemory slots) : planes_(std::move(planes)), slots_(std::move(slots)) {}
 
-  const MappedMemory planes_;
-  const MappedMemory slots_;
+  MappedMemory planes_;
+  MappedMemory slots_;
 };
 
 absl::StatusOr<std::unique_ptr<TensorMemory>> HostTensorMemory::Map(const SessionMemory& memory) {

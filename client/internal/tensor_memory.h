@@ -44,6 +44,9 @@ class TensorMemory {
  public:
   virtual ~TensorMemory() = default;
 
+  // What destroying does, before the end. Nothing that reads or writes the memory may be called after it.
+  virtual void Unmap() = 0;
+
   virtual const uint8_t* planes() const = 0;
   virtual uint8_t* slots() const = 0;
   // Memory of the session alone, beside the slots: only on a GPU, null elsewhere.

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/checkpoint/saved_values.h"
 #include "proto/checkpoint/tensor_key.h"
 #include "proto/model/names.h"
 #include "server/restores/restored_content.h"
-#include "server/restores/saved_values.h"
 
 namespace paramshard::server {
 namespace {
@@ -135,7 +135,7 @@ void Restorer::CutPieces() {
       pieces[checkpoint::TensorKey(saved, kind)] = {.parameter = i, .kind = kind};
     }
     for (const StateTensor tensor : PlanOf(i).tensors) {
-      const ArrayKind kind = ElementsOf(saved, tensor);
+      const ArrayKind kind = checkpoint::ElementsOf(saved, tensor);
       pieces[checkpoint::TensorKey(saved, kind)] = {.parameter = i, .kind = kind, .tensor = tensor};
     }
   }
@@ -302,18 +302,18 @@ absl::Status Restorer::WriteArray(const Piece& piece, std::vector<uint8_t>& buff
 
 absl::Status Restorer::WriteTensor(const Piece& piece) const {
   const int64_t columns = SavedSpec(piece.parameter).columns();
-  return ReadValues(reader(), PlanOf(piece.parameter).saved, *piece.tensor, piece.rows(),
-                    [&](const RowRange& run, absl::Span<const float> values) -> absl::Status {
-                      RETURN_IF_ERROR(CheckGoesOn());
-                      for (const Target& target : targets_[piece.parameter]) {
-                        const RowRange rows = Overlap(target.extent->rows, run);
-                        if (rows.size() == 0) continue;
-                        RETURN_IF_ERROR(target.shard->WriteRows(
-                            *target.extent, *piece.tensor, rows,
-                            values.subspan((rows.begin - run.begin) * columns, rows.size() * columns)));
-                      }
-                      return absl::OkStatus();
-                    });
+  return checkpoint::ReadValues(reader(), PlanOf(piece.parameter).saved, *piece.tensor, piece.rows(),
+                                [&](const RowRange& run, absl::Span<const float> values) -> absl::Status {
+                                  RETURN_IF_ERROR(CheckGoesOn());
+                                  for (const Target& target : targets_[piece.parameter]) {
+                                    const RowRange rows = Overlap(target.extent->rows, run);
+                                    if (rows.size() == 0) continue;
+                                    RETURN_IF_ERROR(target.shard->WriteRows(
+                                        *target.extent, *piece.tensor, rows,
+                                        values.subspan((rows.begin - run.begin) * columns, rows.size() * columns)));
+                                  }
+                                  return absl::OkStatus();
+                                });
 }
 
 void Restorer::SetSteps() const {

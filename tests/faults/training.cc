@@ -114,7 +114,9 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor) {
 
 absl::Status Train(const Training& training) {
   while (true) {
-    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank, .socket_dir = training.socket_dir}));
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank,
+                                                     .socket_dir = training.socket_dir,
+                                                     .restart_timeout = training.restart_timeout}));
     const absl::Status status = TrainEpoch(client, training);
     // The next epoch begins when all are attached again. After the last commit ranks leave.
     if (!training.resume || !(absl::IsAborted(status) || absl::IsDeadlineExceeded(status))) return status;

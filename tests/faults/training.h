@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 
 namespace paramshard::test {
@@ -49,6 +50,8 @@ struct Training {
   bool mistakes = true;
   // Called at every point of every step with the number of the commit that the step makes.
   std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
+  // How long the client waits for a daemon that is started again: Client::Options::restart_timeout.
+  absl::Duration restart_timeout = absl::ZeroDuration();
   // Attach again when the epoch ends under this trainer because another one has left, or was late.
   bool resume = true;
 };

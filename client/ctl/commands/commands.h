@@ -25,6 +25,7 @@ extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;
 extern const CommandInfo kConvert;
 extern const CommandInfo kImport;
+extern const CommandInfo kExport;
 extern const CommandInfo kSave;
 extern const CommandInfo kSaves;
 extern const CommandInfo kRestore;

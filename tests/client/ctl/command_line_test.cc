@@ -54,6 +54,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"codec decode", {"in", "out.npy", "--format=MXFP8"}},
       {"convert", {"in", "--format=MXFP8", "-o", "out"}},
       {"import", {"m", "in"}},
+      {"export", {"in", "--format=hf", "--like=like", "--out=out"}},
       {"save", {"m"}},
       {"saves", {"m"}},
       {"restore", {"m"}},

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <optional>
 #include <string>
@@ -55,7 +56,22 @@ class ClientLivesTest : public testing::Test {
   }
 
   absl::StatusOr<Client> Connect() {
-    return Client::Connect({.rank = 0, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(20)});
+    return Client::Connect({.rank = 0,
+                            .socket_dir = directory_.path(),
+                            .attach_timeout = absl::Seconds(20),
+                            .restart_timeout = absl::ZeroDuration()});
+  }
+
+  // Starts the daemon when it waits for one. `waits` counts how often it has said so.
+  Client::Options Patient(int* waits) {
+    return {.rank = 0,
+            .socket_dir = directory_.path(),
+            .attach_timeout = absl::Seconds(60),
+            .on_wait = [this, waits](absl::string_view text) {
+              EXPECT_THAT(text, HasSubstr(directory_.path()));
+              ++*waits;
+              StartDaemon();
+            }};
   }
 
   const test::TemporaryDirectory directory_;
@@ -180,8 +196,9 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
     EXPECT_THAT(unit.Wait(), is_death);
     EXPECT_THAT(unit.Get("a.w"), is_death);
   }
-  const auto is_told = StatusIs(absl::StatusCode::kUnavailable,
-                                AllOf(HasSubstr(directory_.path()), HasSubstr("start it, call again, and import")));
+  const auto is_told =
+      StatusIs(absl::StatusCode::kUnavailable,
+               AllOf(HasSubstr(directory_.path()), HasSubstr("start it, unless its keeper does, and call again")));
   EXPECT_THAT(client.CreateModel(TwoMatrices("two")), is_told);
   EXPECT_THAT(client.OpenModel(TwoMatrices("two")), is_told);
   for (int life = 0; life < 2; ++life) {
@@ -191,6 +208,95 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
     ASSERT_OK(model.Detach());
     KillDaemon();
   }
+}
+
+// Mappings of this process of planes or slots.
+int TensorMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (absl::StrContains(line, "paramshard-planes") || absl::StrContains(line, "paramshard-slots")) ++count;
+  }
+  return count;
+}
+
+TEST_F(ClientLivesTest, OpenModelWaitsForADaemonThatIsStartedAgain) {
+  StartDaemon();
+  int waits = 0;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Patient(&waits)));
+  ASSERT_OK_AND_ASSIGN(Model old, client.OpenModel(TwoMatrices("two")));
+  KillDaemon();
+  ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(TwoMatrices("two")));
+  EXPECT_EQ(waits, 1);
+  EXPECT_EQ(model.commit_number(), 0);
+  EXPECT_OK(model.status());
+  EXPECT_THAT(old.Gather("a", Phase::kForward), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  EXPECT_THAT(old.Gradients("a"), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(old.Commit({}), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(ClientLivesTest, WhatAModelOfADeadDaemonHasMappedIsGivenBackBeforeTheWait) {
+  StartDaemon();
+  int waits = 0;
+  int mapped_meanwhile = -1;
+  Client::Options options = Patient(&waits);
+  options.on_wait = [&, start = options.on_wait](absl::string_view text) {
+    mapped_meanwhile = TensorMappings();
+    start(text);
+  };
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(const Model old, client.OpenModel(TwoMatrices("two")));
+  EXPECT_GT(TensorMappings(), 0);
+  KillDaemon();
+  ASSERT_OK(client.OpenModel(TwoMatrices("two")));
+  EXPECT_EQ(mapped_meanwhile, 0);
+}
+
+TEST_F(ClientLivesTest, ViewsOfAHandleThatIsHeldStayMapped) {
+  StartDaemon();
+  int waits = 0;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Patient(&waits)));
+  ASSERT_OK_AND_ASSIGN(Model old, client.OpenModel(TwoMatrices("two")));
+  ASSERT_OK_AND_ASSIGN(GatheredUnit unit, old.Gather("a", Phase::kForward));
+  ASSERT_OK(unit.Wait());
+  ASSERT_OK_AND_ASSIGN(const Matrix matrix, unit.Get("a.w"));
+  std::vector<float> before(matrix.rows * matrix.columns);
+  ASSERT_OK(matrix.Decode(before.data()));
+  KillDaemon();
+  ASSERT_OK(client.OpenModel(TwoMatrices("two")));
+  std::vector<float> after(before.size());
+  ASSERT_OK(matrix.Decode(after.data()));
+  EXPECT_TRUE(after == before);
+}
+
+TEST_F(ClientLivesTest, ConnectWaitsWhereADaemonWasKilled) {
+  StartDaemon();
+  KillDaemon();
+  int waits = 0;
+  EXPECT_OK(Client::Connect(Patient(&waits)));
+  EXPECT_EQ(waits, 1);
+}
+
+TEST_F(ClientLivesTest, WhatNoWaitMendsComesAtOnce) {
+  int waits = 0;
+  EXPECT_THAT(Client::Connect(Patient(&waits)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("No such file")));
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Patient(&waits)));
+  EXPECT_THAT(client.OpenModel(ModelSpec{.name = "nothing"}), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(waits, 0);
+}
+
+TEST_F(ClientLivesTest, AWaitEndsWithWhatItHasWaitedFor) {
+  StartDaemon();
+  int waits = 0;
+  Client::Options options = Patient(&waits);
+  options.restart_timeout = absl::Milliseconds(50);
+  options.on_wait = [&](absl::string_view) { ++waits; };
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  KillDaemon();
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")),
+              StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("has gone"), HasSubstr("waited 50ms"))));
+  EXPECT_EQ(waits, 1);
 }
 
 TEST_F(ClientLivesTest, ACallUnderWhichTheDaemonDiesSaysSo) {

@@ -21,6 +21,11 @@ class FakeGpu::Memory : public internal::TensorMemory {
   Memory(FakeGpu* gpu, MappedMemory planes, MappedMemory slots, int64_t scratch_bytes, int marks)
       : gpu_(gpu), planes_(std::move(planes)), slots_(std::move(slots)), scratch_(scratch_bytes + 1), marks_(marks) {}
 
+  void Unmap() override {
+    planes_ = MappedMemory();
+    slots_ = MappedMemory();
+  }
+
   const uint8_t* planes() const override { return planes_.data(); }
   uint8_t* slots() const override { return slots_.data(); }
   uint8_t* scratch() const override { return const_cast<uint8_t*>(scratch_.data()); }
@@ -79,7 +84,7 @@ class FakeGpu::Memory : public internal::TensorMemory {
 
  private:
   FakeGpu* const gpu_;
-  const MappedMemory planes_, slots_;
+  MappedMemory planes_, slots_;
   const std::vector<uint8_t> scratch_;
   std::vector<std::shared_ptr<bool>> marks_;
 };

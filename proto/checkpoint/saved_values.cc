@@ -1,4 +1,4 @@
-#include "server/restores/saved_values.h"
+#include "proto/checkpoint/saved_values.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,12 +10,8 @@
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 
-namespace paramshard::server {
+namespace paramshard::checkpoint {
 namespace {
-
-using checkpoint::ArrayKind;
-using checkpoint::ArrayShape;
-using checkpoint::Reader;
 
 // The array's rows that stand for some rows of the parameter. One about the whole tensor stands for every row.
 RowRange Covering(const ArrayShape& shape, const RowRange& rows) {
@@ -29,7 +25,7 @@ class Beside {
       : reader_(reader),
         place_(place),
         kind_(kind),
-        shape_(checkpoint::ShapeOf(reader.spec().units[place.unit].parameters[place.parameter], kind)) {}
+        shape_(ShapeOf(reader.spec().units[place.unit].parameters[place.parameter], kind)) {}
 
   absl::Status Read(const RowRange& rows) {
     if (!shape_.has_value()) return absl::OkStatus();
@@ -60,8 +56,8 @@ class Beside {
 };
 
 ArrayKind RestOf(const ParameterSpec& saved, StateTensor tensor) {
-  if (tensor == StateTensor::kMaster && checkpoint::PlanesAreState(saved)) return ArrayKind::kRowWiseScale;
-  return checkpoint::KindOf(tensor, TensorForm::kRest);
+  if (tensor == StateTensor::kMaster && PlanesAreState(saved)) return ArrayKind::kRowWiseScale;
+  return KindOf(tensor, TensorForm::kRest);
 }
 
 // Rows of one piece.
@@ -73,7 +69,7 @@ void Decode(const ParameterSpec& saved, StateTensor tensor, const uint8_t* eleme
         *moment,
         {.data = elements, .scales = reinterpret_cast<const float*>(rest), .type = *MomentTypeOf(saved, *moment)}, rows,
         columns, values);
-  } else if (checkpoint::PlanesAreState(saved)) {
+  } else if (PlanesAreState(saved)) {
     DecodePlane(EncodingOf(saved.encoding), Plane::kRowWise, {.data = elements, .scales = rest, .amax = amax}, rows,
                 columns, values);
   } else if (rest != nullptr) {
@@ -86,15 +82,15 @@ void Decode(const ParameterSpec& saved, StateTensor tensor, const uint8_t* eleme
 }  // namespace
 
 ArrayKind ElementsOf(const ParameterSpec& saved, StateTensor tensor) {
-  if (tensor == StateTensor::kMaster && checkpoint::PlanesAreState(saved)) return ArrayKind::kRowWisePlane;
-  return checkpoint::KindOf(tensor, TensorForm::kElements);
+  if (tensor == StateTensor::kMaster && PlanesAreState(saved)) return ArrayKind::kRowWisePlane;
+  return KindOf(tensor, TensorForm::kElements);
 }
 
 absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, StateTensor tensor, const RowRange& rows,
                         ValueSink sink) {
   const ParameterSpec& saved = reader.spec().units[place.unit].parameters[place.parameter];
   const ArrayKind kind = ElementsOf(saved, tensor);
-  const int64_t row_bytes = checkpoint::ShapeOf(saved, kind)->row_bytes();
+  const int64_t row_bytes = ShapeOf(saved, kind)->row_bytes();
   Beside rest(reader, place, RestOf(saved, tensor));
   Beside amax(reader, place, ArrayKind::kAmax);
   RETURN_IF_ERROR(rest.Read(rows));
@@ -114,4 +110,4 @@ absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, State
                          });
 }
 
-}  // namespace paramshard::server
+}  // namespace paramshard::checkpoint

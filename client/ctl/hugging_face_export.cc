@@ -1,0 +1,387 @@
+#include "client/ctl/hugging_face_export.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
+#include "nlohmann/json.hpp"
+#include "proto/checkpoint/reader.h"
+#include "proto/checkpoint/saved_values.h"
+#include "proto/checkpoint/tensor_key.h"
+#include "proto/model/model_spec.h"
+#include "proto/model/name_index.h"
+#include "proto/model/state_tensor.h"
+#include "proto/safetensors/checkpoint.h"
+#include "proto/safetensors/header.h"
+#include "proto/safetensors/regular_file.h"
+#include "proto/safetensors/replacing_file.h"
+#include "proto/safetensors/safetensors_writer.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::ArrayKind;
+using checkpoint::Reader;
+using safetensors::Checkpoint;
+using safetensors::Dtype;
+using safetensors::NameText;
+using safetensors::ReplacingFile;
+using safetensors::SafetensorsFile;
+using safetensors::SafetensorsWriter;
+using safetensors::TensorInfo;
+
+constexpr char kConfigFileName[] = "config.json";
+// What describes a model beside its weights.
+const std::set<std::string> kCarriedExtensions = {".jinja", ".json", ".model", ".py", ".spm", ".tiktoken", ".txt"};
+constexpr int64_t kMaxCarriedBytes = int64_t{1} << 30;
+constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
+// Rows that are read at once begin where every format's blocks of scales begin.
+constexpr int64_t kBandRows = 128;
+constexpr int64_t kBandElements = int64_t{16} << 20;
+
+absl::Status FileSystemError(const std::string& path, absl::string_view what, const std::error_code& error) {
+  return absl::ErrnoToStatus(error.value(), absl::StrCat(path, ": ", what));
+}
+
+std::optional<Format> FormatOf(Dtype dtype) {
+  if (dtype == Dtype::kF32) return Format::kFP32;
+  if (dtype == Dtype::kBF16) return Format::kBF16;
+  if (dtype == Dtype::kF16) return Format::kFP16;
+  return std::nullopt;
+}
+
+absl::string_view ConfigDtype(Dtype dtype) {
+  if (dtype == Dtype::kBF16) return "bfloat16";
+  return dtype == Dtype::kF16 ? "float16" : "float32";
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+// A folder in the making, beside its place. Goes with its owner unless it was published.
+class FolderInTheMaking {
+ public:
+  static absl::StatusOr<std::unique_ptr<FolderInTheMaking>> Create(const fs::path& place) {
+    std::error_code error;
+    if (fs::symlink_status(place, error).type() != fs::file_type::not_found) {
+      return absl::AlreadyExistsError(absl::StrCat(place.string(), ": a name that is free expected, it is there"));
+    }
+    auto made = std::unique_ptr<FolderInTheMaking>(new FolderInTheMaking(place));
+    const bool created = fs::create_directory(made->path_, error);
+    if (error) return FileSystemError(made->path_.string(), "creating the folder failed", error);
+    if (created) return made;
+    // Of another's making: it stays.
+    const std::string path = std::exchange(made->path_, fs::path()).string();
+    return absl::AlreadyExistsError(absl::StrCat(path, ": a name that is free expected, it is there"));
+  }
+  FolderInTheMaking(const FolderInTheMaking&) = delete;
+  FolderInTheMaking& operator=(const FolderInTheMaking&) = delete;
+  ~FolderInTheMaking() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+
+  const fs::path& path() const { return path_; }
+
+  // Every file in it is on the disk.
+  absl::Status Publish() {
+    std::error_code error;
+    for (fs::recursive_directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
+      if (entry->is_directory()) RETURN_IF_ERROR(Sync(entry->path()));
+    }
+    if (error) return FileSystemError(path_.string(), "reading the folder failed", error);
+    RETURN_IF_ERROR(Sync(path_));
+    RETURN_IF_ERROR(Rename());
+    path_.clear();
+    return Sync(place_.parent_path());
+  }
+
+ private:
+  explicit FolderInTheMaking(const fs::path& place)
+      : place_(place), path_(absl::StrCat(place.string(), ".tmp-", getpid())) {}
+
+  static absl::Status Sync(const fs::path& folder) {
+    const wire::FileDescriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd.valid() && fsync(fd.get()) == 0) return absl::OkStatus();
+    return absl::ErrnoToStatus(errno, absl::StrCat(folder.string(), ": fsync failed"));
+  }
+
+  // Not over an empty folder that has come meanwhile, where the file system can tell.
+  absl::Status Rename() {
+    int result = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, place_.c_str(), RENAME_NOREPLACE);
+    if (result != 0 && (errno == EINVAL || errno == ENOSYS)) result = rename(path_.c_str(), place_.c_str());
+    if (result == 0) return absl::OkStatus();
+    return absl::ErrnoToStatus(errno, absl::StrCat(place_.string(), ": renaming ", path_.string(), " to it failed"));
+  }
+
+  const fs::path place_;
+  fs::path path_;  // empty: published
+};
+
+absl::Status WriteWhole(const fs::path& path, absl::string_view text) {
+  ASSIGN_OR_RETURN(ReplacingFile file, ReplacingFile::Create(path.string()));
+  RETURN_IF_ERROR(file.WriteAt(0, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size())));
+  return file.Commit();
+}
+
+// One tensor of the export.
+struct Target {
+  const TensorInfo* info = nullptr;  // in `like`
+  ParameterPlace place;
+  Dtype dtype = Dtype::kF32;
+
+  int64_t size_bytes() const { return *safetensors::TensorBytes(dtype, info->shape); }
+};
+
+struct TargetFile {
+  std::string name;  // relative to the folder
+  std::vector<Target> targets;
+};
+
+class HuggingFaceExport {
+ public:
+  HuggingFaceExport(const HuggingFaceExportOptions& options, const HuggingFaceExportProgress& progress,
+                    const Reader& source, const Checkpoint& like, nlohmann::ordered_json config)
+      : options_(options), progress_(progress), source_(source), like_(like), config_(std::move(config)) {}
+
+  absl::StatusOr<HuggingFaceExportReport> Run();
+
+ private:
+  absl::Status Plan();
+  absl::StatusOr<Target> TargetOf(const SafetensorsFile& file, const TensorInfo& info) const;
+  absl::Status CheckRest();
+  bool IsTied(const ParameterSpec& parameter) const;
+
+  absl::Status WriteFile(const fs::path& folder, const TargetFile& file);
+  absl::Status WriteTensor(const Target& target, SafetensorsWriter& writer);
+  absl::Status WriteIndex(const fs::path& folder) const;
+  absl::Status CarryTexts(const fs::path& folder);
+  absl::StatusOr<std::string> TextOf(const fs::path& source) const;
+
+  const ParameterSpec& Spec(const ParameterPlace& place) const {
+    return source_.spec().units[place.unit].parameters[place.parameter];
+  }
+
+  const HuggingFaceExportOptions& options_;
+  const HuggingFaceExportProgress& progress_;
+  const Reader& source_;
+  const Checkpoint& like_;
+  nlohmann::ordered_json config_;
+
+  std::vector<TargetFile> files_;
+  std::set<std::string> exported_hashes_;  // content hashes of masters, with their shapes
+  int64_t all_bytes_ = 0;
+  int64_t done_bytes_ = 0;
+  HuggingFaceExportReport report_;
+};
+
+// --- Planning
+
+absl::StatusOr<Target> HuggingFaceExport::TargetOf(const SafetensorsFile& file, const TensorInfo& info) const {
+  const std::optional<ParameterPlace> place = source_.names().PlaceOf(info.name);
+  if (!place.has_value()) {
+    return absl::NotFoundError(absl::StrCat(source_.folder(), ": tensor ", NameText(info.name), " of ", file.path(),
+                                            " expected among the parameters of model ", source_.manifest().model,
+                                            ", there is none of this name"));
+  }
+  const ParameterSpec& parameter = Spec(*place);
+  if (parameter.shape != info.shape) {
+    return absl::InvalidArgumentError(absl::StrCat(source_.folder(), ": tensor ", NameText(info.name), ": shape ",
+                                                   ShapeText(info.shape), " expected, that of ", file.path(), ", got ",
+                                                   ShapeText(parameter.shape)));
+  }
+  const Dtype dtype = options_.dtype.value_or(info.dtype);
+  if (FormatOf(dtype).has_value()) return Target{.info = &info, .place = *place, .dtype = dtype};
+  return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor ", NameText(info.name),
+                                                 ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype),
+                                                 "; --dtype gives all tensors another type"));
+}
+
+// What tells masters apart. Empty where there is none.
+std::string MasterOf(const Reader& reader, const ParameterSpec& parameter) {
+  if (checkpoint::PlanesAreState(parameter)) return "";
+  const auto hash = reader.manifest().tensors.find(checkpoint::TensorKey(parameter, ArrayKind::kMaster));
+  if (hash == reader.manifest().tensors.end()) return "";
+  return absl::StrCat(checkpoint::HashText(hash->second.sum), " ", ShapeText(parameter.shape));
+}
+
+bool HuggingFaceExport::IsTied(const ParameterSpec& parameter) const {
+  const auto ties = config_.find("tie_word_embeddings");
+  return ties != config_.end() && ties->is_boolean() && ties->get<bool>() &&
+         exported_hashes_.count(MasterOf(source_, parameter)) != 0;
+}
+
+absl::Status HuggingFaceExport::CheckRest() {
+  for (const UnitSpec& unit : source_.spec().units) {
+    for (const ParameterSpec& parameter : unit.parameters) {
+      if (like_.Find(parameter.name) != nullptr) continue;
+      if (!IsTied(parameter)) {
+        return absl::InvalidArgumentError(absl::StrCat(options_.like, ": tensor ", NameText(parameter.name),
+                                                       " expected, a parameter of model ", source_.manifest().model,
+                                                       ", there is none of this name, and it is tied to none"));
+      }
+      report_.tied_tensors.push_back(parameter.name);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceExport::Plan() {
+  if (like_.is_sharded()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options_.like, ": one file or ", safetensors::kIndexFileName, " expected, got parts of tensors"));
+  }
+  for (const SafetensorsFile& file : like_.files()) {
+    TargetFile& planned = files_.emplace_back();
+    planned.name = fs::path(file.path()).lexically_relative(options_.like).string();
+    for (const TensorInfo& info : file.tensors()) {
+      ASSIGN_OR_RETURN(const Target target, TargetOf(file, info));
+      all_bytes_ += target.size_bytes();
+      exported_hashes_.insert(MasterOf(source_, Spec(target.place)));
+      planned.targets.push_back(target);
+    }
+  }
+  exported_hashes_.erase("");
+  return CheckRest();
+}
+
+// --- Writing
+
+absl::Status HuggingFaceExport::WriteTensor(const Target& target, SafetensorsWriter& writer) {
+  const ParameterSpec& parameter = Spec(target.place);
+  const Encoding plain{*FormatOf(target.dtype)};
+  const int64_t columns = parameter.columns();
+  const int64_t band_rows = std::max<int64_t>(kBandElements / columns / kBandRows, 1) * kBandRows;
+  std::vector<uint8_t> bytes;
+  for (int64_t row = 0; row < parameter.rows(); row += band_rows) {
+    const RowRange band{row, std::min(row + band_rows, parameter.rows())};
+    RETURN_IF_ERROR(checkpoint::ReadValues(source_, target.place, StateTensor::kMaster, band,
+                                           [&](const RowRange& rows, absl::Span<const float> values) -> absl::Status {
+                                             bytes.resize(DataBytes(plain, rows.size(), columns));
+                                             EncodePlanes(plain, values.data(), rows.size(), columns, {bytes.data()},
+                                                          {});
+                                             RETURN_IF_ERROR(writer.Append(parameter.name, bytes));
+                                             done_bytes_ += static_cast<int64_t>(bytes.size());
+                                             if (progress_ != nullptr)
+                                               progress_(done_bytes_, all_bytes_, parameter.name);
+                                             return absl::OkStatus();
+                                           }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceExport::WriteFile(const fs::path& folder, const TargetFile& file) {
+  const fs::path path = folder / file.name;
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) return FileSystemError(path.parent_path().string(), "creating the folder failed", error);
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (const Target& target : file.targets) {
+    tensors.push_back({target.info->name, target.dtype, target.info->shape});
+  }
+  // transformers refuses files that do not say what wrote them.
+  ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path.string(), tensors, {{"format", "pt"}}));
+  for (const Target& target : file.targets) RETURN_IF_ERROR(WriteTensor(target, writer));
+  RETURN_IF_ERROR(writer.Commit());
+  report_.weight_files.push_back(file.name);
+  report_.tensor_count += static_cast<int64_t>(file.targets.size());
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceExport::WriteIndex(const fs::path& folder) const {
+  if (like_.index_path().empty()) return absl::OkStatus();
+  std::map<std::string, std::string> weight_map;
+  for (const TargetFile& file : files_) {
+    for (const Target& target : file.targets) weight_map[target.info->name] = file.name;
+  }
+  return WriteWhole(folder / safetensors::kIndexFileName, safetensors::SerializeIndex(weight_map, all_bytes_));
+}
+
+absl::StatusOr<std::string> HuggingFaceExport::TextOf(const fs::path& source) const {
+  if (source.filename() != kConfigFileName || !options_.dtype.has_value()) {
+    return safetensors::ReadWholeFile(source.string(), kMaxCarriedBytes);
+  }
+  nlohmann::ordered_json config = config_;
+  // The second is the name that newer versions of transformers write.
+  for (const char* const name : {"torch_dtype", "dtype"}) {
+    if (config.contains(name)) config[name] = std::string(ConfigDtype(*options_.dtype));
+  }
+  return absl::StrCat(config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace), "\n");
+}
+
+absl::Status HuggingFaceExport::CarryTexts(const fs::path& folder) {
+  std::vector<fs::path> sources;
+  std::error_code error;
+  for (fs::directory_iterator entry(options_.like, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;
+    const bool is_index = entry->path().filename() == safetensors::kIndexFileName;
+    const bool is_text = kCarriedExtensions.count(entry->path().extension().string()) != 0;
+    if (is_text && !is_index && entry->is_regular_file(ignored)) sources.push_back(entry->path());
+  }
+  if (error) return FileSystemError(options_.like, "reading the folder failed", error);
+  std::sort(sources.begin(), sources.end());
+  for (const fs::path& source : sources) {
+    ASSIGN_OR_RETURN(const std::string text, TextOf(source));
+    RETURN_IF_ERROR(WriteWhole(folder / source.filename(), text));
+    report_.carried_files.push_back(source.filename().string());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
+  RETURN_IF_ERROR(Plan());
+  ASSIGN_OR_RETURN(const auto folder, FolderInTheMaking::Create(fs::absolute(options_.out)));
+  for (const TargetFile& file : files_) RETURN_IF_ERROR(WriteFile(folder->path(), file));
+  RETURN_IF_ERROR(WriteIndex(folder->path()));
+  RETURN_IF_ERROR(CarryTexts(folder->path()));
+  RETURN_IF_ERROR(folder->Publish());
+  report_.model = source_.manifest().model;
+  report_.step = source_.manifest().step;
+  report_.size_bytes = all_bytes_;
+  return std::move(report_);
+}
+
+absl::StatusOr<nlohmann::ordered_json> ReadConfig(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kConfigFileName).string();
+  ASSIGN_OR_RETURN(const std::string text, safetensors::ReadWholeFile(path, kMaxConfigBytes));
+  nlohmann::ordered_json config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (config.is_object()) return config;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": a JSON object expected"));
+}
+
+// "out/" names the folder that "out" does.
+std::string WithoutSlashAtEnd(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+}  // namespace
+
+absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
+                                                            const HuggingFaceExportProgress& progress) {
+  HuggingFaceExportOptions normal = options;
+  normal.like = WithoutSlashAtEnd(options.like);
+  normal.out = WithoutSlashAtEnd(options.out);
+  ASSIGN_OR_RETURN(nlohmann::ordered_json config, ReadConfig(normal.like));
+  ASSIGN_OR_RETURN(const Checkpoint like, Checkpoint::Open(normal.like));
+  ASSIGN_OR_RETURN(const Reader source, Reader::Open(options.checkpoint, {}));
+  return HuggingFaceExport(normal, progress, source, like, std::move(config)).Run();
+}
+
+}  // namespace paramshard::ctl

@@ -1,0 +1,56 @@
+// Checkpoints to folders that transformers opens, offline.
+#ifndef PARAMSHARD_CLIENT_CTL_HUGGING_FACE_EXPORT_H_
+#define PARAMSHARD_CLIENT_CTL_HUGGING_FACE_EXPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/safetensors/dtype.h"
+
+namespace paramshard::ctl {
+
+struct HuggingFaceExportOptions {
+  std::string checkpoint;  // its folder
+  // A folder with config.json and weights: what the export is to look like.
+  std::string like;
+  // F32, BF16 or F16, for all tensors; unset: those of `like`.
+  std::optional<safetensors::Dtype> dtype;
+  std::string out;  // a folder that is not there yet
+};
+
+struct HuggingFaceExportReport {
+  std::string model;
+  int64_t step = 0;
+  int64_t tensor_count = 0;
+  int64_t size_bytes = 0;                  // of the tensors
+  std::vector<std::string> weight_files;   // relative to the folder
+  std::vector<std::string> carried_files;  // config, tokenizer and the like
+  std::vector<std::string> tied_tensors;   // that were left out
+};
+
+// Called with tensors' bytes written and to be written, and the tensor at hand.
+using HuggingFaceExportProgress = std::function<void(int64_t done_bytes, int64_t all_bytes, absl::string_view tensor)>;
+
+// Writes masters, joined to fp32 and rounded to the tensors' types, under the names of `like` and into files of the same
+// names; frozen parameters without a master as their row-wise planes decode. Texts beside the weights of `like` are
+// copied: config.json, with its dtype where another one is asked for, tokenizers, code. Rows are read and written a few
+// at a time, and checked against their sums.
+//
+// The folder comes to be when all of it is on the disk; without that nothing is left of it, unless the process is
+// killed: then OUT.tmp-PID.
+//
+// Errors of checkpoint::Reader and safetensors::Checkpoint. ALREADY_EXISTS for an `out` that is there. NOT_FOUND naming
+// the first tensor of `like` that the checkpoint lacks, or without a config.json. INVALID_ARGUMENT naming a tensor of
+// another shape, or of a type that no master can be rounded to; or a parameter that `like` lacks, unless config.json has
+// tie_word_embeddings and the parameter's master is, byte for byte, that of one that is exported.
+absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
+                                                            const HuggingFaceExportProgress& progress);
+
+}  // namespace paramshard::ctl
+
+#endif  // PARAMSHARD_CLIENT_CTL_HUGGING_FACE_EXPORT_H_
