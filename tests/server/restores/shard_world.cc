@@ -53,7 +53,7 @@ std::vector<uint8_t> StoredBytes(const Shard& shard, const ShardExtent& extent, 
 ShardWorld::ShardWorld(const ModelSpec& spec, const checkpoint::World& world, const MovePolicy& moves)
     : spec_(spec), world_(world), layout_(spec_, world.shard_size), book_(spec_) {
   for (int rank = 0; rank < world.size; ++rank) {
-    auto shard = Shard::Create(spec_, layout_, rank % world.shard_size, device_.get(), moves);
+    auto shard = Shard::Create(spec_, layout_, rank % world.shard_size, device_.get(), {.moves = moves});
     EXPECT_OK(shard);
     shards_.push_back(*std::move(shard));
   }

@@ -700,7 +700,7 @@ TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
   const auto master_of = [](v1::ParameterSpec parameter, const MovePolicy& policy = {}) {
     const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {std::move(parameter)})}));
     const Layout layout(spec, 1);
-    absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get(), policy);
+    absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get(), {.moves = policy});
     EXPECT_OK(shard);
     return *(*shard)->Read((*shard)->extents()[0], StateTensor::kMaster);
   };
