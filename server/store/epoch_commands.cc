@@ -274,6 +274,7 @@ void Epoch::RunVote(const v1::Command& command) {
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     decided = Decide(command.commit(), *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
                      options_.topology->world_size());
+    if (decision->save.has_value()) options_.on_save_order(*decision->save);
     options_.copy_gate->BeginCommit();
   }
   absl::MutexLock lock(&mu_);

@@ -75,6 +75,7 @@ class HookedCluster final : public Cluster {
     if (fails) return std::make_unique<FailingRendezvous>(fails);
     return cluster_->MakeRendezvous(model, epoch);
   }
+  absl::Status TellSave(const SaveNews& news) override { return cluster_->TellSave(news); }
   void Stop() override { cluster_->Stop(); }
 
  private:
