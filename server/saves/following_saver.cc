@@ -1,5 +1,6 @@
 #include "server/saves/following_saver.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -39,10 +40,11 @@ void FollowingSaver::Stop() {
   }
   if (thread.joinable()) thread.join();
   absl::MutexLock lock(&mu_);
+  const absl::Status why = absl::CancelledError("the model is closed");
+  if (reported_.has_value()) FinishReported(why);
   if (!under_way_.has_value()) return;
-  const absl::Status why = absl::CancelledError("save: the model is closed");
-  if (!under_way_->is_reported) Report(under_way_->order.id, why);
-  Finish({.why = why});
+  Report(under_way_->order.id, why);
+  Finish(under_way_, {.why = why});
 }
 
 absl::StatusOr<SaveRecord> FollowingSaver::Request() {
@@ -54,9 +56,10 @@ absl::StatusOr<SaveRecord> FollowingSaver::Request() {
 
 absl::Status FollowingSaver::CheckIdle(absl::string_view operation) const {
   absl::MutexLock lock(&mu_);
-  if (!under_way_.has_value()) return absl::OkStatus();
+  if (IsIdle()) return absl::OkStatus();
+  const UnderWay& save = under_way_.has_value() ? *under_way_ : *reported_;
   return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
-                                             "that of step ", under_way_->order.step,
+                                             "that of step ", save.order.step,
                                              "; try again when it is through"));
 }
 
@@ -69,7 +72,7 @@ void FollowingSaver::Drain(SteadyTime deadline) {
   const StateNumbers numbers = model_.state().numbers;
   const bool untouched = model_.untouched();
   absl::MutexLock lock(&mu_);
-  const auto is_settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !under_way_.has_value() && !wish_open_; };
+  const auto is_settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return IsIdle() && !wish_open_; };
   while (!is_settled() && SteadyNow() < deadline) changed_.WaitUntil(&mu_, deadline);
   if (!is_settled() || stopped_ || !options_.saves_on_drain || untouched || IsSaved(numbers)) return;
   wish_open_ = model_.world().cluster->TellSave({.model = model_.spec().name, .what = SaveWish()}).ok();
@@ -111,8 +114,9 @@ void FollowingSaver::TakePermission(absl::uint128 id) {
 void FollowingSaver::TakeEnd(const SaveEnd& end) {
   wish_open_ = false;
   changed_.SignalAll();
+  if (reported_.has_value() && reported_->order.id == end.id) return Finish(reported_, end);
   if (!IsUnderWay(end.id)) return;
-  if (under_way_->is_reported || Waits()) return Finish(end);
+  if (Waits()) return Finish(under_way_, end);
   // The thread looks whether it goes on, and ends the save then.
   under_way_->end = end;
   given_up_ = true;
@@ -121,10 +125,15 @@ void FollowingSaver::TakeEnd(const SaveEnd& end) {
 void FollowingSaver::TakeLoss(const absl::Status& why) {
   wish_open_ = false;
   changed_.SignalAll();
-  if (!under_way_.has_value()) return;
-  TakeEnd({.id = under_way_->order.id,
-           .state = under_way_->is_reported ? SaveState::kUnknown : SaveState::kAbandoned,
-           .why = why});
+  if (reported_.has_value()) FinishReported(why);
+  if (under_way_.has_value()) TakeEnd({.id = under_way_->order.id, .why = why});
+}
+
+// Where its part is whole, node 0 may have published it.
+void FollowingSaver::FinishReported(const absl::Status& why) {
+  const bool is_whole = reported_status_.ok();
+  Finish(reported_, {.state = is_whole ? SaveState::kUnknown : SaveState::kAbandoned,
+                     .why = is_whole ? why : reported_status_});
 }
 
 // --- The state ---
@@ -172,7 +181,7 @@ void FollowingSaver::Hold(bool settled) {
   }
   if (!status.ok()) {
     Report(under_way_->order.id, status);
-    return Finish({.why = status});
+    return Finish(under_way_, {.why = status});
   }
   under_way_->is_held = true;
   SaveRecord& record = present();
@@ -191,34 +200,40 @@ void FollowingSaver::Report(absl::uint128 id, const absl::StatusOr<PartReport>& 
 
 // --- Records ---
 
-void FollowingSaver::Finish(const SaveEnd& end) {
-  SaveRecord& record = present();
+void FollowingSaver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
+  SaveRecord& record = *records_.Find(save->number);
   record = Shown(record);
   record.state = end.state;
   record.status = end.why;
   record.path = end.path;
   if (!end.path.empty()) record.size_bytes = end.size_bytes;
-  const absl::StatusOr<HistoryId> history = HistoryId::Parse(under_way_->order.history_id);
+  const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
   if (history.ok()) record.history = *history;
   if (record.state == SaveState::kPublished) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
   records_.Close(record);
-  under_way_.reset();
+  save.reset();
   changed_.SignalAll();
 }
 
 SaveRecord FollowingSaver::Shown(const SaveRecord& record) const {
   SaveRecord shown = record;
-  if (IsOver(record.state) || !under_way_.has_value()) return shown;
-  shown.took = absl::FromChrono(options_.clock->Now() - under_way_->begun);
-  shown.written_bytes = images_->written_bytes();
+  const bool is_under_way = under_way_.has_value() && under_way_->number == record.number;
+  if (!is_under_way && !IsOpen(record.number)) return shown;
+  shown.took = absl::FromChrono(options_.clock->Now() - (is_under_way ? under_way_ : reported_)->begun);
+  shown.written_bytes = is_under_way ? images_->written_bytes() : record.size_bytes;
   return shown;
+}
+
+bool FollowingSaver::IsOpen(int64_t number) const {
+  return (under_way_.has_value() && under_way_->number == number) ||
+         (reported_.has_value() && reported_->number == number);
 }
 
 absl::StatusOr<SaveRecord> FollowingSaver::Await(int64_t number, SteadyTime deadline) const {
   absl::MutexLock lock(&mu_);
-  while (under_way_.has_value() && under_way_->number == number && !changed_.WaitUntil(&mu_, deadline)) {
+  while (IsOpen(number) && !changed_.WaitUntil(&mu_, deadline)) {
   }
   ASSIGN_OR_RETURN(const SaveRecord record, records_.Get(number));
   return Shown(record);
@@ -249,24 +264,36 @@ void FollowingSaver::WaitUntil(SteadyTime deadline) const {
 std::optional<FollowingSaver::Work> FollowingSaver::Take() {
   absl::MutexLock lock(&mu_);
   while (!work_.has_value() && !stopped_) {
-    WaitUntil(Waits() ? under_way_->deadline : kNever);
-    if (!Waits() || options_.clock->Now() < under_way_->deadline) continue;
-    // The commit whose state is to be saved has not come.
-    Report(under_way_->order.id, LateError());
-    Finish({.why = LateError()});
+    WaitUntil(NextDeadline());
+    CheckDeadlines();
   }
   return std::exchange(work_, std::nullopt);
 }
 
+SteadyTime FollowingSaver::NextDeadline() const {
+  SteadyTime next = kNever;
+  if (Waits()) next = under_way_->deadline;
+  if (reported_.has_value()) next = std::min(next, reported_->deadline);
+  return next;
+}
+
+void FollowingSaver::CheckDeadlines() {
+  const SteadyTime now = options_.clock->Now();
+  if (reported_.has_value() && now >= reported_->deadline) FinishReported(LateError());
+  if (!Waits() || now < under_way_->deadline) return;
+  Report(under_way_->order.id, LateError());
+  Finish(under_way_, {.why = LateError()});
+}
+
 void FollowingSaver::Save(const Work& work) {
   const absl::StatusOr<PartReport> report = MakePart(work);
-  {
-    absl::MutexLock lock(&mu_);
-    if (under_way_->end.has_value()) return Finish(SaveEnd(*under_way_->end));
-    Report(work.order.id, report);
-    under_way_->is_reported = true;
-  }
-  AwaitEnd(work);
+  absl::MutexLock lock(&mu_);
+  if (under_way_->end.has_value()) return Finish(under_way_, SaveEnd(*under_way_->end));
+  Report(work.order.id, report);
+  // Node 0 has ended that one, or would not have let this one be written.
+  if (reported_.has_value()) FinishReported(absl::UnavailableError("what came of it was not said before the next one"));
+  reported_ = std::exchange(under_way_, std::nullopt);
+  reported_status_ = report.status();
 }
 
 absl::StatusOr<PartReport> FollowingSaver::MakePart(const Work& work) {
@@ -301,17 +328,8 @@ absl::Status FollowingSaver::CheckGoesOn(const Work& work) const {
   return options_.clock->Now() < work.deadline ? absl::OkStatus() : LateError();
 }
 
-absl::Status FollowingSaver::LateError() const {
+absl::Status FollowingSaver::LateError() {
   return absl::DeadlineExceededError("an end within the time that node 0 has set expected");
-}
-
-void FollowingSaver::AwaitEnd(const Work& work) {
-  absl::MutexLock lock(&mu_);
-  while (IsUnderWay(work.order.id) && !stopped_ && options_.clock->Now() < work.deadline) WaitUntil(work.deadline);
-  if (!IsUnderWay(work.order.id)) return;
-  const std::string why = stopped_ ? "the model was closed" : "the time was over";
-  Finish({.state = SaveState::kUnknown,
-          .why = absl::UnavailableError(absl::StrCat("what came of it was not said before ", why))});
 }
 
 }  // namespace paramshard::server

@@ -64,7 +64,7 @@ class FollowingSaver final : public ModelSaver {
   int64_t image_bytes() const override { return images_->memory_bytes(); }
 
  private:
-  // The save under way.
+  // A save, until node 0 has said what came of it.
   struct UnderWay {
     SaveOrder order;
     int64_t number = 0;  // of its record
@@ -72,7 +72,6 @@ class FollowingSaver final : public ModelSaver {
     SteadyTime deadline;
     bool is_held = false;       // the state is, or was until it was copied
     bool is_permitted = false;  // to be written
-    bool is_reported = false;
     std::optional<SaveEnd> end = {};  // that came before the thread was through
   };
   // What the thread is to copy.
@@ -96,7 +95,10 @@ class FollowingSaver final : public ModelSaver {
   absl::Status CheckIsOrdered(const Model::HeldState& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tells node 0, whose word ends the save.
   void Report(absl::uint128 id, const absl::StatusOr<PartReport>& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Finish(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `save` is one of the two below.
+  void Finish(std::optional<UnderWay>& save, const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Node 0 says nothing more of the save whose part is told, by `why`.
+  void FinishReported(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return under_way_.has_value() && !under_way_->is_held; }
   bool IsUnderWay(absl::uint128 id) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return under_way_.has_value() && under_way_->order.id == id;
@@ -104,6 +106,12 @@ class FollowingSaver final : public ModelSaver {
   bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(under_way_->number); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // That is known, and has no end yet.
+  bool IsOpen(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !under_way_.has_value() && !reported_.has_value(); }
+  // Ends what has waited for too long: for its commit, or for node 0's word.
+  void CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SteadyTime NextDeadline() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void WaitUntil(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The thread's.
@@ -113,8 +121,7 @@ class FollowingSaver final : public ModelSaver {
   absl::StatusOr<PartReport> MakePart(const Work& work);
   absl::Status AwaitPermission(const Work& work);
   absl::Status CheckGoesOn(const Work& work) const;
-  absl::Status LateError() const;
-  void AwaitEnd(const Work& work);
+  static absl::Status LateError();
 
   // Constant after Create.
   Model& model_;
@@ -130,6 +137,9 @@ class FollowingSaver final : public ModelSaver {
   bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::uint128> last_order_ ABSL_GUARDED_BY(mu_);  // its id: orders come by two ways
   std::optional<UnderWay> under_way_ ABSL_GUARDED_BY(mu_);
+  // Its part is told. The next order may come by a decision before this one's end does on the stream.
+  std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
+  absl::Status reported_status_ ABSL_GUARDED_BY(mu_);  // how its part is
   std::optional<Work> work_ ABSL_GUARDED_BY(mu_);  // until the thread takes it
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published

@@ -60,6 +60,12 @@ SaveState StateOf(SaveOutcome outcome) {
   return SaveState::kUnknown;
 }
 
+// Another daemon's words, which may be many.
+absl::Status OfNode(int node, const absl::Status& status) {
+  constexpr size_t kMostBytes = 1024;
+  return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
+}
+
 Publisher::Result Abandoned(const absl::Status& status) {
   return {.outcome = SaveOutcome::kAbandoned, .status = status};
 }
@@ -221,7 +227,10 @@ void Saver::OnNews(const SaveNews& news) {
 }
 
 void Saver::TakePart(const SavePart& part) {
-  if (!under_way_.has_value() || ordered_ != part.id || !parts_.emplace(part.node, part).second) return;
+  if (!under_way_.has_value() || ordered_ != part.id) return;
+  SavePart taken = part;
+  if (!part.status.ok()) taken.status = OfNode(part.node, part.status);
+  if (!parts_.emplace(part.node, std::move(taken)).second) return;
   if (!part.status.ok()) part_failed_ = true;
   changed_.SignalAll();
 }
@@ -352,8 +361,7 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
   if (part_failed_) {
     absl::MutexLock lock(&mu_);
     for (const auto& [node, part] : parts_) {
-      if (part.status.ok()) continue;
-      return absl::Status(part.status.code(), absl::StrCat("node ", node, ": ", part.status.message()));
+      if (!part.status.ok()) return part.status;
     }
   }
   if (options_.clock->Now() < work.deadline) return absl::OkStatus();

@@ -119,7 +119,10 @@ class SavedWorld {
       daemons_->Commit();
     }
   }
+  // At another node than 0 the order may still be on its way.
   SaveRecord Await(int node, int64_t number) {
+    const SteadyTime end = SteadyDeadline(kLong);
+    while (static_cast<int64_t>(saver(node).records().size()) < number && SteadyNow() < end) std::this_thread::yield();
     auto record = saver(node).Await(number, SteadyDeadline(kLong));
     EXPECT_OK(record);
     EXPECT_TRUE(record.ok() && IsOver(record->state));
@@ -471,6 +474,12 @@ TEST_F(HostileNodeTest, FilesThatAreNotOfTheReportedSizeAreRefused) {
   part.files.push_back({.name = "rank-00001-of-00002.safetensors", .size_bytes = 1 << 20, .header_bytes = 8});
   Say({.id = id, .hash = WritePart(part)});
   ExpectAbandoned("");
+}
+
+TEST_F(HostileNodeTest, WordsWithoutEndAreCut) {
+  Say({.id = Begin(), .status = absl::DataLossError(std::string(1 << 20, 'x'))});
+  ExpectAbandoned("node 1: xxx");
+  EXPECT_LT(model_->saver()->records().back().status.message().size(), 2000);
 }
 
 TEST_F(HostileNodeTest, ALatePartHarmsNoLaterSave) {
