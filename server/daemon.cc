@@ -253,9 +253,9 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = config_.nodes,
-                                                                  .devices = devices,
-                                                                  .save_dir = config_.save_dir}));
+    ASSIGN_OR_RETURN(
+        CoordinatorNode node,
+        MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir}));
     coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
     cluster_ = coordinator_->cluster.get();
     RETURN_IF_ERROR(ServeCluster());

@@ -77,8 +77,8 @@ absl::Status ClusterServiceImpl::CheckHello(const v1::JoinRequest& request) cons
   }
   if (hello.save_dir() != coordinator_->save_dir()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()), " as at node 0 expected, got ",
-        FolderText(hello.save_dir()), "; give all daemons of a world the same folder"));
+        "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()),
+        " as at node 0 expected, got ", FolderText(hello.save_dir()), "; give all daemons of a world the same folder"));
   }
   return absl::OkStatus();
 }

@@ -339,14 +339,14 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
   for (int node = 0; node < members_.nodes(); ++node) {
     if (members_.present(node)) continue;
-    return absl::UnavailableError(absl::StrCat("save ", name, ": all nodes expected, ", NodeName(members_, node),
-                                               " is not here"));
+    return absl::UnavailableError(
+        absl::StrCat("save ", name, ": all nodes expected, ", NodeName(members_, node), " is not here"));
   }
   const Model* const model = Find(name);
   if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
-  return absl::AbortedError(
-      absl::StrCat("save ", name, ": commit ", order.step, " as the last one that is decided expected, got ",
-                   model->book.last_commit_number()));
+  return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
+                                         " as the last one that is decided expected, got ",
+                                         model->book.last_commit_number()));
 }
 
 CommitDecision Coordinator::WithOrder(absl::string_view model, int64_t commit_number, CommitDecision decision) const {
@@ -367,8 +367,9 @@ void Coordinator::TellLeader(int node, SaveNews news) {
 void Coordinator::TellLostParts(int node) {
   for (const auto& [model, order] : saves_) {
     TellLeader(node, {.model = model,
-                      .what = SavePart{.id = order.id, .status = absl::UnavailableError(absl::StrCat(
-                                                           NodeName(members_, node), " was lost"))}});
+                      .what = SavePart{
+                          .id = order.id,
+                          .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
   }
 }
 

@@ -347,9 +347,9 @@ void RemoteCluster::EndRunning(const absl::Status& why) {
                                                              "; without it no commit of ", model, " can be decided")));
   }
   running_.clear();
-  dispatcher_.SaveNews({.model = {},
-                        .what = SaveLeaderLost{absl::UnavailableError(
-                            absl::StrCat(CoordinatorName(), " lost: ", why.message()))}});
+  dispatcher_.SaveNews(
+      {.model = {},
+       .what = SaveLeaderLost{absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message()))}});
 }
 
 // The world.

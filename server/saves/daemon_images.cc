@@ -40,8 +40,7 @@ int64_t DaemonImages::file_bytes() const {
   return bytes;
 }
 
-absl::Status DaemonImages::OnAllRanks(absl::string_view purpose,
-                                      absl::FunctionRef<absl::Status(int rank)> work) const {
+absl::Status DaemonImages::OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const {
   std::vector<absl::Status> results(ranks());
   std::vector<std::thread> threads;
   for (int rank = 1; rank < ranks(); ++rank) {

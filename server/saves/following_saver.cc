@@ -59,8 +59,7 @@ absl::Status FollowingSaver::CheckIdle(absl::string_view operation) const {
   if (IsIdle()) return absl::OkStatus();
   const UnderWay& save = under_way_.has_value() ? *under_way_ : *reported_;
   return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
-                                             "that of step ", save.order.step,
-                                             "; try again when it is through"));
+                                             "that of step ", save.order.step, "; try again when it is through"));
 }
 
 bool FollowingSaver::IsSaved(const StateNumbers& numbers) const {
@@ -132,8 +131,8 @@ void FollowingSaver::TakeLoss(const absl::Status& why) {
 // Where its part is whole, node 0 may have published it.
 void FollowingSaver::FinishReported(const absl::Status& why) {
   const bool is_whole = reported_status_.ok();
-  Finish(reported_, {.state = is_whole ? SaveState::kUnknown : SaveState::kAbandoned,
-                     .why = is_whole ? why : reported_status_});
+  Finish(reported_,
+         {.state = is_whole ? SaveState::kUnknown : SaveState::kAbandoned, .why = is_whole ? why : reported_status_});
 }
 
 // --- The state ---
@@ -155,10 +154,9 @@ absl::Status FollowingSaver::CheckIsOrdered(const Model::HeldState& state) const
     return absl::FailedPreconditionError("the spec of node 0 expected, got another one");
   }
   if (state.numbers.commit_number != order.step || state.numbers.version != order.version) {
-    return absl::FailedPreconditionError(absl::StrCat("commit ", order.step, " (version ", order.version,
-                                                      ") as at node 0 expected, got commit ",
-                                                      state.numbers.commit_number, " (version ",
-                                                      state.numbers.version, ")"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("commit ", order.step, " (version ", order.version, ") as at node 0 expected, got commit ",
+                     state.numbers.commit_number, " (version ", state.numbers.version, ")"));
   }
   if (history.id.ToString() == order.history_id) return absl::OkStatus();
   // As when an epoch starts: nothing tells them apart yet.

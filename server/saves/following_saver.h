@@ -70,8 +70,8 @@ class FollowingSaver final : public ModelSaver {
     int64_t number = 0;  // of its record
     SteadyTime begun;
     SteadyTime deadline;
-    bool is_held = false;       // the state is, or was until it was copied
-    bool is_permitted = false;  // to be written
+    bool is_held = false;             // the state is, or was until it was copied
+    bool is_permitted = false;        // to be written
     std::optional<SaveEnd> end = {};  // that came before the thread was through
   };
   // What the thread is to copy.
@@ -140,7 +140,7 @@ class FollowingSaver final : public ModelSaver {
   // Its part is told. The next order may come by a decision before this one's end does on the stream.
   std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
   absl::Status reported_status_ ABSL_GUARDED_BY(mu_);  // how its part is
-  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);  // until the thread takes it
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);      // until the thread takes it
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
   std::thread thread_ ABSL_GUARDED_BY(mu_);

@@ -81,7 +81,11 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options
 }
 
 Saver::Saver(Model& model, const Options& options)
-    : model_(model), options_(options), opened_at_(options.clock->Now()), last_due_(opened_at_), records_(model.spec().name) {}
+    : model_(model),
+      options_(options),
+      opened_at_(options.clock->Now()),
+      last_due_(opened_at_),
+      records_(model.spec().name) {}
 
 absl::Status Saver::Open() {
   ASSIGN_OR_RETURN(publisher_, Publisher::Open(options_.calls, options_.root, model_.spec()));
@@ -204,16 +208,15 @@ void Saver::Hold() {
 
 absl::Status Saver::Order(const Work& work) {
   const StateNumbers& numbers = work.state.numbers;
-  RETURN_IF_ERROR(cluster().TellSave(
-      {.model = model_.spec().name,
-       .what = SaveOrder{.id = work.identity.save_id,
-                         .step = numbers.commit_number,
-                         .version = numbers.version,
-                         .lineage = model_.history().lineage.ToString(),
-                         .history_id = numbers.history.ToString(),
-                         .spec_fingerprint = model_.fingerprint(),
-                         .reason = present().reason,
-                         .timeout = Until(work.deadline, options_.clock->Now())}}));
+  RETURN_IF_ERROR(cluster().TellSave({.model = model_.spec().name,
+                                      .what = SaveOrder{.id = work.identity.save_id,
+                                                        .step = numbers.commit_number,
+                                                        .version = numbers.version,
+                                                        .lineage = model_.history().lineage.ToString(),
+                                                        .history_id = numbers.history.ToString(),
+                                                        .spec_fingerprint = model_.fingerprint(),
+                                                        .reason = present().reason,
+                                                        .timeout = Until(work.deadline, options_.clock->Now())}}));
   ordered_ = work.identity.save_id;
   return absl::OkStatus();
 }
@@ -383,10 +386,10 @@ Publisher::Result Saver::Write(const Work& work) {
 }
 
 absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
-  RETURN_IF_ERROR(cluster().TellSave(
-      {.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
-  ASSIGN_OR_RETURN(const PartReport own, images_->Write(publisher_->model_folder(), work.identity,
-                                                        [&] { return CheckGoesOn(work); }));
+  RETURN_IF_ERROR(
+      cluster().TellSave({.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
+  ASSIGN_OR_RETURN(const PartReport own,
+                   images_->Write(publisher_->model_folder(), work.identity, [&] { return CheckGoesOn(work); }));
   ASSIGN_OR_RETURN(std::vector<PartReport> reports, AwaitParts(work));
   reports.insert(reports.begin(), own);
   return reports;

@@ -136,13 +136,13 @@ class Saver final : public ModelSaver {
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // a save's number, until it is over
-  bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
-  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
-  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                  // of the save under way
-  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);               // by time
+  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);      // a save's number, until it is over
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;                  // it holds no state yet
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);              // until the thread takes it
+  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save under way
+  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                   // by time
   std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know
-  std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);           // of it, by node
+  std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
   std::thread thread_ ABSL_GUARDED_BY(mu_);

@@ -142,8 +142,7 @@ ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
 
 absl::StatusOr<ModelSaver*> SaverOf(const Model& model) {
   if (model.saver() != nullptr) return model.saver();
-  return absl::FailedPreconditionError(
-      absl::StrCat("save ", model.spec().name, ": a daemon with --save-dir expected"));
+  return absl::FailedPreconditionError(absl::StrCat("save ", model.spec().name, ": a daemon with --save-dir expected"));
 }
 
 // The save goes on without its caller.

@@ -41,10 +41,10 @@ class FollowingSaverTest : public ModelTest {
       if (std::holds_alternative<SaveWish>(news.what)) ++wishes_;
       changed_.SignalAll();
     });
-    auto saver = FollowingSaver::Create(*model_, {.root = root_.path(),
-                                                  .calls = &calls_,
-                                                  .clock = &clock_,
-                                                  .before_copy = [this](int rank) { before_copy_(rank); }});
+    auto saver = FollowingSaver::Create(
+        *model_, {.root = root_.path(), .calls = &calls_, .clock = &clock_, .before_copy = [this](int rank) {
+                    before_copy_(rank);
+                  }});
     ASSERT_OK(saver.status());
     saver_ = *std::move(saver);
   }
@@ -69,8 +69,8 @@ class FollowingSaverTest : public ModelTest {
     const Disk disk(&calls_);
     const absl::Status made = disk.MakeFolder(folder);
     ASSERT_TRUE(made.ok() || absl::IsAlreadyExists(made)) << made;
-    ASSERT_OK(disk.MakeFolder(absl::StrCat(
-        folder, "/", checkpoint::TemporaryFolderName(order.step, model_->history().id.value, order.id))));
+    ASSERT_OK(disk.MakeFolder(
+        absl::StrCat(folder, "/", checkpoint::TemporaryFolderName(order.step, model_->history().id.value, order.id))));
     Say(SavePermission{.id = order.id});
   }
   // The first `count` parts that the saver has told.
@@ -148,7 +148,8 @@ TEST_F(FollowingSaverTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
   Say(OrderOf(0, 6));
   const SavePart part = AwaitParts(1)[0];
   EXPECT_EQ(part.id, 6);
-  EXPECT_THAT(part.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the save of step 0 is still under way")));
+  EXPECT_THAT(part.status,
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the save of step 0 is still under way")));
   EXPECT_THAT(saver_->records(), SizeIs(1));
 }
 
@@ -198,7 +199,8 @@ TEST_F(FollowingSaverTest, AStateThatIsNotTheOrderedOneIsSaidAtOnce) {
   SaveOrder other = OrderOf(0, 6);
   other.spec_fingerprint ^= 1;
   Say(other);
-  EXPECT_THAT(AwaitParts(2)[1].status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the spec of node 0")));
+  EXPECT_THAT(AwaitParts(2)[1].status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the spec of node 0")));
 }
 
 TEST_F(FollowingSaverTest, ANodeZeroThatIsLostAfterThePartLeavesItUnknown) {

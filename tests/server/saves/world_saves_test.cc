@@ -403,9 +403,8 @@ class HostileNodeTest : public testing::Test {
   }
   // The hash of what it writes as the part of node 1.
   absl::uint128 WritePart(const checkpoint::Part& part) {
-    const std::string folder =
-        absl::StrCat(ModelFolder(root_.path(), "m"), "/",
-                     checkpoint::TemporaryFolderName(0, model_->history().id.value, order_.id));
+    const std::string folder = absl::StrCat(ModelFolder(root_.path(), "m"), "/",
+                                            checkpoint::TemporaryFolderName(0, model_->history().id.value, order_.id));
     const std::string text = checkpoint::SerializePart(part);
     EXPECT_OK(Disk(&calls_).WriteFile(absl::StrCat(folder, "/", checkpoint::PartFileName(1)), text));
     return checkpoint::HashBytes(text);
@@ -512,9 +511,8 @@ TEST(WorldSavesDrainTest, DaemonsThatDrainAtOnceSaveOnce) {
   world.Step();
   std::vector<std::thread> drains;
   for (int node = 0; node < 3; ++node) {
-    drains.emplace_back([&world, node] {
-      world.daemons().store(node).Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
-    });
+    drains.emplace_back(
+        [&world, node] { world.daemons().store(node).Drain(SteadyDeadline(kLong), absl::UnavailableError("drain")); });
   }
   for (std::thread& drain : drains) drain.join();
   ASSERT_THAT(world.Steps(), SizeIs(1));

@@ -24,8 +24,8 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
   if (nodes == 1) {
     clusters_[0] = *MakeLocalCluster(device_counts[0]);
   } else {
-    zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster(
-        {.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir}));
+    zero_ = std::make_unique<CoordinatorNode>(
+        *MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir}));
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
