@@ -172,6 +172,28 @@ TEST_F(WorldSavesTest, OnlyNodeZeroIsAskedForSaves) {
   EXPECT_EQ(VerifiedSteps(), 1);
 }
 
+TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(3);
+  for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
+  for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  constexpr int kRanks = 3;
+  std::vector<std::string> flags = DeviceFlags(kRanks);
+  flags.insert(flags.end(), {"--save-dir=" + saves_.path(), "--restore=latest"});
+  ASSERT_OK_AND_ASSIGN(const DaemonProcess one, DaemonProcess::Start(Program(PARAMSHARDD), sockets_[0].path(), flags));
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    trainers.push_back(ChildProcess::Run([this, rank](Board&) {
+      Training training{.socket_dir = sockets_[0].path(), .model = "saved", .rank = rank, .commits = 5};
+      training.at = [](Point, int64_t commit) {
+        if (commit < 4) raise(SIGABRT);  // it did not begin with what was saved
+      };
+      return Train(training);
+    }));
+  }
+  for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+}
+
 TEST_F(WorldSavesTest, ADaemonThatIsKilledInTheMiddleOfASaveLeavesNothingOfIt) {
   ASSERT_NO_FATAL_FAILURE(Start());
   TrainTo(2);
