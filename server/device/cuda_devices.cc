@@ -62,7 +62,7 @@ absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
 class CudaShardArithmetic final : public ShardArithmetic {
  public:
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
-                                                                 StateMoves moves) {
+                                                                 const StateMoves& moves) {
     RETURN_IF_ERROR(CheckMoves(tensors, moves));
     std::vector<gpu::AdamExtent> extents;
     int64_t elements = 0;
