@@ -149,7 +149,7 @@ class WorldSavesTest : public testing::Test {
   static constexpr int kStepReached = 0;
   const std::string cluster_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
   const TemporaryDirectory saves_;
-  const TemporaryDirectory sockets_[kNodes];
+  TemporaryDirectory sockets_[kNodes];
   std::optional<DaemonProcess> daemons_[kNodes];
 };
 
