@@ -101,8 +101,7 @@ SavePolicy PolicyOf(const DaemonConfig& config) {
           .timeout = config.save_timeout};
 }
 
-// Daemons of a world of several each have a part of the state.
-bool MakesSaves(const DaemonConfig& config) { return !config.save_dir.empty() && config.nodes == 1; }
+bool MakesSaves(const DaemonConfig& config) { return !config.save_dir.empty(); }
 
 absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonConfig& config) {
   if (config.restore.empty()) return std::nullopt;
@@ -273,7 +272,9 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices}));
+    ASSIGN_OR_RETURN(
+        CoordinatorNode node,
+        MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir}));
     coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
     cluster_ = coordinator_->cluster.get();
     RETURN_IF_ERROR(ServeCluster());
@@ -281,6 +282,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
     ASSIGN_OR_RETURN(own_cluster_, MakeRemoteCluster({.node = config_.node,
                                                       .devices = devices,
                                                       .coordinator_address = config_.cluster_address,
+                                                      .save_dir = config_.save_dir,
                                                       .join_timeout = config_.join_timeout,
                                                       .doubt_timeout = config_.doubt_timeout,
                                                       .stop = stop}));

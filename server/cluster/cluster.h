@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/cluster/save_news.h"
 
 namespace paramshard::server {
 
@@ -56,6 +58,8 @@ struct CommitDecision {
   bool apply = false;     // false: skip
   double square_sum = 0;  // of the first replica, ranks in order
   int64_t non_finite_count = 0;
+  // What is to be held before it is applied: the state that it replaces is being saved.
+  std::optional<SaveOrder> save = {};
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.
@@ -79,6 +83,9 @@ class EpochListener {
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // Every rank is attached, and no epoch can start: nodes hold different specs or states.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
+  // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time, and
+  // by a decision as well.
+  virtual void OnSaveNews(const SaveNews& news) = 0;
 };
 
 class Cluster {
@@ -135,6 +142,13 @@ class Cluster {
 
   // Makes the rendezvous where the engines of one epoch meet. It is valid while the cluster lives.
   virtual std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) = 0;
+
+  // Tells the others of a save: node 0 all other nodes, they node 0. From an order until the end a decision about the
+  // commit after its step carries it, and a node that is lost has answered it with a part that says so. What the other
+  // side does not say is ignored. Errors:
+  //   ABORTED      an order: the commit after its step is decided already
+  //   UNAVAILABLE  a node is not here (names it), or this one has stopped; elsewhere: node 0 is not reached
+  virtual absl::Status TellSave(const SaveNews& news) = 0;
 
   // Leaves the world: ends calls in progress. Idempotent.
   virtual void Stop() = 0;

@@ -1,16 +1,102 @@
 #include "server/cluster/cluster_messages.h"
 
+#include <variant>
+
+#include "absl/numeric/int128.h"
 #include "proto/durations.h"
 #include "proto/status.h"
 
 namespace paramshard::server {
+namespace {
 
-v1::JoinRequest HelloMessage(int node, int device_count) {
+v1::SaveNumber IdMessage(absl::uint128 id) {
+  v1::SaveNumber message;
+  message.set_high(absl::Uint128High64(id));
+  message.set_low(absl::Uint128Low64(id));
+  return message;
+}
+
+absl::uint128 IdOf(const v1::SaveNumber& message) { return absl::MakeUint128(message.high(), message.low()); }
+
+// The wire's numbers begin with that of the unspecified one.
+v1::SaveReason ReasonMessage(SaveReason reason) { return static_cast<v1::SaveReason>(static_cast<int>(reason) + 1); }
+static_assert(static_cast<int>(SaveReason::kCommits) + 1 == v1::SAVE_REASON_COMMITS);
+static_assert(static_cast<int>(SaveReason::kDrain) + 1 == v1::SAVE_REASON_DRAIN);
+
+SaveReason ReasonOf(v1::SaveReason message) {
+  if (message < v1::SAVE_REASON_COMMITS || message > v1::SAVE_REASON_DRAIN) return SaveReason::kCall;
+  return static_cast<SaveReason>(static_cast<int>(message) - 1);
+}
+
+v1::SaveState StateMessage(SaveState state) {
+  if (state == SaveState::kPublished) return v1::SAVE_STATE_PUBLISHED;
+  return state == SaveState::kUnknown ? v1::SAVE_STATE_UNKNOWN : v1::SAVE_STATE_ABANDONED;
+}
+
+SaveState StateOf(v1::SaveState message) {
+  if (message == v1::SAVE_STATE_PUBLISHED) return SaveState::kPublished;
+  return message == v1::SAVE_STATE_UNKNOWN ? SaveState::kUnknown : SaveState::kAbandoned;
+}
+
+v1::SaveOrder OrderMessage(const SaveOrder& order) {
+  v1::SaveOrder message;
+  *message.mutable_id() = IdMessage(order.id);
+  message.set_commit_number(order.step);
+  message.set_version(order.version);
+  message.set_lineage(order.lineage);
+  message.set_history_id(order.history_id);
+  message.set_spec_fingerprint(order.spec_fingerprint);
+  message.set_reason(ReasonMessage(order.reason));
+  *message.mutable_timeout() = DurationToProto(order.timeout);
+  return message;
+}
+
+SaveOrder OrderOf(const v1::SaveOrder& message) {
+  return {.id = IdOf(message.id()),
+          .step = message.commit_number(),
+          .version = message.version(),
+          .lineage = message.lineage(),
+          .history_id = message.history_id(),
+          .spec_fingerprint = message.spec_fingerprint(),
+          .reason = ReasonOf(message.reason()),
+          .timeout = DurationFromProto(message.timeout())};
+}
+
+// Puts each kind of news into its message.
+struct SaveWriter {
+  v1::SaveNews& message;
+
+  void operator()(const SaveOrder& order) const { *message.mutable_order() = OrderMessage(order); }
+  void operator()(const SavePermission& permission) const {
+    *message.mutable_permission()->mutable_id() = IdMessage(permission.id);
+  }
+  void operator()(const SavePart& part) const {
+    v1::SavePart& saved = *message.mutable_part();
+    *saved.mutable_id() = IdMessage(part.id);
+    *saved.mutable_hash() = IdMessage(part.hash);
+    if (!part.status.ok()) *saved.mutable_error() = StatusToProto(part.status);
+  }
+  void operator()(const SaveEnd& end) const {
+    v1::SaveEnd& ended = *message.mutable_end();
+    *ended.mutable_id() = IdMessage(end.id);
+    ended.set_state(StateMessage(end.state));
+    ended.set_path(end.path);
+    ended.set_size_bytes(end.size_bytes);
+    if (!end.why.ok()) *ended.mutable_error() = StatusToProto(end.why);
+  }
+  void operator()(const SaveWish&) const { message.mutable_wish(); }
+  void operator()(const SaveLeaderLost&) const {}
+};
+
+}  // namespace
+
+v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir) {
   v1::JoinRequest request;
   v1::Hello& hello = *request.mutable_hello();
   hello.set_protocol_version(kClusterProtocolVersion);
   hello.set_node(node);
   hello.set_device_count(device_count);
+  hello.set_save_dir(save_dir);
   return request;
 }
 
@@ -123,6 +209,46 @@ v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Statu
   return response;
 }
 
+v1::SaveNews SaveMessage(const SaveNews& news) {
+  v1::SaveNews message;
+  message.set_model(news.model);
+  std::visit(SaveWriter{message}, news.what);
+  return message;
+}
+
+std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message) {
+  SaveNews news{.model = message.model(), .what = SaveWish()};
+  switch (message.what_case()) {
+    case v1::SaveNews::kOrder:
+      news.what = OrderOf(message.order());
+      break;
+    case v1::SaveNews::kPermission:
+      news.what = SavePermission{.id = IdOf(message.permission().id())};
+      break;
+    case v1::SaveNews::kPart: {
+      SavePart part{.id = IdOf(message.part().id()), .hash = IdOf(message.part().hash())};
+      if (message.part().has_error()) part.status = ReasonFromProto(message.part().error());
+      news.what = part;
+      break;
+    }
+    case v1::SaveNews::kEnd: {
+      const v1::SaveEnd& ended = message.end();
+      SaveEnd end{.id = IdOf(ended.id()),
+                  .state = StateOf(ended.state()),
+                  .path = ended.path(),
+                  .size_bytes = ended.size_bytes()};
+      if (ended.has_error()) end.why = ReasonFromProto(ended.error());
+      news.what = end;
+      break;
+    }
+    case v1::SaveNews::kWish:
+      break;
+    case v1::SaveNews::WHAT_NOT_SET:
+      return std::nullopt;
+  }
+  return news;
+}
+
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout) {
   v1::VoteRequest request;
   request.set_model(vote.model);
@@ -144,6 +270,7 @@ v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
   message.set_apply(decision.apply);
   message.set_square_sum(decision.square_sum);
   message.set_non_finite_count(decision.non_finite_count);
+  if (decision.save.has_value()) *message.mutable_save() = OrderMessage(*decision.save);
   return message;
 }
 
@@ -178,7 +305,9 @@ CommitVote VoteOf(const v1::VoteRequest& message) {
 }
 
 CommitDecision DecisionOf(const v1::CommitDecision& message) {
-  return {message.apply(), message.square_sum(), message.non_finite_count()};
+  CommitDecision decision{message.apply(), message.square_sum(), message.non_finite_count()};
+  if (message.has_save()) decision.save = OrderOf(message.save());
+  return decision;
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,9 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 3;
+inline constexpr int kClusterProtocolVersion = 4;
 
-v1::JoinRequest HelloMessage(int node, int device_count);
+v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);
 v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why);
 v1::JoinRequest DeletionMessage(absl::string_view model);
@@ -33,6 +34,11 @@ v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& s
 v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command);
 v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why);
 v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why);
+
+// For either direction of the stream.
+v1::SaveNews SaveMessage(const SaveNews& news);
+// Null for a message that says nothing.
+std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message);
 
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
 

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
@@ -21,6 +24,12 @@ constexpr absl::Duration kMaxWait = absl::Minutes(1);
 
 absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
   return std::min(DurationFromProto(timeout), kMaxWait);
+}
+
+// The node's own word, and so of any length.
+std::string FolderText(absl::string_view save_dir) {
+  constexpr size_t kMostBytes = 4096;
+  return save_dir.empty() ? "none" : absl::StrCat("\"", absl::CEscape(save_dir.substr(0, kMostBytes)), "\"");
 }
 
 // Puts what the coordinator tells one node onto its stream.
@@ -44,6 +53,11 @@ class NodeStream final : public NodeSink {
   void OnEpochRefused(const std::string& model, const absl::Status& why) override {
     writer_->Write(EpochRefusalMessage(model, why));
   }
+  void OnSaveNews(const SaveNews& news) override {
+    v1::JoinResponse response;
+    *response.mutable_save() = SaveMessage(news);
+    writer_->Write(std::move(response));
+  }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -60,6 +74,11 @@ absl::Status ClusterServiceImpl::CheckHello(const v1::JoinRequest& request) cons
     return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": protocol version ",
                                                       kClusterProtocolVersion, " expected, got ",
                                                       hello.protocol_version(), "; run one version on all nodes"));
+  }
+  if (hello.save_dir() != coordinator_->save_dir()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()),
+        " as at node 0 expected, got ", FolderText(hello.save_dir()), "; give all daemons of a world the same folder"));
   }
   return absl::OkStatus();
 }
@@ -113,6 +132,11 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       coordinator_->ReportCarriedOut(node, done.model(), done.epoch(), done.command(), done.more());
       break;
     }
+    case v1::JoinRequest::kSave:
+      if (const std::optional<SaveNews> news = SaveNewsOf(request.save()); news.has_value()) {
+        coordinator_->TellSave(node, *news).IgnoreError();  // a stop ends the stream
+      }
+      break;
     case v1::JoinRequest::kHello:
     case v1::JoinRequest::MESSAGE_NOT_SET:
       break;

@@ -26,6 +26,9 @@ class CommitBook {
   // Votes without a decision are dropped.
   void EndEpoch() { votes_.clear(); }
 
+  // The last one that was decided, or that all nodes stood at when the epoch started.
+  int64_t last_commit_number() const { return last_commit_number_; }
+
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
 

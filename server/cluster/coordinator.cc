@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -99,6 +100,7 @@ void Coordinator::Leave(int node) {
   members_.Leave(node);
   sinks_[node] = nullptr;
   TellWorld();
+  TellLostParts(node);
   for (auto& [name, model] : models_) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
@@ -302,7 +304,9 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitVote& vote) {
   const Model* const model = Find(vote.model);
   if (model == nullptr || vote.epoch <= model->epoch_floor || vote.epoch > model->last_epoch) return InDoubtError(vote);
-  if (std::optional<CommitDecision> decision = model->book.Find(vote.epoch, vote.commit_number)) return *decision;
+  if (std::optional<CommitDecision> decision = model->book.Find(vote.epoch, vote.commit_number)) {
+    return WithOrder(vote.model, vote.commit_number, *std::move(decision));
+  }
   if (model->running && model->last_epoch == vote.epoch) {
     // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
     if (stopped_) return UndecidedError(vote, StoppedError());
@@ -310,6 +314,66 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitVo
   }
   if (model->last_end.epoch != vote.epoch) return EpochOverError(vote.model, vote.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(vote, model->last_end.why);
+}
+
+// Saves.
+
+absl::Status Coordinator::TellSave(int node, const SaveNews& news) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return StoppedError();
+  if (node == 0) return TellFollowers(news);
+  TellLeader(node, news);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::TellFollowers(const SaveNews& news) {
+  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
+    RETURN_IF_ERROR(CheckMayOrder(news.model, *order));
+    saves_.insert_or_assign(news.model, *order);
+  }
+  if (std::holds_alternative<SaveEnd>(news.what)) saves_.erase(news.model);
+  for (size_t node = 1; node < sinks_.size(); ++node) {
+    if (sinks_[node] != nullptr) sinks_[node]->OnSaveNews(news);
+  }
+  return absl::OkStatus();
+}
+
+// What is decided already may be applied anywhere before the order comes there.
+absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (members_.present(node)) continue;
+    return absl::UnavailableError(
+        absl::StrCat("save ", name, ": all nodes expected, ", NodeName(members_, node), " is not here"));
+  }
+  const Model* const model = Find(name);
+  if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
+                                         " as the last one that is decided expected, got ",
+                                         model->book.last_commit_number()));
+}
+
+CommitDecision Coordinator::WithOrder(absl::string_view model, int64_t commit_number, CommitDecision decision) const {
+  const auto save = saves_.find(model);
+  if (save != saves_.end() && save->second.step + 1 == commit_number) decision.save = save->second;
+  return decision;
+}
+
+void Coordinator::TellLeader(int node, SaveNews news) {
+  if (auto* const part = std::get_if<SavePart>(&news.what); part != nullptr) {
+    part->node = node;
+  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+    return;
+  }
+  if (sinks_[0] != nullptr) sinks_[0]->OnSaveNews(news);
+}
+
+void Coordinator::TellLostParts(int node) {
+  for (const auto& [model, order] : saves_) {
+    TellLeader(node, {.model = model,
+                      .what = SavePart{
+                          .id = order.id,
+                          .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
+  }
 }
 
 // Rendezvous.

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -35,6 +36,7 @@ class NodeSink {
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // No epoch starts, though all ranks are attached.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
+  virtual void OnSaveNews(const SaveNews& news) = 0;
   // Nothing follows.
   virtual void OnStop() = 0;
 };
@@ -50,7 +52,9 @@ class NodeSink {
 //   auto decision = coordinator.Vote(0, vote, absl::Seconds(5));
 class Coordinator {
  public:
-  explicit Coordinator(int nodes) : nodes_(nodes), members_(nodes), sinks_(nodes) {}
+  // `save_dir` is node 0's.
+  explicit Coordinator(int nodes, std::string save_dir = {})
+      : nodes_(nodes), save_dir_(std::move(save_dir)), members_(nodes), sinks_(nodes) {}
 
   // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join; UNAVAILABLE stopped.
   absl::Status Join(int node, int device_count, NodeSink* sink);
@@ -58,6 +62,7 @@ class Coordinator {
   void Leave(int node);
   std::vector<int> device_counts() const;
   int nodes() const { return nodes_; }
+  const std::string& save_dir() const { return save_dir_; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
@@ -80,6 +85,9 @@ class Coordinator {
   absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
   absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
                                   absl::Duration timeout);
+
+  // As in Cluster, said by `node`.
+  absl::Status TellSave(int node, const SaveNews& news);
 
   // Ends calls in progress and later ones with UNAVAILABLE, but for votes: what was decided is still answered, and what
   // was not is ABORTED, because nothing is decided any more. Idempotent.
@@ -126,6 +134,16 @@ class Coordinator {
   // Returns what a vote is answered now; nothing while the decision is open.
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Node 0's word about a save, for all others; and another node's, for node 0.
+  absl::Status TellFollowers(const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellLeader(int node, SaveNews news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckMayOrder(const std::string& model, const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The decision with the order that is under way, if that is to be carried out before it.
+  CommitDecision WithOrder(absl::string_view model, int64_t commit_number, CommitDecision decision) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A node that is lost writes no part of what is being saved.
+  void TellLostParts(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Tells all nodes who is here.
   void TellWorld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Call>
@@ -135,6 +153,7 @@ class Coordinator {
   void Await(absl::Duration wait, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const int nodes_;
+  const std::string save_dir_;
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -142,6 +161,7 @@ class Coordinator {
   Membership members_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);  // under way, by model
   int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // no epoch of a model that was erased was greater
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -71,10 +71,11 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
   }
+  absl::Status TellSave(const SaveNews& news) override { return coordinator_.TellSave(0, news); }
   void Stop() override { coordinator_.Stop(); }
 
  private:
-  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes) {
+  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes, options.save_dir) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
@@ -91,6 +92,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void OnEpochRefused(const std::string& model, const absl::Status& why) override {
     dispatcher_.EpochRefused(model, why);
   }
+  void OnSaveNews(const SaveNews& news) override { dispatcher_.SaveNews(news); }
   void OnStop() override {}
 
   EpochDispatcher dispatcher_;

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/cluster/cluster.h"
@@ -18,7 +19,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices);
 
 struct CoordinatorOptions {
   int nodes = 1;
-  int devices = 1;  // of this node
+  int devices = 1;            // of this node
+  std::string save_dir = {};  // of this node: who joins has the same
 };
 
 // Node 0 of a world. Register `service` with the server on which the other nodes reach this one, before that starts. To

@@ -44,6 +44,10 @@ void EpochDispatcher::EpochRefused(const std::string& model, const absl::Status&
   Add([=](EpochListener& listener) { listener.OnEpochRefused(model, why); });
 }
 
+void EpochDispatcher::SaveNews(const server::SaveNews& news) {
+  Add([=](EpochListener& listener) { listener.OnSaveNews(news); });
+}
+
 void EpochDispatcher::Add(News news) {
   absl::MutexLock lock(&mu_);
   news_.push_back(std::move(news));

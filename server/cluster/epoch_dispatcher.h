@@ -33,6 +33,7 @@ class EpochDispatcher {
   void LastCommand(const std::string& model, int64_t epoch, int64_t command);
   void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
   void EpochRefused(const std::string& model, const absl::Status& why);
+  void SaveNews(const server::SaveNews& news);
 
  private:
   using News = std::function<void(EpochListener&)>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -92,6 +93,7 @@ class RemoteCluster final : public Cluster {
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override;
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
+  absl::Status TellSave(const SaveNews& news) override;
   void Stop() override;
 
   absl::Status Put(const v1::PutValueRequest& request);
@@ -278,7 +280,7 @@ void RemoteCluster::Open(JoinWriter* writer) {
   absl::MutexLock lock(&mu_);
   writer_ = writer;
   joined_ = false;
-  Send(HelloMessage(options_.node, options_.devices));
+  Send(HelloMessage(options_.node, options_.devices, options_.save_dir));
   for (const auto& [model, report] : reports_) Send(ReportMessage(report));
 }
 
@@ -311,6 +313,10 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     const v1::EpochRefusal& refusal = response.refusal();
     ForgetAttached(refusal.model());
     dispatcher_.EpochRefused(refusal.model(), ReasonFromProto(refusal.why()));
+  } else if (response.has_save()) {
+    if (const std::optional<SaveNews> news = SaveNewsOf(response.save()); news.has_value()) {
+      dispatcher_.SaveNews(*news);
+    }
   }
 }
 
@@ -341,6 +347,9 @@ void RemoteCluster::EndRunning(const absl::Status& why) {
                                                              "; without it no commit of ", model, " can be decided")));
   }
   running_.clear();
+  dispatcher_.SaveNews(
+      {.model = {},
+       .what = SaveLeaderLost{absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message()))}});
 }
 
 // The world.
@@ -472,6 +481,17 @@ absl::Status RemoteCluster::GivenUpError(const CommitVote& vote, const Ballot& b
   }
   return absl::DataLossError(absl::StrCat(operation, CoordinatorName(), " did not answer within ",
                                           absl::FormatDuration(options_.doubt_timeout)));
+}
+
+// Saves.
+
+absl::Status RemoteCluster::TellSave(const SaveNews& news) {
+  v1::JoinRequest request;
+  *request.mutable_save() = SaveMessage(news);
+  absl::MutexLock lock(&mu_);
+  if (writer_ == nullptr) return absl::UnavailableError(absl::StrCat(CoordinatorName(), " is not reached"));
+  Send(std::move(request));
+  return absl::OkStatus();
 }
 
 // Rendezvous.

@@ -16,6 +16,7 @@ struct RemoteOptions {
   int node = 1;
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
+  std::string save_dir = {};        // that node 0 has too
   absl::Duration join_timeout = absl::Minutes(5);
   // How long a vote waits for the word of a node 0 that does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);

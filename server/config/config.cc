@@ -371,10 +371,6 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   if (saves && config.save_dir.empty()) {
     return absl::InvalidArgumentError("--save-every: --save-dir, where checkpoints lie, expected with it, got none");
   }
-  if (saves && config.nodes > 1) {
-    return absl::InvalidArgumentError(
-        "--save-every: one daemon expected, got --nodes > 1: its parts are not saved yet");
-  }
   if (!config.restore.empty() && config.save_dir.empty()) {
     return absl::InvalidArgumentError("--save-dir: where checkpoints lie expected when --restore is set, got none");
   }

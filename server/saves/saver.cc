@@ -1,26 +1,22 @@
 #include "server/saves/saver.h"
 
-#include <algorithm>
 #include <utility>
+#include <variant>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/common_state.h"
 #include "proto/checkpoint/rank_file.h"
-#include "proto/model/names.h"
 #include "server/base/thread.h"
 #include "server/log/log.h"
-#include "server/saves/disk.h"
+#include "server/saves/following_saver.h"
 #include "server/saves/save_folder.h"
-#include "server/store/pinned_state.h"
+#include "server/saves/state_image.h"
 
 namespace paramshard::server {
 namespace {
-
-// That are shown. Skipped ones go first: a slow disk makes many.
-constexpr size_t kMostRecords = 64;
 
 checkpoint::BookEntry EntryOf(const ScalingBook::Record& record) {
   checkpoint::BookEntry entry{.unit = record.unit,
@@ -52,10 +48,6 @@ std::optional<checkpoint::Manifest::Parent> ParentOf(const Model::HeldState& sta
   return checkpoint::Manifest::Parent{.history = state.parent->history.value, .step = state.parent->commit_number};
 }
 
-checkpoint::World WorldOf(const Layout& layout, const World& world) {
-  return {.size = world.world_size, .shard_size = layout.ranks()};
-}
-
 SaveState StateOf(SaveOutcome outcome) {
   switch (outcome) {
     case SaveOutcome::kPublished:
@@ -68,26 +60,14 @@ SaveState StateOf(SaveOutcome outcome) {
   return SaveState::kUnknown;
 }
 
-absl::string_view EventOf(SaveState state) {
-  if (state == SaveState::kPublished) return "saved";
-  if (state == SaveState::kUnknown) return "a save may be lost when the power fails";
-  return state == SaveState::kSkipped ? "a save was skipped" : "a save was abandoned";
+// Another daemon's words, which may be many.
+absl::Status OfNode(int node, const absl::Status& status) {
+  constexpr size_t kMostBytes = 1024;
+  return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
 Publisher::Result Abandoned(const absl::Status& status) {
   return {.outcome = SaveOutcome::kAbandoned, .status = status};
-}
-
-void LogOver(const std::string& model, const SaveRecord& record) {
-  const LogLevel level = record.state == SaveState::kPublished ? LogLevel::kInfo : LogLevel::kWarning;
-  Log(level, EventOf(record.state),
-      {{"model", model},
-       {"step", absl::StrCat(record.step)},
-       {"path", record.path},
-       {"bytes", absl::StrCat(record.size_bytes)},
-       {"took", absl::FormatDuration(absl::Trunc(record.took, absl::Milliseconds(1)))},
-       {"stall", absl::FormatDuration(absl::Trunc(record.stall, absl::Milliseconds(1)))},
-       {"why", record.status.ToString()}});
 }
 
 }  // namespace
@@ -101,14 +81,15 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options
 }
 
 Saver::Saver(Model& model, const Options& options)
-    : model_(model), options_(options), opened_at_(options.clock->Now()), last_due_(opened_at_) {}
+    : model_(model),
+      options_(options),
+      opened_at_(options.clock->Now()),
+      last_due_(opened_at_),
+      records_(model.spec().name) {}
 
 absl::Status Saver::Open() {
   ASSIGN_OR_RETURN(publisher_, Publisher::Open(options_.calls, options_.root, model_.spec()));
-  for (int rank = 0; rank < model_.world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto image, StateImage::Create(model_.layout(), world(), model_.world().first_rank + rank));
-    images_.push_back(std::move(image));
-  }
+  ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
   ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] { Run(); }));
   absl::MutexLock lock(&mu_);
   thread_ = std::move(thread);
@@ -132,13 +113,7 @@ void Saver::Stop() {
   publisher_.reset();
 }
 
-checkpoint::World Saver::world() const { return WorldOf(model_.layout(), model_.world()); }
-
-int64_t Saver::image_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& image : images_) bytes += image->size_bytes();
-  return bytes;
-}
+int64_t Saver::image_bytes() const { return images_->memory_bytes(); }
 
 // --- When saves fall due ---
 
@@ -174,31 +149,32 @@ absl::StatusOr<SaveRecord> Saver::Request() {
   absl::MutexLock lock(&mu_);
   if (stopped_) return absl::UnavailableError(absl::StrCat("save ", model_.spec().name, ": the model is closed"));
   Begin(SaveReason::kCall, step);
-  return Shown(records_.back());
+  return Shown(records_.all().back());
 }
 
 absl::Status Saver::CheckIdle(absl::string_view operation) const {
   absl::MutexLock lock(&mu_);
   if (!under_way_.has_value()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
-                                             "that of step ", Find(*under_way_)->step,
+                                             "that of step ", records_.Find(*under_way_)->step,
                                              "; try again when it is through"));
 }
 
 void Saver::Begin(SaveReason reason, int64_t step) {
-  SaveRecord record{.number = ++last_number_, .reason = reason, .step = step, .begun_at = options_.now()};
+  SaveRecord record{.reason = reason, .step = step, .begun_at = options_.now()};
   if (under_way_.has_value()) {
     record.state = SaveState::kSkipped;
-    record.status = absl::UnavailableError(absl::StrCat("the save of step ", Find(*under_way_)->step,
+    record.status = absl::UnavailableError(absl::StrCat("the save of step ", records_.Find(*under_way_)->step,
                                                         " was still under way: the disk is slow, or saves "
                                                         "are due too often"));
-    Count(record);
-    return Add(record);
+    return records_.Close(records_.Add(std::move(record)));
   }
-  Add(record);
-  under_way_ = record.number;
+  under_way_ = records_.Add(std::move(record)).number;
   waiting_ = true;
-  written_bytes_ = 0;
+  ordered_.reset();
+  parts_.clear();
+  part_failed_ = false;
+  images_->Restart();
   begun_ = options_.clock->Now();
   Hold();
 }
@@ -207,13 +183,83 @@ void Saver::Hold() {
   absl::StatusOr<Model::HeldState> state = model_.HoldState();
   if (absl::IsAborted(state.status())) return;
   if (!state.ok()) return Finish(Abandoned(state.status()));
+  Work work{.number = *under_way_,
+            .identity = {.step = state->numbers.commit_number,
+                         .history = state->numbers.history.value,
+                         .save_id = options_.draw_id().value},
+            .deadline = After(begun_, options_.policy.timeout),
+            .state = *std::move(state)};
+  if (const absl::Status ordered = Order(work); !ordered.ok()) {
+    model_.ReleaseState();
+    // The next commit is decided, and applied elsewhere perhaps: that one is saved.
+    if (!absl::IsAborted(ordered)) Finish(Abandoned(ordered));
+    return;
+  }
   waiting_ = false;
   SaveRecord& record = present();
   record.state = SaveState::kCopying;
-  record.step = state->numbers.commit_number;
-  record.history = state->numbers.history;
-  work_ = Work{.number = record.number, .deadline = After(begun_, options_.policy.timeout), .state = *std::move(state)};
+  record.step = work.state.numbers.commit_number;
+  record.history = work.state.numbers.history;
+  work_ = std::move(work);
   changed_.SignalAll();
+}
+
+// --- Other daemons ---
+
+absl::Status Saver::Order(const Work& work) {
+  const StateNumbers& numbers = work.state.numbers;
+  RETURN_IF_ERROR(cluster().TellSave({.model = model_.spec().name,
+                                      .what = SaveOrder{.id = work.identity.save_id,
+                                                        .step = numbers.commit_number,
+                                                        .version = numbers.version,
+                                                        .lineage = model_.history().lineage.ToString(),
+                                                        .history_id = numbers.history.ToString(),
+                                                        .spec_fingerprint = model_.fingerprint(),
+                                                        .reason = present().reason,
+                                                        .timeout = Until(work.deadline, options_.clock->Now())}}));
+  ordered_ = work.identity.save_id;
+  return absl::OkStatus();
+}
+
+void Saver::OnNews(const SaveNews& news) {
+  if (std::holds_alternative<SaveWish>(news.what)) return TakeWish();
+  const auto* const part = std::get_if<SavePart>(&news.what);
+  if (part == nullptr) return;
+  absl::MutexLock lock(&mu_);
+  TakePart(*part);
+}
+
+void Saver::TakePart(const SavePart& part) {
+  if (!under_way_.has_value() || ordered_ != part.id) return;
+  SavePart taken = part;
+  if (!part.status.ok()) taken.status = OfNode(part.node, part.status);
+  if (!parts_.emplace(part.node, std::move(taken)).second) return;
+  if (!part.status.ok()) part_failed_ = true;
+  changed_.SignalAll();
+}
+
+void Saver::TakeWish() {
+  const Model::State state = model_.state();
+  const bool untouched = model_.untouched();
+  absl::MutexLock lock(&mu_);
+  // The end of one that is under way is an answer too.
+  if (under_way_.has_value()) return;
+  if (options_.policy.on_drain && !stopped_ && !untouched && !IsSaved(state.numbers)) {
+    return Begin(SaveReason::kDrain, state.numbers.commit_number);
+  }
+  cluster().TellSave({.model = model_.spec().name, .what = SaveEnd{}}).IgnoreError();
+}
+
+void Saver::TellEnd(const SaveRecord& record) {
+  // Who is not reached notices that by itself.
+  cluster()
+      .TellSave({.model = model_.spec().name,
+                 .what = SaveEnd{.id = ordered_.value_or(0),
+                                 .state = record.state,
+                                 .path = record.path,
+                                 .size_bytes = record.size_bytes,
+                                 .why = record.status}})
+      .IgnoreError();
 }
 
 bool Saver::IsSaved(const StateNumbers& numbers) const {
@@ -238,51 +284,12 @@ bool Saver::AwaitOver(SteadyTime deadline) const {
 
 // --- Records ---
 
-void Saver::Add(const SaveRecord& record) {
-  records_.push_back(record);
-  if (records_.size() <= kMostRecords) return;
-  const auto skipped = std::find_if(records_.begin(), records_.end(),
-                                    [](const SaveRecord& each) { return each.state == SaveState::kSkipped; });
-  const auto oldest =
-      std::find_if(records_.begin(), records_.end(), [](const SaveRecord& each) { return IsOver(each.state); });
-  records_.erase(skipped != records_.end() ? skipped : oldest);
-}
-
-const SaveRecord* Saver::Find(int64_t number) const {
-  const auto found = std::find_if(records_.begin(), records_.end(),
-                                  [number](const SaveRecord& each) { return each.number == number; });
-  return found == records_.end() ? nullptr : &*found;
-}
-
-SaveRecord& Saver::present() {
-  const int64_t number = *under_way_;
-  return *std::find_if(records_.begin(), records_.end(),
-                       [number](const SaveRecord& each) { return each.number == number; });
-}
-
 SaveRecord Saver::Shown(const SaveRecord& record) const {
   SaveRecord shown = record;
   if (IsOver(record.state)) return shown;
   shown.took = absl::FromChrono(options_.clock->Now() - begun_);
-  shown.written_bytes = written_bytes_;
+  shown.written_bytes = images_->written_bytes();
   return shown;
-}
-
-void Saver::Count(const SaveRecord& record) {
-  switch (record.state) {
-    case SaveState::kPublished:
-      ++counts_.published;
-      break;
-    case SaveState::kUnknown:
-      ++counts_.unknown;
-      break;
-    case SaveState::kSkipped:
-      ++counts_.skipped;
-      break;
-    default:
-      ++counts_.abandoned;
-  }
-  LogOver(model_.spec().name, record);
 }
 
 void Saver::Finish(const Publisher::Result& result) {
@@ -295,7 +302,8 @@ void Saver::Finish(const Publisher::Result& result) {
   if (record.state == SaveState::kPublished) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
-  Count(record);
+  records_.Close(record);
+  TellEnd(record);
   under_way_.reset();
   waiting_ = false;
   changed_.SignalAll();
@@ -305,21 +313,20 @@ absl::StatusOr<SaveRecord> Saver::Await(int64_t number, SteadyTime deadline) con
   absl::MutexLock lock(&mu_);
   while (under_way_ == number && !changed_.WaitUntil(&mu_, deadline)) {
   }
-  const SaveRecord* const record = Find(number);
-  if (record != nullptr) return Shown(*record);
-  return absl::NotFoundError(absl::StrCat("save ", number, " of ", model_.spec().name, ": a recent one expected"));
+  ASSIGN_OR_RETURN(const SaveRecord record, records_.Get(number));
+  return Shown(record);
 }
 
 std::vector<SaveRecord> Saver::records() const {
   absl::MutexLock lock(&mu_);
   std::vector<SaveRecord> records;
-  for (const SaveRecord& record : records_) records.push_back(Shown(record));
+  for (const SaveRecord& record : records_.all()) records.push_back(Shown(record));
   return records;
 }
 
 SaveCounts Saver::counts() const {
   absl::MutexLock lock(&mu_);
-  return counts_;
+  return records_.counts();
 }
 
 // --- The thread ---
@@ -335,17 +342,14 @@ std::optional<Saver::Work> Saver::Take() {
 }
 
 void Saver::Save(const Work& work) {
-  const absl::Status copied = Copy(work);
+  const auto go_on = [&] { return CheckGoesOn(work); };
+  const absl::Status copied = images_->Fill(work.state, go_on);
   {
     absl::MutexLock lock(&mu_);
     SaveRecord& record = present();
     record.stall = model_.copy_stall();
     record.state = SaveState::kWriting;
-    for (const auto& image : images_) {
-      for (int i = 0; copied.ok() && i < image->file_count(); ++i) {
-        record.size_bytes += static_cast<int64_t>(image->Bytes(i).size());
-      }
-    }
+    if (copied.ok()) record.size_bytes = images_->file_bytes();
   }
   const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
   // The checkpoint is there, whatever becomes of older ones: but who waits for the save finds them gone.
@@ -357,78 +361,68 @@ void Saver::Save(const Work& work) {
 absl::Status Saver::CheckGoesOn(const Work& work) const {
   const std::string& name = model_.spec().name;
   if (stopping_) return absl::CancelledError(absl::StrCat("save ", name, ": the model is closed"));
+  if (part_failed_) {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [node, part] : parts_) {
+      if (!part.status.ok()) return part.status;
+    }
+  }
   if (options_.clock->Now() < work.deadline) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("save ", name, ": an end within ", absl::FormatDuration(options_.policy.timeout), " expected"));
 }
 
-absl::Status Saver::OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const {
-  std::vector<absl::Status> results(ranks());
-  std::vector<std::thread> threads;
-  for (int rank = 1; rank < ranks(); ++rank) {
-    absl::StatusOr<std::thread> thread = StartThread(purpose, [&results, work, rank] { results[rank] = work(rank); });
-    // A thread that runs may have written its result already.
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-    } else {
-      results[rank] = thread.status();
-    }
-  }
-  results[0] = work(0);
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& result : results) RETURN_IF_ERROR(result);
-  return absl::OkStatus();
-}
-
-absl::Status Saver::Copy(const Work& work) {
-  const absl::Cleanup release = [this] { model_.ReleaseState(); };
-  return OnAllRanks("a copy for a save", [&](int rank) {
-    options_.before_copy(rank);
-    const absl::Status copied = CopyRank(work, rank);
-    model_.ReleaseState(rank);
-    return copied;
-  });
-}
-
-absl::Status Saver::CopyRank(const Work& work, int rank) {
-  const PinnedState pinned = PinnedState::At("save", model_.spec().name, work.state.numbers, work.state.generation);
-  const auto check = [&](const Shard& shard) ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
-    RETURN_IF_ERROR(CheckGoesOn(work));
-    RETURN_IF_ERROR(model_.CheckHeld());
-    return pinned.Check(shard);
-  };
-  return images_[rank]->Fill(*model_.shards()[rank], work.state.commits.client_states[rank], check);
-}
-
 Publisher::Result Saver::Write(const Work& work) {
-  const SaveIdentity identity{.step = work.state.numbers.commit_number,
-                              .history = work.state.numbers.history.value,
-                              .save_id = options_.draw_id().value};
-  if (const absl::Status begun = publisher_->Begin(identity, world()); !begun.ok()) return Abandoned(begun);
-  const absl::StatusOr<PartReport> report = WriteFiles(work, identity);
-  if (report.ok()) {
-    return publisher_->Publish({*report}, CommonOf(work.state),
+  const checkpoint::World world = WorldOf(model_.layout(), model_.world());
+  if (const absl::Status begun = publisher_->Begin(work.identity, world); !begun.ok()) return Abandoned(begun);
+  const absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
+  if (reports.ok()) {
+    return publisher_->Publish(*reports, CommonOf(work.state),
                                {.parent = ParentOf(work.state), .saved_at = options_.now()});
   }
   // What is left is removed before the next save.
   publisher_->Abandon().IgnoreError();
-  return Abandoned(report.status());
+  return Abandoned(reports.status());
 }
 
-absl::StatusOr<PartReport> Saver::WriteFiles(const Work& work, const SaveIdentity& identity) {
-  const SaveFolder folder(Disk(options_.calls), publisher_->model_folder(), identity);
-  RETURN_IF_ERROR(OnAllRanks("files of a save", [&](int rank) { return WriteRank(work, folder, rank); }));
-  std::vector<const StateImage*> images;
-  for (const auto& image : images_) images.push_back(image.get());
-  return folder.Finish(model_.world().cluster->node(), images);
+absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
+  RETURN_IF_ERROR(
+      cluster().TellSave({.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
+  ASSIGN_OR_RETURN(const PartReport own,
+                   images_->Write(publisher_->model_folder(), work.identity, [&] { return CheckGoesOn(work); }));
+  ASSIGN_OR_RETURN(std::vector<PartReport> reports, AwaitParts(work));
+  reports.insert(reports.begin(), own);
+  return reports;
 }
 
-absl::Status Saver::WriteRank(const Work& work, const SaveFolder& folder, int rank) {
-  int64_t known_bytes = 0;
-  return folder.WriteRank(*images_[rank], [&](int64_t written_bytes) {
-    written_bytes_ += written_bytes - std::exchange(known_bytes, written_bytes);
-    return CheckGoesOn(work);
-  });
+absl::StatusOr<std::vector<PartReport>> Saver::AwaitParts(const Work& work) {
+  const size_t others = cluster().nodes() - 1;
+  while (true) {
+    RETURN_IF_ERROR(LateParts(CheckGoesOn(work)));
+    absl::MutexLock lock(&mu_);
+    if (parts_.size() == others && !part_failed_) break;
+    if (parts_.size() < others && !part_failed_ && !stopped_) {
+      changed_.WaitUntil(&mu_, After(SteadyNow(), Until(work.deadline, options_.clock->Now())));
+    }
+  }
+  absl::MutexLock lock(&mu_);
+  std::vector<PartReport> reports;
+  for (const auto& [node, part] : parts_) reports.push_back({.node = node, .hash = part.hash});
+  return reports;
+}
+
+// Names those whose part has not come at the deadline.
+absl::Status Saver::LateParts(const absl::Status& status) const {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  absl::MutexLock lock(&mu_);
+  std::vector<int> late;
+  for (int node = 1; node < cluster().nodes(); ++node) {
+    if (!parts_.contains(node)) late.push_back(node);
+  }
+  if (late.empty() || part_failed_) return status;
+  return absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": the parts of all nodes within ",
+                                                  absl::FormatDuration(options_.policy.timeout),
+                                                  " expected, got none of node ", absl::StrJoin(late, ", node ")));
 }
 
 void Saver::Retain() {
@@ -450,6 +444,14 @@ absl::StatusOr<std::vector<int64_t>> Savers::ImageBytes(const Layout& layout, co
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<ModelSaver>> Savers::Make(Model& model) const { return Saver::Create(model, options_); }
+absl::StatusOr<std::unique_ptr<ModelSaver>> Savers::Make(Model& model) const {
+  if (model.world().cluster->node() == 0) return Saver::Create(model, options_);
+  return FollowingSaver::Create(model, {.root = options_.root,
+                                        .saves_on_drain = options_.policy.on_drain,
+                                        .calls = options_.calls,
+                                        .clock = options_.clock,
+                                        .now = options_.now,
+                                        .before_copy = options_.before_copy});
+}
 
 }  // namespace paramshard::server

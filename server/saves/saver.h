@@ -1,11 +1,12 @@
-// The saves of one model: when they fall due, the copies of its ranks, and what becomes of them.
+// The saves of one model at node 0: when they fall due, and what becomes of them. Savers, which makes the savers of a
+// daemon's models.
 #ifndef PARAMSHARD_SERVER_SAVES_SAVER_H_
 #define PARAMSHARD_SERVER_SAVES_SAVER_H_
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +14,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -23,10 +24,12 @@
 #include "proto/checkpoint/manifest.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
+#include "server/cluster/save_news.h"
+#include "server/saves/daemon_images.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/publisher.h"
 #include "server/saves/retention.h"
-#include "server/saves/state_image.h"
+#include "server/saves/save_records.h"
 #include "server/store/model.h"
 #include "server/store/model_saver.h"
 
@@ -43,10 +46,11 @@ struct SavePolicy {
 
 // Every save goes the same way, on the saver's own thread and one thread for each further rank:
 //
-//   the state is held (CopyGate) -> ranks are copied, steps may go on -> files are written -> published -> retention
+//   the state is held (CopyGate), and all other daemons are told to hold theirs -> ranks are copied, steps may go on ->
+//   files are written, here and elsewhere -> the others have reported their parts -> published -> retention
 //
-// Whatever fails abandons that save alone: it is counted, logged and among the records. One save at a time: what falls
-// due meanwhile is skipped.
+// Whatever fails, here or elsewhere, abandons that save alone: it is counted, logged and among the records. One save at
+// a time: what falls due meanwhile is skipped. What other daemons do: FollowingSaver.
 class Saver final : public ModelSaver {
  public:
   struct Options {
@@ -67,6 +71,7 @@ class Saver final : public ModelSaver {
 
   void OnCommitted(const CommitAnswer& answer, bool asked) override;
   void OnSettled() override;
+  void OnNews(const SaveNews& news) override;
   void Stop() override;
   absl::StatusOr<SaveRecord> Request() override;
   absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const override;
@@ -77,29 +82,32 @@ class Saver final : public ModelSaver {
   int64_t image_bytes() const override;
 
  private:
-  // What the thread is to save: a state that is held.
+  // What the thread is to save: a state that is held, here and, as soon as they can, at all other daemons.
   struct Work {
     int64_t number = 0;
+    SaveIdentity identity;
     SteadyTime deadline;
     Model::HeldState state;
   };
 
   Saver(Model& model, const Options& options);
   absl::Status Open();
-  checkpoint::World world() const;
-  int ranks() const { return static_cast<int>(images_.size()); }
+  Cluster& cluster() const { return *model_.world().cluster; }
 
   std::optional<SaveReason> ReasonFor(const CommitAnswer& answer, bool asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Holds the state for the save that waits, unless a commit is under way.
+  // Holds the state for the save that waits, and has all others hold theirs, unless a commit is under way anywhere.
   void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Add(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Order(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A daemon's word on the save under way. What is of another one, or is said again, changes nothing.
+  void TakePart(const SavePart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A daemon that drains wants to have saved what no save has.
+  void TakeWish();
+  void TellEnd(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The present record of the save under way.
-  SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  const SaveRecord* Find(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Count(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -107,13 +115,11 @@ class Saver final : public ModelSaver {
   void Run();
   std::optional<Work> Take();
   void Save(const Work& work);
-  absl::Status Copy(const Work& work);
-  absl::Status CopyRank(const Work& work, int rank);
   Publisher::Result Write(const Work& work);
-  absl::StatusOr<PartReport> WriteFiles(const Work& work, const SaveIdentity& identity);
-  absl::Status WriteRank(const Work& work, const SaveFolder& folder, int rank);
-  // Does something for every rank of the daemon at once, and waits for all. The first error.
-  absl::Status OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const;
+  absl::StatusOr<std::vector<PartReport>> WriteAll(const Work& work);
+  // Waits for the parts of all other daemons.
+  absl::StatusOr<std::vector<PartReport>> AwaitParts(const Work& work);
+  absl::Status LateParts(const absl::Status& status) const;
   absl::Status CheckGoesOn(const Work& work) const;
   void Retain();
 
@@ -121,23 +127,23 @@ class Saver final : public ModelSaver {
   Model& model_;
   const Options options_;
   const SteadyTime opened_at_;
-  std::vector<std::unique_ptr<StateImage>> images_;  // of the daemon's ranks; the thread's between Take and Finish
+  std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
 
   std::unique_ptr<Publisher> publisher_;  // the thread's, and Create's and Stop's while there is none
   std::atomic<bool> stopping_ = false;
-  std::atomic<int64_t> written_bytes_ = 0;
+  std::atomic<bool> part_failed_ = false;  // of the save under way, at another daemon
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
-  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // a save's number, until it is over
-  bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
-  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
-  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                  // of the save under way
-  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);               // by time
-  std::deque<SaveRecord> records_ ABSL_GUARDED_BY(mu_);
-  SaveCounts counts_ ABSL_GUARDED_BY(mu_);
+  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);      // a save's number, until it is over
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;                  // it holds no state yet
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);              // until the thread takes it
+  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save under way
+  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                   // by time
+  std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know
+  std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
+  SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
   std::thread thread_ ABSL_GUARDED_BY(mu_);
 };

@@ -142,11 +142,7 @@ ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
 
 absl::StatusOr<ModelSaver*> SaverOf(const Model& model) {
   if (model.saver() != nullptr) return model.saver();
-  const std::string what = absl::StrCat("save ", model.spec().name, ": ");
-  if (model.world().cluster->nodes() > 1) {
-    return absl::UnimplementedError(what + "a world of one daemon expected, got several");
-  }
-  return absl::FailedPreconditionError(what + "a daemon with --save-dir expected");
+  return absl::FailedPreconditionError(absl::StrCat("save ", model.spec().name, ": a daemon with --save-dir expected"));
 }
 
 // The save goes on without its caller.

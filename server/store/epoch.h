@@ -69,6 +69,8 @@ class Epoch : private TrainerWords {
     // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.
     std::function<void(const CommitAnswer& answer, bool save)> on_answered = [](const CommitAnswer&, bool) {};
     bool may_save = false;  // whether trainers may ask for saves
+    // Called when a commit is decided, before it is applied: the state that it replaces is to be saved.
+    std::function<void(const SaveOrder& order)> on_save_order = [](const SaveOrder&) {};
   };
 
   explicit Epoch(Options options);

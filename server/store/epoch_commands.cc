@@ -296,6 +296,7 @@ absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, const Commit
   }
   Decided decided = Decide(commit, *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
                            options_.topology->world_size());
+  if (decision->save.has_value()) options_.on_save_order(*decision->save);
   if (journal != nullptr) RETURN_IF_ERROR(journal->Decide(commit.commit_number(), decided));
   return decided;
 }

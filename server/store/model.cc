@@ -411,6 +411,9 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   if (saver_ != nullptr) {
     options.may_save = true;
     options.on_answered = [this](const CommitAnswer& answer, bool save) { saver_->OnCommitted(answer, save); };
+    options.on_save_order = [this](const SaveOrder& order) {
+      saver_->OnNews({.model = options_.spec.name, .what = order});
+    };
   }
   for (auto& [rank, trainer] : waiting_) options.trainers.push_back(std::move(trainer));
   waiting_.clear();
@@ -722,6 +725,11 @@ absl::StatusOr<Model::HeldState> Model::HoldState() {
 bool Model::untouched() const {
   absl::MutexLock lock(&mu_);
   return Untouched();
+}
+
+bool Model::idle() const {
+  absl::MutexLock lock(&mu_);
+  return Idle();
 }
 
 void Model::ReleaseState(int rank) {

@@ -201,6 +201,8 @@ class Model {
   absl::Duration copy_stall() const { return copy_gate_.stall(); }
   // Whether there was no commit since the history began.
   bool untouched() const;
+  // Whether no epoch runs or ends: no commit is under way, nor comes before trainers attach.
+  bool idle() const;
   // Null where nothing is saved.
   ModelSaver* saver() const { return saver_.get(); }
 

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "proto/model/layout.h"
 #include "server/base/clock.h"
+#include "server/cluster/save_news.h"
 #include "server/store/commit_log.h"
 #include "server/store/history.h"
 
@@ -20,20 +21,6 @@ namespace paramshard::server {
 
 class Model;
 struct World;
-
-enum class SaveState : uint8_t {
-  kWaiting,  // for the answer of the commit under way
-  kCopying,
-  kWriting,
-  kPublished,
-  kAbandoned,  // there is no such checkpoint
-  kUnknown,    // it has its name, and nobody knows whether it has it after the power fails
-  kSkipped,    // it fell due while another one was under way
-};
-inline bool IsOver(SaveState state) { return state >= SaveState::kPublished; }
-
-// What made a save fall due.
-enum class SaveReason : uint8_t { kCommits, kTime, kTrainer, kCall, kDrain };
 
 struct SaveRecord {
   int64_t number = 0;  // counts the saves of a model from 1, those too that come to nothing
@@ -67,10 +54,13 @@ class ModelSaver {
   virtual void OnCommitted(const CommitAnswer& answer, bool asked) = 0;
   // An epoch is over: whatever its last commit came to, the state is in place.
   virtual void OnSettled() = 0;
+  // For the store. Another daemon has said something of a save of this model. An order may come by a decision too.
+  virtual void OnNews(const SaveNews& news) = 0;
   // Abandons a save that is under way and waits for its end; no other one begins. Idempotent.
   virtual void Stop() = 0;
 
-  // Begins a save of the state of the last commit, and returns its record. UNAVAILABLE while another one is under way.
+  // Begins a save of the state of the last commit, and returns its record. UNAVAILABLE while another one is under way;
+  // FAILED_PRECONDITION where another daemon leads the saves of the world.
   virtual absl::StatusOr<SaveRecord> Request() = 0;
   // The record of a save, once it is over or the deadline has come. NOT_FOUND for one of long ago.
   virtual absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -298,6 +299,29 @@ void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::
 
 void ModelStore::OnEpochRefused(const std::string& name, const absl::Status& why) {
   if (const auto model = Find(name); model.ok()) (*model)->OnEpochRefused(why);
+}
+
+void ModelStore::OnSaveNews(const SaveNews& news) {
+  if (std::holds_alternative<SaveLeaderLost>(news.what)) {
+    for (const auto& model : List()) {
+      if (model->saver() != nullptr) model->saver()->OnNews(news);
+    }
+    return;
+  }
+  const auto model = Find(news.model);
+  if (model.ok() && (*model)->saver() != nullptr) return (*model)->saver()->OnNews(news);
+  RefuseSave(news, model.ok() ? absl::FailedPreconditionError("a daemon with --save-dir expected") : model.status());
+}
+
+// Node 0 need not wait for a part that nobody writes, nor another node for an answer to its wish.
+void ModelStore::RefuseSave(const SaveNews& news, const absl::Status& why) {
+  SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};
+  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
+    answer.what = SavePart{.id = order->id, .status = why};
+  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+    return;
+  }
+  options_.world.cluster->TellSave(answer).IgnoreError();
 }
 
 }  // namespace paramshard::server

@@ -90,6 +90,7 @@ class ModelStore : public EpochListener {
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override;
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
+  void OnSaveNews(const SaveNews& news) override;
 
  private:
   // Makes one, in memory that is kept where there is somebody to keep it.
@@ -108,6 +109,7 @@ class ModelStore : public EpochListener {
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
   void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;
+  void RefuseSave(const SaveNews& news, const absl::Status& why);
   std::string Names() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   const Options options_;

@@ -178,8 +178,8 @@ absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
   if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
   if (!commit.save() || options_.may_save) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("commit ", commit.commit_number(),
-                                                    ": no save expected of a daemon that makes none (--save-dir, one "
-                                                    "daemon), got one"));
+                                                    ": no save expected of a daemon that makes none (--save-dir), "
+                                                    "got one"));
 }
 
 bool Sequence::Repeats(const v1::Command& command) const {

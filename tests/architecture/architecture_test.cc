@@ -61,8 +61,14 @@ const std::vector<Rule> kRules = {
       "proto/safetensors/", "kernels/", "absl/"}},
     // But who makes saves fall due.
     {"server/saves/saver",
-     {"server/saves/", "server/store/", "server/base/", "server/log/log.h", "proto/checkpoint/", "proto/model/",
-      "kernels/", "absl/"}},
+     {"server/saves/", "server/store/", "server/cluster/save_news.h", "server/base/", "server/log/log.h",
+      "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
+    // And those who carry them out, in step with the other daemons.
+    {"server/saves/daemon_images",
+     {"server/saves/", "server/store/", "server/base/", "proto/checkpoint/", "kernels/base/", "absl/"}},
+    {"server/saves/following_saver",
+     {"server/saves/", "server/store/", "server/cluster/save_news.h", "server/base/", "kernels/base/", "absl/"}},
+    {"server/saves/save_records", {"server/saves/", "server/store/model_saver.h", "server/log/log.h", "absl/"}},
     {"server/restores/",
      {"server/restores/", "server/store/", "server/base/", "proto/checkpoint/", "proto/model/", "kernels/", "absl/"}},
     // A journal's reader knows no model: what it says is a server's to do.

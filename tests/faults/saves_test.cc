@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "proto/checkpoint/step_folder.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -79,6 +81,156 @@ TEST_F(SavesTest, ADaemonThatStopsSavesWhatIsNotSaved) {
   EXPECT_THAT(listed, HasSubstr("step-000000000005-"));
   const std::string latest = listed.substr(listed.find("step-000000000005-"), 26);
   EXPECT_OK(Ctl("checkpoint verify " + saves_.path() + "/saved/" + latest));
+}
+
+// Two daemons of one device each, that save into one folder.
+class WorldSavesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+  }
+  void Start(const std::vector<std::string>& more = {}) {
+    for (int node = 0; node < kNodes; ++node) {
+      std::vector<std::string> flags = DeviceFlags(1);
+      flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), cluster_,
+                                 "--doubt-timeout=1s", "--save-dir=" + saves_.path()});
+      flags.insert(flags.end(), more.begin(), more.end());
+      daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));
+    }
+    for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  }
+  ChildProcess Trainer(int rank, int64_t commits) {
+    return ChildProcess::Run([this, rank, commits](Board& board) {
+      Training training{.socket_dir = sockets_[rank].path(), .model = "saved", .rank = rank, .commits = commits};
+      training.shard_size = kNodes;
+      training.resume = false;
+      training.at = [&board](Point reached, int64_t commit) {
+        if (reached == Point::kCommitted) Reach(board, kStepReached, static_cast<uint32_t>(commit));
+      };
+      return Train(training);
+    });
+  }
+  std::vector<ChildProcess> Trainers(int64_t commits) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Trainer(rank, commits));
+    return trainers;
+  }
+  void TrainTo(int64_t commits) {
+    for (ChildProcess& trainer : Trainers(commits)) EXPECT_OK(trainer.Await());
+  }
+  void Kill(int node) {
+    daemons_[node]->Signal(SIGKILL);
+    EXPECT_THAT(daemons_[node]->AwaitExit(kPatience), IsOkAndHolds(128 + SIGKILL));
+  }
+  absl::StatusOr<std::string> Ctl(const std::string& arguments) {
+    return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " ", arguments));
+  }
+  absl::StatusOr<std::string> CtlOf(int node, const std::string& arguments) {
+    return Ctl(absl::StrCat("--socket-dir=", sockets_[node].path(), " ", arguments));
+  }
+  std::string folder() const { return saves_.path() + "/saved"; }
+  std::vector<std::string> Leftovers() const { return *checkpoint::ListTemporaryFolders(folder()); }
+  // Every one verifies; how many there are.
+  int VerifiedSteps() {
+    const std::vector<std::string> steps = *checkpoint::ListStepFolders(folder());
+    for (const std::string& step : steps) EXPECT_OK(Ctl(absl::StrCat("checkpoint verify ", folder(), "/", step)));
+    return static_cast<int>(steps.size());
+  }
+  // A save that waits for a daemon that stands still.
+  void BeginSaveThatWaitsForNode1() {
+    daemons_[1]->Pause();
+    ASSERT_OK(CtlOf(0, "save saved"));
+    const absl::Time end = absl::Now() + kPatience;
+    while (Leftovers().empty() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+    ASSERT_FALSE(Leftovers().empty());
+  }
+
+  static constexpr int kNodes = 2;
+  static constexpr int kStepReached = 0;
+  const std::string cluster_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+  const TemporaryDirectory saves_;
+  TemporaryDirectory sockets_[kNodes];
+  std::optional<DaemonProcess> daemons_[kNodes];
+};
+
+TEST_F(WorldSavesTest, AWorldThatStopsHasSavedWhatItHeld) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--save-every=2"}));
+  TrainTo(5);
+  for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
+  for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  ASSERT_OK_AND_ASSIGN(const std::string listed, Ctl("checkpoint list " + folder()));
+  EXPECT_THAT(listed, HasSubstr("step-000000000005-"));
+  EXPECT_GE(VerifiedSteps(), 1);
+  EXPECT_THAT(Leftovers(), testing::IsEmpty());
+}
+
+TEST_F(WorldSavesTest, OnlyNodeZeroIsAskedForSaves) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(2);
+  EXPECT_THAT(CtlOf(1, "save saved --wait"), testing::Not(IsOk()));
+  ASSERT_OK(CtlOf(0, "save saved --wait"));
+  EXPECT_EQ(VerifiedSteps(), 1);
+}
+
+TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(3);
+  for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
+  for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  constexpr int kRanks = 3;
+  std::vector<std::string> flags = DeviceFlags(kRanks);
+  flags.insert(flags.end(), {"--save-dir=" + saves_.path(), "--restore=latest"});
+  ASSERT_OK_AND_ASSIGN(const DaemonProcess one, DaemonProcess::Start(Program(PARAMSHARDD), sockets_[0].path(), flags));
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    trainers.push_back(ChildProcess::Run([this, rank](Board&) {
+      Training training{.socket_dir = sockets_[0].path(), .model = "saved", .rank = rank, .commits = 5};
+      training.at = [](Point, int64_t commit) {
+        if (commit < 4) raise(SIGABRT);  // it did not begin with what was saved
+      };
+      return Train(training);
+    }));
+  }
+  for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+}
+
+TEST_F(WorldSavesTest, ADaemonThatIsKilledInTheMiddleOfASaveLeavesNothingOfIt) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(2);
+  ASSERT_NO_FATAL_FAILURE(BeginSaveThatWaitsForNode1());
+  Kill(1);
+  const absl::Time end = absl::Now() + kPatience;
+  while (!Leftovers().empty() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_THAT(Leftovers(), testing::IsEmpty());
+  EXPECT_EQ(VerifiedSteps(), 0);
+  EXPECT_THAT(CtlOf(0, "saves"), IsOkAndHolds(HasSubstr("0 published, 1 abandoned")));
+}
+
+TEST_F(WorldSavesTest, WhatAKilledNodeZeroLeavesIsGoneAfterTheNextStart) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(2);
+  ASSERT_NO_FATAL_FAILURE(BeginSaveThatWaitsForNode1());
+  Kill(0);
+  Kill(1);
+  ASSERT_FALSE(Leftovers().empty());
+  ASSERT_NO_FATAL_FAILURE(Start());
+  TrainTo(1);
+  EXPECT_THAT(Leftovers(), testing::IsEmpty());
+  ASSERT_OK(CtlOf(0, "save saved --wait"));
+  EXPECT_EQ(VerifiedSteps(), 1);
+}
+
+TEST_F(WorldSavesTest, TrainersAreToldOfAKilledDaemonAsWithoutSaves) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--save-every=1"}));
+  std::vector<ChildProcess> trainers = Trainers(1'000'000);
+  ASSERT_TRUE(trainers[0].AwaitNumber(kStepReached, 4));
+  Kill(1);
+  EXPECT_THAT(trainers[0].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
+  EXPECT_THAT(trainers[1].Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+  Kill(0);
+  ASSERT_NO_FATAL_FAILURE(Start({"--save-every=1"}));
+  TrainTo(1);
+  VerifiedSteps();
 }
 
 }  // namespace

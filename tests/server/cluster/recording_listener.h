@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,7 @@ struct EpochNews {
   absl::Status why = {};
   std::string history_id = {};               // of a start
   std::optional<int64_t> last_command = {};  // then neither of them
+  std::optional<SaveNews> save = {};         // likewise
 };
 
 class RecordingListener final : public EpochListener, public NodeSink {
@@ -40,6 +42,10 @@ class RecordingListener final : public EpochListener, public NodeSink {
   }
   void OnEpochRefused(const std::string& model, const absl::Status& why) override {
     Add({.refused = true, .model = model, .why = why});
+  }
+  // That a stream has broken shows in the epochs.
+  void OnSaveNews(const SaveNews& news) override {
+    if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
   }
   void OnWorld(const std::vector<int>&) override {}
   void OnStop() override {}

@@ -168,8 +168,6 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--memory-limit=lots"}, "--memory-limit: a number of bytes"},
       {{"--save-dir=saves"}, "--save-dir: an absolute path expected, got \"saves\""},
       {{"--save-every=2"}, "--save-every: --save-dir, where checkpoints lie, expected with it, got none"},
-      {{"--save-dir=/s", "--save-every=2", "--nodes=2", "--cluster-address=127.0.0.1:7000"},
-       "--save-every: one daemon expected, got --nodes > 1"},
       {{"--save-dir=/s", "--save-every=0"}, "--save-every: an integer from 1 up expected"},
       {{"--save-dir=/s", "--save-every=-1s"}, "--save-every: a positive duration of at most 24h"},
       {{"--save-keep=0"}, "--save-keep: an integer from 1 up expected"},

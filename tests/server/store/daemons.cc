@@ -18,13 +18,14 @@ namespace paramshard::server {
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-Daemons::Daemons(const std::vector<int>& device_counts) {
+Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) {
   const int nodes = static_cast<int>(device_counts.size());
   clusters_.resize(nodes);
   if (nodes == 1) {
     clusters_[0] = *MakeLocalCluster(device_counts[0]);
   } else {
-    zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0]}));
+    zero_ = std::make_unique<CoordinatorNode>(
+        *MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir}));
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -34,6 +35,7 @@ Daemons::Daemons(const std::vector<int>& device_counts) {
       auto joined = MakeRemoteCluster({.node = node,
                                        .devices = device_counts[node],
                                        .coordinator_address = absl::StrCat("127.0.0.1:", port),
+                                       .save_dir = options.save_dir,
                                        .join_timeout = kPatience});
       PARAMSHARD_CHECK(joined.ok());
       clusters_[node] = *std::move(joined);
@@ -48,7 +50,10 @@ Daemons::Daemons(const std::vector<int>& device_counts) {
       world.devices.push_back(devices_.back().get());
       node_of_.push_back(node);
     }
-    stores_.push_back(std::make_unique<ModelStore>(ModelStore::Options{.world = world}));
+    stores_.push_back(std::make_unique<ModelStore>(
+        ModelStore::Options{.world = world,
+                            .save_dir = options.save_dir,
+                            .savers = options.savers.empty() ? nullptr : options.savers[node]}));
   }
 }
 
@@ -59,6 +64,8 @@ Daemons::~Daemons() {
   for (int node = 0; node < static_cast<int>(clusters_.size()); ++node) cluster(node)->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
+
+void Daemons::Stop(int node) { cluster(node)->Stop(); }
 
 void Daemons::Create(const v1::ModelSpec& spec) {
   for (const auto& store : stores_) {

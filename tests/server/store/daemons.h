@@ -20,13 +20,20 @@ namespace paramshard::server {
 
 class Daemons {
  public:
+  struct Options {
+    std::string save_dir = {};  // and who saves, by node; they outlive the world
+    std::vector<const SaverSource*> savers = {};
+  };
   // By node.
-  explicit Daemons(const std::vector<int>& device_counts);
+  explicit Daemons(const std::vector<int>& device_counts) : Daemons(device_counts, Options()) {}
+  Daemons(const std::vector<int>& device_counts, const Options& options);
   ~Daemons();
 
   // On every daemon. Ends the test program when one refuses.
   void Create(const v1::ModelSpec& spec);
   ModelStore& store(int node) { return *stores_[node]; }
+  // The others lose the daemon.
+  void Stop(int node);
   Model& model(int node) { return *models_[node]; }
   // Of the present epoch.
   FakeTrainer& trainer(int rank) { return *trainers_[rank]; }

@@ -37,6 +37,12 @@ class HookedCluster final : public Cluster {
     rendezvous_ = std::move(hook);
   }
 
+  // Hears all that is said of saves from now on.
+  void OnTellSave(std::function<void(const SaveNews& news)> hook) {
+    absl::MutexLock lock(&mu_);
+    hears_ = std::move(hook);
+  }
+
   // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
@@ -75,6 +81,11 @@ class HookedCluster final : public Cluster {
     if (fails) return std::make_unique<FailingRendezvous>(fails);
     return cluster_->MakeRendezvous(model, epoch);
   }
+  absl::Status TellSave(const SaveNews& news) override {
+    const std::function<void(const SaveNews&)> hears = Hook(hears_);
+    if (hears) hears(news);
+    return cluster_->TellSave(news);
+  }
   void Stop() override { cluster_->Stop(); }
 
  private:
@@ -89,7 +100,8 @@ class HookedCluster final : public Cluster {
   };
 
   // A hook may wait: it is called without the lock.
-  std::function<absl::Status()> Hook(const std::function<absl::Status()>& hook) {
+  template <typename Function>
+  Function Hook(const Function& hook) {
     absl::MutexLock lock(&mu_);
     return hook;
   }
@@ -97,9 +109,10 @@ class HookedCluster final : public Cluster {
   const std::unique_ptr<Cluster> cluster_;
   std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these three guarded by mu_
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these four guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
   std::function<absl::Status()> rendezvous_;
+  std::function<void(const SaveNews& news)> hears_;
 };
 
 }  // namespace paramshard::server

@@ -1,0 +1,98 @@
+#include "server/saves/daemon_images.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
+#include "server/saves/disk.h"
+#include "server/store/pinned_state.h"
+
+namespace paramshard::server {
+
+checkpoint::World WorldOf(const Layout& layout, const World& world) {
+  return {.size = world.world_size, .shard_size = layout.ranks()};
+}
+
+absl::StatusOr<std::unique_ptr<DaemonImages>> DaemonImages::Create(Model& model, DiskCalls* calls,
+                                                                   std::function<void(int rank)> before_copy) {
+  auto images = std::unique_ptr<DaemonImages>(new DaemonImages(model, calls, std::move(before_copy)));
+  const checkpoint::World world = WorldOf(model.layout(), model.world());
+  for (int rank = 0; rank < model.world().rank_count(); ++rank) {
+    ASSIGN_OR_RETURN(auto image, StateImage::Create(model.layout(), world, model.world().first_rank + rank));
+    images->images_.push_back(std::move(image));
+  }
+  return images;
+}
+
+int64_t DaemonImages::memory_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& image : images_) bytes += image->size_bytes();
+  return bytes;
+}
+
+int64_t DaemonImages::file_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& image : images_) {
+    for (int i = 0; i < image->file_count(); ++i) bytes += static_cast<int64_t>(image->Bytes(i).size());
+  }
+  return bytes;
+}
+
+absl::Status DaemonImages::OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const {
+  std::vector<absl::Status> results(ranks());
+  std::vector<std::thread> threads;
+  for (int rank = 1; rank < ranks(); ++rank) {
+    absl::StatusOr<std::thread> thread = StartThread(purpose, [&results, work, rank] { results[rank] = work(rank); });
+    // A thread that runs may have written its result already.
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+    } else {
+      results[rank] = thread.status();
+    }
+  }
+  results[0] = work(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& result : results) RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
+absl::Status DaemonImages::Fill(const Model::HeldState& state, GoOn go_on) {
+  const absl::Cleanup release = [this] { model_.ReleaseState(); };
+  return OnAllRanks("a copy for a save", [&](int rank) {
+    before_copy_(rank);
+    const absl::Status copied = FillRank(state, rank, go_on);
+    model_.ReleaseState(rank);
+    return copied;
+  });
+}
+
+absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoOn go_on) {
+  const PinnedState pinned = PinnedState::At("save", model_.spec().name, state.numbers, state.generation);
+  const auto check = [&](const Shard& shard) ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
+    RETURN_IF_ERROR(go_on());
+    RETURN_IF_ERROR(model_.CheckHeld());
+    return pinned.Check(shard);
+  };
+  return images_[rank]->Fill(*model_.shards()[rank], state.commits.client_states[rank], check);
+}
+
+absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,
+                                               GoOn go_on) {
+  const SaveFolder folder(Disk(calls_), model_folder, identity);
+  RETURN_IF_ERROR(OnAllRanks("files of a save", [&](int rank) { return WriteRank(folder, rank, go_on); }));
+  std::vector<const StateImage*> images;
+  for (const auto& image : images_) images.push_back(image.get());
+  return folder.Finish(model_.world().cluster->node(), images);
+}
+
+absl::Status DaemonImages::WriteRank(const SaveFolder& folder, int rank, GoOn go_on) {
+  int64_t known_bytes = 0;
+  return folder.WriteRank(*images_[rank], [&](int64_t written_bytes) {
+    written_bytes_ += written_bytes - std::exchange(known_bytes, written_bytes);
+    return go_on();
+  });
+}
+
+}  // namespace paramshard::server

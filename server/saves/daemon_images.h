@@ -1,0 +1,73 @@
+// What one daemon copies and writes in a save: the images of all its ranks.
+#ifndef PARAMSHARD_SERVER_SAVES_DAEMON_IMAGES_H_
+#define PARAMSHARD_SERVER_SAVES_DAEMON_IMAGES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/checkpoint/rank_file.h"
+#include "server/saves/disk_calls.h"
+#include "server/saves/save_folder.h"
+#include "server/saves/state_image.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+checkpoint::World WorldOf(const Layout& layout, const World& world);
+
+// A save goes through one image per rank, on the caller's thread and one for each further rank. One thread at a time,
+// but for the counters.
+//
+//   ASSIGN_OR_RETURN(auto images, DaemonImages::Create(model, calls, before_copy));
+//   RETURN_IF_ERROR(images->Fill(state, go_on));   // steps may go on from here
+//   ASSIGN_OR_RETURN(const PartReport report, images->Write(model_folder, identity, go_on));
+class DaemonImages {
+ public:
+  // Takes the memory. `model` and `calls` outlive the images; `before_copy` is called for every rank of the daemon
+  // before it is copied. Errors of StateImage::Create.
+  static absl::StatusOr<std::unique_ptr<DaemonImages>> Create(Model& model, DiskCalls* calls,
+                                                              std::function<void(int rank)> before_copy);
+
+  // Is asked again and again: its error ends what is under way.
+  using GoOn = absl::FunctionRef<absl::Status()>;
+
+  // Copies a state that the model holds, and releases it, whatever comes of it.
+  absl::Status Fill(const Model::HeldState& state, GoOn go_on);
+  // Writes what was filled into the folder of a save, which is there. Errors of SaveFolder.
+  absl::StatusOr<PartReport> Write(const std::string& model_folder, const SaveIdentity& identity, GoOn go_on);
+
+  // That is taken; of the files that were filled; and of them, written since the last Restart.
+  int64_t memory_bytes() const;
+  int64_t file_bytes() const;
+  int64_t written_bytes() const { return written_bytes_; }
+  void Restart() { written_bytes_ = 0; }
+
+ private:
+  DaemonImages(Model& model, DiskCalls* calls, std::function<void(int rank)> before_copy)
+      : model_(model), calls_(calls), before_copy_(std::move(before_copy)) {}
+  int ranks() const { return static_cast<int>(images_.size()); }
+  absl::Status FillRank(const Model::HeldState& state, int rank, GoOn go_on);
+  absl::Status WriteRank(const SaveFolder& folder, int rank, GoOn go_on);
+  // Does something for every rank of the daemon at once, and waits for all. The first error.
+  absl::Status OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const;
+
+  // Constant after Create.
+  Model& model_;
+  DiskCalls* const calls_;
+  const std::function<void(int rank)> before_copy_;
+  std::vector<std::unique_ptr<StateImage>> images_;
+
+  std::atomic<int64_t> written_bytes_ = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_DAEMON_IMAGES_H_

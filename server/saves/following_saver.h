@@ -1,0 +1,151 @@
+// The saves of one model at a daemon that is not node 0: its part of what node 0 orders.
+#ifndef PARAMSHARD_SERVER_SAVES_FOLLOWING_SAVER_H_
+#define PARAMSHARD_SERVER_SAVES_FOLLOWING_SAVER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
+#include "server/cluster/save_news.h"
+#include "server/saves/daemon_images.h"
+#include "server/saves/disk_calls.h"
+#include "server/saves/save_records.h"
+#include "server/store/model.h"
+#include "server/store/model_saver.h"
+
+namespace paramshard::server {
+
+// Follows the Saver of node 0, on a thread of its own:
+//
+//   order: the state is held as soon as its commit is answered here -> ranks are copied, steps may go on -> permission:
+//   files are written -> part -> end
+//
+// Locks, publishes, deletes and cleans nothing. Whatever fails here is said in the part. When node 0 gives the save up,
+// is lost, or says nothing until the deadline, this daemon stops and forgets.
+class FollowingSaver final : public ModelSaver {
+ public:
+  struct Options {
+    std::string root;  // of checkpoints: node 0's too
+    bool saves_on_drain = true;
+    DiskCalls* calls = nullptr;  // these two outlive the saver
+    const Clock* clock = &Clock::Steady();
+    std::function<absl::Time()> now = absl::Now;
+    std::function<void(int rank)> before_copy = [](int) {};
+  };
+
+  // `model` outlives the saver. Errors of DaemonImages::Create; RESOURCE_EXHAUSTED for no thread.
+  static absl::StatusOr<std::unique_ptr<FollowingSaver>> Create(Model& model, const Options& options);
+  ~FollowingSaver() override;
+
+  void OnCommitted(const CommitAnswer& answer, bool asked) override;
+  void OnSettled() override;
+  void OnNews(const SaveNews& news) override;
+  void Stop() override;
+  absl::StatusOr<SaveRecord> Request() override;
+  absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const override;
+  absl::Status CheckIdle(absl::string_view operation) const override;
+  void Drain(SteadyTime deadline) override;
+  std::vector<SaveRecord> records() const override;
+  SaveCounts counts() const override;
+  int64_t image_bytes() const override { return images_->memory_bytes(); }
+
+ private:
+  // A save, until node 0 has said what came of it.
+  struct UnderWay {
+    SaveOrder order;
+    int64_t number = 0;  // of its record
+    SteadyTime begun;
+    SteadyTime deadline;
+    bool is_held = false;             // the state is, or was until it was copied
+    bool is_permitted = false;        // to be written
+    std::optional<SaveEnd> end = {};  // that came before the thread was through
+  };
+  // What the thread is to copy.
+  struct Work {
+    SaveOrder order;
+    SteadyTime deadline;
+    Model::HeldState state;
+  };
+
+  FollowingSaver(Model& model, const Options& options)
+      : model_(model), options_(options), records_(model.spec().name) {}
+  absl::Status Open();
+
+  void TakeOrder(const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakePermission(absl::uint128 id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeEnd(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeLoss(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Holds the state that is ordered, as soon as it is there; `settled`: no commit is to come.
+  void Hold(bool settled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION: it is not the one that node 0 holds.
+  absl::Status CheckIsOrdered(const Model::HeldState& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells node 0, whose word ends the save.
+  void Report(absl::uint128 id, const absl::StatusOr<PartReport>& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `save` is one of the two below.
+  void Finish(std::optional<UnderWay>& save, const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Node 0 says nothing more of the save whose part is told, by `why`.
+  void FinishReported(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Waits() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return under_way_.has_value() && !under_way_->is_held; }
+  bool IsUnderWay(absl::uint128 id) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return under_way_.has_value() && under_way_->order.id == id;
+  }
+  bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(under_way_->number); }
+  SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // That is known, and has no end yet.
+  bool IsOpen(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !under_way_.has_value() && !reported_.has_value(); }
+  // Ends what has waited for too long: for its commit, or for node 0's word.
+  void CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SteadyTime NextDeadline() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void WaitUntil(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The thread's.
+  void Run();
+  std::optional<Work> Take();
+  void Save(const Work& work);
+  absl::StatusOr<PartReport> MakePart(const Work& work);
+  absl::Status AwaitPermission(const Work& work);
+  absl::Status CheckGoesOn(const Work& work) const;
+  static absl::Status LateError();
+
+  // Constant after Create.
+  Model& model_;
+  const Options options_;
+  std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
+
+  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> given_up_ = false;  // the save under way, by node 0 or with it
+
+  mutable absl::Mutex mu_;
+  mutable SteadyCondVar changed_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::uint128> last_order_ ABSL_GUARDED_BY(mu_);  // its id: orders come by two ways
+  std::optional<UnderWay> under_way_ ABSL_GUARDED_BY(mu_);
+  // Its part is told. The next order may come by a decision before this one's end does on the stream.
+  std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
+  absl::Status reported_status_ ABSL_GUARDED_BY(mu_);  // how its part is
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);      // until the thread takes it
+  SaveRecords records_ ABSL_GUARDED_BY(mu_);
+  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
+  std::thread thread_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_FOLLOWING_SAVER_H_

@@ -1,0 +1,77 @@
+#include "server/saves/save_records.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/log/log.h"
+
+namespace paramshard::server {
+namespace {
+
+// That are shown.
+constexpr size_t kMostRecords = 64;
+
+absl::string_view EventOf(SaveState state) {
+  if (state == SaveState::kPublished) return "saved";
+  if (state == SaveState::kUnknown) return "a save may be lost when the power fails";
+  return state == SaveState::kSkipped ? "a save was skipped" : "a save was abandoned";
+}
+
+}  // namespace
+
+SaveRecord& SaveRecords::Add(SaveRecord record) {
+  record.number = ++last_number_;
+  records_.push_back(std::move(record));
+  if (records_.size() > kMostRecords) {
+    const auto skipped = std::find_if(records_.begin(), records_.end(),
+                                      [](const SaveRecord& each) { return each.state == SaveState::kSkipped; });
+    const auto oldest =
+        std::find_if(records_.begin(), records_.end(), [](const SaveRecord& each) { return IsOver(each.state); });
+    records_.erase(skipped != records_.end() ? skipped : oldest);
+  }
+  return records_.back();
+}
+
+const SaveRecord* SaveRecords::Find(int64_t number) const {
+  const auto found = std::find_if(records_.begin(), records_.end(),
+                                  [number](const SaveRecord& each) { return each.number == number; });
+  return found == records_.end() ? nullptr : &*found;
+}
+
+SaveRecord* SaveRecords::Find(int64_t number) {
+  return const_cast<SaveRecord*>(static_cast<const SaveRecords&>(*this).Find(number));
+}
+
+absl::StatusOr<SaveRecord> SaveRecords::Get(int64_t number) const {
+  if (const SaveRecord* const record = Find(number); record != nullptr) return *record;
+  return absl::NotFoundError(absl::StrCat("save ", number, " of ", model_, ": a recent one expected"));
+}
+
+void SaveRecords::Close(const SaveRecord& record) {
+  switch (record.state) {
+    case SaveState::kPublished:
+      ++counts_.published;
+      break;
+    case SaveState::kUnknown:
+      ++counts_.unknown;
+      break;
+    case SaveState::kSkipped:
+      ++counts_.skipped;
+      break;
+    default:
+      ++counts_.abandoned;
+  }
+  const LogLevel level = record.state == SaveState::kPublished ? LogLevel::kInfo : LogLevel::kWarning;
+  Log(level, EventOf(record.state),
+      {{"model", model_},
+       {"step", absl::StrCat(record.step)},
+       {"path", record.path},
+       {"bytes", absl::StrCat(record.size_bytes)},
+       {"took", absl::FormatDuration(absl::Trunc(record.took, absl::Milliseconds(1)))},
+       {"stall", absl::FormatDuration(absl::Trunc(record.stall, absl::Milliseconds(1)))},
+       {"why", record.status.ToString()}});
+}
+
+}  // namespace paramshard::server

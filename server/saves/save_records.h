@@ -1,0 +1,42 @@
+// What is known of a model's recent saves.
+#ifndef PARAMSHARD_SERVER_SAVES_SAVE_RECORDS_H_
+#define PARAMSHARD_SERVER_SAVES_SAVE_RECORDS_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/store/model_saver.h"
+
+namespace paramshard::server {
+
+// Not thread-safe.
+class SaveRecords {
+ public:
+  explicit SaveRecords(std::string model) : model_(std::move(model)) {}
+
+  // Numbers it. Of too many the oldest that are over go, skipped ones first: a slow disk makes many.
+  SaveRecord& Add(SaveRecord record);
+  // Null for one of long ago.
+  SaveRecord* Find(int64_t number);
+  const SaveRecord* Find(int64_t number) const;
+  // NOT_FOUND.
+  absl::StatusOr<SaveRecord> Get(int64_t number) const;
+  const std::deque<SaveRecord>& all() const { return records_; }
+
+  // Counts and logs one that is over.
+  void Close(const SaveRecord& record);
+  const SaveCounts& counts() const { return counts_; }
+
+ private:
+  const std::string model_;
+  int64_t last_number_ = 0;
+  std::deque<SaveRecord> records_;
+  SaveCounts counts_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SAVES_SAVE_RECORDS_H_
