@@ -77,7 +77,8 @@ void WriteState(const SavedModel& model, Shard& shard) {
 SavedShards::SavedShards(const ModelSpec& spec, uint64_t seed, const Options& options)
     : options_(options), model_(spec, seed), layout_(spec, options.world.shard_size), device_(MakeCpuDevice(0)) {
   for (int rank = 0; rank < world().size; ++rank) {
-    auto shard = Shard::Create(layout_.spec(), layout_, rank % world().shard_size, device_.get(), {.moves = options.moves});
+    auto shard =
+        Shard::Create(layout_.spec(), layout_, rank % world().shard_size, device_.get(), {.moves = options.moves});
     PARAMSHARD_CHECK(shard.ok());
     WriteState(model_, **shard);
     shards_.push_back(*std::move(shard));
