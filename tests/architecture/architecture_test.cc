@@ -82,6 +82,7 @@ const std::vector<Rule> kRules = {
     {"server/store/", kStore},
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},
+    {"server/store/model_journal.h", kCommands},
     {"server/store/seat.cc", kCommands},
     {"server/store/sequence.h", kCommands},
 };
