@@ -1,4 +1,4 @@
-// What a server does with a model that its journal tells of: the table of docs/architecture.md, "What will outlive the
+// What a server does with a model that its journal tells of: the table of docs/architecture.md, "What outlives the
 // server".
 #ifndef PARAMSHARD_SERVER_JOURNAL_RECOVERY_H_
 #define PARAMSHARD_SERVER_JOURNAL_RECOVERY_H_

@@ -51,9 +51,7 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
 absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
   for (const UnitSpec& unit : spec.units) {
     for (const ParameterSpec& parameter : unit.parameters) {
-      const bool in_planes =
-          parameter.master_type == MasterType::kBF16Remainder || (!parameter.master_type.has_value() && generation > 0);
-      if (!in_planes) continue;
+      if (parameter.master_type.has_value() || generation == 0) continue;
       return absl::DataLossError(
           absl::StrCat("parameter ", parameter.name, " was in planes alone, which ended with it"));
     }

@@ -39,6 +39,7 @@ TestWorld::TestWorld(const Options& options)
                                                               .memory_limit_bytes = options.memory_limit_bytes,
                                                               .savers = options.savers,
                                                               .moves = options.moves,
+                                                              .kept = options.kept,
                                                               .draw_history = options.draw_history})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {

@@ -28,6 +28,7 @@ class TestWorld {
     EngineSettings engines = {};
     HistoryIdSource draw_history = RandomHistoryId;
     const SaverSource* savers = nullptr;
+    KeptStore* kept = nullptr;
   };
   explicit TestWorld(const Options& options);
 

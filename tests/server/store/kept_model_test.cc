@@ -1,0 +1,370 @@
+// Models that another store takes over: what a server leaves behind when it dies is a copy of its kept memory at that
+// moment.
+
+#include <unistd.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "server/device/kept_memory.h"
+#include "tests/server/keeper/fake_kept_store.h"
+#include "tests/server/store/model_fixture.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Amaxes with and without a history, a master with a remainder, and FP8 moments.
+v1::ModelSpec Spec() {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {MakeParameter("w.w", {6, 4})}),
+                                      MakeUnit("d", {MakeParameter("d.w", {64, 48}, v1::FORMAT_FP8_TENSOR_DELAYED)}),
+                                      MakeUnit("c", {MakeParameter("c.w", {40, 32}, v1::FORMAT_FP8_TENSOR_CURRENT)}),
+                                      MakeUnit("r", {MakeParameter("r.w", {33, 16}, v1::FORMAT_BF16)})});
+  for (v1::UnitSpec& unit : *spec.mutable_units()) {
+    unit.mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(1);
+  }
+  spec.mutable_units(2)->mutable_parameters(0)->set_exp_avg_type(v1::MOMENT_TYPE_FP8);
+  spec.mutable_units(3)->mutable_parameters(0)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
+  spec.set_gather_slots(2);
+  spec.set_gradient_slots(1);
+  return spec;
+}
+constexpr int kUnits = 4;
+
+// Calls what a test gives it around every step of a rank.
+class WatchedDevice final : public ComputeDevice {
+ public:
+  struct Hooks {
+    std::function<void()> before_step = [] {};
+    std::function<void()> after_step = [] {};
+  };
+  WatchedDevice(std::unique_ptr<ComputeDevice> inner, const Hooks* hooks)
+      : ComputeDevice(inner->id()), inner_(std::move(inner)), hooks_(hooks) {}
+
+  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
+    return inner_->Allocate(name, size_bytes, sharing);
+  }
+  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override {
+    return inner_->Adopt(name, size_bytes, std::move(fd));
+  }
+  int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
+  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
+    return inner_->OpenHostMemory(page);
+  }
+  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
+    return inner_->Read(data, size_bytes);
+  }
+  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
+    return inner_->Write(data, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                  StateMoves moves) override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return inner_->MakeQueue(); }
+
+ private:
+  const std::unique_ptr<ComputeDevice> inner_;
+  const Hooks* const hooks_;
+};
+
+class WatchedArithmetic final : public ShardArithmetic {
+ public:
+  WatchedArithmetic(std::unique_ptr<ShardArithmetic> inner, const WatchedDevice::Hooks* hooks)
+      : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
+
+  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
+    return inner_->EncodePlanes(scalings);
+  }
+  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
+    return inner_->EncodeAfterAmax(active, scalings);
+  }
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() override { return inner_->MeasureAmaxes(); }
+  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
+                                                    absl::Span<const SumTask> sums) override {
+    return inner_->SumSquares(active, sums);
+  }
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+                                          absl::Span<const TensorScaling> scalings,
+                                          const StepProgress& progress) override {
+    hooks_->before_step();
+    auto amaxes = inner_->Step(steps, scalings, progress);
+    set_position(inner_->position());
+    hooks_->after_step();
+    return amaxes;
+  }
+
+ private:
+  const std::unique_ptr<ShardArithmetic> inner_;
+  const WatchedDevice::Hooks* const hooks_;
+};
+
+absl::StatusOr<std::unique_ptr<ShardArithmetic>> WatchedDevice::MakeArithmetic(std::vector<ExtentTensors> tensors,
+                                                                               StateMoves moves) {
+  auto made = inner_->MakeArithmetic(std::move(tensors), std::move(moves));
+  if (!made.ok()) return made.status();
+  return std::make_unique<WatchedArithmetic>(*std::move(made), hooks_);
+}
+
+// Copies all that is kept, as it is at this moment.
+void CopyKept(FakeKeptStore& from, FakeKeptStore& to) {
+  const auto taken = from.TakeAll();
+  PARAMSHARD_CHECK(taken.ok());
+  for (const auto& [name, fd] : *taken) {
+    const off_t size = lseek(fd.get(), 0, SEEK_END);
+    auto copy = Memory::Allocate("copy", size, Sharing::kKept);
+    PARAMSHARD_CHECK(copy.ok() && pread(fd.get(), copy->data(), size, 0) == size);
+    PARAMSHARD_CHECK(to.Keep(name, copy->fd()).ok());
+  }
+}
+
+class KeptModelTest : public ModelTest {
+ protected:
+  void SetUp() override { Start(2); }
+
+  // A server with `ranks` devices, in the place of the one before.
+  void Start(int ranks) {
+    CloseWorld();
+    world_ = std::make_unique<TestWorld>(TestWorld::Options{
+        .ranks = ranks,
+        .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
+        .make_device = [this](int rank) { return std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_); },
+        .kept = kept_.get()});
+  }
+  void Create() { model_ = world_->Create(Spec()); }
+  // The next server, after the end of this one.
+  void TakeOver(int ranks = 2) {
+    Start(ranks);
+    ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
+    EXPECT_THAT(cut_off, IsEmpty());
+    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  }
+  // A step of the units with these numbers.
+  void StepUnits(const std::vector<int>& units, float gradient) {
+    for (const int unit : units) {
+      Push(unit, [&](int rank) { return gradient * static_cast<float>(rank + unit + 1); });
+    }
+    Commit();
+  }
+  void StepAll(float gradient) { StepUnits({0, 1, 2, 3}, gradient); }
+  // Everything that the next commit depends on.
+  std::string StateOf(const Model& model) const {
+    std::string state =
+        absl::StrCat(StateHash(model), " ", model.history().id.ToString(), " ", model.history().lineage.ToString());
+    const CommitLog::State commits = model.commit_log().state();
+    absl::StrAppend(&state, " ", commits.numbers.commit_number, " ", commits.numbers.version, " ",
+                    commits.numbers.skipped);
+    if (commits.last_answer.has_value()) {
+      absl::StrAppend(&state, " ", commits.last_answer->commit_number, " ", commits.last_answer->gradient_norm);
+    }
+    for (const std::string& client_state : commits.client_states) absl::StrAppend(&state, " '", client_state, "'");
+    for (const ScalingBook::Record& record : model.scaling_book().records()) {
+      absl::StrAppend(&state, " ", record.amax, " ", record.scale, " ", record.is_fresh);
+      if (!record.history.has_value()) continue;
+      for (const float amax : record.history->amaxes) absl::StrAppend(&state, " ", amax);
+    }
+    for (const auto& shard : model.shards()) {
+      std::vector<int64_t> steps(kUnits);
+      shard->CollectSteps(absl::MakeSpan(steps));
+      for (const int64_t step : steps) absl::StrAppend(&state, " ", step);
+    }
+    return state;
+  }
+  // Commits that the next ones must not differ in.
+  std::string StateAfterMoreSteps() {
+    Attach();
+    for (const float gradient : {0.25f, -0.5f, 1.0f}) StepAll(gradient);
+    return StateOf(*model_);
+  }
+
+  WatchedDevice::Hooks hooks_;
+  std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
+};
+
+TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
+  Create();
+  Attach();
+  StepAll(0.5f);
+  StepUnits({1}, -2.0f);
+  trainers_.clear();
+  const std::string before = StateOf(*model_);
+  const int64_t epoch = model_->activity().epoch;
+  FakeKeptStore copy;
+  CopyKept(*kept_, copy);
+  const std::string expected = StateAfterMoreSteps();
+
+  CloseWorld();
+  kept_ = std::make_unique<FakeKeptStore>();
+  CopyKept(copy, *kept_);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), before);
+  EXPECT_EQ(model_->activity().epoch, epoch);
+  EXPECT_EQ(StateAfterMoreSteps(), expected);
+}
+
+TEST_F(KeptModelTest, AModelThatWasNeverTrainedGoesOnToo) {
+  Create();
+  const std::string before = StateOf(*model_);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), before);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), before);
+  Attach();
+  StepAll(0.5f);
+}
+
+// One rank, so that nobody writes while what it leaves is copied.
+class CutModelTest : public KeptModelTest {
+ protected:
+  void SetUp() override { Start(1); }
+
+  // The server dies when `hook` is called in the second commit; what the next one has is the
+  // state of the first commit or of the second.
+  enum class Is { kFirst, kSecond };
+  void ExpectGoesOn(std::function<void()>& hook, Is is) {
+    Create();
+    Attach();
+    StepAll(0.5f);
+    const std::string first = StateOf(*model_);
+    FakeKeptStore left;
+    hook = [&] { CopyKept(*kept_, left); };
+    StepUnits({1, 2, 3}, -2.0f);
+    hook = [] {};
+    trainers_.clear();
+    const std::string second = StateOf(*model_);
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    TakeOver(1);
+    EXPECT_EQ(StateOf(*model_), is == Is::kFirst ? first : second);
+    const std::string on = StateAfterMoreSteps();
+    EXPECT_FALSE(on.empty());
+  }
+};
+
+TEST_F(CutModelTest, ACommitThatWasNotDecidedIsForgotten) {
+  std::function<void()> hook = [] {};
+  world_->cluster().BeforeVote([&] { return hook(), absl::OkStatus(); });
+  ExpectGoesOn(hook, Is::kFirst);
+}
+
+TEST_F(CutModelTest, AStepThatWasDecidedAndNotBegunIsMade) { ExpectGoesOn(hooks_.before_step, Is::kSecond); }
+
+TEST_F(CutModelTest, AStepThatWasMadeAndNotAnsweredIsAnswered) { ExpectGoesOn(hooks_.after_step, Is::kSecond); }
+
+TEST_F(CutModelTest, ASkippedCommitStaysSkipped) {
+  Create();
+  Attach();
+  Push(0, [](int) { return std::numeric_limits<float>::infinity(); });
+  EXPECT_TRUE(Commit().skipped);
+  trainers_.clear();
+  const std::string before = StateOf(*model_);
+  TakeOver(1);
+  EXPECT_EQ(StateOf(*model_), before);
+}
+
+TEST_F(KeptModelTest, ADeletedModelLeavesNothing) {
+  Create();
+  EXPECT_THAT(*kept_->TakeAll(), testing::Not(IsEmpty()));
+  ASSERT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+  Create();
+  TakeOver();
+}
+
+TEST_F(KeptModelTest, AModelThatCouldNotBeFilledLeavesNothing) {
+  const auto fail = [](const std::shared_ptr<Model>&, ModelStore::Show) { return absl::InternalError("no"); };
+  EXPECT_THAT(world_->store().CreateOrJoin(Parse(Spec()), fail), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+}
+
+TEST_F(KeptModelTest, AnotherWorldLeavesTheModelToOneThatCanGoOn) {
+  Create();
+  const std::string before = StateOf(*model_);
+  Start(3);
+  EXPECT_THAT(world_->store().TakeOver(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("model m"), HasSubstr("[2]"))));
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), before);
+}
+
+TEST_F(KeptModelTest, AModelWithoutItsMemoryIsLostUntilItIsDeleted) {
+  Create();
+  CloseWorld();
+  // Its journal alone is left.
+  auto taken = kept_->TakeAll();
+  ASSERT_OK(taken.status());
+  kept_ = std::make_unique<FakeKeptStore>();
+  for (const auto& [name, fd] : *taken) {
+    if (!absl::StrContains(name, kJournalPiece)) continue;
+    ASSERT_OK(kept_->Keep(name, fd.get()));
+  }
+  Start(2);
+  ASSERT_OK(world_->store().TakeOver());
+  const auto is_lost = StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("model m"), HasSubstr("rank-0/master")));
+  EXPECT_THAT(world_->store().Find("m"), is_lost);
+  EXPECT_THAT(world_->store().CreateOrJoin(Parse(Spec())), is_lost);
+  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+  ASSERT_OK(world_->store().Delete("m", "id"));
+  ASSERT_OK(world_->store().Delete("m", "id"));
+  Create();
+}
+
+TEST_F(KeptModelTest, AnImportThatWasCutOffIsLost) {
+  Create();
+  FakeKeptStore left;
+  ASSERT_OK(model_->BeginImport());
+  ASSERT_OK(model_->Change({}, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+  CloseWorld();
+  kept_ = std::make_unique<FakeKeptStore>();
+  CopyKept(left, *kept_);
+  Start(2);
+  ASSERT_OK(world_->store().TakeOver());
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("import again")));
+}
+
+TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
+  Create();
+  ASSERT_OK(model_->BeginImport());
+  ASSERT_OK(model_->Change({.commit_number = 7, .version = 5}, [] { return absl::OkStatus(); }).status());
+  model_->EndImport();
+  const std::string before = StateOf(*model_);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), before);
+  EXPECT_EQ(commit_number(), 7);
+  StateAfterMoreSteps();
+}
+
+TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
+  Create();
+  FakeKeptStore left;
+  Model::Restored restored;
+  restored.folder = "/saves/m/step-7";
+  ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+  CloseWorld();
+  kept_ = std::make_unique<FakeKeptStore>();
+  CopyKept(left, *kept_);
+  Start(2);
+  ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
+  ASSERT_EQ(cut_off.size(), 1u);
+  EXPECT_EQ(cut_off[0].folder, "/saves/m/step-7");
+  EXPECT_EQ(cut_off[0].spec.name, "m");
+  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace paramshard::server
