@@ -109,15 +109,6 @@ absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonC
   return request;
 }
 
-// A restore that the server before this one did not finish.
-absl::Status RestoreAnew(ModelStore& store, ModelSpec spec, const std::string& folder) {
-  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, folder, {}));
-    return restore->Run(show).status();
-  };
-  return store.CreateOrJoin(std::move(spec), fill).status();
-}
-
 // A gRPC server for each user, and what brings them connections, which ends first.
 struct RunningServers {
   std::vector<std::unique_ptr<grpc::Server>> servers;
@@ -311,11 +302,17 @@ World Daemon::Impl::MakeWorld() const {
 }
 
 absl::Status Daemon::Impl::TakeOver() {
-  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffRestore> cut_off, store_->TakeOver());
-  for (ModelStore::CutOffRestore& restore : cut_off) {
-    const std::string name = restore.spec.name;
-    const absl::Status restored = RestoreAnew(*store_, std::move(restore.spec), restore.folder);
-    if (!restored.ok()) store_->SetLost(name, restored);
+  if (afterlife_.kept != nullptr && kept() == nullptr) {
+    ASSIGN_OR_RETURN(const KeptStore::Descriptors left, afterlife_.kept->TakeAll());
+    if (!left.empty()) {
+      return absl::FailedPreconditionError(
+          "--nodes: 1 expected while models are kept, which a world of several daemons cannot go on with");
+    }
+  }
+  ASSIGN_OR_RETURN(const std::vector<ModelStore::CutOffRestore> cut_off, store_->TakeOver());
+  for (const auto& [model, folder] : cut_off) {
+    const absl::StatusOr<std::unique_ptr<ModelRestore>> restore = ModelRestore::Prepare(model, folder, {});
+    store_->FinishRestore(model, restore.ok() ? (*restore)->Run().status() : restore.status());
   }
   return absl::OkStatus();
 }
@@ -371,8 +368,7 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
-  const bool restores = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
-  lifetime.keeps_models = kept() != nullptr || restores;
+  lifetime.restores_models = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
   return lifetime;
 }
 

@@ -73,6 +73,9 @@ class Journal {
   // Marks mean nothing from then on.
   absl::Status Answer(const AnsweredCommit& commit);
 
+  // The number of the commit that was decided last, here or before the journal was adopted.
+  int64_t decided_commit() const { return decided_.commit_number; }
+
   // --- Marks of the commit that was decided. `rank` counts from this daemon's first
 
   // `count` of the lane's bands are begun, or done and their bytes in memory. Without bands the whole step is the one

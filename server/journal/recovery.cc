@@ -73,7 +73,7 @@ class Planner {
  private:
   absl::Status PlanChange(const ChangeSource& source) {
     plan_.change = source;
-    if (!source.repeatable()) return Lost("an import was cut off, and whoever sent it is gone: import again");
+    if (!source.repeatable()) return Lost("an import was cut off, and whoever sent it is gone");
     plan_.action = RecoveryAction::kRedoChange;
     return absl::OkStatus();
   }

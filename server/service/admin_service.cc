@@ -123,7 +123,9 @@ absl::Status CheckMayRestart(uid_t caller) {
 
 absl::Status CheckNothingIsLost(const ModelStore& store) {
   std::vector<std::string> names;
-  for (const auto& model : store.List()) names.push_back(model->spec().name);
+  for (const auto& model : store.List()) {
+    if (!model->outlives_server()) names.push_back(model->spec().name);
+  }
   if (names.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("restart: no models expected, which end with the server, got ",
                                                     absl::StrJoin(names, ", "),
@@ -285,7 +287,7 @@ absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, cons
   if (lifetime_.restart == nullptr) {
     return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
   }
-  if (!request.lose_models() && !lifetime_.keeps_models) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
+  if (!request.lose_models() && !lifetime_.restores_models) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
   RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request), request.lose_models()));
   return v1::RestartResponse();
 }

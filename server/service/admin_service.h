@@ -23,8 +23,8 @@ class AdminService final : public GuardedService {
     // Another server follows. Null without a keeper.
     // `lose_models`: it has none of this one's.
     std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
-    // A restart loses no model: they outlive the server, or are saved at its end and restored when they are created.
-    bool keeps_models = false;
+    // Models are saved at the daemon's end, and begin with what is saved when they are created again.
+    bool restores_models = false;
   };
   AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime);
 

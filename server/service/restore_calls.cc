@@ -153,21 +153,23 @@ v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress)
   return response;
 }
 
-// Null where the model begins with its initial values.
-absl::StatusOr<std::optional<v1::RestoreSummary>> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
-                                                       ModelStore::Show show) {
-  const std::string& name = model->spec().name;
-  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kLatest && !model->save_dir().empty()) {
-    ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(model->save_dir(), name));
-    if (!has_checkpoint) {
-      RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
-                         {{"model", name}, {"save_dir", model->save_dir()}});
-      return std::nullopt;
-    }
+// Whether a model that is created begins with a checkpoint: `latest` of none is a fresh start.
+absl::StatusOr<bool> BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
+                                          const std::optional<WantedRestore>& wanted) {
+  if (!wanted.has_value()) return false;
+  if (wanted->checkpoint.kind != CheckpointRequest::Kind::kLatest || store.save_dir().empty()) return true;
+  ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(store.save_dir(), name));
+  if (!has_checkpoint) {
+    RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                       {{"model", name}, {"save_dir", store.save_dir()}});
   }
+  return has_checkpoint;
+}
+
+absl::StatusOr<v1::RestoreSummary> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
+                                        ModelStore::Show show) {
   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
-  ASSIGN_OR_RETURN(v1::RestoreSummary summary, restoration.Run(name, show));
-  return summary;
+  return restoration.Run(model->spec().name, show);
 }
 
 }  // namespace
@@ -212,8 +214,12 @@ absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
   CreatedModel created;
+  ASSIGN_OR_RETURN(const bool restores, BeginsWithCheckpoint(store, spec.name, wanted));
+  if (!restores) {
+    ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
+    return created;
+  }
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    if (!wanted.has_value()) return absl::OkStatus();
     ASSIGN_OR_RETURN(created.restored, Fill(model, *wanted, show));
     return absl::OkStatus();
   };

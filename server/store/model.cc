@@ -47,6 +47,11 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
   return absl::OkStatus();
 }
 
+// Where the state of a rank lies that was adopted; of no meaning where it is to be replaced.
+int64_t PositionOf(const LeftModel* left, int rank) {
+  return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
+}
+
 // Planes end with the server that made them. What is nowhere else is lost, unless it still has its initial values.
 absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
   for (const UnitSpec& unit : spec.units) {
@@ -90,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   if (left == nullptr) RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->OpenJournal(left.get()));
   RETURN_IF_ERROR(model->AllocateShards(left.get()));
-  RETURN_IF_ERROR(left == nullptr ? model->BeginState() : model->ResumeState(left->plan));
+  RETURN_IF_ERROR(left == nullptr ? model->EncodePlanes({}) : model->ResumeState(left->plan));
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
@@ -169,20 +174,27 @@ absl::Status Model::AllocateShards(const LeftModel* left) {
                                    {.moves = options_.moves,
                                     .memory = options_.memory.get(),
                                     .world_rank = world().first_rank + rank,
-                                    .position = left == nullptr ? 0 : left->plan.numbers->positions[rank]}));
+                                    .position = PositionOf(left, rank)}));
     shards_.push_back(std::move(shard));
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::BeginState() {
-  RETURN_IF_ERROR(EncodePlanes({}));
-  if (journal_ == nullptr) return absl::OkStatus();
+absl::Status Model::Publish() {
   absl::MutexLock lock(&mu_);
-  return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), commit_log_.state(), journaled_state());
+  if (journal_ == nullptr || published_) return absl::OkStatus();
+  RETURN_IF_ERROR(
+      journal_->SetUsable(EpochOf(history_, history_begin_, generation_), commit_log_.state(), journaled_state()));
+  published_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Model::ResumeState(const RecoveryPlan& plan) {
+  {
+    absl::MutexLock lock(&mu_);
+    published_ = true;
+  }
+  if (!IsRecoverable(plan.action)) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAllIsKept(spec(), plan.epoch->generation));
   RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
@@ -537,9 +549,19 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
                                                     ", which goes on at other daemons; let their trainers leave"));
 }
 
+bool Model::outlives_server() const {
+  absl::MutexLock lock(&mu_);
+  return journal_ != nullptr && CheckAllIsKept(spec(), generation_).ok();
+}
+
+// A second deletion must not drop what another model of that name has.
 absl::Status Model::DropMemory() {
+  absl::MutexLock lock(&mu_);
+  if (options_.memory == nullptr || memory_dropped_) return absl::OkStatus();
   if (journal_ != nullptr) journal_->BeginDelete();
-  return options_.memory == nullptr ? absl::OkStatus() : options_.memory->Drop();
+  RETURN_IF_ERROR(options_.memory->Drop());
+  memory_dropped_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Model::Close(const absl::Status& why) {
@@ -672,7 +694,7 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   RETURN_IF_ERROR(CheckNotChanging(name.operation));
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
-  if (journal_ != nullptr) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
+  if (journal_ != nullptr && published_) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
@@ -696,6 +718,7 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
     Spoil(change_, ended);
     return usable_;
   }
+  published_ = journal_ != nullptr;
   history_ = replacement.history;
   history_begin_ = begin;
   commit_log_.Restore(replacement.commits);

@@ -68,7 +68,8 @@ class Model {
     MovePolicy moves = {};                // of the steps
     // What the state lies in; null: it ends with the process.
     std::unique_ptr<KeptMemory> memory = nullptr;
-    // A model that another server has left, which IsRecoverable; then `memory` is null. For Create alone.
+    // A model that another server has left, which IsRecoverable, or whose restore is to be made again: until it is,
+    // its state is nobody's. Then `memory` is null. For Create alone.
     std::unique_ptr<LeftModel> left = nullptr;
     HistoryIdSource draw_history = RandomHistoryId;
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
@@ -122,8 +123,13 @@ class Model {
     FinishDrain(deadline);
   }
 
-  // Takes the memory from whoever keeps it: it ends with the model. Nothing is kept of a model that failed to be made.
+  // The model is made: from now on it outlives the server. Until then a server that dies leaves nothing of it.
+  // Idempotent.
+  absl::Status Publish();
+  // Takes the memory from whoever keeps it: it ends with the model. Idempotent; an error leaves all as it was.
   absl::Status DropMemory();
+  // Whether the next server can go on with it.
+  bool outlives_server() const;
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
@@ -269,8 +275,6 @@ class Model {
   // The journal comes first: whatever is allocated after it belongs to a model that is being made.
   absl::Status OpenJournal(const LeftModel* left);
   absl::Status AllocateShards(const LeftModel* left);
-  // Of a model that is made anew, and of one that was adopted.
-  absl::Status BeginState();
   absl::Status ResumeState(const RecoveryPlan& plan);
   // What the journal says of the history and of epochs.
   JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
@@ -360,6 +364,8 @@ class Model {
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
+  bool published_ ABSL_GUARDED_BY(mu_) = false;  // the journal says more than that the model is being made
+  bool memory_dropped_ ABSL_GUARDED_BY(mu_) = false;
   bool importing_ ABSL_GUARDED_BY(mu_) = false;    // somebody has the turn
   bool changing_ ABSL_GUARDED_BY(mu_) = false;     // then no epoch runs, and no trainer waits for one
   absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does

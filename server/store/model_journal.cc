@@ -163,7 +163,6 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, const std::vector<s
 }
 
 absl::Status ModelJournal::Decide(int64_t commit_number, const Decided& decided) {
-  decided_ = commit_number;
   return journal_->Decide({.commit_number = commit_number,
                            .apply = decided.apply,
                            .gradient_scale = decided.step.gradient_scale,
@@ -172,7 +171,7 @@ absl::Status ModelJournal::Decide(int64_t commit_number, const Decided& decided)
 }
 
 StepProgress ModelJournal::Marks(int rank) const {
-  StepProgress progress{.lanes = {}, .word = MarkWord(decided_, 0), .word_step = kMarkStep};
+  StepProgress progress{.lanes = {}, .word = MarkWord(journal_->decided_commit(), 0), .word_step = kMarkStep};
   for (int lane = 0; lane < kBandLanes; ++lane) {
     const Journal::MarkOffsets offsets = journal_->mark_offsets(rank, lane);
     progress.lanes[lane] = {.begun = reinterpret_cast<uint64_t*>(piece_.data() + offsets.begun),

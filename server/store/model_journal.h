@@ -74,7 +74,6 @@ class ModelJournal {
   const Memory& piece_;
   const std::unique_ptr<Journal> journal_;
   std::unique_ptr<Memory::Owner> leave_;  // of the devices to write marks
-  int64_t decided_ = 0;                   // a commit number
 };
 
 }  // namespace paramshard::server

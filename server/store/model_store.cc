@@ -45,6 +45,10 @@ ModelStore::ModelStore(Options options) : options_(std::move(options)) { options
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
+  {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(LostLocked(spec.name));
+  }
   return CreateOrJoin(std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); });
 }
 
@@ -58,6 +62,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec)));
   absl::Status filled = fill(model, [&] { return ShowFilling(model); });
   if (filled.ok()) filled = CheckNotLost(*model);
+  if (filled.ok()) filled = model->Publish();
   if (!filled.ok()) {
     DropFilling(model);
     Discard(*model);
@@ -113,48 +118,61 @@ absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
   if (options_.kept == nullptr) return cut_off;
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   KeptModels kept = KeptModels::Sort(std::move(all));
+  for (const std::string& stranger : kept.strangers) {
+    log_->Write(LogLevel::kWarning, "the keeper holds what this version does not know", {{"name", stranger}});
+  }
   for (auto& [name, pieces] : kept.models) RETURN_IF_ERROR(TakeOverModel(name, std::move(pieces), cut_off));
   return cut_off;
 }
 
 absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
                                        std::vector<CutOffRestore>& cut_off) {
-  const SteadyTime begin = SteadyNow();
   ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
-  const RecoveryAction action = left.plan.action;
-  if (action == RecoveryAction::kDrop) return left.memory->Drop();
-  absl::StatusOr<ModelSpec> spec = left.Spec();
-  absl::Status lost = spec.status();
-  if (spec.ok() && action == RecoveryAction::kRedoChange) {
-    cut_off.push_back({.spec = *std::move(spec), .folder = left.plan.change->text});
-    return left.memory->Drop();
+  const RecoveryPlan plan = left.plan;
+  if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
+  absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
+  if (absl::IsDataLoss(model.status())) {
+    SetLost(name, model.status());
+    return absl::OkStatus();
   }
-  if (spec.ok() && IsRecoverable(action)) {
-    Model::Options options = OptionsFor(*std::move(spec));
-    options.left = std::make_unique<LeftModel>(std::move(left));
-    absl::StatusOr<std::shared_ptr<Model>> model = Model::Create(std::move(options));
-    if (model.ok()) {
-      const CommitLog::Numbers numbers = (*model)->commit_log().numbers();
-      log_->Write(LogLevel::kInfo, "model taken over",
-                  {{"model", name},
-                   {"commit_number", absl::StrCat(numbers.commit_number)},
-                   {"action", RecoveryActionName(action)},
-                   {"took", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
-      absl::MutexLock lock(&mu_);
-      models_[name] = *std::move(model);
-      return absl::OkStatus();
-    }
-    lost = model.status();
+  if (!model.ok()) {
+    return absl::Status(model.status().code(), absl::StrCat("model ", name, ": ", model.status().message()));
   }
-  if (!absl::IsDataLoss(lost)) return absl::Status(lost.code(), absl::StrCat("model ", name, ": ", lost.message()));
-  SetLost(name, lost);
-  return KeptMemory(name, options_.kept).Drop();
+  if (plan.action == RecoveryAction::kRedoChange) {
+    cut_off.push_back({.model = *std::move(model), .folder = plan.change->text});
+    return absl::OkStatus();
+  }
+  log_->Write(LogLevel::kInfo, "model taken over",
+              {{"model", name},
+               {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
+               {"action", RecoveryActionName(plan.action)}});
+  absl::MutexLock lock(&mu_);
+  models_[name] = *std::move(model);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
+  ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
+  if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal is one of model ", spec.name));
+  if (!IsRecoverable(left.plan.action) && left.plan.action != RecoveryAction::kRedoChange) {
+    return absl::FailedPreconditionError("a daemon of a world of several expected, which asks node 0");
+  }
+  Model::Options options = OptionsFor(std::move(spec));
+  options.left = std::make_unique<LeftModel>(std::move(left));
+  return Model::Create(std::move(options));
+}
+
+void ModelStore::FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status) {
+  const std::string& name = model->spec().name;
+  if (!status.ok()) return SetLost(name, status);
+  absl::MutexLock lock(&mu_);
+  models_[name] = model;
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
   const absl::Status lost =
       absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (",
-                                       why.message(), "); restore a checkpoint of it, or delete it"));
+                                       why.message(), "); create it with a restore, or delete it"));
   log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
   absl::MutexLock lock(&mu_);
   lost_[name] = lost;
@@ -249,7 +267,9 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   }
   {
     absl::MutexLock lock(&mu_);
-    if (lost_.erase(name) > 0) {
+    if (lost_.find(name) != lost_.end()) {
+      RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+      lost_.erase(name);
       if (!request_id.empty()) deletions_[request_id] = name;
       return absl::OkStatus();
     }

@@ -42,17 +42,17 @@ class ModelStore : public EpochListener {
   ~ModelStore() override;
 
   // Takes over what another server has left in `kept`, before anything else is asked: models go on from their last
-  // commit, or from the one that was decided. Of one that is lost every later call says why, until it is restored or
-  // deleted. Returns restores that were cut off: those models are not there until somebody restores them again.
-  // FAILED_PRECONDITION naming a model that this server cannot go on with, because of its devices or its version: it
-  // stays for one that can.
+  // commit, or from the one that was decided. Of one that is lost every later call says why, until it is created with a
+  // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns restores
+  // that were cut off: those models are not here before FinishRestore. FAILED_PRECONDITION naming a model that this
+  // server cannot go on with, because of its devices or its version: it stays for one that can.
   struct CutOffRestore {
-    ModelSpec spec;
+    std::shared_ptr<Model> model;
     std::string folder;
   };
   absl::StatusOr<std::vector<CutOffRestore>> TakeOver();
-  // The model's state is gone, and why.
-  void SetLost(const std::string& name, const absl::Status& why);
+  // It was made again, or not: then the model is lost, and the next server tries.
+  void FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status);
 
   struct Created {
     std::shared_ptr<Model> model;
@@ -98,9 +98,11 @@ class ModelStore : public EpochListener {
   Model::Options OptionsFor(ModelSpec spec) const;
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
                              std::vector<CutOffRestore>& cut_off);
+  absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
+  void SetLost(const std::string& name, const absl::Status& why);
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
   absl::Status LostLocked(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_);

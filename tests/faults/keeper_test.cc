@@ -123,12 +123,12 @@ TEST_F(KeptDaemonTest, AServerThatIsKilledIsFollowedByAnother) {
   EXPECT_TRUE(AwaitServer(*second).has_value());
 }
 
-TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsALostModelAtCommitZero) {
+TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsTheModelWhereItWas) {
   const std::optional<pid_t> server = ServerPid();
   ASSERT_TRUE(server.has_value());
   ChildProcess trainer = ChildProcess::Run([&](Board&) -> absl::Status {
     ASSIGN_OR_RETURN(const int64_t commit, OpenKillOpen(directory_.path(), *server));
-    return commit == 0 ? absl::OkStatus() : absl::InternalError(absl::StrCat("commit 0 expected, got ", commit));
+    return commit == 1 ? absl::OkStatus() : absl::InternalError(absl::StrCat("commit 1 expected, got ", commit));
   });
   EXPECT_OK(trainer.Await());
 }

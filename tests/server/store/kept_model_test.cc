@@ -266,6 +266,41 @@ TEST_F(CutModelTest, AStepThatWasDecidedAndNotBegunIsMade) { ExpectGoesOn(hooks_
 
 TEST_F(CutModelTest, AStepThatWasMadeAndNotAnsweredIsAnswered) { ExpectGoesOn(hooks_.after_step, Is::kSecond); }
 
+TEST_F(CutModelTest, AServerThatDiesWhileItFinishesAStepIsFollowedByOneThatDoes) {
+  Create();
+  Attach();
+  StepAll(0.5f);
+  FakeKeptStore left;
+  hooks_.before_step = [&] { CopyKept(*kept_, left); };
+  StepAll(-2.0f);
+  trainers_.clear();
+  const std::string expected = StateOf(*model_);
+  for (std::function<void()>* const hook : {&hooks_.before_step, &hooks_.after_step, &hooks_.after_step}) {
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    hooks_ = {};
+    *hook = [&] { CopyKept(*kept_, left); };
+    TakeOver(1);
+    EXPECT_EQ(StateOf(*model_), expected);
+  }
+}
+
+TEST_F(CutModelTest, AModelThatIsBeingFilledIsNotThereForTheNextServer) {
+  FakeKeptStore left;
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    return CopyKept(*kept_, left), absl::OkStatus();
+  };
+  ASSERT_OK(world_->store().CreateOrJoin(Parse(Spec()), fill).status());
+  CloseWorld();
+  kept_ = std::make_unique<FakeKeptStore>();
+  CopyKept(left, *kept_);
+  Start(1);
+  ASSERT_OK(world_->store().TakeOver());
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+}
+
 TEST_F(CutModelTest, ASkippedCommitStaysSkipped) {
   Create();
   Attach();
@@ -318,9 +353,12 @@ TEST_F(KeptModelTest, AModelWithoutItsMemoryIsLostUntilItIsDeleted) {
   const auto is_lost = StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("model m"), HasSubstr("rank-0/master")));
   EXPECT_THAT(world_->store().Find("m"), is_lost);
   EXPECT_THAT(world_->store().CreateOrJoin(Parse(Spec())), is_lost);
+  Start(2);
+  ASSERT_OK(world_->store().TakeOver());
+  EXPECT_THAT(world_->store().Find("m"), is_lost) << "the next server says so too";
+  ASSERT_OK(world_->store().Delete("m", "id"));
+  ASSERT_OK(world_->store().Delete("m", "id"));
   EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
-  ASSERT_OK(world_->store().Delete("m", "id"));
-  ASSERT_OK(world_->store().Delete("m", "id"));
   Create();
 }
 
@@ -334,7 +372,7 @@ TEST_F(KeptModelTest, AnImportThatWasCutOffIsLost) {
   CopyKept(left, *kept_);
   Start(2);
   ASSERT_OK(world_->store().TakeOver());
-  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("import again")));
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("an import was cut off")));
 }
 
 TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
@@ -362,8 +400,14 @@ TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
   ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
   ASSERT_EQ(cut_off.size(), 1u);
   EXPECT_EQ(cut_off[0].folder, "/saves/m/step-7");
-  EXPECT_EQ(cut_off[0].spec.name, "m");
-  EXPECT_THAT(*kept_->TakeAll(), IsEmpty());
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound)) << "its state is nobody's yet";
+  // The server dies again before it was made, and once more.
+  Start(2);
+  ASSERT_OK_AND_ASSIGN(const auto again, world_->store().TakeOver());
+  ASSERT_EQ(again.size(), 1u);
+  ASSERT_OK(again[0].model->Restore(restored, [] { return absl::OkStatus(); }).status());
+  world_->store().FinishRestore(again[0].model, absl::OkStatus());
+  EXPECT_OK(world_->store().Find("m").status());
 }
 
 }  // namespace
