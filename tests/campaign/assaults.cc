@@ -116,6 +116,9 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   return server.StateHash(model);
 }
 
+// Of a server, until it serves.
+constexpr absl::Duration kLongestStart = absl::Milliseconds(100);
+
 // The server is killed up to `longest` after a trainer's board has reached the next commit. The last one is left to the
 // last server, so that there is always something to do.
 absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
@@ -131,8 +134,10 @@ absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
       RETURN_IF_ERROR(
           Expect(chosen.AwaitNumber(number, static_cast<uint32_t>(commit), kPatience), "a trainer does not move"));
       absl::SleepFor(UpTo(longest, round.random));
-      RETURN_IF_ERROR(server.Kill());
-      ++round.count.kills;
+      std::vector<absl::Duration> followers(round.random() % 3);
+      for (absl::Duration& follower : followers) follower = UpTo(kLongestStart, round.random);
+      RETURN_IF_ERROR(server.Kill(followers));
+      round.count.kills += 1 + static_cast<int64_t>(followers.size());
     }
     return absl::OkStatus();
   };

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,11 +77,28 @@ absl::StatusOr<pid_t> KeptServer::ServerPid() const {
   return static_cast<pid_t>(std::stol(version["pid"].get<std::string>()));
 }
 
-absl::Status KeptServer::Kill() {
+absl::StatusOr<pid_t> KeptServer::AwaitChild(pid_t before) const {
+  pid_t child = -1;
+  const auto is_there = [&]() -> absl::StatusOr<bool> {
+    std::ifstream children(absl::StrCat("/proc/", daemon_.pid(), "/task/", daemon_.pid(), "/children"));
+    return (children >> child) && child != before;
+  };
+  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
+  if (there) return child;
+  return absl::DeadlineExceededError("a server expected after one that was killed");
+}
+
+absl::Status KeptServer::Kill(absl::Span<const absl::Duration> followers) {
   kill(server_, SIGKILL);
+  pid_t killed = server_;
+  for (const absl::Duration after : followers) {
+    ASSIGN_OR_RETURN(killed, AwaitChild(killed));
+    absl::SleepFor(after);
+    kill(killed, SIGKILL);
+  }
   const auto is_followed = [&]() -> absl::StatusOr<bool> {
     const absl::StatusOr<pid_t> pid = ServerPid();
-    if (!pid.ok() || *pid == server_) return false;
+    if (!pid.ok() || *pid == server_ || *pid == killed) return false;
     server_ = *pid;
     return true;
   };

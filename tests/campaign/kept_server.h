@@ -9,6 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "tests/campaign/campaign.h"
 #include "tests/faults/training.h"
 #include "tests/support/child_process.h"
@@ -28,8 +30,8 @@ class KeptServer {
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;
 
-  // Kills the server and waits for the next one.
-  absl::Status Kill();
+  // Kills the server, then as many that follow it, each so long after its process began, and waits for the next one.
+  absl::Status Kill(absl::Span<const absl::Duration> followers);
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps that were decided and not finished, and that servers have finished that followed.
   absl::StatusOr<int64_t> StepsFinished() const;
@@ -37,6 +39,8 @@ class KeptServer {
  private:
   KeptServer(const CampaignOptions& options, TemporaryDirectory directory, DaemonProcess daemon);
   absl::StatusOr<pid_t> ServerPid() const;
+  // The keeper's child, serving or not; another one than `before`.
+  absl::StatusOr<pid_t> AwaitChild(pid_t before) const;
 
   CampaignOptions options_;
   TemporaryDirectory directory_;
