@@ -122,6 +122,11 @@ class WorldSavesTest : public testing::Test {
     daemons_[node]->Signal(SIGKILL);
     EXPECT_THAT(daemons_[node]->AwaitExit(kPatience), IsOkAndHolds(128 + SIGKILL));
   }
+  // Nothing is saved or deleted any more.
+  void Stop() {
+    for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
+    for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  }
   absl::StatusOr<std::string> Ctl(const std::string& arguments) {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " ", arguments));
   }
@@ -156,8 +161,7 @@ class WorldSavesTest : public testing::Test {
 TEST_F(WorldSavesTest, AWorldThatStopsHasSavedWhatItHeld) {
   ASSERT_NO_FATAL_FAILURE(Start({"--save-every=2"}));
   TrainTo(5);
-  for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
-  for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  Stop();
   ASSERT_OK_AND_ASSIGN(const std::string listed, Ctl("checkpoint list " + folder()));
   EXPECT_THAT(listed, HasSubstr("step-000000000005-"));
   EXPECT_GE(VerifiedSteps(), 1);
@@ -175,8 +179,7 @@ TEST_F(WorldSavesTest, OnlyNodeZeroIsAskedForSaves) {
 TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
   ASSERT_NO_FATAL_FAILURE(Start());
   TrainTo(3);
-  for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
-  for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+  Stop();
   constexpr int kRanks = 3;
   std::vector<std::string> flags = DeviceFlags(kRanks);
   flags.insert(flags.end(), {"--save-dir=" + saves_.path(), "--restore=latest"});
@@ -230,6 +233,7 @@ TEST_F(WorldSavesTest, TrainersAreToldOfAKilledDaemonAsWithoutSaves) {
   Kill(0);
   ASSERT_NO_FATAL_FAILURE(Start({"--save-every=1"}));
   TrainTo(1);
+  Stop();
   VerifiedSteps();
 }
 
