@@ -153,17 +153,13 @@ v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress)
   return response;
 }
 
-// Whether a model that is created begins with a checkpoint: `latest` of none is a fresh start.
-absl::StatusOr<bool> BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
-                                          const std::optional<WantedRestore>& wanted) {
+// Whether a model that is created begins with a checkpoint: `latest` of none is a fresh start. A folder that cannot be
+// read is an error to whoever restores from it.
+bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
+                          const std::optional<WantedRestore>& wanted) {
   if (!wanted.has_value()) return false;
   if (wanted->checkpoint.kind != CheckpointRequest::Kind::kLatest || store.save_dir().empty()) return true;
-  ASSIGN_OR_RETURN(const bool has_checkpoint, HasCheckpoint(store.save_dir(), name));
-  if (!has_checkpoint) {
-    RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
-                       {{"model", name}, {"save_dir", store.save_dir()}});
-  }
-  return has_checkpoint;
+  return HasCheckpoint(store.save_dir(), name).value_or(true);
 }
 
 absl::StatusOr<v1::RestoreSummary> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
@@ -214,9 +210,12 @@ absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
   CreatedModel created;
-  ASSIGN_OR_RETURN(const bool restores, BeginsWithCheckpoint(store, spec.name, wanted));
-  if (!restores) {
+  if (!BeginsWithCheckpoint(store, spec.name, wanted)) {
     ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
+    if (wanted.has_value() && created.model.created) {
+      RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                         {{"model", created.model.model->spec().name}, {"save_dir", store.save_dir()}});
+    }
     return created;
   }
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
