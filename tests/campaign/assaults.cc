@@ -14,6 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "kernels/base/status_macros.h"
@@ -112,7 +113,16 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   std::vector<ChildProcess> trainers;
   for (int rank : {0, 1}) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
-  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kPatience));
+  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayEnd, 1);
+  // One that fails leaves the other waiting: both are asked.
+  std::vector<std::string> ends;
+  bool all_ok = true;
+  for (ChildProcess& trainer : trainers) {
+    const absl::Status end = trainer.Await(kPatience);
+    all_ok = all_ok && end.ok();
+    ends.push_back(end.ToString());
+  }
+  if (!all_ok) return absl::InternalError(absl::StrCat("trainers ended with ", absl::StrJoin(ends, " and ")));
   return server.StateHash(model);
 }
 

@@ -26,6 +26,12 @@ absl::StatusOr<nlohmann::json> Json(const std::string& command) {
   return nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
 }
 
+void AwaitLeaveToEnd(Board& board) {
+  const absl::StatusOr<bool> may_end =
+      Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayEnd] != 0; });
+  if (!may_end.value_or(false)) std::_Exit(3);
+}
+
 }  // namespace
 
 KeptServer::KeptServer(const CampaignOptions& options, TemporaryDirectory directory, DaemonProcess daemon)
@@ -58,6 +64,7 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const 
     int64_t answered = 0;
     training.at = [&board, &answered](Point point, int64_t commit) {
       if (point == Point::kStart && commit <= answered) std::_Exit(2);
+      if (point == Point::kStart && commit == kCommits) AwaitLeaveToEnd(board);
       if (point == Point::kStart) Reach(board, kBegunCommit, static_cast<uint32_t>(commit));
       if (point == Point::kCommitting) Reach(board, kSentCommit, static_cast<uint32_t>(commit));
       if (point == Point::kCommitted) answered = commit;

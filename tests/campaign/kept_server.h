@@ -18,9 +18,11 @@
 
 namespace paramshard::test {
 
-// Of a trainer's board: the last commit that it has begun, and the last that it has sent.
+// Of a trainer's board: the last commit that it has begun, the last that it has sent, and whether it may begin its last
+// one. Who has that one's answer is gone, and another rank whose answer died with the server would wait for it.
 inline constexpr int kBegunCommit = 0;
 inline constexpr int kSentCommit = 1;
+inline constexpr int kMayEnd = 2;
 
 class KeptServer {
  public:
