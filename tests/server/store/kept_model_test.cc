@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
@@ -46,14 +48,35 @@ v1::ModelSpec Spec() {
 }
 constexpr int kUnits = 4;
 
+// What a test has another thread do: it is set while that one may be at work.
+class Hook {
+ public:
+  void Set(std::function<void()> hook) {
+    absl::MutexLock lock(&mu_);
+    hook_ = std::move(hook);
+  }
+  void Call() {
+    std::function<void()> hook;
+    {
+      absl::MutexLock lock(&mu_);
+      hook = hook_;
+    }
+    if (hook) hook();
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
+};
+
 // Calls what a test gives it around every step of a rank.
 class WatchedDevice final : public ComputeDevice {
  public:
   struct Hooks {
-    std::function<void()> before_step = [] {};
-    std::function<void()> after_step = [] {};
+    Hook before_step;
+    Hook after_step;
   };
-  WatchedDevice(std::unique_ptr<ComputeDevice> inner, const Hooks* hooks)
+  WatchedDevice(std::unique_ptr<ComputeDevice> inner, Hooks* hooks)
       : ComputeDevice(inner->id()), inner_(std::move(inner)), hooks_(hooks) {}
 
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
@@ -78,12 +101,12 @@ class WatchedDevice final : public ComputeDevice {
 
  private:
   const std::unique_ptr<ComputeDevice> inner_;
-  const Hooks* const hooks_;
+  Hooks* const hooks_;
 };
 
 class WatchedArithmetic final : public ShardArithmetic {
  public:
-  WatchedArithmetic(std::unique_ptr<ShardArithmetic> inner, const WatchedDevice::Hooks* hooks)
+  WatchedArithmetic(std::unique_ptr<ShardArithmetic> inner, WatchedDevice::Hooks* hooks)
       : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
@@ -101,16 +124,16 @@ class WatchedArithmetic final : public ShardArithmetic {
   absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
-    hooks_->before_step();
+    hooks_->before_step.Call();
     auto amaxes = inner_->Step(steps, scalings, progress);
     set_position(inner_->position());
-    hooks_->after_step();
+    hooks_->after_step.Call();
     return amaxes;
   }
 
  private:
   const std::unique_ptr<ShardArithmetic> inner_;
-  const WatchedDevice::Hooks* const hooks_;
+  WatchedDevice::Hooks* const hooks_;
 };
 
 absl::StatusOr<std::unique_ptr<ShardArithmetic>> WatchedDevice::MakeArithmetic(std::vector<ExtentTensors> tensors,
@@ -235,15 +258,15 @@ class CutModelTest : public KeptModelTest {
   // The server dies when `hook` is called in the second commit; what the next one has is the
   // state of the first commit or of the second.
   enum class Is { kFirst, kSecond };
-  void ExpectGoesOn(std::function<void()>& hook, Is is) {
+  void ExpectGoesOn(Hook& hook, Is is) {
     Create();
     Attach();
     StepAll(0.5f);
     const std::string first = StateOf(*model_);
     FakeKeptStore left;
-    hook = [&] { CopyKept(*kept_, left); };
+    hook.Set([&] { CopyKept(*kept_, left); });
     StepUnits({1, 2, 3}, -2.0f);
-    hook = [] {};
+    hook.Set(nullptr);
     trainers_.clear();
     const std::string second = StateOf(*model_);
     CloseWorld();
@@ -257,8 +280,8 @@ class CutModelTest : public KeptModelTest {
 };
 
 TEST_F(CutModelTest, ACommitThatWasNotDecidedIsForgotten) {
-  std::function<void()> hook = [] {};
-  world_->cluster().BeforeVote([&] { return hook(), absl::OkStatus(); });
+  Hook hook;
+  world_->cluster().BeforeVote([&] { return hook.Call(), absl::OkStatus(); });
   ExpectGoesOn(hook, Is::kFirst);
 }
 
@@ -271,16 +294,16 @@ TEST_F(CutModelTest, AServerThatDiesWhileItFinishesAStepIsFollowedByOneThatDoes)
   Attach();
   StepAll(0.5f);
   FakeKeptStore left;
-  hooks_.before_step = [&] { CopyKept(*kept_, left); };
+  hooks_.before_step.Set([&] { CopyKept(*kept_, left); });
   StepAll(-2.0f);
   trainers_.clear();
   const std::string expected = StateOf(*model_);
-  for (std::function<void()>* const hook : {&hooks_.before_step, &hooks_.after_step, &hooks_.after_step}) {
+  for (Hook* const hook : {&hooks_.before_step, &hooks_.after_step, &hooks_.after_step}) {
     CloseWorld();
     kept_ = std::make_unique<FakeKeptStore>();
     CopyKept(left, *kept_);
-    hooks_ = {};
-    *hook = [&] { CopyKept(*kept_, left); };
+    for (Hook* const one : {&hooks_.before_step, &hooks_.after_step}) one->Set(nullptr);
+    hook->Set([&] { CopyKept(*kept_, left); });
     TakeOver(1);
     EXPECT_EQ(StateOf(*model_), expected);
   }
