@@ -66,9 +66,10 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Import(int device, int fd, int64_t si
   RETURN_IF_ERROR(ToStatus(cudaFree(nullptr), absl::StrCat("open device cuda:", device)));
   ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
   ASSIGN_OR_RETURN(memory.mapped_bytes_, RoundUp(*driver, PropertiesOf(device, true), size_bytes));
+  // The driver takes a descriptor as an address. NOLINTNEXTLINE(performance-no-int-to-ptr)
+  void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
   RETURN_IF_ERROR(ToStatus(
-      driver->mem_import_from_shareable_handle(&memory.handle_, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
-                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+      driver->mem_import_from_shareable_handle(&memory.handle_, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "import device memory"));
   memory.has_handle_ = true;
   const int accessors[] = {device};
