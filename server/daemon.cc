@@ -200,6 +200,8 @@ class Daemon::Impl {
   World MakeWorld() const;
   AdminService::Lifetime Lifetime();
   void WatchDevices();
+  // What trainers are told when it stops.
+  absl::Status DrainReason() const;
 
   const DaemonConfig config_;
   const Afterlife afterlife_;
@@ -220,6 +222,7 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
   std::string tcp_address_;
+  std::atomic<bool> restarts_ = false;     // another server follows, by a call
   std::atomic<bool> lose_models_ = false;  // what is kept of them is dropped at the end
   absl::Notification stop_requested_;
   absl::Mutex mu_;
@@ -365,6 +368,7 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
     RETURN_IF_ERROR(afterlife_.restart(change));
     lose_models_ = lose_models;
+    restarts_ = true;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
@@ -389,6 +393,13 @@ bool Daemon::Impl::RequestStop() {
   return true;
 }
 
+absl::Status Daemon::Impl::DrainReason() const {
+  if (restarts_ && kept() != nullptr && !lose_models_) return absl::UnavailableError("the daemon is started again");
+  const bool saves = savers_ != nullptr && config_.save_on_drain;
+  return absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
+                                      : "the daemon stops; what was not exported is lost with it");
+}
+
 void Daemon::Impl::Stop() {
   RequestStop();
   {
@@ -399,10 +410,7 @@ void Daemon::Impl::Stop() {
   servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
-    const bool saves = savers_ != nullptr && config_.save_on_drain;
-    store_->Drain(deadline, absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
-                                                         : "the daemon stops; what was not exported is lost with "
-                                                           "it"));
+    store_->Drain(deadline, DrainReason());
     if (lose_models_) store_->DropKept();
   }
   if (cluster_ != nullptr) cluster_->Stop();

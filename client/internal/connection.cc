@@ -12,9 +12,8 @@ namespace paramshard::internal {
 namespace {
 
 constexpr char kWhatToDo[] =
-    "start it, unless its keeper does, and call again; it has what it restores from a save, and the rest is gone "
-    "unless "
-    "exported";
+    "start it, unless its keeper does, and call again; it has the models that a keeper has held, and those that it "
+    "restores from a save";
 
 }  // namespace
 

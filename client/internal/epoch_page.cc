@@ -41,9 +41,8 @@ void EpochPage::End(const absl::Status& why) const {
 bool EpochPage::EndIfDaemonDied() const {
   pollfd daemon{.fd = daemon_pidfd_, .events = POLLIN, .revents = 0};
   if (poll(&daemon, 1, 0) <= 0) return false;
-  End(absl::UnavailableError(
-      absl::StrCat("the daemon (pid ", daemon_pid_,
-                   ") has died; its models are gone unless saved or exported: open the model again")));
+  End(absl::UnavailableError(absl::StrCat("the daemon (pid ", daemon_pid_,
+                                          ") has died; open the model again, and go on from its commit number")));
   return true;
 }
 

@@ -75,8 +75,8 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Encodes every extent's planes from its master, but for a plane that is a part of it: of weights it is a copy. `scalings` has an entry for
-  // each extent, here and below.
+  // Encodes every extent's planes from its master, but for a plane that is a part of it: of weights it is a copy.
+  // `scalings` has an entry for each extent, here and below.
   virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) = 0;
 
   // The same for the extents that are `active`, whose format EncodesAfterAmax().

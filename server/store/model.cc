@@ -554,11 +554,11 @@ bool Model::outlives_server() const {
   return journal_ != nullptr && CheckAllIsKept(spec(), generation_).ok();
 }
 
-// A second deletion must not drop what another model of that name has.
+// A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
+// says nothing of it, which an epoch that ends may still write to.
 absl::Status Model::DropMemory() {
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&dropping_);
   if (options_.memory == nullptr || memory_dropped_) return absl::OkStatus();
-  if (journal_ != nullptr) journal_->BeginDelete();
   RETURN_IF_ERROR(options_.memory->Drop());
   memory_dropped_ = true;
   return absl::OkStatus();

@@ -355,6 +355,9 @@ class Model {
   CopyGate copy_gate_;
   std::unique_ptr<ModelSaver> saver_;
 
+  absl::Mutex dropping_;  // held while the keeper is asked, which nobody else waits for
+  bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;
+
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs
   std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
@@ -364,8 +367,7 @@ class Model {
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
-  bool published_ ABSL_GUARDED_BY(mu_) = false;  // the journal says more than that the model is being made
-  bool memory_dropped_ ABSL_GUARDED_BY(mu_) = false;
+  bool published_ ABSL_GUARDED_BY(mu_) = false;    // the journal says more than that the model is being made
   bool importing_ ABSL_GUARDED_BY(mu_) = false;    // somebody has the turn
   bool changing_ ABSL_GUARDED_BY(mu_) = false;     // then no epoch runs, and no trainer waits for one
   absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does

@@ -51,7 +51,6 @@ class ModelJournal {
   // The state is all there, and is this.
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
-  void BeginDelete() { journal_->BeginDelete(); }
 
   absl::Status BeginEpoch(int64_t epoch, const HistoryId& history) { return journal_->BeginEpoch(epoch, history); }
   // Before the vote: what the step will be made of, and what the trainers sent with it.

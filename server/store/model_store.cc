@@ -265,15 +265,8 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
                                                      "the one that deleted ", answered->second));
     }
   }
-  {
-    absl::MutexLock lock(&mu_);
-    if (lost_.find(name) != lost_.end()) {
-      RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
-      lost_.erase(name);
-      if (!request_id.empty()) deletions_[request_id] = name;
-      return absl::OkStatus();
-    }
-  }
+  ASSIGN_OR_RETURN(const bool was_lost, DeleteLost(name, request_id));
+  if (was_lost) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
@@ -284,6 +277,20 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
   if (!request_id.empty()) deletions_[request_id] = name;
   return absl::OkStatus();
+}
+
+// Nobody makes a model of that name meanwhile; whoever asks for others does not wait for the keeper.
+absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
+  absl::MutexLock creating(&creating_);
+  {
+    absl::MutexLock lock(&mu_);
+    if (lost_.find(name) == lost_.end()) return false;
+  }
+  RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+  absl::MutexLock lock(&mu_);
+  lost_.erase(name);
+  if (!request_id.empty()) deletions_[request_id] = name;
+  return true;
 }
 
 void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {

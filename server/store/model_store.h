@@ -103,6 +103,8 @@ class ModelStore : public EpochListener {
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   void SetLost(const std::string& name, const absl::Status& why);
+  // What is left of a lost model; whether there was one.
+  absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
   absl::Status LostLocked(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/polling.h"
 #include "nlohmann/json.hpp"
 #include "proto/checkpoint/step_folder.h"
 #include "tests/faults/training.h"
@@ -145,8 +146,8 @@ class WorldSavesTest : public testing::Test {
   void BeginSaveThatWaitsForNode1() {
     daemons_[1]->Pause();
     ASSERT_OK(CtlOf(0, "save saved"));
-    const absl::Time end = absl::Now() + kPatience;
-    while (Leftovers().empty() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return !Leftovers().empty(); }),
+                IsOkAndHolds(true));
     ASSERT_FALSE(Leftovers().empty());
   }
 
@@ -202,8 +203,8 @@ TEST_F(WorldSavesTest, ADaemonThatIsKilledInTheMiddleOfASaveLeavesNothingOfIt) {
   TrainTo(2);
   ASSERT_NO_FATAL_FAILURE(BeginSaveThatWaitsForNode1());
   Kill(1);
-  const absl::Time end = absl::Now() + kPatience;
-  while (!Leftovers().empty() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
+              IsOkAndHolds(true));
   EXPECT_THAT(Leftovers(), testing::IsEmpty());
   EXPECT_EQ(VerifiedSteps(), 0);
   EXPECT_THAT(CtlOf(0, "saves"), IsOkAndHolds(HasSubstr("0 published, 1 abandoned")));
