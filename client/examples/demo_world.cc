@@ -115,7 +115,6 @@ absl::Status DemoWorld::StartDaemon(int node, int cluster_port) {
     arguments.push_back(absl::StrCat("--cluster-address=127.0.0.1:", cluster_port));
   }
   if (!options_.save_dir.empty()) {
-    arguments.push_back("--keeper=on");
     arguments.push_back(absl::StrCat("--save-dir=", options_.save_dir));
     arguments.push_back(absl::StrCat("--save-every=", options_.save_every));
     arguments.push_back("--restore=latest");

@@ -26,8 +26,7 @@ struct DemoOptions {
   std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda
   std::optional<int> shard_size = {};
   int64_t epochs = 20;
-  // Of worlds of one daemon, which has a keeper then: what it saves into and restores from, and after how many commits
-  // it saves. Empty: neither keeper nor saves.
+  // Of worlds of one daemon: what it saves into and restores from, and after how many commits it saves. Empty: nothing.
   std::string save_dir = {};
   int64_t save_every = 1;
   // What names of logs and reports begin with.

@@ -1,8 +1,11 @@
 #include "proto/checkpoint/content_hash.h"
 
-// In this file alone: whoever links the library needs no other.
+#ifdef PARAMSHARD_XXHASH_DISPATCHES
+#include <xxh_x86dispatch.h>
+#else
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
 #include <cstring>

@@ -66,7 +66,7 @@ struct DaemonConfig {
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.
   std::string nccl_library;
   // Whether a process beside starts the server again when it dies.
-  bool keeper = false;
+  bool keeper = true;
   std::string log_format = "text";  // or "json"
   std::string log_level = "info";   // or "debug", "warning", "error"
 };

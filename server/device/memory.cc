@@ -78,6 +78,24 @@ absl::Status CheckAdopted(const std::string& name, int64_t size_bytes, int fd) {
   return absl::OkStatus();
 }
 
+// Zeroed, and all there, in huge pages where the kernel has them: in pages of 4 KiB large memory comes at half the
+// speed, and copies into it lose time with their addresses. MAP_FAILED, and errno.
+void* MapPrivate(int64_t size_bytes) {
+  const auto map = [size_bytes](int flags) {
+    return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  };
+  void* const data = map(0);
+  if (data == MAP_FAILED) return data;
+  madvise(data, size_bytes, MADV_HUGEPAGE);
+  if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return data;
+  const int error = errno;
+  munmap(data, size_bytes);
+  // Linux before 5.14 does not know the advice.
+  if (error == EINVAL) return map(MAP_POPULATE);
+  errno = error;
+  return MAP_FAILED;
+}
+
 class HostRange final : public Memory::Owner {
  public:
   // `fd` is -1 for private memory, and stays open for as long as the range.
@@ -117,8 +135,9 @@ absl::StatusOr<Memory> Memory::Adopt(const std::string& name, int64_t size_bytes
 
 absl::StatusOr<Memory> Memory::Map(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) {
   if (size_bytes == 0) return Memory(nullptr, 0, std::move(fd), nullptr);
-  const int flags = MAP_POPULATE | (fd.valid() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
-  void* const data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
+  void* const data = fd.valid()
+                         ? mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0)
+                         : MapPrivate(size_bytes);
   if (data == MAP_FAILED) return Refused(name, size_bytes, errno);
   auto range = std::make_unique<HostRange>(data, size_bytes, fd.get());
   return Memory(static_cast<uint8_t*>(data), size_bytes, std::move(fd), std::move(range));

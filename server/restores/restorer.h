@@ -40,7 +40,8 @@ namespace paramshard::server {
 // Cancel() are for any.
 class Restorer {
  public:
-  static constexpr int kDefaultThreads = 8;
+  // What reads from a disk, a link and memory at once needs more than one of them keeps busy.
+  static constexpr int kDefaultThreads = 16;
 
   struct Options {
     const checkpoint::Reader* reader = nullptr;  // outlives the restorer

@@ -14,11 +14,12 @@ namespace paramshard::server {
 
 namespace {
 
-// A processor copies and hashes 5 GB/s, and a GPU's link has 55. A quarter of the processors is left to the trainers.
+// A processor copies and hashes 4 GB/s, and a GPU's link has 55: so many threads for as long as a copy takes, and an
+// eighth of the processors left to the trainers.
 int CopyThreads(int ranks) {
-  constexpr int kMostThreads = 12;
+  constexpr int kMostThreads = 16;
   const int processors = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(processors * 3 / 4 / ranks, 1, kMostThreads);
+  return std::clamp(processors * 7 / 8 / ranks, 1, kMostThreads);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ const std::vector<Rule> kRules = {
     // The format of saved models: no side, no message but the spec's.
     {"proto/checkpoint/",
      {"proto/checkpoint/", "proto/model/", "proto/safetensors/", "proto/wire/", "kernels/", "absl/", "nlohmann/",
-      "xxhash.h", "paramshard/v1/trainer.pb.h"}},
+      "xxh_x86dispatch.h", "xxhash.h", "paramshard/v1/trainer.pb.h"}},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h", "nccl.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},

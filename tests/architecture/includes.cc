@@ -22,7 +22,8 @@ bool IsSource(const fs::path& path) {
 // Headers of C++, C and Linux are everybody's. They are in angle brackets, and without a folder or in one of these.
 bool IsSystemHeader(const std::string& name, bool angle_brackets) {
   static const std::set<std::string> folders = {"arpa", "asm", "linux", "net", "netinet", "sys"};
-  static const std::set<std::string> libraries = {"xxhash.h", "zlib.h", "cuda.h", "cuda_runtime.h", "nccl.h"};
+  static const std::set<std::string> libraries = {"xxh_x86dispatch.h", "xxhash.h", "zlib.h", "cuda.h",
+                                                  "cuda_runtime.h",    "nccl.h"};
   if (!angle_brackets) return false;
   const size_t slash = name.find('/');
   return slash == std::string::npos ? !libraries.contains(name) : folders.contains(name.substr(0, slash));

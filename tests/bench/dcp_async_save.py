@@ -1,9 +1,10 @@
 """PyTorch's asynchronous save, beside saves_cuda_bench: python3 dcp_async_save.py [BLOCKS] [STEPS] [ROUNDS] [TOKENS]
 
 fp32 masters and moments of Llama-3-8B blocks on GPU 0, the products of a step, and an update of all of them; every other
-round begins with dcp.async_save of the whole state from pinned memory, into a folder of $PARAMSHARD_BENCH_DIR. `stall` is what
-a step waits: for async_save to return, and before the update for the copy to be through. The first save, which takes the
-pinned memory, is not counted.
+round begins with dcp.async_save of the whole state by way of pinned memory that is kept, into a folder of
+$PARAMSHARD_BENCH_DIR. `stall` is what a step waits for: until async_save returns, which copies first. The first save, which
+takes the pinned memory, is not counted. (PyTorch 2.11's DefaultStager, which copies beside the step, cannot be used twice:
+pytorch/pytorch#183413.)
 """
 
 import os
@@ -16,7 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 SHAPES = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096),
           "gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
@@ -49,21 +50,16 @@ class Trainer:
         torch._foreach_mul_(list(self.state.values()), 1.0)
 
 
-def run(trainer, steps, pending=None):
-    """Seconds of each step, and of what the first one waited for a copy."""
-    times, waited = [], 0.0
+def run(trainer, steps):
+    """Seconds of each step."""
+    times = []
     for _ in range(steps):
         begin = time.perf_counter()
         trainer.products()
-        torch.cuda.synchronize()
-        if pending is not None:
-            start = time.perf_counter()
-            pending.result()
-            waited, pending = time.perf_counter() - start, None
         trainer.update()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    return times, waited
+    return times
 
 
 def main():
@@ -74,25 +70,23 @@ def main():
     folder = tempfile.mkdtemp(prefix="dcp-", dir=os.environ.get("PARAMSHARD_BENCH_DIR"))
     trainer = Trainer(blocks, tokens)
     size = sum(t.numel() * t.element_size() for t in trainer.state.values())
-    stager = DefaultStager(StagingOptions(use_pinned_memory=True, use_shared_memory=False, use_async_staging=True,
-                                          use_non_blocking_copy=True))
+    stager = BlockingAsyncStager(cache_staged_state_dict=True)
     plain, saving, stalls, tooks = [], [], [], []
     run(trainer, 2)
     for i in range(rounds):
-        plain += run(trainer, steps)[0]
+        plain += run(trainer, steps)
         path = os.path.join(folder, str(i))
         begin = time.perf_counter()
         response = dcp.async_save(trainer.state, storage_writer=dcp.FileSystemWriter(path, thread_count=4),
                                   async_stager=stager)
         returned = time.perf_counter() - begin
-        staged = getattr(response, "staging_completion", None)
-        times, waited = run(trainer, steps, staged)
-        (response.upload_completion if staged is not None else response).result()
+        times = run(trainer, steps)
+        response.result()
         took = time.perf_counter() - begin
         shutil.rmtree(path)
         if i > 0:
             saving += [times[0] + returned] + times[1:]
-            stalls.append(returned + waited)
+            stalls.append(returned)
             tooks.append(took)
     quantile = lambda values, q: sorted(values)[int(q * (len(values) - 1))]
     print(f"torch {torch.__version__}: saved {size / 1e9:.2f} GB, step {statistics.median(plain) * 1e3:.1f} ms, "

@@ -111,7 +111,7 @@ absl::Status KillStart(Round& round) {
 template <typename Disturb>
 absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
   std::vector<ChildProcess> trainers;
-  for (int rank : {0, 1}) trainers.push_back(server.StartTrainer(model, rank));
+  for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
   for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayEnd, 1);
   // One that fails leaves the other waiting: both are asked.
@@ -140,7 +140,7 @@ absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
   const auto kill = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
     const int64_t kills = std::min(round.kills, kCommits - 1);
     for (int64_t commit = 1; commit <= kills; ++commit) {
-      ChildProcess& chosen = trainers[round.random() % 2];
+      ChildProcess& chosen = trainers[round.random() % trainers.size()];
       RETURN_IF_ERROR(
           Expect(chosen.AwaitNumber(number, static_cast<uint32_t>(commit), kPatience), "a trainer does not move"));
       absl::SleepFor(UpTo(longest, round.random));
@@ -341,8 +341,8 @@ constexpr Assault kAssaults[] = {
     {.name = "descriptors", .run = LimitDescriptors, .alone = true},
     {.name = "threads", .run = LimitThreads, .alone = true},
     {.name = "memory", .run = LimitMemory, .alone = true},
-    {.name = "kill-server", .run = KillServer, .alone = true},
-    {.name = "kill-decided", .run = KillDecided, .alone = true},
+    {.name = "kill-server", .run = KillServer, .ranks = 1},
+    {.name = "kill-decided", .run = KillDecided, .ranks = 1},
     {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
     {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
 };

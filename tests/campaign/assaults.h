@@ -29,6 +29,7 @@ struct Assault {
   absl::Status (*run)(Round& round);
   // It does something to the daemon that no other training may meet.
   bool alone = false;
+  int ranks = 2;  // at least, of each training
 };
 
 // campaign.h says what each does.

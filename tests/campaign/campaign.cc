@@ -126,6 +126,8 @@ std::vector<std::string> AssaultNames() {
   return names;
 }
 
+bool NeedsOneRank(const std::string& assault) { return FindAssault(assault)->ranks == 1; }
+
 CampaignResult RunCampaign(const CampaignOptions& options) {
   CampaignResult result;
   result.seed = options.seed;

@@ -34,13 +34,16 @@ namespace paramshard::test {
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();
+// Those that a daemon of one device is enough for.
+bool NeedsOneRank(const std::string& assault);
 
 struct CampaignOptions {
   std::string daemon;      // the program
   std::string ctl;         // the program
   std::string wall_clock;  // the library that stepped_clock.h wants
-  // The daemon's, two of one kind. On GPUs a campaign asks nvidia-smi how much of their memory is taken.
+  // The daemon's, two of one kind; one is enough for kill-server and kill-decided. On GPUs a campaign asks nvidia-smi how much of their memory is taken.
   std::vector<std::string> devices = {"cpu:0", "cpu:1"};
+  int ranks() const { return static_cast<int>(devices.size()); }
   std::vector<std::string> assaults;  // empty: all, in turn
   int64_t rounds = 100;
   int64_t at_once = 1;      // rounds that run side by side, but for those that do something to the whole daemon

@@ -1,5 +1,6 @@
 // ./dev campaign: a campaign against the built daemon, by hand.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 
@@ -21,9 +22,10 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.assaults, "These assaults in turn; default: all")
       ->check(CLI::IsMember(AssaultNames()))
       ->delimiter(',');
-  app.add_option("--device", options.devices, "The daemon's, two of one kind: cuda:0,cuda:1")
+  app.add_option("--device", options.devices,
+                 "The daemon's, two of one kind: cuda:0,cuda:1; one where only servers are killed")
       ->delimiter(',')
-      ->expected(2)
+      ->expected(1, 2)
       ->capture_default_str();
   app.add_option("--at-once", options.at_once, "Rounds that run side by side, each on a model of its own")
       ->check(CLI::PositiveNumber)
@@ -43,6 +45,11 @@ int main(int argc, char** argv) {
   app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
   app.add_option("--json", json, "Write the result to this file too");
   CLI11_PARSE(app, argc, argv);
+  const std::vector<std::string> assaults = options.assaults.empty() ? AssaultNames() : options.assaults;
+  if (options.devices.size() < 2 && !std::all_of(assaults.begin(), assaults.end(), paramshard::test::NeedsOneRank)) {
+    std::cerr << "--device: two expected but for --only kill-server,kill-decided\n";
+    return 2;
+  }
   options.server_kill_within = absl::Microseconds(server_us);
   options.decided_kill_within = absl::Microseconds(decided_us);
   if (seconds > 0) options.time = absl::Seconds(seconds);

@@ -28,6 +28,7 @@ class KeptServer {
  public:
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options);
 
+  int ranks() const { return options_.ranks(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;

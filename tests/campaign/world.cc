@@ -103,7 +103,7 @@ absl::StatusOr<World> World::Start(const CampaignOptions& options) {
 absl::StatusOr<absl::Duration> World::Train(const std::string& model) const {
   const absl::Time begin = absl::Now();
   std::vector<ChildProcess> trainers;
-  for (int rank : {0, 1}) trainers.push_back(StartTelling(TrainingOf(model, rank)));
+  for (int rank = 0; rank < options_.ranks(); ++rank) trainers.push_back(StartTelling(TrainingOf(model, rank)));
   absl::Duration until_both_had_begun;
   for (ChildProcess& trainer : trainers) {
     trainer.AwaitNumber(kReachedCommit, 1, kPatience);

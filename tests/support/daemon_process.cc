@@ -30,6 +30,8 @@ namespace {
 void Enter(const Surroundings& surroundings) {
   if (surroundings.standard_error >= 0) dup2(surroundings.standard_error, STDERR_FILENO);
   for (int ignored : surroundings.ignored_signals) std::signal(ignored, SIG_IGN);
+  // Tests of the server alone signal the process that they have started. A flag goes before this.
+  setenv("PARAMSHARD_KEEPER", "off", /*overwrite=*/1);
   for (const auto& [name, value] : surroundings.environment) setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
   for (const auto& [resource, limit] : surroundings.limits) {
     const rlimit limits{.rlim_cur = static_cast<rlim_t>(limit), .rlim_max = static_cast<rlim_t>(limit)};

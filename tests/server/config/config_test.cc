@@ -254,7 +254,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "restore =   # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
-            "keeper = off  # default\n"
+            "keeper = on  # default\n"
             "log-format = text  # default\n"
             "log-level = info  # default\n");
 }
