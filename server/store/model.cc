@@ -627,30 +627,33 @@ void Model::EndImport() {
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
   return Replace({.operation = "import into", .noun = "an import"},
-                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {});
+                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {}, {});
 }
 
 absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
-                                       const RestoreWatch& watch) {
+                                       const RestoreWatch& watch, const RestoreSteps& steps) {
   const auto make = [&]() -> absl::StatusOr<Replacement> {
     RETURN_IF_ERROR(CheckNumbers("restore", restored.commits.numbers));
-    return Replacement{.history = {.id = options_.draw_history(),
+    return Replacement{.history = {.id = restored.history.has_value() ? *restored.history : options_.draw_history(),
                                    .lineage = LineageOfRestore(fingerprint_, restored.checkpoint_id),
                                    .parent = restored.parent},
                        .commits = restored.commits,
                        .scaling = restored.scaling,
                        .source = SourceOf(restored.folder)};
   };
-  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch);
+  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch, steps);
 }
 
 absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
-                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch) {
+                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch,
+                                       const RestoreSteps& steps) {
   ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(name, make, watch));
+  RETURN_IF_ERROR(CommitChange(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
   if (status.ok()) status = EncodePlanes(replacement.scaling);
+  if (status.ok() && steps.conclude) status = steps.conclude();
   for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
   return EndChange(replacement, status);
 }
@@ -694,12 +697,22 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   RETURN_IF_ERROR(CheckNotChanging(name.operation));
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
-  if (journal_ != nullptr && published_) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
   replacement.generation = generation_ + 1;
   return replacement;
+}
+
+absl::Status Model::CommitChange(const Replacement& replacement, const absl::Status& begun) {
+  absl::MutexLock lock(&mu_);
+  absl::Status status = begun;
+  if (status.ok() && journal_ != nullptr && published_) status = journal_->BeginChange(replacement.source);
+  if (status.ok()) return status;
+  changing_ = false;
+  watch_ = {};
+  changed_.SignalAll();
+  return status;
 }
 
 absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const absl::Status& status) {

@@ -157,7 +157,9 @@ class Model {
     std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
     absl::uint128 checkpoint_id = 0;                // which the lineage is made from
     HistoryParent parent;
-    std::string folder = {};  // the checkpoint's: a server that dies meanwhile leaves it to the next one
+    // The checkpoint's: a server that dies meanwhile leaves it to the next one. Empty where that cannot do it alone.
+    std::string folder = {};
+    std::optional<HistoryId> history = {};  // that begins; unset: drawn
   };
   struct RestoreProgress {
     int64_t done_bytes = 0;
@@ -175,10 +177,17 @@ class Model {
     std::function<RestoreProgress()> progress;
     std::function<void()> cancel;  // at a drain: what is restored would be lost with the daemon
   };
+  // What happens around the writing, on the thread of the restore; it may wait, within bounds.
+  struct RestoreSteps {
+    // Trainers and readers are held off, and nothing has changed: an error leaves it so.
+    std::function<absl::Status()> begin;
+    // The planes are encoded. An error is one of the writing.
+    std::function<absl::Status()> conclude;
+  };
   // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
   // `restored`. Amaxes that it does not say are measured.
   absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
-                                  const RestoreWatch& watch = {});
+                                  const RestoreWatch& watch = {}, const RestoreSteps& steps = {});
 
   // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
   // has it, or the daemon drains; what broke a device; usable().
@@ -319,7 +328,7 @@ class Model {
     absl::string_view noun;
   };
   absl::StatusOr<History> Replace(const ChangeName& name, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
-                                  const RestoreWatch& watch);
+                                  const RestoreWatch& watch, const RestoreSteps& steps);
   absl::Status CloseToTrainers(const absl::Status& why);
   // UNAVAILABLE.
   absl::Status BeingCopied(absl::string_view operation) const;
@@ -327,6 +336,8 @@ class Model {
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
   absl::StatusOr<Replacement> BeginChange(const ChangeName& name, MakeReplacement make, const RestoreWatch& watch);
+  // The first byte follows. An error ends the change: the state stays as it was.
+  absl::Status CommitChange(const Replacement& replacement, const absl::Status& begun);
   absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
