@@ -84,11 +84,16 @@ void FollowingRestore::TellSums(const checkpoint::ContentHashes& sums) {
   if (!news.tensors.empty()) tell();
 }
 
+absl::Status FollowingRestore::GivenUp() const {
+  if (cancelled_) return absl::CancelledError("the daemon drains");
+  if (!end_.has_value() || end_->ok()) return absl::OkStatus();
+  return absl::Status(end_->code(), absl::StrCat("node 0: ", end_->message()));
+}
+
 absl::Status FollowingRestore::Await(bool for_go) {
   absl::MutexLock lock(&mu_);
   while (true) {
-    if (cancelled_) return absl::CancelledError("the daemon drains");
-    if (end_.has_value() && !end_->ok()) return absl::Status(end_->code(), absl::StrCat("node 0: ", end_->message()));
+    RETURN_IF_ERROR(GivenUp());
     if (for_go ? may_go_ : end_.has_value()) return absl::OkStatus();
     const absl::Duration left = Until(options_.deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) {
@@ -101,6 +106,11 @@ absl::Status FollowingRestore::Await(bool for_go) {
 
 absl::Status FollowingRestore::Begin() {
   options_.before_ready();
+  {
+    // Who has said that it is ready has promised something.
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(GivenUp());
+  }
   Report(RestorePhase::kReady);
   return Await(/*for_go=*/true);
 }

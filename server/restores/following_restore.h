@@ -58,6 +58,8 @@ class FollowingRestore final : public RestorePeers {
  private:
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
   void TellSums(const checkpoint::ContentHashes& sums);
+  // Here, or by node 0.
+  absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Waits for go or end.
   absl::Status Await(bool for_go);
 

@@ -4,9 +4,11 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Minutes(10);
 constexpr int kRows = 24;
 
 v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
@@ -54,7 +57,8 @@ class RestoredWorld {
  public:
   using Hook = std::function<void(WorldRestores::Point point)>;
 
-  RestoredWorld(const std::string& root, const WorldCase& world) : hooks_(world.device_counts.size()) {
+  RestoredWorld(const std::string& root, const WorldCase& world, absl::Duration timeout)
+      : hooks_(world.device_counts.size()) {
     Daemons::Options options{.save_dir = root};
     const size_t nodes = world.device_counts.size();
     for (size_t node = 0; node < nodes; ++node) {
@@ -65,12 +69,14 @@ class RestoredWorld {
     for (size_t node = 0; node < nodes; ++node) {
       restores_.push_back(std::make_unique<WorldRestores>(
           WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
+                                 .timeout = timeout,
                                  .clock = &clock_,
                                  .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
     }
   }
-  RestoredWorld(const std::string& root, const WorldCase& world, const v1::ModelSpec& spec)
-      : RestoredWorld(root, world) {
+  RestoredWorld(const std::string& root, const WorldCase& world, const v1::ModelSpec& spec,
+                absl::Duration timeout = kTimeout)
+      : RestoredWorld(root, world, timeout) {
     daemons_->Create(spec);
   }
   // Before what they listen to, and with nothing that would hold them up.
@@ -115,15 +121,23 @@ class RestoredWorld {
     }
     daemons_->Kill(0);
   }
-  // A checkpoint of the present state.
+  // A checkpoint of the present state, which all daemons know of.
   std::string Save() {
-    ModelSaver& saver = *model(0).saver();
-    const auto begun = saver.Request();
+    const auto begun = model(0).saver()->Request();
     EXPECT_OK(begun);
-    const auto record = saver.Await(begun->number, SteadyDeadline(kLong));
-    EXPECT_OK(record);
-    EXPECT_EQ(record->state, SaveState::kPublished) << record->status;
-    return record->path;
+    std::string path;
+    for (int node = 0; node < daemons_->nodes(); ++node) {
+      const ModelSaver& saver = *model(node).saver();
+      const SteadyTime end = SteadyDeadline(kLong);
+      while (static_cast<int64_t>(saver.records().size()) < begun->number && SteadyNow() < end) {
+        std::this_thread::yield();
+      }
+      const auto record = saver.Await(begun->number, end);
+      EXPECT_OK(record);
+      EXPECT_EQ(record->state, SaveState::kPublished) << record->status;
+      path = record->path;
+    }
+    return path;
   }
 
  private:
@@ -219,6 +233,213 @@ INSTANTIATE_TEST_SUITE_P(Worlds, WorldRestoresTest,
                                          WorldCase{"ThreeShared", {1, 2, 1}, 4},
                                          WorldCase{"TwoReplicasOfTwo", {2, 2}, 2}),
                          [](const auto& info) { return info.param.name; });
+
+// --- What goes wrong ---
+
+using Point = WorldRestores::Point;
+
+// Two daemons that have trained further than their checkpoint.
+class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Test {
+ protected:
+  explicit WorldRestoresFaultsTest(absl::Duration timeout = kTimeout) : world_(root(), Two(), SpecOf(2), timeout) {}
+  void SetUp() override { path_ = SavedBy(world_); }
+
+  const std::string& path() const { return path_; }
+  // Nobody's state has changed, and all may go on.
+  void ExpectUnchanged() {
+    for (int node = 0; node < 2; ++node) {
+      EXPECT_OK(world_.model(node).usable());
+      EXPECT_FALSE(world_.model(node).history().parent.has_value()) << "node " << node;
+      EXPECT_OK(world_.model(node).Look("look"));
+    }
+    EXPECT_EQ(world_.daemons().Hashes(), before_);
+  }
+  // Both say that there is nothing to train on.
+  void ExpectUnusable() {
+    for (int node = 0; node < 2; ++node) {
+      AwaitChanged(node);
+      EXPECT_THAT(world_.model(node).usable(),
+                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
+      FakeTrainer trainer(&world_.model(node), node);
+      EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kDataLoss));
+    }
+  }
+  // Until that node is through with a restore, in whatever way.
+  void AwaitChanged(int node) {
+    const SteadyTime end = SteadyDeadline(kLong);
+    while (absl::IsUnavailable(world_.model(node).Look("look").status()) && SteadyNow() < end) std::this_thread::yield();
+  }
+  // The first byte of the data of a rank.
+  void Damage(int rank) const {
+    const std::string file = absl::StrCat(path_, "/rank-0000", rank, "-of-00002.safetensors");
+    std::string bytes = checkpoint::ReadText(file);
+    const auto header = static_cast<uint8_t>(bytes[0]) + 256 * static_cast<uint8_t>(bytes[1]);
+    bytes[8 + header] ^= 1;
+    checkpoint::WriteText(file, bytes);
+  }
+  void Remember() { before_ = world_.daemons().Hashes(); }
+
+  RestoredWorld world_;
+
+ private:
+  std::string path_;
+  std::vector<std::string> before_;
+};
+
+TEST_F(WorldRestoresFaultsTest, ACallToAnotherNodeIsRefusedAndNamesNodeZero) {
+  EXPECT_THAT(world_.restores(1).CheckLeads("m"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a call to node 0 expected")));
+  EXPECT_OK(world_.restores(0).CheckLeads("m"));
+}
+
+TEST_F(WorldRestoresFaultsTest, ATrainerOfAnotherDaemonKeepsTheStateOfAll) {
+  Remember();
+  FakeTrainer trainer(&world_.model(1), 1);
+  ASSERT_OK(trainer.Attach());
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("node 1: "), HasSubstr("no attached trainer expected, got rank 1"))));
+  trainer.Leave();
+  ExpectUnchanged();
+  EXPECT_OK(world_.Restore());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
+  ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("node 1: ")));
+  EXPECT_OK(world_.model(0).usable());
+  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonWithAnotherSpecIsNamed) {
+  ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
+  ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(SpecOf(2, kRows + 2))));
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                  HasSubstr("node 1: restore m: the spec of node 0 expected")));
+  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatSeesAnotherSaveRefuses) {
+  const auto model = *world_.daemons().store(1).Find("m");
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
+  RestoreOrder order{
+      .folder = choice.id.folder, .save_id = choice.id.save_id, .spec_fingerprint = model->fingerprint()};
+  EXPECT_OK(PrepareOrdered(model, order).status());
+  order.save_id += 1;
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("all daemons are to see the same"));
+  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  order.folder = choice.path;
+  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  for (const char* const text : {"latest", "3", "", "../m/step-000000000003-00000000"}) {
+    order.folder = text;
+    EXPECT_THAT(PrepareOrdered(model, order).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST_F(WorldRestoresFaultsTest, AFolderAnywhereIsNamedByItsPath) {
+  const test::TemporaryDirectory copies;
+  const std::string copy = copies.path() + "/copy";
+  std::filesystem::copy(path(), copy);
+  ASSERT_OK(world_.Restore(copy));
+  EXPECT_TRUE(world_.model(1).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostBeforeAllAreReadyLeavesTheStateOfAll) {
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) world_.daemons().Stop(1);
+  });
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: node 1 (rank 1) was lost")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not here")));
+  ExpectUnchanged();
+}
+
+TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeTheGoLeavesTheStateOfAll) {
+  Remember();
+  world_.At(0, [&](Point point) {
+    if (point == Point::kGo) world_.daemons().Stop(0);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable));
+  AwaitChanged(1);
+  ExpectUnchanged();
+}
+
+class HurriedWorldRestoresTest : public WorldRestoresFaultsTest {
+ protected:
+  HurriedWorldRestoresTest() : WorldRestoresFaultsTest(absl::ZeroDuration()) {}
+};
+
+TEST_F(HurriedWorldRestoresTest, ADaemonThatIsNotReadyInTimeLeavesTheStateOfAll) {
+  Remember();
+  absl::Notification over;
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) over.WaitForNotification();
+  });
+  const absl::Status late = world_.Restore().status();
+  over.Notify();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostAfterTheGoLeavesNoStateToTrainOn) {
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) world_.daemons().Stop(1);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("node 1 (rank 1) was lost")));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoStateToTrainOn) {
+  world_.At(0, [&](Point point) {
+    if (point == Point::kEnd) world_.daemons().Stop(0);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
+  absl::Notification over;
+  world_.At(0, [&](Point point) {
+    if (point == Point::kGo) world_.clock().Advance(kTimeout);
+  });
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) over.WaitForNotification();
+  });
+  const absl::Status late = world_.Restore().status();
+  over.Notify();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("through with its rows in time expected, node 1")));
+  ExpectUnusable();
+}
+
+// Of one shard group: nobody but the daemon of that rank reads them.
+TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToTrainOn) {
+  Damage(1);
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("rank-00001-of-00002"))));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtNodeZeroLeaveNoStateToTrainOn) {
+  Damage(0);
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank-00000-of-00002")));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) world_.restores(1).BeginDrain();
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("node 1: the daemon drains")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: restore: ")));
+  ExpectUnchanged();
+}
 
 }  // namespace
 }  // namespace paramshard::server
