@@ -38,6 +38,8 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kTimeout = absl::Minutes(10);
 constexpr int kRows = 24;
+// Of every restore.
+constexpr absl::uint128 kDrawn = absl::MakeUint128(0xabc, 0xdef);
 
 v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
   v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {rows, 8})}),
@@ -58,7 +60,7 @@ class RestoredWorld {
   using Hook = std::function<void(WorldRestores::Point point)>;
 
   RestoredWorld(const std::string& root, const WorldCase& world, absl::Duration timeout)
-      : hooks_(world.device_counts.size()) {
+      : clocks_(world.device_counts.size()), hooks_(world.device_counts.size()) {
     Daemons::Options options{.save_dir = root};
     const size_t nodes = world.device_counts.size();
     for (size_t node = 0; node < nodes; ++node) {
@@ -70,7 +72,8 @@ class RestoredWorld {
       restores_.push_back(std::make_unique<WorldRestores>(
           WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
                                  .timeout = timeout,
-                                 .clock = &clock_,
+                                 .clock = &clocks_[node],
+                                 .draw_id = [] { return HistoryId{kDrawn}; },
                                  .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
     }
   }
@@ -87,7 +90,7 @@ class RestoredWorld {
 
   Daemons& daemons() { return *daemons_; }
   WorldRestores& restores(int node) { return *restores_[node]; }
-  ManualClock& clock() { return clock_; }
+  ManualClock& clock(int node) { return clocks_[node]; }
   Model& model(int node) { return daemons_->model(node); }
   // Is called at every point of that node's restores.
   void At(int node, Hook hook) {
@@ -151,7 +154,7 @@ class RestoredWorld {
   }
 
   DiskCalls calls_;
-  ManualClock clock_;
+  std::vector<ManualClock> clocks_;
   absl::Mutex mu_;
   std::vector<Hook> hooks_;
   std::vector<std::unique_ptr<Savers>> savers_;
@@ -254,15 +257,16 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
     }
     EXPECT_EQ(world_.daemons().Hashes(), before_);
   }
-  // Both say that there is nothing to train on.
+  // Says that there is nothing to train on.
+  void ExpectUnusable(int node) {
+    AwaitChanged(node);
+    EXPECT_THAT(world_.model(node).usable(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
+    FakeTrainer trainer(&world_.model(node), node);
+    EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kDataLoss));
+  }
   void ExpectUnusable() {
-    for (int node = 0; node < 2; ++node) {
-      AwaitChanged(node);
-      EXPECT_THAT(world_.model(node).usable(),
-                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
-      FakeTrainer trainer(&world_.model(node), node);
-      EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kDataLoss));
-    }
+    for (int node = 0; node < 2; ++node) ExpectUnusable(node);
   }
   // Until that node is through with a restore, in whatever way.
   void AwaitChanged(int node) {
@@ -404,7 +408,7 @@ TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoState
 TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
   absl::Notification over;
   world_.At(0, [&](Point point) {
-    if (point == Point::kGo) world_.clock().Advance(kTimeout);
+    if (point == Point::kGo) world_.clock(0).Advance(kTimeout);
   });
   world_.At(1, [&](Point point) {
     if (point == Point::kWritten) over.WaitForNotification();
@@ -426,7 +430,14 @@ TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToT
 TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtNodeZeroLeaveNoStateToTrainOn) {
   Damage(0);
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank-00000-of-00002")));
-  ExpectUnusable();
+  ExpectUnusable(0);
+  // The other one may have heard of the go, or only that it is over.
+  AwaitChanged(1);
+  if (world_.model(1).usable().ok()) {
+    EXPECT_FALSE(world_.model(1).history().parent.has_value());
+  } else {
+    ExpectUnusable(1);
+  }
 }
 
 TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
@@ -440,6 +451,61 @@ TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: restore: ")));
   ExpectUnchanged();
 }
+
+// --- A daemon that says what it should not ---
+
+struct HostileCase {
+  std::string name;
+  Point at;
+  std::function<RestoreNews()> say;
+  std::string answer;
+};
+
+RestoreNews Sums(const std::string& key, int64_t rows) {
+  return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
+}
+RestoreNews Report(RestorePhase phase) {
+  return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}};
+}
+
+class HostileFollowerTest : public WorldRestoresFaultsTest, public testing::WithParamInterface<HostileCase> {};
+
+TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
+  const HostileCase& param = GetParam();
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point != param.at) return;
+    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore(param.say()));
+  });
+  const absl::Status status = world_.Restore().status();
+  EXPECT_THAT(status.message(), HasSubstr(param.answer));
+  AwaitChanged(1);
+  if (param.at == Point::kReady) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument));
+    ExpectUnchanged();
+  } else {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss));
+    ExpectUnusable();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    News, HostileFollowerTest,
+    testing::Values(
+        HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); }, "node 1: no sums expected"},
+        HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },
+                    "node 1: reports in their order expected"},
+        HostileCase{"DoneBeforeTheEnd", Point::kWritten, [] { return Report(RestorePhase::kDone); },
+                    "node 1: reports in their order expected"},
+        HostileCase{"SumsOfWhatIsNotThere", Point::kWritten, [] { return Sums("master/x", 1); },
+                    "node 1: sums of what was saved expected, got one of master/x"},
+        HostileCase{"MoreRowsThanThereAre", Point::kWritten, [] { return Sums("master/a.w", kRows + 1); },
+                    "node 1: at most 24 rows of master/a.w"},
+        HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
+                    "node 1: at most 24 rows of master/a.w"},
+        HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
+                    "tensor master/a.w: content hash"}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace paramshard::server
