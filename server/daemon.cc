@@ -338,9 +338,9 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
-  admin_service_ =
-      std::make_unique<AdminService>(store_.get(), restores_.get(), &callers_, &workers_, Lifetime());
+  trainer_service_ =
+      std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
+  admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), &callers_, &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));

@@ -131,9 +131,7 @@ RestoreSums SumsOf(const v1::RestoreSums& message) {
 }
 
 // The wire's numbers begin with that of the unspecified one.
-v1::RestorePhase PhaseMessage(RestorePhase phase) {
-  return static_cast<v1::RestorePhase>(static_cast<int>(phase) + 1);
-}
+v1::RestorePhase PhaseMessage(RestorePhase phase) { return static_cast<v1::RestorePhase>(static_cast<int>(phase) + 1); }
 static_assert(static_cast<int>(RestorePhase::kReady) + 1 == v1::RESTORE_PHASE_READY);
 static_assert(static_cast<int>(RestorePhase::kDone) + 1 == v1::RESTORE_PHASE_DONE);
 

@@ -30,17 +30,17 @@ absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOr
 
 absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& model, const RestoreOrder& order) {
   if (model->fingerprint() != order.spec_fingerprint) {
-    return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model->spec().name),
-                                                      ": the spec of node 0 expected, got another one"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("restore ", DisplayName(model->spec().name), ": the spec of node 0 expected, got another one"));
   }
   OrderedRestore ordered;
   ASSIGN_OR_RETURN(ordered.choice, FindOrdered(*model, order));
   ASSIGN_OR_RETURN(ordered.restore,
                    ModelRestore::Prepare(model, ordered.choice.path, {.convert_moments = order.convert_moments}));
   if (ordered.restore->manifest().save_id != order.save_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("restore ", DisplayName(model->spec().name), ": the save of node 0's choice expected in ",
-                     ordered.choice.path, ", got another one"));
+    return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model->spec().name),
+                                                      ": the save of node 0's choice expected in ", ordered.choice.path,
+                                                      ", got another one"));
   }
   return ordered;
 }
@@ -66,8 +66,8 @@ void FollowingRestore::Cancel() {
 void FollowingRestore::Report(RestorePhase phase, const absl::Status& status) {
   // A node 0 that is not reached has lost this node, and with it the restore.
   options_.cluster
-      ->TellRestore({.model = options_.model,
-                     .what = RestoreReport{.id = order().id, .phase = phase, .status = status}})
+      ->TellRestore(
+          {.model = options_.model, .what = RestoreReport{.id = order().id, .phase = phase, .status = status}})
       .IgnoreError();
 }
 

@@ -59,7 +59,7 @@ void LeadingRestore::OnSums(const RestoreSums& sums) {
   if (!peer.status.ok()) return;
   const bool is_expected = allowed_ == RestorePhase::kWritten && peer.reached == RestorePhase::kReady;
   peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("no sums expected, got some");
-  if (!peer.status.ok()) changed_.SignalAll();
+  changed_.SignalAll();
 }
 
 absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {
@@ -73,8 +73,8 @@ absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {
     const int64_t most = saved->second.rows * options_.replicas;
     if (tensor.rows < 0 || tensor.rows > most - sum.rows) {
       return absl::InvalidArgumentError(absl::StrCat("at most ", most, " rows of ", DisplayName(tensor.key),
-                                                     " in all replicas expected, got ", tensor.rows,
-                                                     " beside ", sum.rows));
+                                                     " in all replicas expected, got ", tensor.rows, " beside ",
+                                                     sum.rows));
     }
     sum += {.sum = tensor.sum, .rows = tensor.rows};
   }
@@ -109,7 +109,8 @@ absl::Status LeadingRestore::LateError(RestorePhase phase) const {
   std::vector<int> late;
   for (int node = 1; node < options_.cluster->nodes(); ++node) {
     const auto peer = peers_.find(node);
-    if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase) late.push_back(node);
+    if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase)
+      late.push_back(node);
   }
   return absl::DeadlineExceededError(absl::StrCat("restore ", options_.model, ": every daemon ", PhaseText(phase),
                                                   " in time expected, node ", absl::StrJoin(late, ", "), " is not"));

@@ -34,9 +34,9 @@ class LeadingRestore final : public RestorePeers {
     checkpoint::ContentHashes saved = {};  // of the checkpoint
     int replicas = 1;
     SteadyTime deadline = kNever;
-    const Clock* clock = &Clock::Steady();      // outlives the restore
-    std::function<void()> before_go = [] {};    // tests hold the restore back
-    std::function<void()> before_end = [] {};   // likewise, before all are told that the state is whole
+    const Clock* clock = &Clock::Steady();     // outlives the restore
+    std::function<void()> before_go = [] {};   // tests hold the restore back
+    std::function<void()> before_end = [] {};  // likewise, before all are told that the state is whole
     std::function<void()> on_destroyed = [] {};
   };
 

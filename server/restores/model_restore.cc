@@ -10,7 +10,7 @@ namespace paramshard::server {
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_ptr<Model> model,
                                                                     const std::string& folder,
                                                                     const RestorePlan::Options& options) {
-  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::Begin(std::move(model)));
+  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginRestore(std::move(model)));
   ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
   std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), folder, std::move(reader)));
   const Model& restored = restore->turn_.model();
@@ -25,9 +25,7 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
   return restore;
 }
 
-int ModelRestore::replicas() const {
-  return turn_.model().world().world_size / turn_.model().topology().shard_size();
-}
+int ModelRestore::replicas() const { return turn_.model().world().world_size / turn_.model().topology().shard_size(); }
 
 Model::RestoreWatch ModelRestore::Watch(RestorePeers* peers) const {
   return {.progress =
@@ -59,8 +57,8 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
     };
     steps.conclude = [&] { return peers->Conclude(*restorer_); };
   }
-  absl::StatusOr<History> history =
-      turn_.model().Restore(restored, [&] { return Write(peers); }, Watch(peers), steps);
+  absl::StatusOr<History> history = turn_.model().Restore(
+      restored, [&] { return Write(peers); }, Watch(peers), steps);
   if (peers != nullptr) peers->Finish(history.status());
   return history;
 }

@@ -30,7 +30,7 @@ namespace paramshard::server {
 class ModelRestore {
  public:
   // Opens the checkpoint, compares it with the model, and takes what the restore will take. Folder and files belong to
-  // the daemon's user or to root. Nothing has changed. Errors of Model::BeginImport, Reader::Open, RestorePlan::Create
+  // the daemon's user or to root. Nothing has changed. Errors of Model::BeginRestore, Reader::Open, RestorePlan::Create
   // and Restorer::Create.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                                const RestorePlan::Options& options);

@@ -87,26 +87,26 @@ absl::StatusOr<std::unique_ptr<RestorePeers>> WorldRestores::LeadRestore(const M
                                                                          const Lead& lead) {
   if (cluster().nodes() == 1) return nullptr;
   const std::string& name = model.spec().name;
-  auto leading = std::make_unique<LeadingRestore>(LeadingRestore::Options{
-      .cluster = &cluster(),
-      .model = name,
-      .order = {.id = options_.draw_id().value,
-                .folder = lead.by_path ? choice.path : choice.id.folder,
-                .save_id = choice.id.save_id,
-                .convert_moments = lead.convert_moments,
-                .spec_fingerprint = model.fingerprint(),
-                .creates = lead.creates},
-      .saved = restore.manifest().tensors,
-      .replicas = restore.replicas(),
-      .deadline = After(options_.clock->Now(), options_.timeout),
-      .clock = options_.clock,
-      .before_go = [this] { options_.at(Point::kGo); },
-      .before_end = [this] { options_.at(Point::kEnd); },
-      .on_destroyed =
-          [this, name] {
-            absl::MutexLock lock(&mu_);
-            leading_.erase(name);
-          }});
+  auto leading = std::make_unique<LeadingRestore>(
+      LeadingRestore::Options{.cluster = &cluster(),
+                              .model = name,
+                              .order = {.id = options_.draw_id().value,
+                                        .folder = lead.by_path ? choice.path : choice.id.folder,
+                                        .save_id = choice.id.save_id,
+                                        .convert_moments = lead.convert_moments,
+                                        .spec_fingerprint = model.fingerprint(),
+                                        .creates = lead.creates},
+                              .saved = restore.manifest().tensors,
+                              .replicas = restore.replicas(),
+                              .deadline = After(options_.clock->Now(), options_.timeout),
+                              .clock = options_.clock,
+                              .before_go = [this] { options_.at(Point::kGo); },
+                              .before_end = [this] { options_.at(Point::kEnd); },
+                              .on_destroyed =
+                                  [this, name] {
+                                    absl::MutexLock lock(&mu_);
+                                    leading_.erase(name);
+                                  }});
   absl::MutexLock lock(&mu_);
   // Whoever has prepared a restore has the model's turn: there is no other one.
   leading_[name] = leading.get();
@@ -115,7 +115,7 @@ absl::StatusOr<std::unique_ptr<RestorePeers>> WorldRestores::LeadRestore(const M
 }
 
 void WorldRestores::TakeWish(const std::string& model, const RestoreWish& wish) {
-  const Wish known{.node = wish.node, .model = model};
+  const Wish known(model, wish.node);
   if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
     return Answer(model, wish.id, absl::ResourceExhaustedError("node 0 knows of too many creations that wait"));
   }
@@ -134,10 +134,12 @@ std::optional<absl::Status> WorldRestores::AnswerFor(const std::string& name) co
   const bool is_fresh = (*model)->untouched() && state->numbers.commit_number == 0 &&
                         state->lineage.value == LineageOfCreation((*model)->fingerprint()).value;
   if (is_fresh) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("create model ", DisplayName(name), ": a model that node 0 creates too expected, got one that is at "
-                   "commit ", state->numbers.commit_number, " there: delete it at all daemons and create it again, or "
-                   "create it without a restore, and restore it at node 0 then"));
+  return absl::FailedPreconditionError(absl::StrCat("create model ", DisplayName(name),
+                                                    ": a model that node 0 creates too expected, got one that is at "
+                                                    "commit ",
+                                                    state->numbers.commit_number,
+                                                    " there: delete it at all daemons and create it again, or "
+                                                    "create it without a restore, and restore it at node 0 then"));
 }
 
 void WorldRestores::Answer(const std::string& model, absl::uint128 wish, const absl::Status& status) {
@@ -151,7 +153,7 @@ void WorldRestores::OnCreatedFresh(const std::string& model) {
 void WorldRestores::AnswerWishes(const std::string& model) {
   absl::MutexLock lock(&mu_);
   for (auto wish = wishes_.begin(); wish != wishes_.end();) {
-    if (wish->first.model != model) {
+    if (wish->first.first != model) {
       ++wish;
       continue;
     }
@@ -230,19 +232,17 @@ void WorldRestores::Forget(const std::string& model, absl::uint128 id) {
 }
 
 void WorldRestores::CarryOut(std::shared_ptr<Model> model, std::unique_ptr<FollowingRestore> restore) {
-  absl::Status started;
-  {
-    absl::MutexLock lock(&mu_);
-    const int64_t number = ++last_work_;
-    absl::StatusOr<std::thread> thread = StartThread(absl::StrCat("a restore of ", DisplayName(model->spec().name)),
-                                                     [this, number] { Work(number); });
-    started = thread.status();
-    if (thread.ok()) {
-      works_[number] = {
-          .model = std::move(model), .restore = std::move(restore), .thread = *std::move(thread)};
-    }
-  }
-  if (!started.ok()) restore->Finish(started);
+  Worker worker{.model = std::move(model), .restore = std::move(restore), .thread = {}};
+  if (const absl::Status started = StartWork(worker); !started.ok()) worker.restore->Finish(started);
+}
+
+absl::Status WorldRestores::StartWork(Worker& worker) {
+  absl::MutexLock lock(&mu_);
+  const int64_t number = ++last_work_;
+  ASSIGN_OR_RETURN(worker.thread, StartThread(absl::StrCat("a restore of ", DisplayName(worker.model->spec().name)),
+                                              [this, number] { Work(number); }));
+  works_.emplace(number, std::move(worker));
+  return absl::OkStatus();
 }
 
 void WorldRestores::Work(int64_t number) {

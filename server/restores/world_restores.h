@@ -48,9 +48,9 @@ class WorldRestores final : public RestoreListener {
   };
 
   struct Options {
-    ModelStore* store = nullptr;             // outlives this
+    ModelStore* store = nullptr;                 // outlives this
     absl::Duration timeout = absl::Minutes(10);  // of a restore, from the order to the end
-    const Clock* clock = &Clock::Steady();   // outlives this
+    const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
     std::function<void(Point)> at = [](Point) {};
   };
@@ -112,11 +112,7 @@ class WorldRestores final : public RestoreListener {
     std::unique_ptr<FollowingRestore> restore;
     std::thread thread;
   };
-  struct Wish {
-    int node = 0;
-    std::string model;
-    friend auto operator<=>(const Wish&, const Wish&) = default;
-  };
+  using Wish = std::pair<std::string, int>;  // of a model, by a node
 
   int node() const { return cluster().node(); }
   Cluster& cluster() const { return *options_.store->world().cluster; }
@@ -139,10 +135,11 @@ class WorldRestores final : public RestoreListener {
   // Null when there is none, or it is over.
   Ordered* FindOrder(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   const Ordered* FindUntaken(absl::string_view model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  std::unique_ptr<FollowingRestore> Take(const std::string& model, Ordered& ordered)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::unique_ptr<FollowingRestore> Take(const std::string& model, Ordered& ordered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On a thread of its own.
   void CarryOut(std::shared_ptr<Model> model, std::unique_ptr<FollowingRestore> restore);
+  // An error leaves the worker as it was.
+  absl::Status StartWork(Worker& worker);
   void Work(int64_t number);
   absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::string& model, absl::uint128 id);

@@ -590,9 +590,10 @@ absl::Status Model::CloseToTrainers(const absl::Status& why) {
   return absl::OkStatus();
 }
 
+absl::Status Model::CheckMayReplace() const { return draining_ ? drain_reason_ : CheckDevices(); }
+
 absl::Status Model::CheckMayImport() const {
-  if (draining_) return drain_reason_;
-  RETURN_IF_ERROR(CheckDevices());
+  RETURN_IF_ERROR(CheckMayReplace());
   return usable_;
 }
 
@@ -612,8 +613,18 @@ std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
 absl::Status Model::BeginImport() {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
+  return TakeTurn("import into");
+}
+
+absl::Status Model::BeginRestore() {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayReplace());
+  return TakeTurn("restore");
+}
+
+absl::Status Model::TakeTurn(absl::string_view operation) {
   if (importing_) {
-    return absl::UnavailableError(absl::StrCat("import into ", spec().name,
+    return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
                                                ": one import at a time expected; try again when the other is through"));
   }
   importing_ = true;
@@ -641,7 +652,7 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
                        .scaling = restored.scaling,
                        .source = SourceOf(restored.folder)};
   };
-  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch, steps);
+  return Replace({.operation = "restore", .noun = "a restore", .whole = true}, make, write, watch, steps);
 }
 
 absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
@@ -689,11 +700,11 @@ absl::Status Model::CheckNumbers(absl::string_view operation, const CommitLog::N
 absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, MakeReplacement make,
                                                       const RestoreWatch& watch) {
   absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
   RETURN_IF_ERROR(AwaitCopied(name.operation));
   RETURN_IF_ERROR(AwaitVacant(name.operation));
   // Things may have changed while it waited.
-  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
   RETURN_IF_ERROR(CheckNotChanging(name.operation));
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
@@ -735,6 +746,8 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
   history_ = replacement.history;
   history_begin_ = begin;
   commit_log_.Restore(replacement.commits);
+  // Of an import it was; a restore has replaced what was torn.
+  usable_ = absl::OkStatus();
   doubt_ = absl::OkStatus();
   Report();
   return history_;
@@ -823,9 +836,9 @@ absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
 
 void Model::Spoil(absl::string_view what, const absl::Status& why) {
   if (!usable_.ok()) return;
-  usable_ =
-      absl::DataLossError(absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
-                                       "), its state is partly the old and partly the new one; delete the model"));
+  usable_ = absl::DataLossError(
+      absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
+                   "), its state is partly the old and partly the new one; restore it, or delete the model"));
   options_.log->Write(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
 }
 

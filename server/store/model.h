@@ -185,13 +185,14 @@ class Model {
     std::function<absl::Status()> conclude;
   };
   // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
-  // `restored`. Amaxes that it does not say are measured.
+  // `restored`. Amaxes that it does not say are measured. It makes a model usable that was not.
   absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
                                   const RestoreWatch& watch = {}, const RestoreSteps& steps = {});
 
   // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
-  // has it, or the daemon drains; what broke a device; usable().
+  // has it, or the daemon drains; what broke a device; for an import usable(): a restore replaces all of the state.
   absl::Status BeginImport();
+  absl::Status BeginRestore();
   void EndImport();
 
   // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
@@ -222,7 +223,7 @@ class Model {
   ModelSaver* saver() const { return saver_.get(); }
 
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
-  // What is left to do is to delete the model.
+  // What is left to do is to restore the model, or to delete it.
   absl::Status usable() const;
   // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
   // whole and is that of the last commit, but nobody may train on from it: an import settles it.
@@ -308,6 +309,9 @@ class Model {
   std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Of a change of the whole state.
+  absl::Status CheckMayReplace() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status TakeTurn(absl::string_view operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while the state is being changed.
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   std::optional<RestoreProgress> ProgressLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -326,6 +330,7 @@ class Model {
   struct ChangeName {
     absl::string_view operation;
     absl::string_view noun;
+    bool whole = false;  // nothing of the state stays
   };
   absl::StatusOr<History> Replace(const ChangeName& name, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
                                   const RestoreWatch& watch, const RestoreSteps& steps);

@@ -222,8 +222,8 @@ class WorldRestoredTest : public WorldSavesTest {
   // `restore` at node 0, which waits for a node 1 that stands still.
   ChildProcess RestoreThatWaitsForNode1() {
     daemons_[1]->Pause();
-    ChildProcess restore = ChildProcess::Run(
-        [this](Board&) { return CtlOf(0, "restore saved latest --quiet 2>&1").status(); });
+    ChildProcess restore =
+        ChildProcess::Run([this](Board&) { return CtlOf(0, "restore saved latest --quiet 2>&1").status(); });
     EXPECT_THAT(Poll({.timeout = kPatience},
                      [this]() -> absl::StatusOr<bool> {
                        const auto models = CtlOf(0, "models");
@@ -310,8 +310,7 @@ TEST_F(WorldRestoredTest, ANodeZeroThatIsKilledBeforeTheGoLeavesTheOthersAsTheyW
   Kill(0);
   daemons_[1]->Signal(SIGCONT);
   // It may hear of the restore first, and that nobody leads it then.
-  EXPECT_THAT(Poll({.timeout = kPatience},
-                   [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
+  EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
               IsOkAndHolds(true));
   EXPECT_EQ(StateHash(1), expected[1]);
 }

@@ -130,8 +130,7 @@ TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(zero.service.get());
   const auto server = builder.BuildAndStart();
-  ASSERT_OK_AND_ASSIGN(const auto one,
-                       MakeRemoteCluster({.coordinator_address = absl::StrCat("127.0.0.1:", port)}));
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster({.coordinator_address = absl::StrCat("127.0.0.1:", port)}));
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);

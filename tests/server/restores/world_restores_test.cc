@@ -271,7 +271,8 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
   // Until that node is through with a restore, in whatever way.
   void AwaitChanged(int node) {
     const SteadyTime end = SteadyDeadline(kLong);
-    while (absl::IsUnavailable(world_.model(node).Look("look").status()) && SteadyNow() < end) std::this_thread::yield();
+    while (absl::IsUnavailable(world_.model(node).Look("look").status()) && SteadyNow() < end)
+      std::this_thread::yield();
   }
   // The first byte of the data of a rank.
   void Damage(int rank) const {
@@ -384,7 +385,8 @@ TEST_F(HurriedWorldRestoresTest, ADaemonThatIsNotReadyInTimeLeavesTheStateOfAll)
   });
   const absl::Status late = world_.Restore().status();
   over.Notify();
-  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
+  EXPECT_THAT(late,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
   AwaitChanged(1);
   ExpectUnchanged();
 }
@@ -407,11 +409,13 @@ TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoState
 
 TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
   absl::Notification over;
-  world_.At(0, [&](Point point) {
-    if (point == Point::kGo) world_.clock(0).Advance(kTimeout);
-  });
   world_.At(1, [&](Point point) {
-    if (point == Point::kWritten) over.WaitForNotification();
+    if (point != Point::kWritten) return;
+    world_.clock(0).Advance(kTimeout);
+    // Some word of it makes node 0 look at its clock.
+    const RestoreSums none{.id = kDrawn};
+    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore({.model = "m", .what = none}));
+    over.WaitForNotification();
   });
   const absl::Status late = world_.Restore().status();
   over.Notify();
@@ -425,6 +429,11 @@ TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToT
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("rank-00001-of-00002"))));
   ExpectUnusable();
+  // The same again, without the damage.
+  Damage(1);
+  ASSERT_OK(world_.Restore());
+  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
+  world_.Step(1);
 }
 
 TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtNodeZeroLeaveNoStateToTrainOn) {
@@ -445,7 +454,8 @@ TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
   world_.At(1, [&](Point point) {
     if (point == Point::kReady) world_.restores(1).BeginDrain();
   });
-  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("node 1: the daemon drains")));
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("node 1: the daemon drains")));
   AwaitChanged(1);
   ExpectUnchanged();
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: restore: ")));
@@ -464,9 +474,7 @@ struct HostileCase {
 RestoreNews Sums(const std::string& key, int64_t rows) {
   return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
 }
-RestoreNews Report(RestorePhase phase) {
-  return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}};
-}
+RestoreNews Report(RestorePhase phase) { return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}}; }
 
 class HostileFollowerTest : public WorldRestoresFaultsTest, public testing::WithParamInterface<HostileCase> {};
 
@@ -491,20 +499,20 @@ TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
 
 INSTANTIATE_TEST_SUITE_P(
     News, HostileFollowerTest,
-    testing::Values(
-        HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); }, "node 1: no sums expected"},
-        HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },
-                    "node 1: reports in their order expected"},
-        HostileCase{"DoneBeforeTheEnd", Point::kWritten, [] { return Report(RestorePhase::kDone); },
-                    "node 1: reports in their order expected"},
-        HostileCase{"SumsOfWhatIsNotThere", Point::kWritten, [] { return Sums("master/x", 1); },
-                    "node 1: sums of what was saved expected, got one of master/x"},
-        HostileCase{"MoreRowsThanThereAre", Point::kWritten, [] { return Sums("master/a.w", kRows + 1); },
-                    "node 1: at most 24 rows of master/a.w"},
-        HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
-                    "node 1: at most 24 rows of master/a.w"},
-        HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
-                    "tensor master/a.w: content hash"}),
+    testing::Values(HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); },
+                                "node 1: no sums expected"},
+                    HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },
+                                "node 1: reports in their order expected"},
+                    HostileCase{"DoneBeforeTheEnd", Point::kWritten, [] { return Report(RestorePhase::kDone); },
+                                "node 1: reports in their order expected"},
+                    HostileCase{"SumsOfWhatIsNotThere", Point::kWritten, [] { return Sums("master/x", 1); },
+                                "node 1: sums of what was saved expected, got one of master/x"},
+                    HostileCase{"MoreRowsThanThereAre", Point::kWritten, [] { return Sums("master/a.w", kRows + 1); },
+                                "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
+                                "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
+                                "tensor master/a.w: content hash"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -77,7 +77,10 @@ class WorldRestoreCallsTest : public testing::Test {
     ++saves_written_;
     return SavedModel(checkpoint::TallSpec(5000), seed)
         .Write(absl::StrCat(saves_.path(), "/", checkpoint::ModelFolderName(kName)),
-               {.world = {3, 3}, .step = step, .save_serial = saves_written_, .history = absl::uint128(saves_written_) << 100});
+               {.world = {3, 3},
+                .step = step,
+                .save_serial = saves_written_,
+                .history = absl::uint128(saves_written_) << 100});
   }
   // The first bytes of the data of the last rank that has saved: node 1's rows where there is one group.
   static void Damage(const std::string& folder) {
@@ -286,7 +289,8 @@ TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotBegunAnewElsewher
 TEST_F(WorldRestoreCallsTest, ADaemonThatStopsEndsCreationsThatWait) {
   Write(12);
   std::thread creation([&] {
-    EXPECT_THAT(Create(1, "latest").status().code(), testing::AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kCancelled));
+    EXPECT_THAT(Create(1, "latest").status().code(),
+                testing::AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kCancelled));
   });
   daemons_[1]->Stop();
   creation.join();
