@@ -10,8 +10,9 @@
 namespace paramshard::server {
 namespace {
 
-// That node 0 remembers. A node that asks for more is refused.
+// That node 0 remembers of others, and they of node 0. What comes beyond is refused.
 constexpr size_t kMostWishes = 1024;
+constexpr size_t kMostOrders = 1024;
 
 absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
 
@@ -110,6 +111,8 @@ absl::StatusOr<std::unique_ptr<RestorePeers>> WorldRestores::LeadRestore(const M
   absl::MutexLock lock(&mu_);
   // Whoever has prepared a restore has the model's turn: there is no other one.
   leading_[name] = leading.get();
+  // The order is an answer.
+  if (lead.creates) std::erase_if(wishes_, [&](const auto& wish) { return wish.first.first == name; });
   if (draining_) leading->Cancel();
   return leading;
 }
@@ -183,6 +186,9 @@ void WorldRestores::TakeOrder(const std::string& model, const RestoreOrder& orde
   JoinFinished();
   const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
   if (!found.ok() && !order.creates) return Refuse(model, order.id, found.status());
+  if (const auto request = ParseCheckpointRequest(order.folder); !request.ok()) {
+    return Refuse(model, order.id, request.status());
+  }
   std::unique_ptr<FollowingRestore> restore;
   {
     absl::MutexLock lock(&mu_);
@@ -190,12 +196,22 @@ void WorldRestores::TakeOrder(const std::string& model, const RestoreOrder& orde
     if (const Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
       return Refuse(model, order.id, absl::UnavailableError("another restore of the model is under way there"));
     }
+    DropLateOrders();
+    if (ordered_.size() >= kMostOrders) {
+      return Refuse(model, order.id, absl::ResourceExhaustedError("too many orders wait for their models there"));
+    }
     Ordered& ordered = ordered_[model];
     ordered = {.order = order, .deadline = After(options_.clock->Now(), order.timeout)};
     if (found.ok()) restore = Take(model, ordered);
     changed_.SignalAll();
   }
   if (restore != nullptr) CarryOut(*found, std::move(restore));
+}
+
+void WorldRestores::DropLateOrders() {
+  const SteadyTime now = options_.clock->Now();
+  std::erase_if(ordered_,
+                [&](const auto& entry) { return entry.second.taken == nullptr && entry.second.deadline <= now; });
 }
 
 void WorldRestores::CarryOutUntaken(const std::string& model) {

@@ -131,6 +131,8 @@ class WorldRestores final : public RestoreListener {
   void TakeAnswer(absl::string_view model, const RestoreAnswer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeLoss(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CarryOutUntaken(const std::string& model);
+  // Whose models have not come in time.
+  void DropLateOrders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const std::string& model, absl::uint128 id, const absl::Status& why);
   // Null when there is none, or it is over.
   Ordered* FindOrder(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
