@@ -41,7 +41,9 @@ class FollowingRestore final : public RestorePeers {
   };
 
   explicit FollowingRestore(Options options) : options_(std::move(options)) {}
-  ~FollowingRestore() override { options_.on_destroyed(); }
+  // Reports that it is over here: then this daemon takes the next order for the model. To be destroyed behind the
+  // ModelRestore, which has the model's turn.
+  ~FollowingRestore() override;
 
   const RestoreOrder& order() const { return options_.order; }
 
@@ -64,6 +66,7 @@ class FollowingRestore final : public RestorePeers {
   absl::Status Await(bool for_go);
 
   const Options options_;
+  absl::Status finished_ = absl::CancelledError("the restore was not begun");  // of the restore's own thread
 
   absl::Mutex mu_;
   SteadyCondVar changed_;

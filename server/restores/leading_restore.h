@@ -37,11 +37,11 @@ class LeadingRestore final : public RestorePeers {
     const Clock* clock = &Clock::Steady();     // outlives the restore
     std::function<void()> before_go = [] {};   // tests hold the restore back
     std::function<void()> before_end = [] {};  // likewise, before all are told that the state is whole
-    std::function<void()> on_destroyed = [] {};
+    std::function<void(const LeadingRestore&)> on_destroyed = [](const LeadingRestore&) {};
   };
 
   explicit LeadingRestore(Options options) : options_(std::move(options)) {}
-  ~LeadingRestore() override { options_.on_destroyed(); }
+  ~LeadingRestore() override { options_.on_destroyed(*this); }
 
   absl::uint128 id() const { return options_.order.id; }
 

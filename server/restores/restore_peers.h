@@ -22,7 +22,7 @@ class RestorePeers {
   // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
   // was saved. An error: the state is not to be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;
-  // The restore is over at this daemon.
+  // The restore is over at this daemon; the others are told when this object ends at the latest.
   virtual void Finish(const absl::Status& status) = 0;
   // Ends waits soon, with CANCELLED. For any thread.
   virtual void Cancel() = 0;

@@ -104,12 +104,14 @@ absl::StatusOr<std::unique_ptr<RestorePeers>> WorldRestores::LeadRestore(const M
                               .before_go = [this] { options_.at(Point::kGo); },
                               .before_end = [this] { options_.at(Point::kEnd); },
                               .on_destroyed =
-                                  [this, name] {
+                                  [this, name](const LeadingRestore& ended) {
                                     absl::MutexLock lock(&mu_);
-                                    leading_.erase(name);
+                                    // The next one may be there already.
+                                    const auto found = leading_.find(name);
+                                    if (found != leading_.end() && found->second == &ended) leading_.erase(found);
                                   }});
   absl::MutexLock lock(&mu_);
-  // Whoever has prepared a restore has the model's turn: there is no other one.
+  // Whoever has prepared a restore has the model's turn: there is no other one that goes on.
   leading_[name] = leading.get();
   // The order is an answer.
   if (lead.creates) std::erase_if(wishes_, [&](const auto& wish) { return wish.first.first == name; });
@@ -193,8 +195,9 @@ void WorldRestores::TakeOrder(const std::string& model, const RestoreOrder& orde
   {
     absl::MutexLock lock(&mu_);
     if (draining_) return Refuse(model, order.id, DrainError());
-    if (const Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
-      return Refuse(model, order.id, absl::UnavailableError("another restore of the model is under way there"));
+    if (Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
+      other->next = order;
+      return;
     }
     DropLateOrders();
     if (ordered_.size() >= kMostOrders) {
@@ -240,11 +243,16 @@ std::unique_ptr<FollowingRestore> WorldRestores::Take(const std::string& model, 
 }
 
 void WorldRestores::Forget(const std::string& model, absl::uint128 id) {
-  absl::MutexLock lock(&mu_);
-  if (const Ordered* const ordered = FindOrder(model); ordered != nullptr && ordered->order.id == id) {
-    ordered_.erase(model);
+  std::optional<RestoreOrder> next;
+  {
+    absl::MutexLock lock(&mu_);
+    if (const Ordered* const ordered = FindOrder(model); ordered != nullptr && ordered->order.id == id) {
+      next = ordered->next;
+      ordered_.erase(model);
+    }
+    changed_.SignalAll();
   }
-  changed_.SignalAll();
+  if (next.has_value()) TakeOrder(model, *next);
 }
 
 void WorldRestores::CarryOut(std::shared_ptr<Model> model, std::unique_ptr<FollowingRestore> restore) {
@@ -261,6 +269,13 @@ absl::Status WorldRestores::StartWork(Worker& worker) {
   return absl::OkStatus();
 }
 
+// Gives the model's turn back.
+void WorldRestores::RunOrdered(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+  const absl::StatusOr<OrderedRestore> ordered = PrepareOrdered(model, restore.order());
+  if (!ordered.ok()) return restore.Finish(ordered.status());
+  ordered->restore->Run([] { return absl::OkStatus(); }, &restore).IgnoreError();
+}
+
 void WorldRestores::Work(int64_t number) {
   std::shared_ptr<Model> model;
   std::unique_ptr<FollowingRestore> restore;
@@ -269,12 +284,7 @@ void WorldRestores::Work(int64_t number) {
     model = std::move(works_[number].model);
     restore = std::move(works_[number].restore);
   }
-  const absl::StatusOr<OrderedRestore> ordered = PrepareOrdered(model, restore->order());
-  if (ordered.ok()) {
-    ordered->restore->Run([] { return absl::OkStatus(); }, restore.get()).IgnoreError();
-  } else {
-    restore->Finish(ordered.status());
-  }
+  RunOrdered(model, *restore);
   restore.reset();
   absl::MutexLock lock(&mu_);
   finished_.push_back(std::move(works_[number].thread));
@@ -289,7 +299,9 @@ void WorldRestores::TakeGo(absl::string_view model, absl::uint128 id) {
 
 void WorldRestores::TakeEnd(absl::string_view model, const RestoreEnd& end) {
   const auto ordered = ordered_.find(model);
-  if (ordered == ordered_.end() || ordered->second.order.id != end.id) return;
+  if (ordered == ordered_.end()) return;
+  if (ordered->second.next.has_value() && ordered->second.next->id == end.id) ordered->second.next.reset();
+  if (ordered->second.order.id != end.id) return;
   if (ordered->second.taken != nullptr) return ordered->second.taken->OnEnd(end.status);
   ordered_.erase(ordered);
 }

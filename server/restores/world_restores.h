@@ -100,6 +100,8 @@ class WorldRestores final : public RestoreListener {
     RestoreOrder order;
     SteadyTime deadline;
     FollowingRestore* taken = nullptr;  // by whoever carries it out; null while its model is not there
+    // That came before this one was over here: node 0 waits for nobody when it gives one up.
+    std::optional<RestoreOrder> next = {};
   };
   // Creations that wait for node 0's word.
   struct Waiting {
@@ -143,6 +145,7 @@ class WorldRestores final : public RestoreListener {
   // An error leaves the worker as it was.
   absl::Status StartWork(Worker& worker);
   void Work(int64_t number);
+  static void RunOrdered(const std::shared_ptr<Model>& model, FollowingRestore& restore);
   absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::string& model, absl::uint128 id);
   void JoinFinished();

@@ -87,24 +87,22 @@ class Restoration {
  private:
   Restoration(SteadyTime begin, CheckpointChoice choice, std::unique_ptr<ModelRestore> restore,
               std::unique_ptr<RestorePeers> peers)
-      : begin_(begin), choice_(std::move(choice)), restore_(std::move(restore)), peers_(std::move(peers)) {}
+      : begin_(begin), choice_(std::move(choice)), peers_(std::move(peers)), restore_(std::move(restore)) {}
   v1::RestoreSummary Summarize(const History& history) const;
 
   SteadyTime begin_;
   CheckpointChoice choice_;
+  std::unique_ptr<RestorePeers> peers_;  // null in a world of one daemon; told of the end behind the restore's
   std::unique_ptr<ModelRestore> restore_;
-  std::unique_ptr<RestorePeers> peers_;  // null in a world of one daemon
 };
 
 absl::StatusOr<v1::RestoreSummary> Restoration::Run(const std::string& model, absl::FunctionRef<absl::Status()> begun) {
   const absl::StatusOr<History> history = restore_->Run(begun, peers_.get());
-  peers_.reset();
-  if (!history.ok()) {
-    restore_.reset();
-    return history.status();
-  }
-  v1::RestoreSummary summary = Summarize(*history);
+  v1::RestoreSummary summary;
+  if (history.ok()) summary = Summarize(*history);
   restore_.reset();
+  peers_.reset();
+  RETURN_IF_ERROR(history.status());
   RestoreLog().Write(LogLevel::kInfo, "model restored",
                      {{"model", model},
                       {"checkpoint", choice_.path},

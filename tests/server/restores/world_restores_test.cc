@@ -309,6 +309,33 @@ TEST_F(WorldRestoresFaultsTest, ATrainerOfAnotherDaemonKeepsTheStateOfAll) {
   EXPECT_OK(world_.Restore());
 }
 
+TEST_F(WorldRestoresFaultsTest, OneRestoreMayFollowAnotherAtOnce) {
+  for (int i = 0; i < 10; ++i) ASSERT_OK(world_.Restore());
+}
+
+TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
+  absl::Notification reached, over;
+  world_.At(1, [&](Point point) {
+    if (point != Point::kReady || reached.HasBeenNotified()) return;
+    reached.Notify();
+    over.WaitForNotification();
+  });
+  // Node 0 gives the first one up.
+  Cluster& zero = *world_.daemons().store(0).world().cluster;
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
+  const RestoreOrder order{.id = 1,
+                           .folder = choice.id.folder,
+                           .save_id = choice.id.save_id,
+                           .spec_fingerprint = world_.model(0).fingerprint(),
+                           .timeout = kTimeout};
+  ASSERT_OK(zero.TellRestore({.model = "m", .what = order}));
+  reached.WaitForNotification();
+  ASSERT_OK(zero.TellRestore({.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
+  std::thread next([&] { EXPECT_OK(world_.Restore()); });
+  over.Notify();
+  next.join();
+}
+
 TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
   ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("node 1: ")));
