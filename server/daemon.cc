@@ -39,6 +39,7 @@
 #include "server/log/log.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/model_restore.h"
+#include "server/restores/world_restores.h"
 #include "server/saves/disk.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
@@ -218,6 +219,7 @@ class Daemon::Impl {
   std::unique_ptr<Savers> savers_;  // null where nothing is saved
   // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
   std::unique_ptr<ModelStore> store_;
+  std::unique_ptr<WorldRestores> restores_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
@@ -251,6 +253,8 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
   RETURN_IF_ERROR(TakeOver());
+  restores_ = std::make_unique<WorldRestores>(
+      WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenHandoff());
   return Serve();
 }
@@ -334,8 +338,9 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
-  trainer_service_ = std::make_unique<TrainerService>(store_.get(), &callers_, &workers_, std::move(restore));
-  admin_service_ = std::make_unique<AdminService>(store_.get(), &callers_, &workers_, Lifetime());
+  trainer_service_ =
+      std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
+  admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), &callers_, &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
@@ -372,7 +377,9 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
-  lifetime.restores_models = MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
+  // Of several daemons one alone does not begin with a checkpoint.
+  lifetime.restores_models =
+      config_.nodes == 1 && MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
   return lifetime;
 }
 
@@ -409,6 +416,7 @@ void Daemon::Impl::Stop() {
   for (const auto& device : devices_) device->health().SetListener(nullptr);
   servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
+  if (restores_ != nullptr) restores_->BeginDrain();
   if (store_ != nullptr) {
     store_->Drain(deadline, DrainReason());
     if (lose_models_) store_->DropKept();

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/cluster/restore_news.h"
 #include "server/cluster/save_news.h"
 
 namespace paramshard::server {
@@ -86,6 +87,8 @@ class EpochListener {
   // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time, and
   // by a decision as well.
   virtual void OnSaveNews(const SaveNews& news) = 0;
+  // Somebody's word about a restore. At node 0 sums, reports and wishes; elsewhere all others.
+  virtual void OnRestoreNews(const RestoreNews& news) = 0;
 };
 
 class Cluster {
@@ -149,6 +152,11 @@ class Cluster {
   //   ABORTED      an order: the commit after its step is decided already
   //   UNAVAILABLE  a node is not here (names it), or this one has stopped; elsewhere: node 0 is not reached
   virtual absl::Status TellSave(const SaveNews& news) = 0;
+
+  // Tells the others of a restore: node 0 all other nodes, they node 0. From an order until the end a node that is lost
+  // has reported so. What the other side does not say is ignored. UNAVAILABLE: an order, and a node is not here (names
+  // it); this one has stopped; elsewhere: node 0 is not reached.
+  virtual absl::Status TellRestore(const RestoreNews& news) = 0;
 
   // Leaves the world: ends calls in progress. Idempotent.
   virtual void Stop() = 0;

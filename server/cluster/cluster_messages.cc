@@ -88,6 +88,94 @@ struct SaveWriter {
   void operator()(const SaveLeaderLost&) const {}
 };
 
+v1::RestoreOrder OrderMessage(const RestoreOrder& order) {
+  v1::RestoreOrder message;
+  *message.mutable_id() = IdMessage(order.id);
+  message.set_folder(order.folder);
+  *message.mutable_save_id() = IdMessage(order.save_id);
+  message.set_convert_moments(order.convert_moments);
+  message.set_spec_fingerprint(order.spec_fingerprint);
+  message.set_creates(order.creates);
+  *message.mutable_timeout() = DurationToProto(order.timeout);
+  return message;
+}
+
+RestoreOrder OrderOf(const v1::RestoreOrder& message) {
+  return {.id = IdOf(message.id()),
+          .folder = message.folder(),
+          .save_id = IdOf(message.save_id()),
+          .convert_moments = message.convert_moments(),
+          .spec_fingerprint = message.spec_fingerprint(),
+          .creates = message.creates(),
+          .timeout = DurationFromProto(message.timeout())};
+}
+
+v1::RestoreSums SumsMessage(const RestoreSums& sums) {
+  v1::RestoreSums message;
+  *message.mutable_id() = IdMessage(sums.id);
+  for (const RestoreSums::Tensor& tensor : sums.tensors) {
+    v1::TensorSum& sum = *message.add_tensors();
+    sum.set_key(tensor.key);
+    *sum.mutable_sum() = IdMessage(tensor.sum);
+    sum.set_rows(tensor.rows);
+  }
+  return message;
+}
+
+RestoreSums SumsOf(const v1::RestoreSums& message) {
+  RestoreSums sums{.id = IdOf(message.id())};
+  for (const v1::TensorSum& sum : message.tensors()) {
+    sums.tensors.push_back({.key = sum.key(), .sum = IdOf(sum.sum()), .rows = sum.rows()});
+  }
+  return sums;
+}
+
+// The wire's numbers begin with that of the unspecified one.
+v1::RestorePhase PhaseMessage(RestorePhase phase) { return static_cast<v1::RestorePhase>(static_cast<int>(phase) + 1); }
+static_assert(static_cast<int>(RestorePhase::kReady) + 1 == v1::RESTORE_PHASE_READY);
+static_assert(static_cast<int>(RestorePhase::kDone) + 1 == v1::RESTORE_PHASE_DONE);
+
+// None for what nobody says.
+std::optional<RestorePhase> PhaseOf(v1::RestorePhase message) {
+  if (message < v1::RESTORE_PHASE_READY || message > v1::RESTORE_PHASE_DONE) return std::nullopt;
+  return static_cast<RestorePhase>(static_cast<int>(message) - 1);
+}
+
+std::optional<RestoreReport> ReportOf(const v1::RestoreReport& message) {
+  const std::optional<RestorePhase> phase = PhaseOf(message.phase());
+  if (!phase.has_value()) return std::nullopt;
+  RestoreReport report{.id = IdOf(message.id()), .phase = *phase};
+  if (message.has_error()) report.status = ReasonFromProto(message.error());
+  return report;
+}
+
+// Puts each kind of news into its message.
+struct RestoreWriter {
+  v1::RestoreNews& message;
+
+  void operator()(const RestoreOrder& order) const { *message.mutable_order() = OrderMessage(order); }
+  void operator()(const RestoreGo& go) const { *message.mutable_go()->mutable_id() = IdMessage(go.id); }
+  void operator()(const RestoreSums& sums) const { *message.mutable_sums() = SumsMessage(sums); }
+  void operator()(const RestoreReport& report) const {
+    v1::RestoreReport& told = *message.mutable_report();
+    *told.mutable_id() = IdMessage(report.id);
+    told.set_phase(PhaseMessage(report.phase));
+    if (!report.status.ok()) *told.mutable_error() = StatusToProto(report.status);
+  }
+  void operator()(const RestoreEnd& end) const {
+    v1::RestoreEnd& ended = *message.mutable_end();
+    *ended.mutable_id() = IdMessage(end.id);
+    if (!end.status.ok()) *ended.mutable_error() = StatusToProto(end.status);
+  }
+  void operator()(const RestoreWish& wish) const { *message.mutable_wish()->mutable_id() = IdMessage(wish.id); }
+  void operator()(const RestoreAnswer& answer) const {
+    v1::RestoreAnswer& answered = *message.mutable_answer();
+    *answered.mutable_id() = IdMessage(answer.id);
+    if (!answer.status.ok()) *answered.mutable_error() = StatusToProto(answer.status);
+  }
+  void operator()(const RestoreLeaderLost&) const {}
+};
+
 }  // namespace
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir) {
@@ -244,6 +332,52 @@ std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message) {
     case v1::SaveNews::kWish:
       break;
     case v1::SaveNews::WHAT_NOT_SET:
+      return std::nullopt;
+  }
+  return news;
+}
+
+v1::RestoreNews RestoreMessage(const RestoreNews& news) {
+  v1::RestoreNews message;
+  message.set_model(news.model);
+  std::visit(RestoreWriter{message}, news.what);
+  return message;
+}
+
+std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
+  RestoreNews news{.model = message.model(), .what = RestoreWish()};
+  switch (message.what_case()) {
+    case v1::RestoreNews::kOrder:
+      news.what = OrderOf(message.order());
+      break;
+    case v1::RestoreNews::kGo:
+      news.what = RestoreGo{.id = IdOf(message.go().id())};
+      break;
+    case v1::RestoreNews::kSums:
+      news.what = SumsOf(message.sums());
+      break;
+    case v1::RestoreNews::kReport: {
+      const std::optional<RestoreReport> report = ReportOf(message.report());
+      if (!report.has_value()) return std::nullopt;
+      news.what = *report;
+      break;
+    }
+    case v1::RestoreNews::kEnd: {
+      RestoreEnd end{.id = IdOf(message.end().id())};
+      if (message.end().has_error()) end.status = ReasonFromProto(message.end().error());
+      news.what = end;
+      break;
+    }
+    case v1::RestoreNews::kWish:
+      news.what = RestoreWish{.id = IdOf(message.wish().id())};
+      break;
+    case v1::RestoreNews::kAnswer: {
+      RestoreAnswer answer{.id = IdOf(message.answer().id())};
+      if (message.answer().has_error()) answer.status = ReasonFromProto(message.answer().error());
+      news.what = answer;
+      break;
+    }
+    case v1::RestoreNews::WHAT_NOT_SET:
       return std::nullopt;
   }
   return news;

@@ -17,7 +17,7 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 4;
+inline constexpr int kClusterProtocolVersion = 5;
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);
@@ -39,6 +39,8 @@ v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Statu
 v1::SaveNews SaveMessage(const SaveNews& news);
 // Null for a message that says nothing.
 std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message);
+v1::RestoreNews RestoreMessage(const RestoreNews& news);
+std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message);
 
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
 

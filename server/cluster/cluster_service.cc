@@ -58,6 +58,11 @@ class NodeStream final : public NodeSink {
     *response.mutable_save() = SaveMessage(news);
     writer_->Write(std::move(response));
   }
+  void OnRestoreNews(const RestoreNews& news) override {
+    v1::JoinResponse response;
+    *response.mutable_restore() = RestoreMessage(news);
+    writer_->Write(std::move(response));
+  }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -135,6 +140,11 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
     case v1::JoinRequest::kSave:
       if (const std::optional<SaveNews> news = SaveNewsOf(request.save()); news.has_value()) {
         coordinator_->TellSave(node, *news).IgnoreError();  // a stop ends the stream
+      }
+      break;
+    case v1::JoinRequest::kRestore:
+      if (const std::optional<RestoreNews> news = RestoreNewsOf(request.restore()); news.has_value()) {
+        coordinator_->TellRestore(node, *news).IgnoreError();  // likewise
       }
       break;
     case v1::JoinRequest::kHello:

@@ -101,6 +101,7 @@ void Coordinator::Leave(int node) {
   sinks_[node] = nullptr;
   TellWorld();
   TellLostParts(node);
+  TellLostRestores(node);
   for (auto& [name, model] : models_) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
@@ -340,16 +341,21 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
 
 // What is decided already may be applied anywhere before the order comes there.
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
-  for (int node = 0; node < members_.nodes(); ++node) {
-    if (members_.present(node)) continue;
-    return absl::UnavailableError(
-        absl::StrCat("save ", name, ": all nodes expected, ", NodeName(members_, node), " is not here"));
-  }
+  RETURN_IF_ERROR(CheckAllHere("save", name));
   const Model* const model = Find(name);
   if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
                                          " as the last one that is decided expected, got ",
                                          model->book.last_commit_number()));
+}
+
+absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string_view model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (members_.present(node)) continue;
+    return absl::UnavailableError(
+        absl::StrCat(operation, " ", model, ": all nodes expected, ", NodeName(members_, node), " is not here"));
+  }
+  return absl::OkStatus();
 }
 
 CommitDecision Coordinator::WithOrder(absl::string_view model, int64_t commit_number, CommitDecision decision) const {
@@ -373,6 +379,50 @@ void Coordinator::TellLostParts(int node) {
                       .what = SavePart{
                           .id = order.id,
                           .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
+  }
+}
+
+// Restores.
+
+absl::Status Coordinator::TellRestore(int node, const RestoreNews& news) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return StoppedError();
+  if (node == 0) return TellRestoreFollowers(news);
+  TellRestoreLeader(node, news);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
+  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+    RETURN_IF_ERROR(CheckAllHere("restore", news.model));
+    restores_.insert_or_assign(news.model, order->id);
+  }
+  if (std::holds_alternative<RestoreEnd>(news.what)) restores_.erase(news.model);
+  for (size_t node = 1; node < sinks_.size(); ++node) {
+    if (sinks_[node] != nullptr) sinks_[node]->OnRestoreNews(news);
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::TellRestoreLeader(int node, RestoreNews news) {
+  if (auto* const sums = std::get_if<RestoreSums>(&news.what); sums != nullptr) {
+    sums->node = node;
+  } else if (auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
+    report->node = node;
+  } else if (auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
+    wish->node = node;
+  } else {
+    return;
+  }
+  if (sinks_[0] != nullptr) sinks_[0]->OnRestoreNews(news);
+}
+
+void Coordinator::TellLostRestores(int node) {
+  for (const auto& [model, id] : restores_) {
+    TellRestoreLeader(
+        node, {.model = model,
+               .what = RestoreReport{
+                   .id = id, .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
   }
 }
 

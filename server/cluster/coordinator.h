@@ -37,6 +37,7 @@ class NodeSink {
   // No epoch starts, though all ranks are attached.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
   virtual void OnSaveNews(const SaveNews& news) = 0;
+  virtual void OnRestoreNews(const RestoreNews& news) = 0;
   // Nothing follows.
   virtual void OnStop() = 0;
 };
@@ -88,6 +89,7 @@ class Coordinator {
 
   // As in Cluster, said by `node`.
   absl::Status TellSave(int node, const SaveNews& news);
+  absl::Status TellRestore(int node, const RestoreNews& news);
 
   // Ends calls in progress and later ones with UNAVAILABLE, but for votes: what was decided is still answered, and what
   // was not is ABORTED, because nothing is decided any more. Idempotent.
@@ -144,6 +146,15 @@ class Coordinator {
   // A node that is lost writes no part of what is being saved.
   void TellLostParts(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Likewise of restores.
+  absl::Status TellRestoreFollowers(const RestoreNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellRestoreLeader(int node, RestoreNews news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellLostRestores(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // UNAVAILABLE naming one that is missing.
+  absl::Status CheckAllHere(absl::string_view operation, absl::string_view model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Tells all nodes who is here.
   void TellWorld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Call>
@@ -161,7 +172,8 @@ class Coordinator {
   Membership members_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);  // under way, by model
+  std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);         // under way, by model
+  std::map<std::string, absl::uint128, std::less<>> restores_ ABSL_GUARDED_BY(mu_);  // likewise, their ids
   int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // no epoch of a model that was erased was greater
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

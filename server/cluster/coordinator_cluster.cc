@@ -72,6 +72,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
   }
   absl::Status TellSave(const SaveNews& news) override { return coordinator_.TellSave(0, news); }
+  absl::Status TellRestore(const RestoreNews& news) override { return coordinator_.TellRestore(0, news); }
   void Stop() override { coordinator_.Stop(); }
 
  private:
@@ -93,6 +94,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     dispatcher_.EpochRefused(model, why);
   }
   void OnSaveNews(const SaveNews& news) override { dispatcher_.SaveNews(news); }
+  void OnRestoreNews(const RestoreNews& news) override { dispatcher_.RestoreNews(news); }
   void OnStop() override {}
 
   EpochDispatcher dispatcher_;

@@ -48,6 +48,10 @@ void EpochDispatcher::SaveNews(const server::SaveNews& news) {
   Add([=](EpochListener& listener) { listener.OnSaveNews(news); });
 }
 
+void EpochDispatcher::RestoreNews(const server::RestoreNews& news) {
+  Add([=](EpochListener& listener) { listener.OnRestoreNews(news); });
+}
+
 void EpochDispatcher::Add(News news) {
   absl::MutexLock lock(&mu_);
   news_.push_back(std::move(news));

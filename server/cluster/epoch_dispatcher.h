@@ -34,6 +34,7 @@ class EpochDispatcher {
   void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
   void EpochRefused(const std::string& model, const absl::Status& why);
   void SaveNews(const server::SaveNews& news);
+  void RestoreNews(const server::RestoreNews& news);
 
  private:
   using News = std::function<void(EpochListener&)>;

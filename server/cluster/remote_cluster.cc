@@ -94,6 +94,7 @@ class RemoteCluster final : public Cluster {
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
   absl::Status TellSave(const SaveNews& news) override;
+  absl::Status TellRestore(const RestoreNews& news) override;
   void Stop() override;
 
   absl::Status Put(const v1::PutValueRequest& request);
@@ -130,6 +131,8 @@ class RemoteCluster final : public Cluster {
   // wait for the next one.
   void ForgetEpoch(const std::string& model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRunning(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE while there is no stream.
+  absl::Status Tell(v1::JoinRequest request);
   // Drops the message while there is no stream.
   void Send(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -317,6 +320,10 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
     if (const std::optional<SaveNews> news = SaveNewsOf(response.save()); news.has_value()) {
       dispatcher_.SaveNews(*news);
     }
+  } else if (response.has_restore()) {
+    if (const std::optional<RestoreNews> news = RestoreNewsOf(response.restore()); news.has_value()) {
+      dispatcher_.RestoreNews(*news);
+    }
   }
 }
 
@@ -347,9 +354,9 @@ void RemoteCluster::EndRunning(const absl::Status& why) {
                                                              "; without it no commit of ", model, " can be decided")));
   }
   running_.clear();
-  dispatcher_.SaveNews(
-      {.model = {},
-       .what = SaveLeaderLost{absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message()))}});
+  const absl::Status lost = absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message()));
+  dispatcher_.SaveNews({.model = {}, .what = SaveLeaderLost{lost}});
+  dispatcher_.RestoreNews({.model = {}, .what = RestoreLeaderLost{lost}});
 }
 
 // The world.
@@ -483,11 +490,21 @@ absl::Status RemoteCluster::GivenUpError(const CommitVote& vote, const Ballot& b
                                           absl::FormatDuration(options_.doubt_timeout)));
 }
 
-// Saves.
+// Saves and restores.
 
 absl::Status RemoteCluster::TellSave(const SaveNews& news) {
   v1::JoinRequest request;
   *request.mutable_save() = SaveMessage(news);
+  return Tell(std::move(request));
+}
+
+absl::Status RemoteCluster::TellRestore(const RestoreNews& news) {
+  v1::JoinRequest request;
+  *request.mutable_restore() = RestoreMessage(news);
+  return Tell(std::move(request));
+}
+
+absl::Status RemoteCluster::Tell(v1::JoinRequest request) {
   absl::MutexLock lock(&mu_);
   if (writer_ == nullptr) return absl::UnavailableError(absl::StrCat(CoordinatorName(), " is not reached"));
   Send(std::move(request));

@@ -185,6 +185,8 @@ constexpr Setting kSettings[] = {
      ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
     {"restore", "latest|STEP", "models that are created begin with this checkpoint of theirs in --save-dir", false,
      ParseRestore, Print<&DaemonConfig::restore>},
+    {"restore-timeout", "DURATION", "how long a restore of several daemons may take, waits for each other included",
+     false, ParseInto<&DaemonConfig::restore_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::restore_timeout>},
     {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
      false,
      [](absl::string_view text, DaemonConfig& config) {
@@ -373,10 +375,6 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   }
   if (!config.restore.empty() && config.save_dir.empty()) {
     return absl::InvalidArgumentError("--save-dir: where checkpoints lie expected when --restore is set, got none");
-  }
-  if (!config.restore.empty() && config.nodes > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--restore: a world of one daemon expected, got --nodes=", config.nodes));
   }
   return absl::OkStatus();
 }

@@ -150,9 +150,14 @@ absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::s
                                                 const CheckpointId& id) {
   ASSIGN_OR_RETURN(CheckpointChoice choice,
                    ChooseCheckpoint(root, model, {.kind = CheckpointRequest::Kind::kFolder, .folder = id.folder}));
-  if (choice.id == id) return choice;
+  RETURN_IF_ERROR(CheckIsSave(choice, model, id.save_id));
+  return choice;
+}
+
+absl::Status CheckIsSave(const CheckpointChoice& choice, absl::string_view model, absl::uint128 save_id) {
+  if (choice.id.save_id == save_id) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(id.save_id), " expected, got ",
+      "restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(save_id), " expected, got ",
       checkpoint::HashText(choice.id.save_id), ": all daemons are to see the same folder of checkpoints"));
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/numeric/int128.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -58,6 +59,8 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view mo
 // save here: the daemons do not see the same files.
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
                                                 const CheckpointId& id);
+// FAILED_PRECONDITION likewise.
+absl::Status CheckIsSave(const CheckpointChoice& choice, absl::string_view model, absl::uint128 save_id);
 
 }  // namespace paramshard::server
 

@@ -4,27 +4,13 @@
 
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/names.h"
 
 namespace paramshard::server {
-namespace {
-
-// The sums of the content are those of all ranks, and other daemons' are not told here.
-absl::Status CheckHasAllRanks(const Model& model) {
-  if (model.world().rank_count() == model.world().world_size) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("restore ", DisplayName(model.spec().name),
-                                               ": a world of one daemon expected, got ranks of several daemons"));
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_ptr<Model> model,
                                                                     const std::string& folder,
                                                                     const RestorePlan::Options& options) {
-  RETURN_IF_ERROR(CheckHasAllRanks(*model));
-  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::Begin(std::move(model)));
+  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginRestore(std::move(model)));
   ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
   std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), folder, std::move(reader)));
   const Model& restored = restore->turn_.model();
@@ -39,27 +25,48 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
   return restore;
 }
 
-absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun) {
-  const Model::RestoreWatch watch{.progress =
-                                      [restorer = restorer_.get()] {
-                                        const Restorer::Progress progress = restorer->progress();
-                                        return Model::RestoreProgress{.done_bytes = progress.done_bytes,
-                                                                      .all_bytes = progress.all_bytes};
-                                      },
-                                  .cancel = [restorer = restorer_.get()] { restorer->Cancel(); }};
-  const auto write = [&]() -> absl::Status {
-    RETURN_IF_ERROR(begun());
-    return Write();
-  };
-  Model::Restored restored = restorer_->restored();
-  restored.folder = folder_;
-  return turn_.model().Restore(restored, write, watch);
+int ModelRestore::replicas() const { return turn_.model().world().world_size / turn_.model().topology().shard_size(); }
+
+Model::RestoreWatch ModelRestore::Watch(RestorePeers* peers) const {
+  return {.progress =
+              [restorer = restorer_.get()] {
+                const Restorer::Progress progress = restorer->progress();
+                return Model::RestoreProgress{.done_bytes = progress.done_bytes, .all_bytes = progress.all_bytes};
+              },
+          .cancel =
+              [restorer = restorer_.get(), peers] {
+                restorer->Cancel();
+                if (peers != nullptr) peers->Cancel();
+              }};
 }
 
-absl::Status ModelRestore::Write() {
+absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun, RestorePeers* peers) {
+  if (const World& world = turn_.model().world(); peers == nullptr && world.rank_count() != world.world_size) {
+    return absl::FailedPreconditionError("restore: the other daemons of the world expected, got none");
+  }
+  Model::Restored restored = restorer_->restored();
+  Model::RestoreSteps steps;
+  steps.begin = [&] { return begun(); };
+  if (peers == nullptr) {
+    restored.folder = folder_;
+  } else {
+    restored.history = peers->history();
+    steps.begin = [&]() -> absl::Status {
+      RETURN_IF_ERROR(begun());
+      return peers->Begin();
+    };
+    steps.conclude = [&] { return peers->Conclude(*restorer_); };
+  }
+  absl::StatusOr<History> history = turn_.model().Restore(
+      restored, [&] { return Write(peers); }, Watch(peers), steps);
+  if (peers != nullptr) peers->Finish(history.status());
+  return history;
+}
+
+// The sums are those of all ranks: who has peers compares them together with theirs.
+absl::Status ModelRestore::Write(const RestorePeers* peers) {
   RETURN_IF_ERROR(restorer_->Write());
-  const Model& model = turn_.model();
-  return restorer_->Check(restorer_->content(), model.world().world_size / model.topology().shard_size());
+  return peers == nullptr ? restorer_->Check(restorer_->content(), replicas()) : absl::OkStatus();
 }
 
 }  // namespace paramshard::server

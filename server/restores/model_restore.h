@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/reader.h"
+#include "server/restores/restore_peers.h"
 #include "server/restores/restore_plan.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"
@@ -29,8 +30,8 @@ namespace paramshard::server {
 class ModelRestore {
  public:
   // Opens the checkpoint, compares it with the model, and takes what the restore will take. Folder and files belong to
-  // the daemon's user or to root. Nothing has changed. UNIMPLEMENTED in a world of several daemons; errors of
-  // Model::BeginImport, Reader::Open, RestorePlan::Create and Restorer::Create.
+  // the daemon's user or to root. Nothing has changed. Errors of Model::BeginRestore, Reader::Open, RestorePlan::Create
+  // and Restorer::Create.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                                const RestorePlan::Options& options);
 
@@ -39,16 +40,21 @@ class ModelRestore {
   int64_t all_bytes() const { return restorer_->progress().all_bytes; }
 
   // Changes the model. Once. `begun` is called first, when trainers and readers are held off; its error ends the
-  // restore. Errors of Model::Restore: FAILED_PRECONDITION naming a trainer, with nothing changed; DATA_LOSS.
-  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun);
+  // restore, with nothing changed. `peers` are the other daemons: null in a world of one. Errors of Model::Restore:
+  // FAILED_PRECONDITION naming a trainer, with nothing changed; those of Begin of the peers, likewise; DATA_LOSS.
+  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun, RestorePeers* peers = nullptr);
   absl::StatusOr<History> Run() {
     return Run([] { return absl::OkStatus(); });
   }
 
+  // How often every row is there in the world.
+  int replicas() const;
+
  private:
   ModelRestore(ImportTurn turn, const std::string& folder, checkpoint::Reader reader)
       : turn_(std::move(turn)), folder_(std::filesystem::absolute(folder)), reader_(std::move(reader)) {}
-  absl::Status Write();
+  Model::RestoreWatch Watch(RestorePeers* peers) const;
+  absl::Status Write(const RestorePeers* peers);
 
   // The restorer refers to what is above it.
   ImportTurn turn_;

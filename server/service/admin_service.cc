@@ -165,9 +165,11 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime)
+AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
+                           Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers),
       store_(store),
+      restores_(restores),
       lifetime_(std::move(lifetime)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -274,7 +276,7 @@ absl::StatusOr<v1::ListSavesResponse> AdminService::ListSaves(const Call&, const
 
 absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
                                         MessageWriter<v1::RestoreModelResponse>* writer) {
-  return server::RestoreModel(*store_, request, call, writer);
+  return server::RestoreModel(*store_, *restores_, request, call, writer);
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

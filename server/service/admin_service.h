@@ -9,12 +9,13 @@
 #include "absl/time/time.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/keeper/server_command.h"
+#include "server/restores/world_restores.h"
 #include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; `store`, `callers` and `workers` outlive the server that the service is registered with.
+// Thread-safe; `store`, `restores`, `callers` and `workers` outlive the server that the service is registered with.
 class AdminService final : public GuardedService {
  public:
   // What the daemon does to itself when it is asked to. Both begin its end and return at once.
@@ -26,7 +27,8 @@ class AdminService final : public GuardedService {
     // Models are saved at the daemon's end, and begin with what is saved when they are created again.
     bool restores_models = false;
   };
-  AdminService(const ModelStore* store, Callers* callers, CallWorkers* workers, Lifetime lifetime);
+  AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
+               Lifetime lifetime);
 
  private:
   absl::StatusOr<v1::ListModelsResponse> ListModels(const Call& call, const v1::ListModelsRequest& request);
@@ -49,6 +51,7 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);
 
   const ModelStore* const store_;
+  WorldRestores* const restores_;
   const Lifetime lifetime_;
   const absl::Time started_at_;
 };

@@ -53,12 +53,30 @@ absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const
 // A restore from the choice of the checkpoint to what is told of it.
 class Restoration {
  public:
-  static absl::StatusOr<Restoration> Prepare(const std::shared_ptr<Model>& model, const WantedRestore& wanted) {
+  // At node 0, which chooses; `creates` the model.
+  static absl::StatusOr<Restoration> Prepare(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
+                                             WorldRestores& restores, bool creates) {
     const SteadyTime begin = SteadyNow();
     ASSIGN_OR_RETURN(CheckpointChoice choice,
                      ChooseCheckpoint(model->save_dir(), model->spec().name, wanted.checkpoint));
     ASSIGN_OR_RETURN(std::unique_ptr<ModelRestore> restore, ModelRestore::Prepare(model, choice.path, wanted.plan));
-    return Restoration(begin, std::move(choice), std::move(restore));
+    ASSIGN_OR_RETURN(std::unique_ptr<RestorePeers> peers,
+                     restores.LeadRestore(*model, choice, *restore,
+                                          {.by_path = wanted.checkpoint.kind == CheckpointRequest::Kind::kPath,
+                                           .convert_moments = wanted.plan.convert_moments,
+                                           .creates = creates}));
+    return Restoration(begin, std::move(choice), std::move(restore), std::move(peers));
+  }
+  // Elsewhere, of what node 0 has chosen.
+  static absl::StatusOr<Restoration> Follow(const std::shared_ptr<Model>& model,
+                                            std::unique_ptr<FollowingRestore> following) {
+    const SteadyTime begin = SteadyNow();
+    absl::StatusOr<OrderedRestore> ordered = PrepareOrdered(model, following->order());
+    if (ordered.ok()) {
+      return Restoration(begin, std::move(ordered->choice), std::move(ordered->restore), std::move(following));
+    }
+    following->Finish(ordered.status());
+    return ordered.status();
   }
 
   int64_t all_bytes() const { return restore_->all_bytes(); }
@@ -67,23 +85,24 @@ class Restoration {
   absl::StatusOr<v1::RestoreSummary> Run(const std::string& model, absl::FunctionRef<absl::Status()> begun);
 
  private:
-  Restoration(SteadyTime begin, CheckpointChoice choice, std::unique_ptr<ModelRestore> restore)
-      : begin_(begin), choice_(std::move(choice)), restore_(std::move(restore)) {}
+  Restoration(SteadyTime begin, CheckpointChoice choice, std::unique_ptr<ModelRestore> restore,
+              std::unique_ptr<RestorePeers> peers)
+      : begin_(begin), choice_(std::move(choice)), peers_(std::move(peers)), restore_(std::move(restore)) {}
   v1::RestoreSummary Summarize(const History& history) const;
 
   SteadyTime begin_;
   CheckpointChoice choice_;
+  std::unique_ptr<RestorePeers> peers_;  // null in a world of one daemon; told of the end behind the restore's
   std::unique_ptr<ModelRestore> restore_;
 };
 
 absl::StatusOr<v1::RestoreSummary> Restoration::Run(const std::string& model, absl::FunctionRef<absl::Status()> begun) {
-  const absl::StatusOr<History> history = restore_->Run(begun);
-  if (!history.ok()) {
-    restore_.reset();
-    return history.status();
-  }
-  v1::RestoreSummary summary = Summarize(*history);
+  const absl::StatusOr<History> history = restore_->Run(begun, peers_.get());
+  v1::RestoreSummary summary;
+  if (history.ok()) summary = Summarize(*history);
   restore_.reset();
+  peers_.reset();
+  RETURN_IF_ERROR(history.status());
   RestoreLog().Write(LogLevel::kInfo, "model restored",
                      {{"model", model},
                       {"checkpoint", choice_.path},
@@ -162,10 +181,70 @@ bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
   return HasCheckpoint(store.save_dir(), name).value_or(true);
 }
 
-absl::StatusOr<v1::RestoreSummary> Fill(const std::shared_ptr<Model>& model, const WantedRestore& wanted,
-                                        ModelStore::Show show) {
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
-  return restoration.Run(model->spec().name, show);
+// With the state that a restore brings.
+absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                            const WantedRestore& wanted) {
+  CreatedModel created;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores, /*creates=*/true));
+    ASSIGN_OR_RETURN(created.restored, restoration.Run(model->spec().name, show));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  return created;
+}
+
+// With the state that node 0 has ordered.
+absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                           absl::uint128 order) {
+  CreatedModel created;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    ASSIGN_OR_RETURN(std::unique_ptr<FollowingRestore> following, restores.Follow(model->spec().name, order));
+    ASSIGN_OR_RETURN(Restoration restoration, Restoration::Follow(model, std::move(following)));
+    ASSIGN_OR_RETURN(created.restored, restoration.Run(model->spec().name, show));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  return created;
+}
+
+// With initial values, as other daemons do that wait for this one's word.
+absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                         bool wants_restore) {
+  CreatedModel created;
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
+  const std::string& name = created.model.model->spec().name;
+  if (!created.model.created) return created;
+  if (wants_restore) {
+    RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                       {{"model", name}, {"save_dir", store.save_dir()}});
+  }
+  restores.OnCreatedFresh(name);
+  return created;
+}
+
+// One that somebody else was creating a moment ago.
+absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec) {
+  const std::string name = spec.name;
+  const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    return absl::UnavailableError(
+        absl::StrCat("create model ", DisplayName(name), ": another creation of it has failed; try again"));
+  };
+  CreatedModel joined;
+  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail));
+  return joined;
+}
+
+// At another node than 0, which chooses for all.
+absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                             bool wants_restore) {
+  WorldRestores::Word word;
+  if (wants_restore || restores.HasOrder(spec.name)) {
+    ASSIGN_OR_RETURN(word, restores.AwaitOrder(spec.name));
+  }
+  if (word.order.has_value()) return CreateOrdered(store, restores, std::move(spec), word.order->id);
+  if (word.is_here) return Join(store, std::move(spec));
+  return CreateFresh(store, restores, std::move(spec), wants_restore);
 }
 
 }  // namespace
@@ -177,11 +256,12 @@ absl::Status CheckMayNameFolder(uid_t caller) {
                                                   "; name a checkpoint of the daemon's --save-dir"));
 }
 
-absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
-                          MessageWriter<v1::RestoreModelResponse>* writer) {
+absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
+                          const Call& call, MessageWriter<v1::RestoreModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
+  RETURN_IF_ERROR(restores.CheckLeads(request.model()));
   ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted));
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores, /*creates=*/false));
   const int64_t all_bytes = restoration.all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
   if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
@@ -201,7 +281,8 @@ absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest
   return absl::OkStatus();
 }
 
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores,
+                                         const std::optional<CheckpointRequest>& restore,
                                          const v1::CreateModelRequest& request, const Call& call) {
   ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
   std::optional<WantedRestore> wanted;
@@ -209,21 +290,11 @@ absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<
   if (request.has_restore()) {
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
-  CreatedModel created;
-  if (!BeginsWithCheckpoint(store, spec.name, wanted)) {
-    ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
-    if (wanted.has_value() && created.model.created) {
-      RestoreLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
-                         {{"model", created.model.model->spec().name}, {"save_dir", store.save_dir()}});
-    }
-    return created;
+  if (!restores.leads()) return CreateFollowing(store, restores, std::move(spec), wanted.has_value());
+  if (BeginsWithCheckpoint(store, spec.name, wanted)) {
+    return CreateRestored(store, restores, std::move(spec), *wanted);
   }
-  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(created.restored, Fill(model, *wanted, show));
-    return absl::OkStatus();
-  };
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
-  return created;
+  return CreateFresh(store, restores, std::move(spec), wanted.has_value());
 }
 
 }  // namespace paramshard::server

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/restores/checkpoint_choice.h"
+#include "server/restores/world_restores.h"
 #include "server/service/call.h"
 #include "server/store/model_store.h"
 
@@ -19,15 +20,16 @@ namespace paramshard::server {
 absl::Status CheckMayNameFolder(uid_t caller);
 
 // AdminService.RestoreModel.
-absl::Status RestoreModel(const ModelStore& store, const v1::RestoreModelRequest& request, const Call& call,
-                          MessageWriter<v1::RestoreModelResponse>* writer);
+absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
+                          const Call& call, MessageWriter<v1::RestoreModelResponse>* writer);
 
 // TrainerService.CreateModel, but for `model` of the response. `restore` holds where the request says nothing.
 struct CreatedModel {
   ModelStore::Created model;
   std::optional<v1::RestoreSummary> restored = {};
 };
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, const std::optional<CheckpointRequest>& restore,
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores,
+                                         const std::optional<CheckpointRequest>& restore,
                                          const v1::CreateModelRequest& request, const Call& call);
 
 }  // namespace paramshard::server

@@ -27,9 +27,12 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
 
 }  // namespace
 
-TrainerService::TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers,
+TrainerService::TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
                                std::optional<CheckpointRequest> restore)
-    : GuardedService(v1::TrainerService::service_full_name(), callers), store_(store), restore_(std::move(restore)) {
+    : GuardedService(v1::TrainerService::service_full_name(), callers),
+      store_(store),
+      restores_(restores),
+      restore_(std::move(restore)) {
   Handle("GetCapabilities", workers->questions.get(), &TrainerService::GetCapabilities);
   Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
   Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
@@ -51,7 +54,7 @@ absl::StatusOr<v1::GetCapabilitiesResponse> TrainerService::GetCapabilities(cons
 
 absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call& call,
                                                                     const v1::CreateModelRequest& request) {
-  ASSIGN_OR_RETURN(const CreatedModel created, server::CreateModel(*store_, restore_, request, call));
+  ASSIGN_OR_RETURN(const CreatedModel created, server::CreateModel(*store_, *restores_, restore_, request, call));
   v1::CreateModelResponse response;
   response.set_created(created.model.created);
   *response.mutable_model() = ToProto(*created.model.model);

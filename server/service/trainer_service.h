@@ -7,16 +7,18 @@
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/restores/checkpoint_choice.h"
+#include "server/restores/world_restores.h"
 #include "server/service/guarded_service.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; the first three outlive the server that the service is registered with. `restore`: what models begin
+// Thread-safe; the first four outlive the server that the service is registered with. `restore`: what models begin
 // with that are created without a word about it.
 class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, Callers* callers, CallWorkers* workers, std::optional<CheckpointRequest> restore);
+  TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
+                 std::optional<CheckpointRequest> restore);
 
  private:
   absl::StatusOr<v1::GetCapabilitiesResponse> GetCapabilities(const Call& call,
@@ -28,6 +30,7 @@ class TrainerService final : public GuardedService {
   absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
 
   ModelStore* const store_;
+  WorldRestores* const restores_;
   const std::optional<CheckpointRequest> restore_;
 };
 

@@ -19,6 +19,11 @@ class ImportTurn {
     RETURN_IF_ERROR(model->BeginImport());
     return ImportTurn(std::move(model));
   }
+  // Errors of Model::BeginRestore.
+  static absl::StatusOr<ImportTurn> BeginRestore(std::shared_ptr<Model> model) {
+    RETURN_IF_ERROR(model->BeginRestore());
+    return ImportTurn(std::move(model));
+  }
   ImportTurn(ImportTurn&&) = default;
   ~ImportTurn() {
     if (model_ != nullptr) model_->EndImport();

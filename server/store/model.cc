@@ -590,9 +590,10 @@ absl::Status Model::CloseToTrainers(const absl::Status& why) {
   return absl::OkStatus();
 }
 
+absl::Status Model::CheckMayReplace() const { return draining_ ? drain_reason_ : CheckDevices(); }
+
 absl::Status Model::CheckMayImport() const {
-  if (draining_) return drain_reason_;
-  RETURN_IF_ERROR(CheckDevices());
+  RETURN_IF_ERROR(CheckMayReplace());
   return usable_;
 }
 
@@ -612,8 +613,18 @@ std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
 absl::Status Model::BeginImport() {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
+  return TakeTurn("import into");
+}
+
+absl::Status Model::BeginRestore() {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayReplace());
+  return TakeTurn("restore");
+}
+
+absl::Status Model::TakeTurn(absl::string_view operation) {
   if (importing_) {
-    return absl::UnavailableError(absl::StrCat("import into ", spec().name,
+    return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
                                                ": one import at a time expected; try again when the other is through"));
   }
   importing_ = true;
@@ -627,30 +638,33 @@ void Model::EndImport() {
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
   return Replace({.operation = "import into", .noun = "an import"},
-                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {});
+                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {}, {});
 }
 
 absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
-                                       const RestoreWatch& watch) {
+                                       const RestoreWatch& watch, const RestoreSteps& steps) {
   const auto make = [&]() -> absl::StatusOr<Replacement> {
     RETURN_IF_ERROR(CheckNumbers("restore", restored.commits.numbers));
-    return Replacement{.history = {.id = options_.draw_history(),
+    return Replacement{.history = {.id = restored.history.has_value() ? *restored.history : options_.draw_history(),
                                    .lineage = LineageOfRestore(fingerprint_, restored.checkpoint_id),
                                    .parent = restored.parent},
                        .commits = restored.commits,
                        .scaling = restored.scaling,
                        .source = SourceOf(restored.folder)};
   };
-  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch);
+  return Replace({.operation = "restore", .noun = "a restore", .whole = true}, make, write, watch, steps);
 }
 
 absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
-                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch) {
+                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch,
+                                       const RestoreSteps& steps) {
   ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(name, make, watch));
+  RETURN_IF_ERROR(CommitChange(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
   if (status.ok()) status = EncodePlanes(replacement.scaling);
+  if (status.ok() && steps.conclude) status = steps.conclude();
   for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
   return EndChange(replacement, status);
 }
@@ -686,20 +700,30 @@ absl::Status Model::CheckNumbers(absl::string_view operation, const CommitLog::N
 absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, MakeReplacement make,
                                                       const RestoreWatch& watch) {
   absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
   RETURN_IF_ERROR(AwaitCopied(name.operation));
   RETURN_IF_ERROR(AwaitVacant(name.operation));
   // Things may have changed while it waited.
-  RETURN_IF_ERROR(CheckMayImport());
+  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
   RETURN_IF_ERROR(CheckNotChanging(name.operation));
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
-  if (journal_ != nullptr && published_) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
   replacement.generation = generation_ + 1;
   return replacement;
+}
+
+absl::Status Model::CommitChange(const Replacement& replacement, const absl::Status& begun) {
+  absl::MutexLock lock(&mu_);
+  absl::Status status = begun;
+  if (status.ok() && journal_ != nullptr && published_) status = journal_->BeginChange(replacement.source);
+  if (status.ok()) return status;
+  changing_ = false;
+  watch_ = {};
+  changed_.SignalAll();
+  return status;
 }
 
 absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const absl::Status& status) {
@@ -722,6 +746,8 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
   history_ = replacement.history;
   history_begin_ = begin;
   commit_log_.Restore(replacement.commits);
+  // Of an import it was; a restore has replaced what was torn.
+  usable_ = absl::OkStatus();
   doubt_ = absl::OkStatus();
   Report();
   return history_;
@@ -810,9 +836,9 @@ absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
 
 void Model::Spoil(absl::string_view what, const absl::Status& why) {
   if (!usable_.ok()) return;
-  usable_ =
-      absl::DataLossError(absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
-                                       "), its state is partly the old and partly the new one; delete the model"));
+  usable_ = absl::DataLossError(
+      absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
+                   "), its state is partly the old and partly the new one; restore it, or delete the model"));
   options_.log->Write(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
 }
 

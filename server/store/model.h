@@ -157,7 +157,9 @@ class Model {
     std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
     absl::uint128 checkpoint_id = 0;                // which the lineage is made from
     HistoryParent parent;
-    std::string folder = {};  // the checkpoint's: a server that dies meanwhile leaves it to the next one
+    // The checkpoint's: a server that dies meanwhile leaves it to the next one. Empty where that cannot do it alone.
+    std::string folder = {};
+    std::optional<HistoryId> history = {};  // that begins; unset: drawn
   };
   struct RestoreProgress {
     int64_t done_bytes = 0;
@@ -175,14 +177,22 @@ class Model {
     std::function<RestoreProgress()> progress;
     std::function<void()> cancel;  // at a drain: what is restored would be lost with the daemon
   };
+  // What happens around the writing, on the thread of the restore; it may wait, within bounds.
+  struct RestoreSteps {
+    // Trainers and readers are held off, and nothing has changed: an error leaves it so.
+    std::function<absl::Status()> begin;
+    // The planes are encoded. An error is one of the writing.
+    std::function<absl::Status()> conclude;
+  };
   // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
-  // `restored`. Amaxes that it does not say are measured.
+  // `restored`. Amaxes that it does not say are measured. It makes a model usable that was not.
   absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
-                                  const RestoreWatch& watch = {});
+                                  const RestoreWatch& watch = {}, const RestoreSteps& steps = {});
 
   // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
-  // has it, or the daemon drains; what broke a device; usable().
+  // has it, or the daemon drains; what broke a device; for an import usable(): a restore replaces all of the state.
   absl::Status BeginImport();
+  absl::Status BeginRestore();
   void EndImport();
 
   // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
@@ -213,7 +223,7 @@ class Model {
   ModelSaver* saver() const { return saver_.get(); }
 
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
-  // What is left to do is to delete the model.
+  // What is left to do is to restore the model, or to delete it.
   absl::Status usable() const;
   // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
   // whole and is that of the last commit, but nobody may train on from it: an import settles it.
@@ -299,6 +309,9 @@ class Model {
   std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Of a change of the whole state.
+  absl::Status CheckMayReplace() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status TakeTurn(absl::string_view operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while the state is being changed.
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   std::optional<RestoreProgress> ProgressLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -317,9 +330,10 @@ class Model {
   struct ChangeName {
     absl::string_view operation;
     absl::string_view noun;
+    bool whole = false;  // nothing of the state stays
   };
   absl::StatusOr<History> Replace(const ChangeName& name, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
-                                  const RestoreWatch& watch);
+                                  const RestoreWatch& watch, const RestoreSteps& steps);
   absl::Status CloseToTrainers(const absl::Status& why);
   // UNAVAILABLE.
   absl::Status BeingCopied(absl::string_view operation) const;
@@ -327,6 +341,8 @@ class Model {
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
   absl::StatusOr<Replacement> BeginChange(const ChangeName& name, MakeReplacement make, const RestoreWatch& watch);
+  // The first byte follows. An error ends the change: the state stays as it was.
+  absl::Status CommitChange(const Replacement& replacement, const absl::Status& begun);
   absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -340,6 +340,20 @@ void ModelStore::OnSaveNews(const SaveNews& news) {
   RefuseSave(news, model.ok() ? absl::FailedPreconditionError("a daemon with --save-dir expected") : model.status());
 }
 
+void ModelStore::SetRestoreListener(RestoreListener* listener) {
+  absl::MutexLock lock(&hearing_);
+  restore_listener_ = listener;
+}
+
+void ModelStore::OnRestoreNews(const RestoreNews& news) {
+  absl::MutexLock lock(&hearing_);
+  if (restore_listener_ != nullptr) return restore_listener_->OnRestoreNews(news);
+  const auto* const order = std::get_if<RestoreOrder>(&news.what);
+  if (order == nullptr) return;
+  const RestoreReport refusal{.id = order->id, .status = absl::UnavailableError("the daemon starts, or stops")};
+  options_.world.cluster->TellRestore({.model = news.model, .what = refusal}).IgnoreError();
+}
+
 // Node 0 need not wait for a part that nobody writes, nor another node for an answer to its wish.
 void ModelStore::RefuseSave(const SaveNews& news, const absl::Status& why) {
   SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};

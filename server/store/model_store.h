@@ -21,6 +21,14 @@
 
 namespace paramshard::server {
 
+// Hears what other daemons say of restores. It returns at once, and is never called while a call into the cluster is on
+// the stack.
+class RestoreListener {
+ public:
+  virtual ~RestoreListener() = default;
+  virtual void OnRestoreNews(const RestoreNews& news) = 0;
+};
+
 // Thread-safe. Passes on what the cluster says. A model lives until it is deleted and the last call on it has returned.
 class ModelStore : public EpochListener {
  public:
@@ -39,6 +47,9 @@ class ModelStore : public EpochListener {
   };
 
   explicit ModelStore(Options options);
+
+  // It outlives the store or is reset with null, which waits for a call in progress. Without one, orders are refused.
+  void SetRestoreListener(RestoreListener* listener);
   ~ModelStore() override;
 
   // Takes over what another server has left in `kept`, before anything else is asked: models go on from their last
@@ -91,6 +102,7 @@ class ModelStore : public EpochListener {
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
   void OnSaveNews(const SaveNews& news) override;
+  void OnRestoreNews(const RestoreNews& news) override;
 
  private:
   // Makes one, in memory that is kept where there is somebody to keep it.
@@ -119,6 +131,8 @@ class ModelStore : public EpochListener {
   const Options options_;
   // One for all models, which may outlive the store: whoever creates and deletes them in a loop writes no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
+  absl::Mutex hearing_;  // held while the listener is called
+  RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -198,6 +199,41 @@ TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
   for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
 }
 
+// Restores of what two daemons hold, with the state of both.
+class WorldRestoredTest : public WorldSavesTest {
+ protected:
+  // Of a daemon's masters and moments; planes must match them.
+  std::string StateHash(int node) {
+    const auto output = CtlOf(node, "-o json verify saved");
+    EXPECT_OK(output.status());
+    if (!output.ok()) return "";
+    const nlohmann::json verified = nlohmann::json::parse(*output);
+    EXPECT_EQ(verified["summary"]["mismatchCount"], "0") << *output;
+    return verified["summary"]["stateHash"];
+  }
+  std::vector<std::string> StateHashes() { return {StateHash(0), StateHash(1)}; }
+  // A checkpoint of commit 3, and where ten more commits lead.
+  std::vector<std::string> SaveAndGoOn() {
+    TrainTo(3);
+    EXPECT_OK(CtlOf(0, "save saved --wait"));
+    TrainTo(13);
+    return StateHashes();
+  }
+  // `restore` at node 0, which waits for a node 1 that stands still.
+  ChildProcess RestoreThatWaitsForNode1() {
+    daemons_[1]->Pause();
+    ChildProcess restore =
+        ChildProcess::Run([this](Board&) { return CtlOf(0, "restore saved latest --quiet 2>&1").status(); });
+    EXPECT_THAT(Poll({.timeout = kPatience},
+                     [this]() -> absl::StatusOr<bool> {
+                       const auto models = CtlOf(0, "models");
+                       return models.ok() && absl::StrContains(*models, "restoring");
+                     }),
+                IsOkAndHolds(true));
+    return restore;
+  }
+};
+
 TEST_F(WorldSavesTest, ADaemonThatIsKilledInTheMiddleOfASaveLeavesNothingOfIt) {
   ASSERT_NO_FATAL_FAILURE(Start());
   TrainTo(2);
@@ -236,6 +272,47 @@ TEST_F(WorldSavesTest, TrainersAreToldOfAKilledDaemonAsWithoutSaves) {
   TrainTo(1);
   Stop();
   VerifiedSteps();
+}
+
+TEST_F(WorldRestoredTest, BothDaemonsGoBackAndEndInTheSameBytes) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::vector<std::string> expected = SaveAndGoOn();
+  EXPECT_THAT(CtlOf(1, "restore saved latest --quiet"), testing::Not(IsOk()));
+  ASSERT_OK(CtlOf(0, "restore saved latest --quiet"));
+  EXPECT_NE(StateHashes(), expected);
+  TrainTo(13);
+  EXPECT_EQ(StateHashes(), expected);
+}
+
+TEST_F(WorldRestoredTest, AWorldThatIsStartedAgainBeginsWithItsCheckpoint) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--restore=latest"}));
+  const std::vector<std::string> expected = SaveAndGoOn();
+  Kill(0);
+  Kill(1);
+  ASSERT_NO_FATAL_FAILURE(Start({"--restore=latest"}));
+  TrainTo(13);
+  EXPECT_EQ(StateHashes(), expected);
+}
+
+TEST_F(WorldRestoredTest, ADaemonThatIsKilledBeforeItIsReadyLeavesNodeZeroAsItWas) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::vector<std::string> expected = SaveAndGoOn();
+  ChildProcess restore = RestoreThatWaitsForNode1();
+  Kill(1);
+  EXPECT_THAT(restore.Await(), StatusIs(testing::_, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_EQ(StateHash(0), expected[0]);
+}
+
+TEST_F(WorldRestoredTest, ANodeZeroThatIsKilledBeforeTheGoLeavesTheOthersAsTheyWere) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::vector<std::string> expected = SaveAndGoOn();
+  const ChildProcess restore = RestoreThatWaitsForNode1();
+  Kill(0);
+  daemons_[1]->Signal(SIGCONT);
+  // It may hear of the restore first, and that nobody leads it then.
+  EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
+              IsOkAndHolds(true));
+  EXPECT_EQ(StateHash(1), expected[1]);
 }
 
 }  // namespace

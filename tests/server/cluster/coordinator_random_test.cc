@@ -72,6 +72,7 @@ class NodeEar final : public NodeSink {
  public:
   void OnWorld(const std::vector<int>&) override {}
   void OnSaveNews(const SaveNews&) override {}
+  void OnRestoreNews(const RestoreNews&) override {}
   void OnEpochStart(const std::string&, const EpochStart& start) override {
     if (oracle != nullptr) oracle->Started(start.epoch);
     news.push_back({.start = true, .model = "m", .epoch = start.epoch});

@@ -420,6 +420,7 @@ class AnsweringListener final : public EpochListener {
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
   void OnEpochRefused(const std::string&, const absl::Status&) override {}
   void OnSaveNews(const SaveNews&) override {}
+  void OnRestoreNews(const RestoreNews&) override {}
   int64_t Ended() { return ended_.get_future().get(); }
 
  private:

@@ -27,6 +27,7 @@ struct EpochNews {
   std::string history_id = {};               // of a start
   std::optional<int64_t> last_command = {};  // then neither of them
   std::optional<SaveNews> save = {};         // likewise
+  std::optional<RestoreNews> restore = {};   // likewise
 };
 
 class RecordingListener final : public EpochListener, public NodeSink {
@@ -46,6 +47,9 @@ class RecordingListener final : public EpochListener, public NodeSink {
   // That a stream has broken shows in the epochs.
   void OnSaveNews(const SaveNews& news) override {
     if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
+  }
+  void OnRestoreNews(const RestoreNews& news) override {
+    if (!std::holds_alternative<RestoreLeaderLost>(news.what)) Add({.model = news.model, .restore = news});
   }
   void OnWorld(const std::vector<int>&) override {}
   void OnStop() override {}

@@ -175,8 +175,6 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--save-on-drain=yes"}, "--save-on-drain: on, off expected, got \"yes\""},
       {{"--save-dir=/saves", "--restore=newest"}, "--restore: latest or the number of a step expected, got \"newest\""},
       {{"--save-dir=/saves", "--restore=-1"}, "--restore: latest or the number of a step expected"},
-      {{"--save-dir=/saves", "--restore=7", "--nodes=2", "--cluster-address=127.0.0.1:1"},
-       "--restore: a world of one daemon expected, got --nodes=2"},
       {{"--restore=latest"}, "--save-dir: where checkpoints lie expected when --restore is set, got none"},
       {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
       {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
@@ -252,6 +250,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "save-on-drain = on  # default\n"
             "save-timeout = 10m  # default\n"
             "restore =   # default\n"
+            "restore-timeout = 10m  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "keeper = on  # default\n"

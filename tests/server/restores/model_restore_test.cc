@@ -107,7 +107,24 @@ TEST_F(ModelRestoreTest, OneThatBreaksOffSpoilsTheModel) {
   restorer->Cancel();
   EXPECT_THAT(RestoreModel(*restorer),
               StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore tall: cancelled")));
-  EXPECT_THAT(model_->usable(), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(model_->usable(), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore it, or delete")));
+  EXPECT_THAT(model_->BeginImport(), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(ModelRestoreTest, AnotherOneMakesAModelUsableThatBrokeOff) {
+  const SavedModel saved(model_->spec(), 9);
+  const std::string folder = Write(saved, {3, 3});
+  ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
+  {
+    ASSERT_OK_AND_ASSIGN(const auto restorer, PrepareModel(reader));
+    restorer->Cancel();
+    EXPECT_THAT(RestoreModel(*restorer), StatusIs(absl::StatusCode::kDataLoss));
+  }
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {}));
+  ASSERT_OK(restore->Run());
+  EXPECT_OK(model_->usable());
+  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+  StateHash(*model_);  // planes match
 }
 
 }  // namespace

@@ -271,12 +271,20 @@ TEST_F(RestoreModelTest, RowsThatAreDamagedSpoilTheModelUntilItIsMadeAnew) {
   EXPECT_THAT(Restore("12").status(), StatusIs(absl::StatusCode::kDataLoss,
                                                AllOf(HasSubstr("a restore broke off"), HasSubstr("rank-00000-of"))));
   EXPECT_THAT(Models(), ElementsAre(::testing::Property(&v1::ModelSummary::unusable, HasSubstr("delete the model"))));
-  Write(13);
-  EXPECT_THAT(Restore("13").status(), StatusIs(absl::StatusCode::kDataLoss));
   v1::DeleteModelRequest request;
   request.set_model(kName);
   ASSERT_OK(client_->Call(client_->trainer(), &v1::TrainerService::Stub::DeleteModel, request).status());
+  Write(13);
   ASSERT_OK(Create("13"));
+  EXPECT_EQ(Model().commit_number(), 13);
+}
+
+TEST_F(RestoreModelTest, AnotherCheckpointMakesAModelUsableAgain) {
+  Damage(Write(12));
+  EXPECT_THAT(Restore("12").status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("restore it, or delete")));
+  Write(13);
+  ASSERT_OK(Restore("13"));
+  EXPECT_THAT(Models(), ElementsAre(::testing::Property(&v1::ModelSummary::unusable, "")));
   EXPECT_EQ(Model().commit_number(), 13);
 }
 

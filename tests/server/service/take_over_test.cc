@@ -40,7 +40,7 @@ class TakeOverTest : public testing::Test {
     absl::StatusOr<CallWorkers> workers = CallWorkers::Start();
     EXPECT_OK(workers);
     workers_ = *std::move(workers);
-    service_ = std::make_unique<TrainerService>(&world_.store(), &callers_, &workers_, std::nullopt);
+    service_ = std::make_unique<TrainerService>(&world_.store(), &restores_, &callers_, &workers_, std::nullopt);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
@@ -59,6 +59,7 @@ class TakeOverTest : public testing::Test {
   Merciful system_;
   const test::TemporaryDirectory directory_;
   TestWorld world_{{.ranks = 2}};
+  WorldRestores restores_{{.store = &world_.store()}};
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;

@@ -86,6 +86,7 @@ class HookedCluster final : public Cluster {
     if (hears) hears(news);
     return cluster_->TellSave(news);
   }
+  absl::Status TellRestore(const RestoreNews& news) override { return cluster_->TellRestore(news); }
   void Stop() override { cluster_->Stop(); }
 
  private:

@@ -1,0 +1,106 @@
+// What the daemons of a world tell each other of a restore: plain values.
+//
+// Node 0 leads, the others follow. Every restore has an id, which is that of the history that it begins:
+//
+//   node 0 has checked all that it can -> order: the others do so too -> a report of each: ready
+//   all are ready -> go: every daemon writes its rows -> sums and a report of each: written
+//   the sums are those of the checkpoint -> end: the state is whole -> a report of each: done
+//
+// Until the go nothing has changed anywhere. An end before it gives the restore up; whatever goes wrong after it leaves
+// no daemon with a state that it would train on.
+#ifndef PARAMSHARD_SERVER_CLUSTER_RESTORE_NEWS_H_
+#define PARAMSHARD_SERVER_CLUSTER_RESTORE_NEWS_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace paramshard::server {
+
+// Of node 0.
+struct RestoreOrder {
+  absl::uint128 id = 0;  // of the restore, and of the history that begins
+  // The checkpoint: the name of its folder among the model's, or an absolute path, and the save that is in it.
+  std::string folder = {};
+  absl::uint128 save_id = 0;
+  bool convert_moments = false;
+  uint64_t spec_fingerprint = 0;                  // of the model at node 0
+  bool creates = false;                           // node 0 creates the model: one that is not here yet is waited for
+  absl::Duration timeout = absl::ZeroDuration();  // that is left for all of it
+
+  friend bool operator==(const RestoreOrder&, const RestoreOrder&) = default;
+};
+
+// Of node 0: all are ready.
+struct RestoreGo {
+  absl::uint128 id = 0;
+};
+
+// Of another node: content hashes of its rows, in as many pieces as it takes. They add up.
+struct RestoreSums {
+  struct Tensor {
+    std::string key = {};
+    absl::uint128 sum = 0;
+    int64_t rows = 0;
+
+    friend bool operator==(const Tensor&, const Tensor&) = default;
+  };
+
+  absl::uint128 id = 0;
+  int node = 0;  // who says it: the coordinator fills this in
+  std::vector<Tensor> tensors = {};
+};
+
+enum class RestorePhase : uint8_t {
+  kReady,    // all is checked and taken, trainers are held off, nothing has changed
+  kWritten,  // every row, and all sums are said
+  kDone,     // the model goes on in the new history
+};
+
+// Of another node: it has come so far, or will not.
+struct RestoreReport {
+  absl::uint128 id = 0;
+  int node = 0;  // as above
+  RestorePhase phase = RestorePhase::kReady;
+  absl::Status status = absl::OkStatus();
+};
+
+// Of node 0: the state is whole everywhere, or the restore is given up.
+struct RestoreEnd {
+  absl::uint128 id = 0;
+  absl::Status status = absl::OkStatus();
+};
+
+// Of another node, where a model is created that is to begin with a checkpoint: which one is node 0's to say, by an
+// order or by an answer.
+struct RestoreWish {
+  absl::uint128 id = 0;
+  int node = 0;  // as above
+};
+
+// Of node 0. OK: the model begins with its initial values.
+struct RestoreAnswer {
+  absl::uint128 id = 0;  // of the wish
+  absl::Status status = absl::OkStatus();
+};
+
+// Not sent, and of all models: node 0 is lost.
+struct RestoreLeaderLost {
+  absl::Status why;
+};
+
+struct RestoreNews {
+  std::string model;
+  std::variant<RestoreOrder, RestoreGo, RestoreSums, RestoreReport, RestoreEnd, RestoreWish, RestoreAnswer,
+               RestoreLeaderLost>
+      what;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_RESTORE_NEWS_H_

@@ -1,0 +1,132 @@
+#include "server/restores/following_restore.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/checkpoint/manifest.h"
+#include "proto/model/names.h"
+
+namespace paramshard::server {
+namespace {
+
+// In one message: a tensor's name is at most a few hundred bytes long.
+constexpr size_t kSumsOfMessage = 1000;
+
+absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOrder& order) {
+  ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(order.folder));
+  if (request.kind == CheckpointRequest::Kind::kFolder) {
+    return FindCheckpoint(model.save_dir(), model.spec().name, {.folder = order.folder, .save_id = order.save_id});
+  }
+  if (request.kind != CheckpointRequest::Kind::kPath) {
+    return absl::InvalidArgumentError(absl::StrCat("restore ", DisplayName(model.spec().name),
+                                                   ": a folder of node 0's choice expected, got ",
+                                                   DisplayName(order.folder)));
+  }
+  ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model.save_dir(), model.spec().name, request));
+  RETURN_IF_ERROR(CheckIsSave(choice, model.spec().name, order.save_id));
+  return choice;
+}
+
+}  // namespace
+
+absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& model, const RestoreOrder& order) {
+  if (model->fingerprint() != order.spec_fingerprint) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("restore ", DisplayName(model->spec().name), ": the spec of node 0 expected, got another one"));
+  }
+  OrderedRestore ordered;
+  ASSIGN_OR_RETURN(ordered.choice, FindOrdered(*model, order));
+  ASSIGN_OR_RETURN(ordered.restore,
+                   ModelRestore::Prepare(model, ordered.choice.path, {.convert_moments = order.convert_moments}));
+  if (ordered.restore->manifest().save_id != order.save_id) {
+    return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model->spec().name),
+                                                      ": the save of node 0's choice expected in ", ordered.choice.path,
+                                                      ", got another one"));
+  }
+  return ordered;
+}
+
+void FollowingRestore::OnGo() {
+  absl::MutexLock lock(&mu_);
+  may_go_ = true;
+  changed_.SignalAll();
+}
+
+void FollowingRestore::OnEnd(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (!end_.has_value()) end_ = status;
+  changed_.SignalAll();
+}
+
+void FollowingRestore::Cancel() {
+  absl::MutexLock lock(&mu_);
+  cancelled_ = true;
+  changed_.SignalAll();
+}
+
+void FollowingRestore::Report(RestorePhase phase, const absl::Status& status) {
+  // A node 0 that is not reached has lost this node, and with it the restore.
+  options_.cluster
+      ->TellRestore(
+          {.model = options_.model, .what = RestoreReport{.id = order().id, .phase = phase, .status = status}})
+      .IgnoreError();
+}
+
+void FollowingRestore::TellSums(const checkpoint::ContentHashes& sums) {
+  RestoreSums news{.id = order().id};
+  const auto tell = [&] {
+    options_.cluster->TellRestore({.model = options_.model, .what = news}).IgnoreError();
+    news.tensors.clear();
+  };
+  for (const auto& [key, sum] : sums) {
+    news.tensors.push_back({.key = key, .sum = sum.sum, .rows = sum.rows});
+    if (news.tensors.size() == kSumsOfMessage) tell();
+  }
+  if (!news.tensors.empty()) tell();
+}
+
+absl::Status FollowingRestore::GivenUp() const {
+  if (cancelled_) return absl::CancelledError("the daemon drains");
+  if (!end_.has_value() || end_->ok()) return absl::OkStatus();
+  return absl::Status(end_->code(), absl::StrCat("node 0: ", end_->message()));
+}
+
+absl::Status FollowingRestore::Await(bool for_go) {
+  absl::MutexLock lock(&mu_);
+  while (true) {
+    RETURN_IF_ERROR(GivenUp());
+    if (for_go ? may_go_ : end_.has_value()) return absl::OkStatus();
+    const absl::Duration left = Until(options_.deadline, options_.clock->Now());
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("restore ", options_.model, ": node 0's word within the time that it has set expected"));
+    }
+    changed_.WaitUntil(&mu_, After(SteadyNow(), left));
+  }
+}
+
+absl::Status FollowingRestore::Begin() {
+  options_.before_ready();
+  {
+    // Who has said that it is ready has promised something.
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(GivenUp());
+  }
+  Report(RestorePhase::kReady);
+  return Await(/*for_go=*/true);
+}
+
+absl::Status FollowingRestore::Conclude(const Restorer& restorer) {
+  options_.before_written();
+  TellSums(restorer.content());
+  Report(RestorePhase::kWritten);
+  return Await(/*for_go=*/false);
+}
+
+void FollowingRestore::Finish(const absl::Status& status) { finished_ = status; }
+
+FollowingRestore::~FollowingRestore() {
+  options_.on_destroyed();
+  Report(RestorePhase::kDone, finished_);
+}
+
+}  // namespace paramshard::server

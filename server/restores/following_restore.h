@@ -1,0 +1,89 @@
+// A restore of a world of several daemons, at one that is not node 0.
+#ifndef PARAMSHARD_SERVER_RESTORES_FOLLOWING_RESTORE_H_
+#define PARAMSHARD_SERVER_RESTORES_FOLLOWING_RESTORE_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
+#include "server/cluster/restore_news.h"
+#include "server/restores/checkpoint_choice.h"
+#include "server/restores/model_restore.h"
+#include "server/restores/restore_peers.h"
+#include "server/restores/restorer.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// Does what the LeadingRestore of node 0 orders, and reports how far it has come. When node 0 gives the restore up, is
+// lost, or says nothing until the deadline, it is over here as well.
+//
+// One thread calls what RestorePeers has; On...() and Cancel() are for any.
+class FollowingRestore final : public RestorePeers {
+ public:
+  struct Options {
+    Cluster* cluster = nullptr;  // outlives the restore
+    std::string model;
+    RestoreOrder order;
+    SteadyTime deadline = kNever;
+    const Clock* clock = &Clock::Steady();         // outlives the restore
+    std::function<void()> before_ready = [] {};    // tests hold the restore back
+    std::function<void()> before_written = [] {};  // likewise
+    std::function<void()> on_destroyed = [] {};
+  };
+
+  explicit FollowingRestore(Options options) : options_(std::move(options)) {}
+  // Reports that it is over here: then this daemon takes the next order for the model. To be destroyed behind the
+  // ModelRestore, which has the model's turn.
+  ~FollowingRestore() override;
+
+  const RestoreOrder& order() const { return options_.order; }
+
+  // What node 0 says; an error of OnEnd: it is given up, or lost.
+  void OnGo();
+  void OnEnd(const absl::Status& status);
+
+  HistoryId history() const override { return {order().id}; }
+  absl::Status Begin() override;
+  absl::Status Conclude(const Restorer& restorer) override;
+  void Finish(const absl::Status& status) override;
+  void Cancel() override;
+
+ private:
+  void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
+  void TellSums(const checkpoint::ContentHashes& sums);
+  // Here, or by node 0.
+  absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Waits for go or end.
+  absl::Status Await(bool for_go);
+
+  const Options options_;
+  absl::Status finished_ = absl::CancelledError("the restore was not begun");  // of the restore's own thread
+
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
+  bool may_go_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+};
+
+// What is ordered, prepared: nothing has changed. FAILED_PRECONDITION where this daemon has another spec than node 0, or
+// sees another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of ChooseCheckpoint and
+// ModelRestore::Prepare.
+struct OrderedRestore {
+  CheckpointChoice choice;
+  std::unique_ptr<ModelRestore> restore;
+};
+absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& model, const RestoreOrder& order);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_FOLLOWING_RESTORE_H_

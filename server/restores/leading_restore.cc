@@ -1,0 +1,171 @@
+#include "server/restores/leading_restore.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "proto/model/names.h"
+
+namespace paramshard::server {
+namespace {
+
+// Another daemon's words, which may be many.
+absl::Status OfNode(int node, const absl::Status& status) {
+  constexpr size_t kMostBytes = 1024;
+  return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
+}
+
+absl::string_view PhaseText(RestorePhase phase) {
+  switch (phase) {
+    case RestorePhase::kReady:
+      return "ready to begin";
+    case RestorePhase::kWritten:
+      return "through with its rows";
+    case RestorePhase::kDone:
+      break;
+  }
+  return "in the new history";
+}
+
+bool IsNext(std::optional<RestorePhase> reached, RestorePhase phase) {
+  return static_cast<int>(phase) == (reached.has_value() ? static_cast<int>(*reached) + 1 : 0);
+}
+
+}  // namespace
+
+// --- What other daemons say ---
+
+void LeadingRestore::OnReport(const RestoreReport& report) {
+  if (report.id != id()) return;
+  absl::MutexLock lock(&mu_);
+  Peer& peer = peers_[report.node];
+  if (!peer.status.ok()) return;
+  if (!report.status.ok()) {
+    peer.status = report.status;
+  } else if (!IsNext(peer.reached, report.phase) || !allowed_.has_value() || report.phase > *allowed_) {
+    peer.status = absl::InvalidArgumentError(
+        absl::StrCat("reports in their order expected, got that it is ", PhaseText(report.phase)));
+  } else {
+    peer.reached = report.phase;
+  }
+  changed_.SignalAll();
+}
+
+void LeadingRestore::OnSums(const RestoreSums& sums) {
+  if (sums.id != id()) return;
+  absl::MutexLock lock(&mu_);
+  Peer& peer = peers_[sums.node];
+  if (!peer.status.ok()) return;
+  const bool is_expected = allowed_ == RestorePhase::kWritten && peer.reached == RestorePhase::kReady;
+  peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("no sums expected, got some");
+  changed_.SignalAll();
+}
+
+absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {
+  for (const RestoreSums::Tensor& tensor : sums.tensors) {
+    const auto saved = options_.saved.find(tensor.key);
+    if (saved == options_.saved.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sums of what was saved expected, got one of ", DisplayName(tensor.key)));
+    }
+    checkpoint::ContentHash& sum = sums_[tensor.key];
+    const int64_t most = saved->second.rows * options_.replicas;
+    if (tensor.rows < 0 || tensor.rows > most - sum.rows) {
+      return absl::InvalidArgumentError(absl::StrCat("at most ", most, " rows of ", DisplayName(tensor.key),
+                                                     " in all replicas expected, got ", tensor.rows, " beside ",
+                                                     sum.rows));
+    }
+    sum += {.sum = tensor.sum, .rows = tensor.rows};
+  }
+  return absl::OkStatus();
+}
+
+// --- What the restore waits for ---
+
+template <typename News>
+absl::Status LeadingRestore::Tell(const News& news) {
+  return options_.cluster->TellRestore({.model = options_.model, .what = news});
+}
+
+void LeadingRestore::Allow(RestorePhase phase) {
+  absl::MutexLock lock(&mu_);
+  allowed_ = phase;
+}
+
+std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
+  if (cancelled_) return absl::CancelledError("the daemon drains");
+  for (const auto& [node, peer] : peers_) {
+    if (!peer.status.ok()) return OfNode(node, peer.status);
+  }
+  for (int node = 1; node < options_.cluster->nodes(); ++node) {
+    const auto peer = peers_.find(node);
+    if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase) return std::nullopt;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LeadingRestore::LateError(RestorePhase phase) const {
+  std::vector<int> late;
+  for (int node = 1; node < options_.cluster->nodes(); ++node) {
+    const auto peer = peers_.find(node);
+    if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase)
+      late.push_back(node);
+  }
+  return absl::DeadlineExceededError(absl::StrCat("restore ", options_.model, ": every daemon ", PhaseText(phase),
+                                                  " in time expected, node ", absl::StrJoin(late, ", "), " is not"));
+}
+
+absl::Status LeadingRestore::Await(RestorePhase phase) {
+  absl::MutexLock lock(&mu_);
+  while (true) {
+    if (const std::optional<absl::Status> reached = Reached(phase); reached.has_value()) return *reached;
+    const absl::Duration left = Until(options_.deadline, options_.clock->Now());
+    if (left <= absl::ZeroDuration()) return LateError(phase);
+    changed_.WaitUntil(&mu_, After(SteadyNow(), left));
+  }
+}
+
+absl::Status LeadingRestore::Begin() {
+  RestoreOrder order = options_.order;
+  order.timeout = Until(options_.deadline, options_.clock->Now());
+  Allow(RestorePhase::kReady);
+  RETURN_IF_ERROR(Tell(order));
+  ordered_ = true;
+  RETURN_IF_ERROR(Await(RestorePhase::kReady));
+  options_.before_go();
+  // A daemon that is lost by now has changed nothing, and nobody need begin.
+  RETURN_IF_ERROR(Await(RestorePhase::kReady));
+  Allow(RestorePhase::kWritten);
+  return Tell(RestoreGo{.id = id()});
+}
+
+absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
+  RETURN_IF_ERROR(Await(RestorePhase::kWritten));
+  checkpoint::ContentHashes sums = restorer.content();
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [key, sum] : sums_) sums[key] += sum;
+  }
+  RETURN_IF_ERROR(restorer.Check(sums, options_.replicas));
+  options_.before_end();
+  RETURN_IF_ERROR(Await(RestorePhase::kWritten));
+  Allow(RestorePhase::kDone);
+  RETURN_IF_ERROR(Tell(RestoreEnd{.id = id()}));
+  ended_ = true;
+  return Await(RestorePhase::kDone);
+}
+
+void LeadingRestore::Finish(const absl::Status& status) {
+  if (!ordered_ || ended_) return;
+  // Who is not reached notices that by itself.
+  Tell(RestoreEnd{.id = id(), .status = status.ok() ? absl::InternalError("no end was told") : status}).IgnoreError();
+}
+
+void LeadingRestore::Cancel() {
+  absl::MutexLock lock(&mu_);
+  cancelled_ = true;
+  changed_.SignalAll();
+}
+
+}  // namespace paramshard::server

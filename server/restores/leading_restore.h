@@ -1,0 +1,90 @@
+// A restore of a world of several daemons, as node 0 leads it.
+#ifndef PARAMSHARD_SERVER_RESTORES_LEADING_RESTORE_H_
+#define PARAMSHARD_SERVER_RESTORES_LEADING_RESTORE_H_
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/checkpoint/manifest.h"
+#include "server/base/clock.h"
+#include "server/base/steady_cond_var.h"
+#include "server/cluster/restore_news.h"
+#include "server/restores/restore_peers.h"
+#include "server/restores/restorer.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// Orders, lets all daemons go, adds up what they have written, and says what came of it: see restore_news.h. What the
+// others do: FollowingRestore.
+//
+// One thread calls what RestorePeers has; On...() and Cancel() are for any.
+class LeadingRestore final : public RestorePeers {
+ public:
+  struct Options {
+    Cluster* cluster = nullptr;  // outlives the restore
+    std::string model;
+    RestoreOrder order;                    // but for the timeout
+    checkpoint::ContentHashes saved = {};  // of the checkpoint
+    int replicas = 1;
+    SteadyTime deadline = kNever;
+    const Clock* clock = &Clock::Steady();     // outlives the restore
+    std::function<void()> before_go = [] {};   // tests hold the restore back
+    std::function<void()> before_end = [] {};  // likewise, before all are told that the state is whole
+    std::function<void(const LeadingRestore&)> on_destroyed = [](const LeadingRestore&) {};
+  };
+
+  explicit LeadingRestore(Options options) : options_(std::move(options)) {}
+  ~LeadingRestore() override { options_.on_destroyed(*this); }
+
+  absl::uint128 id() const { return options_.order.id; }
+
+  // What other daemons say. What is of another restore, or out of order, is an error of that daemon.
+  void OnSums(const RestoreSums& sums);
+  void OnReport(const RestoreReport& report);
+
+  HistoryId history() const override { return {id()}; }
+  absl::Status Begin() override;
+  absl::Status Conclude(const Restorer& restorer) override;
+  void Finish(const absl::Status& status) override;
+  void Cancel() override;
+
+ private:
+  // How far another daemon has come.
+  struct Peer {
+    std::optional<RestorePhase> reached = {};
+    absl::Status status = absl::OkStatus();
+  };
+
+  template <typename News>
+  absl::Status Tell(const News& news);
+  // Lets the others come so far; waits until they have.
+  void Allow(RestorePhase phase);
+  absl::Status Await(RestorePhase phase);
+  // Null while it is neither reached nor out of reach.
+  std::optional<absl::Status> Reached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status LateError(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status AddSums(const RestoreSums& sums) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  // The restore's own thread's.
+  bool ordered_ = false;
+  bool ended_ = false;
+
+  mutable absl::Mutex mu_;
+  SteadyCondVar changed_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<RestorePhase> allowed_ ABSL_GUARDED_BY(mu_);
+  std::map<int, Peer> peers_ ABSL_GUARDED_BY(mu_);       // by node
+  checkpoint::ContentHashes sums_ ABSL_GUARDED_BY(mu_);  // of all of them
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_LEADING_RESTORE_H_

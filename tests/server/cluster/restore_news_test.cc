@@ -1,0 +1,149 @@
+// What the daemons of a world tell each other of restores: who hears it, and what the wire makes of it.
+#include "server/cluster/restore_news.h"
+
+#include <optional>
+#include <variant>
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "server/cluster/cluster_messages.h"
+#include "server/cluster/coordinator.h"
+#include "server/cluster/coordinator_cluster.h"
+#include "server/cluster/remote_cluster.h"
+#include "tests/server/cluster/recording_listener.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+RestoreOrder Order() {
+  return {.id = absl::MakeUint128(7, 8),
+          .folder = "step-000000000012-0123abcd",
+          .save_id = absl::MakeUint128(1, 2),
+          .convert_moments = true,
+          .spec_fingerprint = 3,
+          .creates = true,
+          .timeout = absl::Seconds(90)};
+}
+
+class RestoreOrderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(coordinator_.Join(0, 1, &sinks_[0]));
+    ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
+  }
+  absl::Status Say(int node, auto what) { return coordinator_.TellRestore(node, {.model = "m", .what = what}); }
+
+  RecordingListener sinks_[2];
+  Coordinator coordinator_{2};
+};
+
+TEST_F(RestoreOrderTest, OthersHearWhatNodeZeroSays) {
+  ASSERT_OK(Say(0, Order()));
+  ASSERT_OK(Say(0, RestoreGo{.id = 9}));
+  ASSERT_OK(Say(0, RestoreEnd{.id = 9, .status = absl::DataLossError("x")}));
+  ASSERT_OK(Say(0, RestoreAnswer{.id = 5}));
+  EXPECT_EQ(std::get<RestoreOrder>(sinks_[1].Next().restore->what), Order());
+  EXPECT_EQ(std::get<RestoreGo>(sinks_[1].Next().restore->what).id, 9);
+  EXPECT_EQ(std::get<RestoreEnd>(sinks_[1].Next().restore->what).status, absl::DataLossError("x"));
+  EXPECT_EQ(std::get<RestoreAnswer>(sinks_[1].Next().restore->what).id, 5);
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST_F(RestoreOrderTest, NodeZeroHearsSumsReportsAndWishesOfOthersAndNothingElse) {
+  ASSERT_OK(Say(1, RestoreSums{.id = 9, .node = 77, .tensors = {{.key = "k", .sum = 5, .rows = 6}}}));
+  ASSERT_OK(Say(1, RestoreReport{.id = 9, .node = 77, .phase = RestorePhase::kWritten}));
+  ASSERT_OK(Say(1, RestoreWish{.id = 9, .node = 77}));
+  EXPECT_EQ(std::get<RestoreSums>(sinks_[0].Next().restore->what).node, 1) << "whose stream it came by";
+  EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).node, 1);
+  EXPECT_EQ(std::get<RestoreWish>(sinks_[0].Next().restore->what).node, 1);
+  ASSERT_OK(Say(1, Order()));
+  ASSERT_OK(Say(1, RestoreGo{}));
+  ASSERT_OK(Say(1, RestoreEnd{}));
+  ASSERT_OK(Say(1, RestoreAnswer{}));
+  EXPECT_TRUE(sinks_[0].empty());
+  EXPECT_TRUE(sinks_[1].empty());
+}
+
+TEST_F(RestoreOrderTest, AnOrderNeedsEveryNode) {
+  coordinator_.Leave(1);
+  EXPECT_THAT(Say(0, Order()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) is not here")));
+}
+
+TEST_F(RestoreOrderTest, ALostNodeHasReportedSo) {
+  ASSERT_OK(Say(0, Order()));
+  coordinator_.Leave(1);
+  const RestoreReport report = std::get<RestoreReport>(sinks_[0].Next().restore->what);
+  EXPECT_EQ(report.id, Order().id);
+  EXPECT_EQ(report.node, 1);
+  EXPECT_THAT(report.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) was lost")));
+}
+
+TEST_F(RestoreOrderTest, ALostNodeSaysNothingOfARestoreThatIsOver) {
+  ASSERT_OK(Say(0, Order()));
+  ASSERT_OK(Say(0, RestoreEnd{.id = Order().id}));
+  coordinator_.Leave(1);
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
+  const auto round_trip = [](auto what) {
+    return std::get<decltype(what)>(RestoreNewsOf(RestoreMessage({.model = "m", .what = what}))->what);
+  };
+  EXPECT_EQ(round_trip(Order()), Order());
+  EXPECT_EQ(round_trip(RestoreGo{.id = absl::MakeUint128(1, 2)}).id, absl::MakeUint128(1, 2));
+  const RestoreSums sums{.id = 4, .tensors = {{.key = "a", .sum = absl::MakeUint128(3, 4), .rows = 5}, {.key = "b"}}};
+  EXPECT_EQ(round_trip(sums).id, 4);
+  EXPECT_EQ(round_trip(sums).tensors, sums.tensors);
+  for (const RestorePhase phase : {RestorePhase::kReady, RestorePhase::kWritten, RestorePhase::kDone}) {
+    EXPECT_EQ(round_trip(RestoreReport{.phase = phase}).phase, phase);
+    EXPECT_OK(round_trip(RestoreReport{.phase = phase}).status);
+  }
+  EXPECT_EQ(round_trip(RestoreReport{.status = absl::DataLossError("x")}).status, absl::DataLossError("x"));
+  EXPECT_EQ(round_trip(RestoreEnd{.status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
+  EXPECT_OK(round_trip(RestoreEnd{.id = 1}).status);
+  EXPECT_EQ(round_trip(RestoreWish{.id = 6}).id, 6);
+  EXPECT_EQ(round_trip(RestoreAnswer{.id = 6, .status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
+}
+
+TEST(RestoreMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
+  EXPECT_FALSE(RestoreNewsOf(v1::RestoreNews()).has_value());
+  v1::RestoreNews message;
+  message.mutable_report();
+  EXPECT_FALSE(RestoreNewsOf(message).has_value());
+  message.mutable_report()->set_phase(static_cast<v1::RestorePhase>(99));
+  EXPECT_FALSE(RestoreNewsOf(message).has_value());
+  message.mutable_end()->mutable_error()->set_code(0);
+  EXPECT_FALSE(std::get<RestoreEnd>(RestoreNewsOf(message)->what).status.ok()) << "an error is one, whatever its code";
+}
+
+// A world of two over gRPC.
+TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
+  ASSERT_OK_AND_ASSIGN(CoordinatorNode zero, MakeCoordinatorCluster({.nodes = 2, .devices = 1}));
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(zero.service.get());
+  const auto server = builder.BuildAndStart();
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster({.coordinator_address = absl::StrCat("127.0.0.1:", port)}));
+  RecordingListener of_zero, of_one;
+  zero.cluster->SetListener(&of_zero);
+  one->SetListener(&of_one);
+  ASSERT_OK(zero.cluster->TellRestore({.model = "m", .what = Order()}));
+  EXPECT_EQ(std::get<RestoreOrder>(of_one.Next().restore->what), Order());
+  ASSERT_OK(one->TellRestore({.model = "m", .what = RestoreReport{.id = 9}}));
+  EXPECT_EQ(std::get<RestoreReport>(of_zero.Next().restore->what).node, 1);
+  one->SetListener(nullptr);
+  zero.cluster->SetListener(nullptr);
+  one->Stop();
+  zero.cluster->Stop();
+  server->Shutdown(std::chrono::system_clock::now());
+}
+
+}  // namespace
+}  // namespace paramshard::server

@@ -1,0 +1,546 @@
+// Restores of a world of several daemons: node 0 leads, and the state is the checkpoint's at every daemon, or none that
+// anybody would train on.
+#include "server/restores/world_restores.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
+#include "proto/checkpoint/reader.h"
+#include "server/restores/checkpoint_choice.h"
+#include "server/restores/model_restore.h"
+#include "server/saves/saver.h"
+#include "tests/proto/checkpoint/saved_model.h"
+#include "tests/server/store/daemons.h"
+#include "tests/server/store/manual_clock.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Minutes(10);
+constexpr int kRows = 24;
+// Of every restore.
+constexpr absl::uint128 kDrawn = absl::MakeUint128(0xabc, 0xdef);
+
+v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {rows, 8})}),
+                                      MakeUnit("b", {MakeParameter("b.w", {10, 16}, v1::FORMAT_BF16)})});
+  spec.set_shard_size(shard_size);
+  return spec;
+}
+
+struct WorldCase {
+  std::string name;
+  std::vector<int> device_counts;
+  int shard_size = 0;
+};
+
+// A world of daemons that save into a folder and restore from it.
+class RestoredWorld {
+ public:
+  using Hook = std::function<void(WorldRestores::Point point)>;
+
+  RestoredWorld(const std::string& root, const WorldCase& world, absl::Duration timeout)
+      : clocks_(world.device_counts.size()), hooks_(world.device_counts.size()) {
+    Daemons::Options options{.save_dir = root};
+    const size_t nodes = world.device_counts.size();
+    for (size_t node = 0; node < nodes; ++node) {
+      savers_.push_back(std::make_unique<Savers>(Saver::Options{.root = root, .calls = &calls_}));
+      options.savers.push_back(savers_.back().get());
+    }
+    daemons_ = std::make_unique<Daemons>(world.device_counts, options);
+    for (size_t node = 0; node < nodes; ++node) {
+      restores_.push_back(std::make_unique<WorldRestores>(
+          WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
+                                 .timeout = timeout,
+                                 .clock = &clocks_[node],
+                                 .draw_id = [] { return HistoryId{kDrawn}; },
+                                 .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
+    }
+  }
+  RestoredWorld(const std::string& root, const WorldCase& world, const v1::ModelSpec& spec,
+                absl::Duration timeout = kTimeout)
+      : RestoredWorld(root, world, timeout) {
+    daemons_->Create(spec);
+  }
+  // Before what they listen to, and with nothing that would hold them up.
+  ~RestoredWorld() {
+    At(0, nullptr);
+    restores_.clear();
+  }
+
+  Daemons& daemons() { return *daemons_; }
+  WorldRestores& restores(int node) { return *restores_[node]; }
+  ManualClock& clock(int node) { return clocks_[node]; }
+  Model& model(int node) { return daemons_->model(node); }
+  // Is called at every point of that node's restores.
+  void At(int node, Hook hook) {
+    absl::MutexLock lock(&mu_);
+    hooks_[node] = std::move(hook);
+  }
+
+  // As a call at node 0 does.
+  absl::StatusOr<History> Restore(const std::string& checkpoint = "latest") {
+    const std::shared_ptr<Model> model = *daemons_->store(0).Find("m");
+    ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
+    ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model->save_dir(), "m", request));
+    ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
+    ASSIGN_OR_RETURN(const auto peers,
+                     restores_[0]->LeadRestore(*model, choice, *restore,
+                                               {.by_path = request.kind == CheckpointRequest::Kind::kPath}));
+    return restore->Run([] { return absl::OkStatus(); }, peers.get());
+  }
+
+  void Step(int count) {
+    daemons_->Attach();
+    for (int i = 0; i < count; ++i) {
+      for (int unit = 0; unit < 2; ++unit) {
+        daemons_->Push(unit, [&](int rank) {
+          std::vector<float> gradients(unit == 0 ? kRows * 8 : 10 * 16);
+          for (size_t j = 0; j < gradients.size(); ++j) gradients[j] = static_cast<float>((j + rank) % 5) - 2;
+          return gradients;
+        });
+      }
+      daemons_->Commit();
+    }
+    daemons_->Kill(0);
+  }
+  // A checkpoint of the present state, which all daemons know of.
+  std::string Save() {
+    const auto begun = model(0).saver()->Request();
+    EXPECT_OK(begun);
+    std::string path;
+    for (int node = 0; node < daemons_->nodes(); ++node) {
+      const ModelSaver& saver = *model(node).saver();
+      const SteadyTime end = SteadyDeadline(kLong);
+      while (static_cast<int64_t>(saver.records().size()) < begun->number && SteadyNow() < end) {
+        std::this_thread::yield();
+      }
+      const auto record = saver.Await(begun->number, end);
+      EXPECT_OK(record);
+      EXPECT_EQ(record->state, SaveState::kPublished) << record->status;
+      path = record->path;
+    }
+    return path;
+  }
+
+ private:
+  void CallHook(size_t node, WorldRestores::Point point) {
+    Hook hook;
+    {
+      absl::MutexLock lock(&mu_);
+      hook = hooks_[node];
+    }
+    if (hook) hook(point);
+  }
+
+  DiskCalls calls_;
+  std::vector<ManualClock> clocks_;
+  absl::Mutex mu_;
+  std::vector<Hook> hooks_;
+  std::vector<std::unique_ptr<Savers>> savers_;
+  std::unique_ptr<Daemons> daemons_;
+  std::vector<std::unique_ptr<WorldRestores>> restores_;
+};
+
+checkpoint::ContentHashes ContentOf(const std::string& path) {
+  auto reader = checkpoint::Reader::Open(path, {.owner = geteuid()});
+  EXPECT_OK(reader);
+  return reader->manifest().tensors;
+}
+
+// What a world of {1, 1} has saved after three steps, with the folder that it lies in.
+class WorldRestoresTestBase {
+ protected:
+  const std::string& root() const { return root_.path(); }
+  static WorldCase Two(int shard_size = 2) { return {.name = "", .device_counts = {1, 1}, .shard_size = shard_size}; }
+  static std::string SavedBy(RestoredWorld& world) {
+    world.Step(3);
+    return world.Save();
+  }
+
+ private:
+  const test::TemporaryDirectory root_;
+};
+
+// --- What is restored ---
+
+class WorldRestoresTest : public WorldRestoresTestBase, public testing::TestWithParam<WorldCase> {
+ protected:
+  std::unique_ptr<RestoredWorld> MakeWorld() const { return MakeWorld(GetParam()); }
+  std::unique_ptr<RestoredWorld> MakeWorld(const WorldCase& world) const {
+    return std::make_unique<RestoredWorld>(root(), world, SpecOf(world.shard_size));
+  }
+};
+
+TEST_P(WorldRestoresTest, GoesOnAsIfNothingHadBeen) {
+  auto world = MakeWorld();
+  SavedBy(*world);
+  world->Step(10);
+  const std::vector<std::string> expected = world->daemons().Hashes();
+  world.reset();
+
+  world = MakeWorld();
+  ASSERT_OK_AND_ASSIGN(const History history, world->Restore());
+  for (int node = 0; node < world->daemons().nodes(); ++node) {
+    const History other = world->model(node).history();
+    EXPECT_EQ(other.id, history.id);
+    EXPECT_EQ(other.lineage, history.lineage);
+    EXPECT_EQ(other.parent, history.parent);
+    EXPECT_EQ(world->model(node).state().numbers.commit_number, 3);
+  }
+  world->Step(10);
+  EXPECT_EQ(world->daemons().Hashes(), expected);
+}
+
+TEST_P(WorldRestoresTest, TakesOverWhatOneDaemonHasSaved) {
+  auto one = MakeWorld({.name = "", .device_counts = {3}, .shard_size = 3});
+  const checkpoint::ContentHashes saved = ContentOf(SavedBy(*one));
+  one.reset();
+  auto world = MakeWorld();
+  ASSERT_OK(world->Restore());
+  // A step, for another history's checkpoint of the same one lies there.
+  EXPECT_EQ(ContentOf(world->Save()), saved);
+}
+
+TEST_P(WorldRestoresTest, OneDaemonTakesOverWhatTheWorldHasSaved) {
+  auto world = MakeWorld();
+  const checkpoint::ContentHashes saved = ContentOf(SavedBy(*world));
+  world.reset();
+  auto one = MakeWorld({.name = "", .device_counts = {2}, .shard_size = 2});
+  ASSERT_OK(one->Restore());
+  EXPECT_EQ(ContentOf(one->Save()), saved);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, WorldRestoresTest,
+                         testing::Values(WorldCase{"TwoShared", {1, 1}, 2}, WorldCase{"TwoReplicas", {1, 1}, 1},
+                                         WorldCase{"ThreeShared", {1, 2, 1}, 4},
+                                         WorldCase{"TwoReplicasOfTwo", {2, 2}, 2}),
+                         [](const auto& info) { return info.param.name; });
+
+// --- What goes wrong ---
+
+using Point = WorldRestores::Point;
+
+// Two daemons that have trained further than their checkpoint.
+class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Test {
+ protected:
+  explicit WorldRestoresFaultsTest(absl::Duration timeout = kTimeout) : world_(root(), Two(), SpecOf(2), timeout) {}
+  void SetUp() override { path_ = SavedBy(world_); }
+
+  const std::string& path() const { return path_; }
+  // Nobody's state has changed, and all may go on.
+  void ExpectUnchanged() {
+    for (int node = 0; node < 2; ++node) {
+      EXPECT_OK(world_.model(node).usable());
+      EXPECT_FALSE(world_.model(node).history().parent.has_value()) << "node " << node;
+      EXPECT_OK(world_.model(node).Look("look"));
+    }
+    EXPECT_EQ(world_.daemons().Hashes(), before_);
+  }
+  // Says that there is nothing to train on.
+  void ExpectUnusable(int node) {
+    AwaitChanged(node);
+    EXPECT_THAT(world_.model(node).usable(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
+    FakeTrainer trainer(&world_.model(node), node);
+    EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kDataLoss));
+  }
+  void ExpectUnusable() {
+    for (int node = 0; node < 2; ++node) ExpectUnusable(node);
+  }
+  // Until that node is through with a restore, in whatever way.
+  void AwaitChanged(int node) {
+    const SteadyTime end = SteadyDeadline(kLong);
+    while (absl::IsUnavailable(world_.model(node).Look("look").status()) && SteadyNow() < end)
+      std::this_thread::yield();
+  }
+  // The first byte of the data of a rank.
+  void Damage(int rank) const {
+    const std::string file = absl::StrCat(path_, "/rank-0000", rank, "-of-00002.safetensors");
+    std::string bytes = checkpoint::ReadText(file);
+    const auto header = static_cast<uint8_t>(bytes[0]) + 256 * static_cast<uint8_t>(bytes[1]);
+    bytes[8 + header] ^= 1;
+    checkpoint::WriteText(file, bytes);
+  }
+  void Remember() { before_ = world_.daemons().Hashes(); }
+
+  RestoredWorld world_;
+
+ private:
+  std::string path_;
+  std::vector<std::string> before_;
+};
+
+TEST_F(WorldRestoresFaultsTest, ACallToAnotherNodeIsRefusedAndNamesNodeZero) {
+  EXPECT_THAT(world_.restores(1).CheckLeads("m"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a call to node 0 expected")));
+  EXPECT_OK(world_.restores(0).CheckLeads("m"));
+}
+
+TEST_F(WorldRestoresFaultsTest, ATrainerOfAnotherDaemonKeepsTheStateOfAll) {
+  Remember();
+  FakeTrainer trainer(&world_.model(1), 1);
+  ASSERT_OK(trainer.Attach());
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("node 1: "), HasSubstr("no attached trainer expected, got rank 1"))));
+  trainer.Leave();
+  ExpectUnchanged();
+  EXPECT_OK(world_.Restore());
+}
+
+TEST_F(WorldRestoresFaultsTest, OneRestoreMayFollowAnotherAtOnce) {
+  for (int i = 0; i < 10; ++i) ASSERT_OK(world_.Restore());
+}
+
+TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
+  absl::Notification reached, over;
+  world_.At(1, [&](Point point) {
+    if (point != Point::kReady || reached.HasBeenNotified()) return;
+    reached.Notify();
+    over.WaitForNotification();
+  });
+  // Node 0 gives the first one up.
+  Cluster& zero = *world_.daemons().store(0).world().cluster;
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
+  const RestoreOrder order{.id = 1,
+                           .folder = choice.id.folder,
+                           .save_id = choice.id.save_id,
+                           .spec_fingerprint = world_.model(0).fingerprint(),
+                           .timeout = kTimeout};
+  ASSERT_OK(zero.TellRestore({.model = "m", .what = order}));
+  reached.WaitForNotification();
+  ASSERT_OK(zero.TellRestore({.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
+  std::thread next([&] { EXPECT_OK(world_.Restore()); });
+  over.Notify();
+  next.join();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
+  ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("node 1: ")));
+  EXPECT_OK(world_.model(0).usable());
+  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonWithAnotherSpecIsNamed) {
+  ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
+  ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(SpecOf(2, kRows + 2))));
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                  HasSubstr("node 1: restore m: the spec of node 0 expected")));
+  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatSeesAnotherSaveRefuses) {
+  const auto model = *world_.daemons().store(1).Find("m");
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
+  RestoreOrder order{
+      .folder = choice.id.folder, .save_id = choice.id.save_id, .spec_fingerprint = model->fingerprint()};
+  EXPECT_OK(PrepareOrdered(model, order).status());
+  order.save_id += 1;
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("all daemons are to see the same"));
+  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  order.folder = choice.path;
+  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  for (const char* const text : {"latest", "3", "", "../m/step-000000000003-00000000"}) {
+    order.folder = text;
+    EXPECT_THAT(PrepareOrdered(model, order).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST_F(WorldRestoresFaultsTest, AFolderAnywhereIsNamedByItsPath) {
+  const test::TemporaryDirectory copies;
+  const std::string copy = copies.path() + "/copy";
+  std::filesystem::copy(path(), copy);
+  ASSERT_OK(world_.Restore(copy));
+  EXPECT_TRUE(world_.model(1).history().parent.has_value());
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostBeforeAllAreReadyLeavesTheStateOfAll) {
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) world_.daemons().Stop(1);
+  });
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: node 1 (rank 1) was lost")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not here")));
+  ExpectUnchanged();
+}
+
+TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeTheGoLeavesTheStateOfAll) {
+  Remember();
+  world_.At(0, [&](Point point) {
+    if (point == Point::kGo) world_.daemons().Stop(0);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable));
+  AwaitChanged(1);
+  ExpectUnchanged();
+}
+
+class HurriedWorldRestoresTest : public WorldRestoresFaultsTest {
+ protected:
+  HurriedWorldRestoresTest() : WorldRestoresFaultsTest(absl::ZeroDuration()) {}
+};
+
+TEST_F(HurriedWorldRestoresTest, ADaemonThatIsNotReadyInTimeLeavesTheStateOfAll) {
+  Remember();
+  absl::Notification over;
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) over.WaitForNotification();
+  });
+  const absl::Status late = world_.Restore().status();
+  over.Notify();
+  EXPECT_THAT(late,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostAfterTheGoLeavesNoStateToTrainOn) {
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) world_.daemons().Stop(1);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("node 1 (rank 1) was lost")));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoStateToTrainOn) {
+  world_.At(0, [&](Point point) {
+    if (point == Point::kEnd) world_.daemons().Stop(0);
+  });
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
+  absl::Notification over;
+  world_.At(1, [&](Point point) {
+    if (point != Point::kWritten) return;
+    world_.clock(0).Advance(kTimeout);
+    // Some word of it makes node 0 look at its clock.
+    const RestoreSums none{.id = kDrawn};
+    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore({.model = "m", .what = none}));
+    over.WaitForNotification();
+  });
+  const absl::Status late = world_.Restore().status();
+  over.Notify();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("through with its rows in time expected, node 1")));
+  ExpectUnusable();
+}
+
+// Of one shard group: nobody but the daemon of that rank reads them.
+TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToTrainOn) {
+  Damage(1);
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("rank-00001-of-00002"))));
+  ExpectUnusable();
+  // The same again, without the damage.
+  Damage(1);
+  ASSERT_OK(world_.Restore());
+  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
+  world_.Step(1);
+}
+
+TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtNodeZeroLeaveNoStateToTrainOn) {
+  Damage(0);
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank-00000-of-00002")));
+  ExpectUnusable(0);
+  // The other one may have heard of the go, or only that it is over.
+  AwaitChanged(1);
+  if (world_.model(1).usable().ok()) {
+    EXPECT_FALSE(world_.model(1).history().parent.has_value());
+  } else {
+    ExpectUnusable(1);
+  }
+}
+
+TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) world_.restores(1).BeginDrain();
+  });
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("node 1: the daemon drains")));
+  AwaitChanged(1);
+  ExpectUnchanged();
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: restore: ")));
+  ExpectUnchanged();
+}
+
+// --- A daemon that says what it should not ---
+
+struct HostileCase {
+  std::string name;
+  Point at;
+  std::function<RestoreNews()> say;
+  std::string answer;
+};
+
+RestoreNews Sums(const std::string& key, int64_t rows) {
+  return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
+}
+RestoreNews Report(RestorePhase phase) { return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}}; }
+
+class HostileFollowerTest : public WorldRestoresFaultsTest, public testing::WithParamInterface<HostileCase> {};
+
+TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
+  const HostileCase& param = GetParam();
+  Remember();
+  world_.At(1, [&](Point point) {
+    if (point != param.at) return;
+    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore(param.say()));
+  });
+  const absl::Status status = world_.Restore().status();
+  EXPECT_THAT(status.message(), HasSubstr(param.answer));
+  AwaitChanged(1);
+  if (param.at == Point::kReady) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument));
+    ExpectUnchanged();
+  } else {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss));
+    ExpectUnusable();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    News, HostileFollowerTest,
+    testing::Values(HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); },
+                                "node 1: no sums expected"},
+                    HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },
+                                "node 1: reports in their order expected"},
+                    HostileCase{"DoneBeforeTheEnd", Point::kWritten, [] { return Report(RestorePhase::kDone); },
+                                "node 1: reports in their order expected"},
+                    HostileCase{"SumsOfWhatIsNotThere", Point::kWritten, [] { return Sums("master/x", 1); },
+                                "node 1: sums of what was saved expected, got one of master/x"},
+                    HostileCase{"MoreRowsThanThereAre", Point::kWritten, [] { return Sums("master/a.w", kRows + 1); },
+                                "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
+                                "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
+                                "tensor master/a.w: content hash"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace paramshard::server
