@@ -38,13 +38,13 @@
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/restores/checkpoint_choice.h"
-#include "server/restores/model_restore.h"
 #include "server/saves/disk.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/save_root.h"
 #include "server/saves/saver.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
+#include "server/service/cut_off_changes.h"
 #include "server/service/guarded_service.h"
 #include "server/service/messages.h"
 #include "server/service/trainer_service.h"
@@ -191,8 +191,8 @@ class Daemon::Impl {
  private:
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status ServeCluster();
-  // Models of the server before this one.
-  absl::Status TakeOver();
+  // Models of the server before this one. Returns what it was in the middle of.
+  absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver();
   absl::Status OpenHandoff();
   absl::Status Serve();
   // Daemons of a world of several cannot go on one by one yet.
@@ -218,6 +218,7 @@ class Daemon::Impl {
   std::unique_ptr<Savers> savers_;  // null where nothing is saved
   // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
   std::unique_ptr<ModelStore> store_;
+  std::unique_ptr<CutOffChanges> changes_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
@@ -250,9 +251,11 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
-  RETURN_IF_ERROR(TakeOver());
+  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffChange> cut_off, TakeOver());
   RETURN_IF_ERROR(OpenHandoff());
-  return Serve();
+  RETURN_IF_ERROR(Serve());
+  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off)));
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
@@ -304,7 +307,7 @@ World Daemon::Impl::MakeWorld() const {
           .engines = EnginesOf(config_)};
 }
 
-absl::Status Daemon::Impl::TakeOver() {
+absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver() {
   if (afterlife_.kept != nullptr && kept() == nullptr) {
     ASSIGN_OR_RETURN(const KeptStore::Descriptors left, afterlife_.kept->TakeAll());
     if (!left.empty()) {
@@ -312,12 +315,7 @@ absl::Status Daemon::Impl::TakeOver() {
           "--nodes: 1 expected while models are kept, which a world of several daemons cannot go on with");
     }
   }
-  ASSIGN_OR_RETURN(const std::vector<ModelStore::CutOffRestore> cut_off, store_->TakeOver());
-  for (const auto& [model, folder] : cut_off) {
-    const absl::StatusOr<std::unique_ptr<ModelRestore>> restore = ModelRestore::Prepare(model, folder, {});
-    store_->FinishRestore(model, restore.ok() ? (*restore)->Run().status() : restore.status());
-  }
-  return absl::OkStatus();
+  return store_->TakeOver();
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {
@@ -411,6 +409,7 @@ void Daemon::Impl::Stop() {
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   if (store_ != nullptr) {
     store_->Drain(deadline, DrainReason());
+    changes_.reset();
     if (lose_models_) store_->DropKept();
   }
   if (cluster_ != nullptr) cluster_->Stop();

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -25,8 +26,17 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
                                                                     const RestorePlan::Options& options) {
   RETURN_IF_ERROR(CheckHasAllRanks(*model));
   ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::Begin(std::move(model)));
+  return Prepare(std::move(turn), folder, options);
+}
+
+absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(ImportTurn turn, const std::string& folder,
+                                                                    const RestorePlan::Options& options) {
+  RETURN_IF_ERROR(CheckHasAllRanks(turn.model()));
   ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
-  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), folder, std::move(reader)));
+  ChangeSource source{.kind = ChangeSource::Kind::kCheckpoint,
+                      .text = std::filesystem::absolute(folder),
+                      .convert_moments = options.convert_moments};
+  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), std::move(source), std::move(reader)));
   const Model& restored = restore->turn_.model();
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(restored.spec(), restore->reader_.spec(), options));
   std::vector<Shard*> shards;
@@ -52,7 +62,7 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
     return Write();
   };
   Model::Restored restored = restorer_->restored();
-  restored.folder = folder_;
+  restored.source = source_;
   return turn_.model().Restore(restored, write, watch);
 }
 

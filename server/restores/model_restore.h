@@ -2,7 +2,6 @@
 #ifndef PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 #define PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/reader.h"
+#include "server/journal/journal_content.h"
 #include "server/restores/restore_plan.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"
@@ -33,6 +33,9 @@ class ModelRestore {
   // Model::BeginImport, Reader::Open, RestorePlan::Create and Restorer::Create.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                                const RestorePlan::Options& options);
+  // With a turn that was taken before.
+  static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(ImportTurn turn, const std::string& folder,
+                                                               const RestorePlan::Options& options);
 
   const checkpoint::Manifest& manifest() const { return reader_.manifest(); }
   // What Run has to do.
@@ -46,13 +49,13 @@ class ModelRestore {
   }
 
  private:
-  ModelRestore(ImportTurn turn, const std::string& folder, checkpoint::Reader reader)
-      : turn_(std::move(turn)), folder_(std::filesystem::absolute(folder)), reader_(std::move(reader)) {}
+  ModelRestore(ImportTurn turn, ChangeSource source, checkpoint::Reader reader)
+      : turn_(std::move(turn)), source_(std::move(source)), reader_(std::move(reader)) {}
   absl::Status Write();
 
   // The restorer refers to what is above it.
   ImportTurn turn_;
-  const std::string folder_;
+  const ChangeSource source_;
   const checkpoint::Reader reader_;
   std::unique_ptr<Restorer> restorer_;
 };

@@ -64,11 +64,13 @@ absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
   return absl::OkStatus();
 }
 
-// A restore that is cut off is done again, where it is known from what.
-ChangeSource SourceOf(const std::string& folder) {
-  if (folder.empty() || static_cast<int64_t>(folder.size()) > kMostSourceBytes) return {};
-  return {.kind = ChangeSource::Kind::kCheckpoint, .text = folder};
+// A journal has not room for every request.
+ChangeSource Remembered(const ChangeSource& source) {
+  return static_cast<int64_t>(source.text.size()) > kMostSourceBytes ? ChangeSource() : source;
 }
+
+constexpr char kImport[] = "an import";
+constexpr char kRestore[] = "a restore";
 
 }  // namespace
 
@@ -99,6 +101,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
+    if (left != nullptr) model->SaveAnswered(left->plan);
   }
   model->LogBudget();
   return model;
@@ -193,8 +196,11 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   {
     absl::MutexLock lock(&mu_);
     published_ = true;
+    cut_off_ = plan.action == RecoveryAction::kRedoChange;
+    if (cut_off_) change_ = plan.change->kind == ChangeSource::Kind::kCheckpoint ? kRestore : kImport;
   }
-  if (!IsRecoverable(plan.action)) return absl::OkStatus();
+  // A checkpoint replaces everything.
+  if (!plan.numbers.has_value()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAllIsKept(spec(), plan.epoch->generation));
   RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
@@ -205,6 +211,12 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
   return absl::OkStatus();
+}
+
+// What falls due with a commit that this server has answered.
+void Model::SaveAnswered(const RecoveryPlan& plan) {
+  if (plan.action != RecoveryAction::kAnswerSkip && plan.action != RecoveryAction::kRedoApply) return;
+  saver_->OnCommitted(*commit_log_.state().last_answer, plan.prepared->save);
 }
 
 JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64_t generation) const {
@@ -597,7 +609,10 @@ absl::Status Model::CheckMayImport() const {
 }
 
 absl::Status Model::CheckNotChanging(absl::string_view operation) const {
-  if (!changing_) return absl::OkStatus();
+  return changing_ || cut_off_ ? BeingChanged(operation) : absl::OkStatus();
+}
+
+absl::Status Model::BeingChanged(absl::string_view operation) const {
   const std::optional<RestoreProgress> progress = ProgressLocked();
   const std::string share = progress.has_value() ? absl::StrCat(" (", progress->percent(), " %)") : "";
   return absl::UnavailableError(absl::StrCat(operation, " ", spec().name, ": ", change_, share,
@@ -611,6 +626,16 @@ std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
 
 absl::Status Model::BeginImport() {
   absl::MutexLock lock(&mu_);
+  if (cut_off_) return BeingChanged("import into");
+  return TakeImportTurn();
+}
+
+absl::Status Model::BeginImportAgain() {
+  absl::MutexLock lock(&mu_);
+  return TakeImportTurn();
+}
+
+absl::Status Model::TakeImportTurn() {
   RETURN_IF_ERROR(CheckMayImport());
   if (importing_) {
     return absl::UnavailableError(absl::StrCat("import into ", spec().name,
@@ -626,7 +651,7 @@ void Model::EndImport() {
 }
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
-  return Replace({.operation = "import into", .noun = "an import"},
+  return Replace({.operation = "import into", .noun = kImport},
                  [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {});
 }
 
@@ -639,9 +664,9 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
                                    .parent = restored.parent},
                        .commits = restored.commits,
                        .scaling = restored.scaling,
-                       .source = SourceOf(restored.folder)};
+                       .source = restored.source};
   };
-  return Replace({.operation = "restore", .noun = "a restore"}, make, write, watch);
+  return Replace({.operation = "restore", .noun = kRestore}, make, write, watch);
 }
 
 absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
@@ -660,7 +685,7 @@ absl::StatusOr<Model::Replacement> Model::Imported(const StateChange& change) co
   const CommitLog::Numbers after{.commit_number = change.commit_number.value_or(before.commit_number),
                                  .version = change.version.value_or(before.version)};
   RETURN_IF_ERROR(CheckNumbers("import into", after));
-  Replacement replacement{.history = {}, .commits = {.numbers = after}};
+  Replacement replacement{.history = {}, .commits = {.numbers = after}, .source = change.source};
   if (change.history.has_value()) {
     replacement.history = {.id = *change.history, .lineage = {change.history->value}};
   } else {
@@ -691,9 +716,10 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   RETURN_IF_ERROR(AwaitVacant(name.operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayImport());
-  RETURN_IF_ERROR(CheckNotChanging(name.operation));
+  if (changing_) return BeingChanged(name.operation);
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
+  replacement.source = Remembered(replacement.source);
   if (journal_ != nullptr && published_) RETURN_IF_ERROR(journal_->BeginChange(replacement.source));
   changing_ = true;
   change_ = name.noun;
@@ -713,6 +739,12 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
   if (ended.ok() && journal_ != nullptr) {
     ended =
         journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
+  }
+  // The journal says that it was changed.
+  cut_off_ = !ended.ok() && draining_ && published_ && replacement.source.repeatable();
+  if (cut_off_) {
+    return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_, " was given up (", ended.message(),
+                                               "); the next server makes it again"));
   }
   if (!ended.ok()) {
     Spoil(change_, ended);
@@ -824,6 +856,13 @@ absl::Status Model::usable() const {
 absl::Status Model::doubt() const {
   absl::MutexLock lock(&mu_);
   return doubt_;
+}
+
+absl::Status Model::unfinished() const {
+  absl::MutexLock lock(&mu_);
+  if (!cut_off_) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_,
+                                             " was cut off with the server before this one, and is made again"));
 }
 
 // --- Inspection ---

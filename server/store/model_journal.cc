@@ -154,7 +154,8 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, const std::vector<s
   PreparedCommit prepared{.commit_number = commit.commit_number(),
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
-                          .client_states = client_states};
+                          .client_states = client_states,
+                          .save = commit.save()};
   for (const v1::GroupHyperparameters& group : commit.groups()) {
     prepared.groups.push_back(HyperparametersFromProto(group));
   }

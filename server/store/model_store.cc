@@ -113,8 +113,8 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 
 // --- What another server has left
 
-absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
-  std::vector<CutOffRestore> cut_off;
+absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
+  std::vector<CutOffChange> cut_off;
   if (options_.kept == nullptr) return cut_off;
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   KeptModels kept = KeptModels::Sort(std::move(all));
@@ -126,7 +126,7 @@ absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
 }
 
 absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                                       std::vector<CutOffRestore>& cut_off) {
+                                       std::vector<CutOffChange>& cut_off) {
   ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
   const RecoveryPlan plan = left.plan;
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
@@ -138,10 +138,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (!model.ok()) {
     return absl::Status(model.status().code(), absl::StrCat("model ", name, ": ", model.status().message()));
   }
-  if (plan.action == RecoveryAction::kRedoChange) {
-    cut_off.push_back({.model = *std::move(model), .folder = plan.change->text});
-    return absl::OkStatus();
-  }
+  if (plan.action == RecoveryAction::kRedoChange) cut_off.push_back({.model = *model, .source = *plan.change});
   log_->Write(LogLevel::kInfo, "model taken over",
               {{"model", name},
                {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
@@ -162,11 +159,16 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& nam
   return Model::Create(std::move(options));
 }
 
-void ModelStore::FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status) {
-  const std::string& name = model->spec().name;
-  if (!status.ok()) return SetLost(name, status);
-  absl::MutexLock lock(&mu_);
-  models_[name] = model;
+void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status) {
+  if (status.ok()) return;
+  {
+    absl::MutexLock lock(&mu_);
+    if (draining_) return;
+    models_.erase(model->spec().name);
+  }
+  // Whoever still holds the model must not hold its folder of checkpoints.
+  if (model->saver() != nullptr) model->saver()->Stop();
+  SetLost(model->spec().name, status);
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {

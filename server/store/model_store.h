@@ -43,16 +43,16 @@ class ModelStore : public EpochListener {
 
   // Takes over what another server has left in `kept`, before anything else is asked: models go on from their last
   // commit, or from the one that was decided. Of one that is lost every later call says why, until it is created with a
-  // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns restores
-  // that were cut off: those models are not here before FinishRestore. FAILED_PRECONDITION naming a model that this
-  // server cannot go on with, because of its devices or its version: it stays for one that can.
-  struct CutOffRestore {
+  // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns changes
+  // that were cut off, to be made again: their models are here, Model::unfinished(). FAILED_PRECONDITION naming a model
+  // that this server cannot go on with, because of its devices or its version: it stays for one that can.
+  struct CutOffChange {
     std::shared_ptr<Model> model;
-    std::string folder;
+    ChangeSource source;
   };
-  absl::StatusOr<std::vector<CutOffRestore>> TakeOver();
-  // It was made again, or not: then the model is lost, and the next server tries.
-  void FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status);
+  absl::StatusOr<std::vector<CutOffChange>> TakeOver();
+  // It was made again, or not: then the model is lost, and the next server tries, as it does where the daemon drains.
+  void FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status);
 
   struct Created {
     std::shared_ptr<Model> model;
@@ -97,7 +97,7 @@ class ModelStore : public EpochListener {
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec) const;
   Model::Options OptionsFor(ModelSpec spec) const;
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                             std::vector<CutOffRestore>& cut_off);
+                             std::vector<CutOffChange>& cut_off);
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;

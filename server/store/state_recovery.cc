@@ -35,6 +35,7 @@ class Recovery {
 
   absl::Status Run() {
     TakeNumbers();
+    if (plan_.action == RecoveryAction::kRedoChange) return absl::OkStatus();
     if (plan_.action == RecoveryAction::kServe) {
       return plan_.prepared.has_value() ? journal_.Withdraw() : absl::OkStatus();
     }

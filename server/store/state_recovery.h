@@ -35,8 +35,8 @@ inline bool IsRecoverable(RecoveryAction action) {
 }
 
 // Brings shards, book and log to the end of a commit, the one that is answered or, where a decision was made, the next
-// one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and IsRecoverable;
-// shards have adopted the memory. No epoch runs. What breaks a device.
+// one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and has numbers: of a
+// model that is to be changed again those before it. Shards have adopted the memory. No epoch runs. What breaks a device.
 absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
                           ModelJournal& journal);
 
