@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/reader.h"
-#include "server/journal/journal_content.h"
 #include "server/restores/restore_plan.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"

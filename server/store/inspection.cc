@@ -308,6 +308,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
   }
   add_use(/*device=*/"", "histories", model.history_bytes());
   add_use(/*device=*/"", "images", model.image_bytes());
+  add_use(/*device=*/"", "plane_copies", model.plane_copy_bytes());
   return uses;
 }
 

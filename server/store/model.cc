@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
@@ -52,18 +53,6 @@ int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
 }
 
-// Planes end with the server that made them. What is nowhere else is lost, unless it still has its initial values.
-absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
-  for (const UnitSpec& unit : spec.units) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      if (parameter.master_type.has_value() || generation == 0) continue;
-      return absl::DataLossError(
-          absl::StrCat("parameter ", parameter.name, " was in planes alone, which ended with it"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // A journal has not room for every request.
 ChangeSource Remembered(const ChangeSource& source) {
   return static_cast<int64_t>(source.text.size()) > kMostSourceBytes ? ChangeSource() : source;
@@ -103,6 +92,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
     if (left != nullptr) model->SaveAnswered(left->plan);
   }
+  if (left != nullptr) model->DropStalePieces();
   model->LogBudget();
   return model;
 }
@@ -164,10 +154,24 @@ absl::Status Model::OpenJournal(const LeftModel* left) {
   const JournalIdentity identity = ModelJournal::Describe(spec(), layout(), topology(), options_.moves);
   if (left == nullptr) {
     ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory, identity, *world().devices.front()));
-    return absl::OkStatus();
+  } else {
+    ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, *world().devices.front()));
   }
-  ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, *world().devices.front()));
+  journal_->BeforeAnswer(options_.before_answer);
   return absl::OkStatus();
+}
+
+void Model::DropStalePieces() {
+  const absl::StatusOr<std::vector<std::string>> dropped = options_.memory->DropUnclaimed();
+  if (!dropped.ok()) {
+    options_.log->Write(LogLevel::kWarning, "memory of a model is still kept",
+                        {{"model", spec().name}, {"why", dropped.status().ToString()}});
+    return;
+  }
+  for (const std::string& piece : *dropped) {
+    options_.log->Write(LogLevel::kInfo, "a piece that a model does not have is freed",
+                        {{"model", spec().name}, {"piece", absl::CHexEscape(piece)}});
+  }
 }
 
 absl::Status Model::AllocateShards(const LeftModel* left) {
@@ -201,9 +205,11 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   }
   // A checkpoint replaces everything.
   if (!plan.numbers.has_value()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckAllIsKept(spec(), plan.epoch->generation));
   RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  for (const auto& shard : shards_) {
+    RETURN_IF_ERROR(shard->BringBackPlanes());
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  }
   const JournalEpoch& epoch = *plan.epoch;
   absl::MutexLock lock(&mu_);
   history_ = {.id = epoch.history, .lineage = epoch.lineage, .parent = epoch.parent};
@@ -233,7 +239,10 @@ absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) 
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
   scaling_book_.Settle(scaling_book_.Offer());
   scaling_book_.Restore(scaling);
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  for (const auto& shard : shards_) {
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+    RETURN_IF_ERROR(shard->KeepPlanes());
+  }
   return absl::OkStatus();
 }
 
@@ -480,6 +489,15 @@ void Model::RunEpoch(Epoch& epoch) {
 void Model::Settle(const Epoch& epoch) {
   const int64_t last = commit_log_.numbers().commit_number;
   if (const absl::Status torn = epoch.torn(); !torn.ok()) Spoil(absl::StrCat("commit ", last + 1), torn);
+  if (const absl::Status unwritten = epoch.unwritten(); !unwritten.ok()) {
+    doubt_ = absl::InternalError(
+        absl::StrCat("model ", spec().name, ": ", unwritten.message(),
+                     ": its state is whole, and can be exported or saved, but would be lost with the server from the "
+                     "next commit on; restart the daemon, whose next server writes it down, import a state, or delete "
+                     "the model"));
+    options_.log->Write(LogLevel::kError, "an answer could not be written down",
+                        {{"model", spec().name}, {"why", doubt_.ToString()}});
+  }
   const absl::Status unknown = epoch.doubt();
   if (unknown.ok()) return;
   doubt_ = absl::DataLossError(
@@ -561,10 +579,13 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
                                                     ", which goes on at other daemons; let their trainers leave"));
 }
 
-bool Model::outlives_server() const {
-  absl::MutexLock lock(&mu_);
-  return journal_ != nullptr && CheckAllIsKept(spec(), generation_).ok();
+int64_t Model::plane_copy_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->plane_copy_bytes();
+  return bytes;
 }
+
+bool Model::outlives_server() const { return journal_ != nullptr; }
 
 // A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
 // says nothing of it, which an epoch that ends may still write to.
@@ -762,17 +783,22 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
 // --- Copies ---
 
 absl::StatusOr<Model::HeldState> Model::HoldState() {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(usable_);
-  RETURN_IF_ERROR(CheckNotChanging("save"));
-  if (!copy_gate_.BeginCopy()) {
-    return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+  HeldState held;
+  {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(usable_);
+    RETURN_IF_ERROR(CheckNotChanging("save"));
+    if (!copy_gate_.BeginCopy()) {
+      return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+    }
+    held = {.numbers = StateLocked().numbers,
+            .generation = generation_,
+            .parent = history_.parent,
+            .commits = commit_log_.state()};
   }
-  return HeldState{.numbers = StateLocked().numbers,
-                   .generation = generation_,
-                   .parent = history_.parent,
-                   .commits = commit_log_.state(),
-                   .scaling = scaling_book_.records()};
+  // Histories may be many megabytes, and nobody else waits for a copy of them. Steps and changes wait for this one.
+  held.scaling = scaling_book_.records();
+  return held;
 }
 
 bool Model::untouched() const {

@@ -73,6 +73,7 @@ class Model {
     // state is nobody's (unfinished()). Then `memory` is null. For Create alone.
     std::unique_ptr<LeftModel> left = nullptr;
     HistoryIdSource draw_history = RandomHistoryId;
+    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
 
@@ -219,8 +220,9 @@ class Model {
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
   // What is left to do is to delete the model.
   absl::Status usable() const;
-  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
-  // whole and is that of the last commit, but nobody may train on from it: an import settles it.
+  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt; or INTERNAL:
+  // the last commit is not in the journal. The state is whole and is that of the last commit, but nobody may train on
+  // from it: an import settles it.
   absl::Status doubt() const;
   // OK, or UNAVAILABLE: a change was cut off with the server before this one, and is to be made again. Nobody else gets
   // at the model until it is.
@@ -253,6 +255,8 @@ class Model {
   int64_t slots_bytes() const { return budget_->slots_bytes(); }
   std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
   int64_t image_bytes() const { return saver_ == nullptr ? 0 : saver_->image_bytes(); }
+  // Host memory of Shard::KeepPlanes.
+  int64_t plane_copy_bytes() const;
 
   struct AttachedTrainer {
     Trainer trainer;
@@ -279,6 +283,8 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
+  // What is kept under the model's name and is none of its pieces.
+  void DropStalePieces();
   // The journal comes first: whatever is allocated after it belongs to a model that is being made.
   absl::Status OpenJournal(const LeftModel* left);
   absl::Status AllocateShards(const LeftModel* left);

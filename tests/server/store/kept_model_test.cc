@@ -92,6 +92,9 @@ class WatchedDevice final : public ComputeDevice {
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
     return inner_->Read(data, size_bytes);
   }
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
+    return inner_->ReadTo(data, size_bytes, sink);
+  }
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
     return inner_->Write(data, bytes);
   }
