@@ -3,15 +3,16 @@
 
 #include <filesystem>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/call_once.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.pb.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/restores/model_restore.h"
@@ -100,6 +101,26 @@ class CutOffChangesTest : public testing::Test {
     const checkpoint::SavedModel saved(SpecWith(MomentType::kBF16), 9);
     return saved.Write(folder_.path(), {.world = {3, 3}, .history = absl::uint128(1) << 100});
   }
+  // The parameter at the third place, whose planes are all that there is of it.
+  absl::Status WriteFrozen(const std::vector<float>& values) const {
+    for (const auto& shard : model_->shards()) {
+      const ShardExtent* const extent = shard->Find(0, 2);
+      if (extent == nullptr) continue;
+      const auto rows = absl::MakeConstSpan(values).subspan(extent->rows.begin * kColumns, extent->elements);
+      RETURN_IF_ERROR(shard->Write(*extent, StateTensor::kMaster, rows));
+    }
+    return absl::OkStatus();
+  }
+  // Its first row.
+  std::vector<float> FrozenRow() const {
+    const Shard& shard = *model_->shards().front();
+    const ShardExtent& extent = *shard.Find(0, 2);
+    absl::ReaderMutexLock lock(&shard.mutex());
+    std::vector<float> values = *shard.Read(extent, StateTensor::kMaster);
+    values.resize(kColumns);
+    return values;
+  }
+
   const test::TemporaryDirectory folder_;
   DeviceFaults faults_;
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
@@ -196,17 +217,20 @@ TEST_F(CutOffChangesTest, ARestoreWhoseCheckpointIsGoneLosesItsModelUntilItIsThe
   EXPECT_EQ(StateHash(*found), expected_);
 }
 
-// Of two parameters the file has one.
+// Of three parameters the file has one.
 TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   const std::string path = folder_.path() + "/in.safetensors";
   std::vector<float> values(kRows * kColumns);
-  std::iota(values.begin(), values.end(), 1.0f);
+  // Exact in bfloat16.
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 200 + 1);
   safetensors::WriteFile(path, {safetensors::FloatTensor("w", {kRows, kColumns}, values)});
   ModelSpec spec = SpecWith(MomentType::kFP32);
   spec.units[0].parameters.push_back(spec.units[0].parameters[0]);
   spec.units[0].parameters[1].name = "other";
+  spec.units[0].parameters.push_back(
+      {.name = "frozen", .shape = {kRows, kColumns}, .encoding = {.format = Format::kBF16}, .trainable = false});
   model_ = world_->Create(ModelSpecToProto(checkpoint::Checked(spec)));
-  ASSERT_OK(model_->Change({.commit_number = 7, .version = 5}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model_->Change({.commit_number = 7, .version = 5}, [&] { return WriteFrozen(values); }));
 
   v1::ImportFileRequest request;
   request.set_model(spec.name);
@@ -226,6 +250,7 @@ TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   AwaitChanges();
   EXPECT_OK(model_->unfinished());
   EXPECT_EQ(StateHash(*model_), expected_);
+  EXPECT_EQ(FrozenRow(), std::vector<float>(values.begin(), values.begin() + kColumns)) << "their planes were kept";
   const StateNumbers numbers = model_->state().numbers;
   EXPECT_EQ(numbers.history, HistoryId{.value = 77});
   EXPECT_EQ(numbers.commit_number, 7);
