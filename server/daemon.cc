@@ -38,7 +38,6 @@
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/restores/checkpoint_choice.h"
-#include "server/restores/model_restore.h"
 #include "server/restores/world_restores.h"
 #include "server/saves/disk.h"
 #include "server/saves/disk_calls.h"
@@ -46,6 +45,7 @@
 #include "server/saves/saver.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
+#include "server/service/cut_off_changes.h"
 #include "server/service/guarded_service.h"
 #include "server/service/messages.h"
 #include "server/service/trainer_service.h"
@@ -192,8 +192,8 @@ class Daemon::Impl {
  private:
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status ServeCluster();
-  // Models of the server before this one.
-  absl::Status TakeOver();
+  // Models of the server before this one. Returns what it was in the middle of.
+  absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver();
   absl::Status OpenHandoff();
   absl::Status Serve();
   // Daemons of a world of several cannot go on one by one yet.
@@ -220,6 +220,7 @@ class Daemon::Impl {
   // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<WorldRestores> restores_;
+  std::unique_ptr<CutOffChanges> changes_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
@@ -252,11 +253,13 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
-  RETURN_IF_ERROR(TakeOver());
+  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffChange> cut_off, TakeOver());
   restores_ = std::make_unique<WorldRestores>(
       WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenHandoff());
-  return Serve();
+  RETURN_IF_ERROR(Serve());
+  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off)));
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
@@ -308,7 +311,7 @@ World Daemon::Impl::MakeWorld() const {
           .engines = EnginesOf(config_)};
 }
 
-absl::Status Daemon::Impl::TakeOver() {
+absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver() {
   if (afterlife_.kept != nullptr && kept() == nullptr) {
     ASSIGN_OR_RETURN(const KeptStore::Descriptors left, afterlife_.kept->TakeAll());
     if (!left.empty()) {
@@ -316,12 +319,7 @@ absl::Status Daemon::Impl::TakeOver() {
           "--nodes: 1 expected while models are kept, which a world of several daemons cannot go on with");
     }
   }
-  ASSIGN_OR_RETURN(const std::vector<ModelStore::CutOffRestore> cut_off, store_->TakeOver());
-  for (const auto& [model, folder] : cut_off) {
-    const absl::StatusOr<std::unique_ptr<ModelRestore>> restore = ModelRestore::Prepare(model, folder, {});
-    store_->FinishRestore(model, restore.ok() ? (*restore)->Run().status() : restore.status());
-  }
-  return absl::OkStatus();
+  return store_->TakeOver();
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {
@@ -419,6 +417,7 @@ void Daemon::Impl::Stop() {
   if (restores_ != nullptr) restores_->BeginDrain();
   if (store_ != nullptr) {
     store_->Drain(deadline, DrainReason());
+    changes_.reset();
     if (lose_models_) store_->DropKept();
   }
   if (cluster_ != nullptr) cluster_->Stop();

@@ -14,11 +14,16 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
   ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.timeout));
   ASSIGN_OR_RETURN(auto channel, paramshard::internal::OpenChannel(paths, options.timeout));
-  return AdminClient(options, std::move(companion), v1::AdminService::NewStub(channel));
+  return AdminClient(options, std::move(companion), v1::AdminService::NewStub(channel),
+                     v1::TrainerService::NewStub(channel));
 }
 
-AdminClient::AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub)
-    : options_(std::move(options)), companion_(std::move(companion)), stub_(std::move(stub)) {}
+AdminClient::AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub,
+                         std::unique_ptr<TrainerStub> trainer_stub)
+    : options_(std::move(options)),
+      companion_(std::move(companion)),
+      stub_(std::move(stub)),
+      trainer_stub_(std::move(trainer_stub)) {}
 
 std::unique_ptr<grpc::ClientContext> AdminClient::NewContext(RpcLength length) const {
   const absl::Duration timeout = length == RpcLength::kShort ? options_.timeout : options_.stream_timeout;

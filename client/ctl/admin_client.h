@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "client/internal/companion.h"
 #include "paramshard/v1/admin.grpc.pb.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
 
 namespace paramshard::ctl {
 
@@ -25,6 +26,8 @@ enum class RpcLength { kShort, kLong };
 class AdminClient {
  public:
   using Stub = v1::AdminService::Stub;
+  // Of what operators do as trainers may.
+  using TrainerStub = v1::TrainerService::Stub;
 
   struct Options {
     // Empty: the default of client.h.
@@ -42,6 +45,8 @@ class AdminClient {
   template <typename Request, typename Response>
   using Rpc = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
   template <typename Request, typename Response>
+  using TrainerRpc = grpc::Status (TrainerStub::*)(grpc::ClientContext*, const Request&, Response*);
+  template <typename Request, typename Response>
   using StreamRpc = std::unique_ptr<grpc::ClientReader<Response>> (Stub::*)(grpc::ClientContext*, const Request&);
 
   // Calls an RPC with one answer.
@@ -50,6 +55,12 @@ class AdminClient {
                     RpcLength length = RpcLength::kShort) {
     const std::unique_ptr<grpc::ClientContext> context = NewContext(length);
     return Converted((stub_.get()->*rpc)(context.get(), request, &response));
+  }
+  template <typename Request, typename Response>
+  absl::Status Call(TrainerRpc<Request, Response> rpc, const Request& request, Response& response,
+                    RpcLength length = RpcLength::kShort) {
+    const std::unique_ptr<grpc::ClientContext> context = NewContext(length);
+    return Converted((trainer_stub_.get()->*rpc)(context.get(), request, &response));
   }
 
   // Calls an RPC with a stream of answers, which reads a whole model, and `sink` for each.
@@ -64,7 +75,8 @@ class AdminClient {
   }
 
  private:
-  AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub);
+  AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub,
+              std::unique_ptr<TrainerStub> trainer_stub);
 
   // A call's token and deadline.
   std::unique_ptr<grpc::ClientContext> NewContext(RpcLength length) const;
@@ -73,6 +85,7 @@ class AdminClient {
   Options options_;
   paramshard::internal::Companion companion_;
   std::unique_ptr<Stub> stub_;
+  std::unique_ptr<TrainerStub> trainer_stub_;
 };
 
 }  // namespace paramshard::ctl

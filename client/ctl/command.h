@@ -56,10 +56,11 @@ class Context {
     return kSucceeded;
   }
 
-  // Calls an RPC with one answer and writes it.
-  template <typename Request, typename Response>
-  absl::StatusOr<int> Show(AdminClient::Rpc<Request, Response> rpc, const Request& request,
-                           std::string (*text)(const Response&), RpcLength length = RpcLength::kShort) const {
+  // Calls an RPC with one answer, of AdminService or of TrainerService, and writes it.
+  template <typename Service, typename Request, typename Response>
+  absl::StatusOr<int> Show(grpc::Status (Service::*rpc)(grpc::ClientContext*, const Request&, Response*),
+                           const Request& request, std::string (*text)(const Response&),
+                           RpcLength length = RpcLength::kShort) const {
     ASSIGN_OR_RETURN(AdminClient client, Connect());
     Response response;
     RETURN_IF_ERROR(client.Call(rpc, request, response, length));

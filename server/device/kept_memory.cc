@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -35,6 +36,11 @@ absl::StatusOr<const Memory*> KeptMemory::Piece(const std::string& name, int64_t
 
 absl::StatusOr<const Memory*> KeptMemory::HostPiece(const std::string& name, int64_t size_bytes) {
   RETURN_IF_ERROR(CheckNew(name));
+  if (adopted_) {
+    ASSIGN_OR_RETURN(wire::FileDescriptor fd, TakeDescriptor(name));
+    ASSIGN_OR_RETURN(Memory memory, Memory::Adopt(LongName(name), size_bytes, std::move(fd)));
+    return Add(name, std::move(memory));
+  }
   ASSIGN_OR_RETURN(Memory memory, Memory::Allocate(MemoryName(name), size_bytes, Sharing::kKept));
   return Keep(name, std::move(memory));
 }
@@ -81,6 +87,20 @@ std::vector<std::string> KeptMemory::unclaimed() const {
   for (const auto& [name, fd] : unclaimed_) names.push_back(name);
   return names;
 }
+
+absl::StatusOr<std::vector<std::string>> KeptMemory::DropUnclaimed() {
+  std::vector<std::string> dropped;
+  for (const std::string& name : unclaimed()) {
+    const auto longer = pieces_.lower_bound(name);
+    if (longer != pieces_.end() && absl::StartsWith(longer->first, name)) continue;
+    RETURN_IF_ERROR(DropPieces(name));
+    unclaimed_.erase(name);
+    dropped.push_back(name);
+  }
+  return dropped;
+}
+
+absl::Status KeptMemory::DropPieces(const std::string& prefix) { return store_->DropPrefix(PrefixOf(model_) + prefix); }
 
 absl::Status KeptMemory::Drop() {
   RETURN_IF_ERROR(store_->DropPrefix(PrefixOf(model_)));

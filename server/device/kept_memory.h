@@ -18,6 +18,8 @@ namespace paramshard::server {
 
 // The piece that says what the others are (server/journal/journal.h). It is the first that a model has.
 inline constexpr char kJournalPiece[] = "journal";
+// The piece of a model that is lost while it is made anew: why it was.
+inline constexpr char kLostPiece[] = "lost";
 
 // Gives every piece to the store before anybody else has it, and takes a model back from there when it is dropped.
 //
@@ -39,13 +41,16 @@ class KeptMemory final : public StateMemory {
 
   bool adopted() const override { return adopted_; }
   absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) override;
-  // In host memory, whatever the devices are. One that is adopted has the size that it has: what it holds says which
-  // one it should have.
-  absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes);
+  absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) override;
+  // One that has the size that it has: what it holds says which one it should have.
   absl::StatusOr<const Memory*> AdoptHostPiece(const std::string& name);
 
   // Names that are kept and that nobody has asked for: of pieces that the model does not have any more. None when new.
   std::vector<std::string> unclaimed() const;
+  // Takes those from the store, and returns their names. One whose name another piece's begins with stays.
+  absl::StatusOr<std::vector<std::string>> DropUnclaimed();
+  // Takes pieces from the store whose names begin so.
+  absl::Status DropPieces(const std::string& prefix);
 
   // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
   // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what was

@@ -9,11 +9,20 @@ namespace paramshard::server {
 
 absl::StatusOr<const Memory*> PrivateStateMemory::Piece(const std::string& name, int64_t size_bytes,
                                                         ComputeDevice& device) {
-  if (pieces_.find(name) != pieces_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("memory of ", name, ": asked for once expected, got twice"));
-  }
+  RETURN_IF_ERROR(CheckNew(name));
   ASSIGN_OR_RETURN(Memory memory, device.Allocate(MemoryName(name), size_bytes, Sharing::kPrivate));
   return &(pieces_[name] = std::move(memory));
+}
+
+absl::StatusOr<const Memory*> PrivateStateMemory::HostPiece(const std::string& name, int64_t size_bytes) {
+  RETURN_IF_ERROR(CheckNew(name));
+  ASSIGN_OR_RETURN(Memory memory, Memory::Allocate(MemoryName(name), size_bytes, Sharing::kPrivate));
+  return &(pieces_[name] = std::move(memory));
+}
+
+absl::Status PrivateStateMemory::CheckNew(const std::string& name) const {
+  if (pieces_.find(name) == pieces_.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("memory of ", name, ": asked for once expected, got twice"));
 }
 
 std::string PieceName(int world_rank, absl::string_view what) { return absl::StrCat("rank-", world_rank, "/", what); }

@@ -26,6 +26,8 @@ class StateMemory {
   // a name that was asked for before; where pieces are adopted DATA_LOSS naming one that is not there or is not of that
   // size; where they are kept the errors of KeptStore::Keep.
   virtual absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) = 0;
+  // One in host memory, whatever the devices are, of at least a byte.
+  virtual absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) = 0;
 };
 
 // Memory that ends with the process.
@@ -33,8 +35,11 @@ class PrivateStateMemory final : public StateMemory {
  public:
   bool adopted() const override { return false; }
   absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) override;
+  absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) override;
 
  private:
+  absl::Status CheckNew(const std::string& name) const;
+
   std::map<std::string, Memory> pieces_;  // whose addresses stay
 };
 

@@ -246,7 +246,8 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
                         .commit = {.commit_number = commit.commit_number,
                                    .groups = commit.groups,
                                    .has_gradient = commit.has_gradient,
-                                   .client_states = {}},
+                                   .client_states = {},
+                                   .save = commit.save},
                         .client_states = WriteClientStates(commit.commit_number, commit.client_states)};
   Publish(JournalRecord::kPrepared, record);
   prepared_ = record.key;

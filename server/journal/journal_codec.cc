@@ -185,6 +185,7 @@ void Encode(const LifecycleRecord& record, JournalBytes& bytes) {
   bytes.Put(record.lifecycle);
   bytes.Put(record.source.kind);
   bytes.Put(record.source.text);
+  bytes.Put(record.source.convert_moments);
 }
 
 bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record) {
@@ -192,6 +193,7 @@ bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record) {
   const auto lifecycle = reader.Next<uint8_t>();
   const auto kind = reader.Next<uint8_t>();
   reader.Get(record.source.text);
+  reader.Get(record.source.convert_moments);
   record.lifecycle = static_cast<JournalLifecycle>(lifecycle);
   record.source.kind = static_cast<ChangeSource::Kind>(kind);
   return reader.done() && lifecycle <= static_cast<uint8_t>(JournalLifecycle::kDeleting) &&
@@ -271,6 +273,7 @@ void Encode(const PreparedRecord& record, JournalBytes& bytes) {
     if (record.commit.has_gradient[i]) bits[i / 8] |= static_cast<uint8_t>(1 << i % 8);
   }
   bytes.PutBytes(bits.data(), bits.size());
+  bytes.Put(record.commit.save);
 }
 
 bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, PreparedRecord& record) {
@@ -292,6 +295,7 @@ bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, Prepared
     if (i % 8 == 0) reader.Get(bits);
     record.commit.has_gradient[i] = (bits >> i % 8 & 1) != 0;
   }
+  reader.Get(record.commit.save);
   return reader.done() && static_cast<int64_t>(record.commit.groups.size()) <= shape.groups;
 }
 
@@ -331,14 +335,14 @@ bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& sha
 int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
   switch (record) {
     case JournalRecord::kLifecycle:
-      return 1 + 1 + kLengthBytes + kMostSourceBytes;
+      return 1 + 1 + kLengthBytes + kMostSourceBytes + 1;
     case JournalRecord::kEpoch:
       return kEpochBytes;
     case JournalRecord::kNumbers:
       return 4 * 8 + kAnswerBytes + kRefBytes + 8 + shape.ranks * 8 + shape.parameters * 8 +
              shape.scalings * kScalingBytes;
     case JournalRecord::kPrepared:
-      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters);
+      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters) + 1;
     case JournalRecord::kDecided:
       return kDecidedBytes;
   }

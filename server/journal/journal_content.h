@@ -126,6 +126,7 @@ struct PreparedCommit {
   std::vector<Hyperparameters> groups;
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
+  bool save = false;                       // its trainers want its state saved
 };
 bool operator==(const PreparedCommit& a, const PreparedCommit& b);
 
@@ -168,16 +169,18 @@ struct AnsweredCommit {
 // What the state is replaced by, while it is.
 struct ChangeSource {
   enum class Kind : uint8_t {
-    kInitialValues,  // of the spec
-    kStream,         // an import from a client, which is gone
-    kFiles,          // an import from a folder that this daemon reads
-    kCheckpoint,     // a restore
+    kStream,      // an import from a client, which is gone
+    kFiles,       // an import from files that this daemon reads; what they do not have stays
+    kCheckpoint,  // a restore
   };
 
   Kind kind = Kind::kStream;
-  std::string text;  // the folder, the checkpoint: what doing it again needs
+  // What doing it again needs: of files the request, in the bytes of whoever does it; the checkpoint's folder. Empty
+  // where this daemon alone cannot: of a restore of several.
+  std::string text;
+  bool convert_moments = false;  // of a checkpoint's
 
-  bool repeatable() const { return kind != Kind::kStream; }
+  bool repeatable() const { return kind != Kind::kStream && !text.empty(); }
   friend bool operator==(const ChangeSource&, const ChangeSource&) = default;
 };
 

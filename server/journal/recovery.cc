@@ -73,16 +73,28 @@ class Planner {
  private:
   absl::Status PlanChange(const ChangeSource& source) {
     plan_.change = source;
-    if (!source.repeatable()) return Lost("an import was cut off, and whoever sent it is gone");
+    if (!source.repeatable()) {
+      return Lost(source.kind == ChangeSource::Kind::kCheckpoint
+                      ? "a restore of several daemons was cut off: restore it again at node 0"
+                      : "an import was cut off, and whoever sent it is gone");
+    }
+    // A checkpoint replaces everything.
+    if (source.kind == ChangeSource::Kind::kFiles) RETURN_IF_ERROR(PlanNumbers().status());
     plan_.action = RecoveryAction::kRedoChange;
     return absl::OkStatus();
   }
 
-  absl::Status PlanUsable() {
+  // Those of the answered commit.
+  absl::StatusOr<NumbersRecord> PlanNumbers() {
     ASSIGN_OR_RETURN(plan_.epoch, reader_.Epoch());
-    ASSIGN_OR_RETURN(const NumbersRecord stored, reader_.StoredNumbers());
+    ASSIGN_OR_RETURN(NumbersRecord stored, reader_.StoredNumbers());
     ASSIGN_OR_RETURN(plan_.numbers, reader_.Numbers(stored));
     if (stored.generation != plan_.epoch->generation) return Lost("journal: numbers of another generation");
+    return stored;
+  }
+
+  absl::Status PlanUsable() {
+    ASSIGN_OR_RETURN(const NumbersRecord stored, PlanNumbers());
     ASSIGN_OR_RETURN(PreparedRecord prepared, reader_.Prepared());
     ASSIGN_OR_RETURN(DecidedRecord decided, reader_.Decided());
     const CommitKey next{plan_.epoch->history, plan_.epoch->epoch, stored.commit_number + 1};

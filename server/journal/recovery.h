@@ -18,7 +18,7 @@ namespace paramshard::server {
 
 enum class RecoveryAction : uint8_t {
   kDrop,        // it was being made or deleted: free all of it
-  kRedoChange,  // do the change again, from `change`
+  kRedoChange,  // do the change again, from `change`, over `numbers` where there are any
   kServe,       // the state is that of `numbers`: drop gradients, encode planes, serve
   kQueryNode0,  // ask node 0 what became of `prepared`, without voting; undecided: as kServe
   kAnswerSkip,  // answer `decided`, which changes no state
@@ -50,7 +50,8 @@ struct RecoveryPlan {
   std::string loss;                         // kDataLoss: what is lost, and why
   std::optional<JournalIdentity> identity;  // unset where it is not known: kDrop, kDataLoss
   std::optional<ChangeSource> change;       // while the state is changed
-  // Set unless the model is dropped, changed or lost; then as far as they are known.
+  // Set unless the model is dropped, lost, or replaced by a checkpoint; then as far as they are known. Of a model that
+  // was changed in part those before the change.
   std::optional<JournalEpoch> epoch;
   std::optional<JournalNumbers> numbers;
   // The commit behind the numbers, in `epoch`. Set with kServe too, on node 0: nobody was told of a decision, and that

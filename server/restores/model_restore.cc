@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -11,8 +12,16 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
                                                                     const std::string& folder,
                                                                     const RestorePlan::Options& options) {
   ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginRestore(std::move(model)));
+  return Prepare(std::move(turn), folder, options);
+}
+
+absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(ImportTurn turn, const std::string& folder,
+                                                                    const RestorePlan::Options& options) {
   ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
-  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), folder, std::move(reader)));
+  ChangeSource source{.kind = ChangeSource::Kind::kCheckpoint,
+                      .text = std::filesystem::absolute(folder),
+                      .convert_moments = options.convert_moments};
+  std::unique_ptr<ModelRestore> restore(new ModelRestore(std::move(turn), std::move(source), std::move(reader)));
   const Model& restored = restore->turn_.model();
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(restored.spec(), restore->reader_.spec(), options));
   std::vector<Shard*> shards;
@@ -48,8 +57,9 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
   Model::RestoreSteps steps;
   steps.begin = [&] { return begun(); };
   if (peers == nullptr) {
-    restored.folder = folder_;
+    restored.source = source_;
   } else {
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint};
     restored.history = peers->history();
     steps.begin = [&]() -> absl::Status {
       RETURN_IF_ERROR(begun());

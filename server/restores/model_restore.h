@@ -2,7 +2,6 @@
 #ifndef PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 #define PARAMSHARD_SERVER_RESTORES_MODEL_RESTORE_H_
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,6 +33,9 @@ class ModelRestore {
   // and Restorer::Create.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                                const RestorePlan::Options& options);
+  // With a turn that was taken before.
+  static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(ImportTurn turn, const std::string& folder,
+                                                               const RestorePlan::Options& options);
 
   const checkpoint::Manifest& manifest() const { return reader_.manifest(); }
   // What Run has to do.
@@ -51,14 +53,14 @@ class ModelRestore {
   int replicas() const;
 
  private:
-  ModelRestore(ImportTurn turn, const std::string& folder, checkpoint::Reader reader)
-      : turn_(std::move(turn)), folder_(std::filesystem::absolute(folder)), reader_(std::move(reader)) {}
+  ModelRestore(ImportTurn turn, ChangeSource source, checkpoint::Reader reader)
+      : turn_(std::move(turn)), source_(std::move(source)), reader_(std::move(reader)) {}
   Model::RestoreWatch Watch(RestorePeers* peers) const;
   absl::Status Write(const RestorePeers* peers);
 
   // The restorer refers to what is above it.
   ImportTurn turn_;
-  const std::string folder_;
+  const ChangeSource source_;
   const checkpoint::Reader reader_;
   std::unique_ptr<Restorer> restorer_;
 };

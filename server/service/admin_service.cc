@@ -192,6 +192,11 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Cal
 absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, const v1::ListModelsRequest&) {
   v1::ListModelsResponse response;
   for (const auto& model : store_->List()) *response.add_models() = ToProto(server::Summarize(*model));
+  for (const auto& [name, why] : store_->ListLost()) {
+    v1::ModelSummary& lost = *response.add_models();
+    lost.set_name(name);
+    lost.set_unusable(std::string(why.message()));
+  }
   return response;
 }
 

@@ -30,6 +30,8 @@ using safetensors::NameText;
 constexpr int64_t kReadBytes = 8 << 20;
 constexpr size_t kNamesInMessage = 10;
 
+using Cancelled = absl::FunctionRef<bool()>;
+
 // How a tensor of masters is stored in a file.
 std::optional<TensorType> SourceType(Dtype dtype) {
   if (dtype == Dtype::kF32) return TensorType::kFP32;
@@ -55,7 +57,7 @@ class FileImport {
   absl::Status Plan();
   // Reads the rows of this daemon. All of them, unless the request names the history that begins: else daemons that own
   // different rows of a tensor would make different histories of one file.
-  absl::Status Read(const Call& context, StagedImport& staged) const;
+  absl::Status Read(Cancelled cancelled, StagedImport& staged) const;
   v1::ImportFileResponse Response(const StagedImport& staged, const History& history) const;
 
  private:
@@ -71,7 +73,7 @@ class FileImport {
   absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
   absl::Status CheckAllTensorsTaken() const;
   std::vector<RowRange> RowsOf(const Source& source) const;
-  absl::Status ReadRows(const Source& source, RowRange rows, const Call& context, StagedImport& staged) const;
+  absl::Status ReadRows(const Source& source, RowRange rows, Cancelled cancelled, StagedImport& staged) const;
   const ParameterSpec& Spec(const Source& source) const {
     return model_.spec().units[source.unit].parameters[source.parameter];
   }
@@ -165,9 +167,9 @@ absl::Status FileImport::CheckAllTensorsTaken() const {
   return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
 }
 
-absl::Status FileImport::Read(const Call& context, StagedImport& staged) const {
+absl::Status FileImport::Read(Cancelled cancelled, StagedImport& staged) const {
   for (const Source& source : sources_) {
-    for (const RowRange& rows : RowsOf(source)) RETURN_IF_ERROR(ReadRows(source, rows, context, staged));
+    for (const RowRange& rows : RowsOf(source)) RETURN_IF_ERROR(ReadRows(source, rows, cancelled, staged));
   }
   return absl::OkStatus();
 }
@@ -182,7 +184,7 @@ std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
   return rows;
 }
 
-absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Call& context,
+absl::Status FileImport::ReadRows(const Source& source, RowRange rows, Cancelled cancelled,
                                   StagedImport& staged) const {
   const TensorType type = *SourceType(source.tensor->info->dtype);
   RETURN_IF_ERROR(staged.BeginSlice({.unit = source.unit, .parameter = source.parameter, .type = type, .rows = rows}));
@@ -190,7 +192,7 @@ absl::Status FileImport::ReadRows(const Source& source, RowRange rows, const Cal
   const int64_t size_bytes = rows.size() * row_bytes;
   std::vector<uint8_t> bytes(std::min(size_bytes, kReadBytes));
   for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {
-    if (context.IsCancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
+    if (cancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
     const auto piece = absl::MakeSpan(bytes).subspan(0, std::min(kReadBytes, size_bytes - offset));
     RETURN_IF_ERROR(source.tensor->Read(rows.begin * row_bytes + offset, piece));
     RETURN_IF_ERROR(staged.Add(piece));
@@ -208,17 +210,29 @@ v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const Hi
   return response;
 }
 
+absl::StatusOr<Checkpoint> OpenFiles(const v1::ImportFileRequest& request) {
+  if (absl::StartsWith(request.path(), "/")) return Checkpoint::Open(request.path());
+  return absl::InvalidArgumentError(
+      absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
+}
+
+// ImportTurn::Begin, or BeginAgain.
+using TakeTurn = absl::StatusOr<ImportTurn> (*)(std::shared_ptr<Model> model);
+
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
-                                              const Checkpoint& checkpoint, const Call& context) {
+                                              TakeTurn take_turn, Cancelled cancelled) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenFiles(request));
   StagedImport::Numbers numbers;
   if (request.has_history_id()) {
     ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(request.history_id()));
   }
   FileImport import(*model, request, checkpoint);
   RETURN_IF_ERROR(import.Plan());
-  ASSIGN_OR_RETURN(StagedImport staged, StagedImport::Begin(model));
-  RETURN_IF_ERROR(import.Read(context, staged));
-  ASSIGN_OR_RETURN(const History history, staged.Apply(numbers));
+  ASSIGN_OR_RETURN(ImportTurn turn, take_turn(model));
+  StagedImport staged(std::move(turn));
+  RETURN_IF_ERROR(import.Read(cancelled, staged));
+  const ChangeSource source{.kind = ChangeSource::Kind::kFiles, .text = request.SerializeAsString()};
+  ASSIGN_OR_RETURN(const History history, staged.Apply(numbers, source));
   return import.Response(staged, history);
 }
 
@@ -233,12 +247,14 @@ absl::Status CheckMayImportFile(uid_t caller) {
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
                                                   const Call& context) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
-  if (!absl::StartsWith(request.path(), "/")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
-  }
-  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(request.path()));
-  return Import(model, request, checkpoint, context);
+  return Import(model, request, &ImportTurn::Begin, [&] { return context.IsCancelled(); });
+}
+
+absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& request,
+                             absl::FunctionRef<bool()> cancelled) {
+  v1::ImportFileRequest message;
+  if (!message.ParseFromString(request)) return absl::DataLossError("journal: a request to import files expected");
+  return Import(model, message, &ImportTurn::BeginAgain, cancelled).status();
 }
 
 }  // namespace paramshard::server

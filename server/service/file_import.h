@@ -4,6 +4,10 @@
 
 #include <sys/types.h>
 
+#include <memory>
+#include <string>
+
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "paramshard/v1/admin.pb.h"
@@ -20,6 +24,11 @@ absl::Status CheckMayImportFile(uid_t caller);
 // cancelled changes nothing.
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
                                                   const Call& context);
+
+// Does an import again that was cut off with the server before this one: `request` is what ImportFile has left of it
+// (ChangeSource::Kind::kFiles), `model` unfinished(). Looks at `cancelled` until the model is changed.
+absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& request,
+                             absl::FunctionRef<bool()> cancelled);
 
 }  // namespace paramshard::server
 

@@ -53,6 +53,10 @@ class CommitUnderWay {
   void SetDoubt(const absl::Status& why) { doubt_ = why; }
   const absl::Status& doubt() const { return doubt_; }
 
+  // The commit is answered, and its journal does not say so.
+  void SetUnwritten(const absl::Status& why) { unwritten_ = why; }
+  const absl::Status& unwritten() const { return unwritten_; }
+
   // A commit is being answered from the last rank's last stage until the answer is published.
   void BeginAnswer() { answering_ = true; }
   void EndAnswer() { answering_ = false; }
@@ -64,6 +68,7 @@ class CommitUnderWay {
   Decided decided_;
   absl::Status failure_;
   absl::Status doubt_;
+  absl::Status unwritten_;
   bool answering_ = false;
 };
 

@@ -396,6 +396,11 @@ absl::Status Epoch::doubt() const {
   return commit_.doubt();
 }
 
+absl::Status Epoch::unwritten() const {
+  absl::MutexLock lock(&mu_);
+  return commit_.unwritten();
+}
+
 void Epoch::EndAfterCommits(const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);

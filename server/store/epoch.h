@@ -89,6 +89,8 @@ class Epoch : private TrainerWords {
   absl::Status torn() const;
   // OK unless a vote came to no answer: then why. The commit was not applied here.
   absl::Status doubt() const;
+  // OK, or why the last answer is not in the journal. The state is that of the answered commit; no other one follows.
+  absl::Status unwritten() const;
   // Ends it as soon as the commits are answered that all ranks have sent by now; at once where there is none.
   void EndAfterCommits(const absl::Status& why);
 

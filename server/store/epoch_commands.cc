@@ -350,20 +350,25 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
   if (client_states.has_value()) Answer(decided, *std::move(client_states));
 }
 
-// A journal that refuses an answer refuses the next commit too.
+// An error ends the epoch: the journal is one commit behind, from which the next server comes to this answer, and from
+// no later one.
 void Epoch::WriteAnswer(const CommitAnswer& answer) {
+  if (options_.journal == nullptr) return;
   const absl::Status written =
       options_.journal->Answer(answer, options_.commit_log->numbers().skipped, journaled_state());
   if (written.ok()) return;
-  Log(LogLevel::kError, "an answer could not be written down",
-      {{"model", options_.spec->name}, {"why", written.ToString()}});
+  const absl::Status why = absl::InternalError(absl::StrCat(
+      "commit ", answer.commit_number, " is answered, and could not be written down (", written.message(), ")"));
+  absl::MutexLock lock(&mu_);
+  commit_.SetUnwritten(why);
+  EndLocked(why);
 }
 
 // The next commit waits for this thread's part of it: answers follow each other in order.
 void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
   const CommitAnswer answer = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
                                                           decided.non_finite_count, std::move(client_states));
-  if (options_.journal != nullptr) WriteAnswer(answer);
+  WriteAnswer(answer);
   // Who has the answer finds the save that it has made fall due.
   options_.copy_gate->EndCommit();
   options_.on_answered(answer, decided.save);

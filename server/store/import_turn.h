@@ -24,6 +24,11 @@ class ImportTurn {
     RETURN_IF_ERROR(model->BeginRestore());
     return ImportTurn(std::move(model));
   }
+  // For a change that was cut off (Model::BeginImportAgain).
+  static absl::StatusOr<ImportTurn> BeginAgain(std::shared_ptr<Model> model) {
+    RETURN_IF_ERROR(model->BeginImportAgain());
+    return ImportTurn(std::move(model));
+  }
   ImportTurn(ImportTurn&&) = default;
   ~ImportTurn() {
     if (model_ != nullptr) model_->EndImport();

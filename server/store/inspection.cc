@@ -166,11 +166,17 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
   return description;
 }
 
+// Why nobody can attach. How far a restore is says more than that it goes on.
+std::string UnusableText(const Model& model, const Model::Activity& activity) {
+  if (const absl::Status usable = model.usable(); !usable.ok()) return std::string(usable.message());
+  if (const absl::Status doubt = model.doubt(); !doubt.ok()) return std::string(doubt.message());
+  return activity.restore.has_value() ? std::string() : std::string(model.unfinished().message());
+}
+
 }  // namespace
 
 ModelSummary Summarize(const Model& model) {
   const Model::Activity activity = model.activity();
-  const absl::Status usable = model.usable();
   const Model::State state = model.state();
   ModelSummary summary{.name = model.spec().name,
                        .shard_size = model.layout().ranks(),
@@ -184,7 +190,7 @@ ModelSummary Summarize(const Model& model) {
                        .last_end = activity.last_end,
                        .engine = activity.engine,
                        .imbalance = model.layout().Imbalance(),
-                       .unusable = std::string(usable.ok() ? model.doubt().message() : usable.message()),
+                       .unusable = UnusableText(model, activity),
                        .restore = activity.restore};
   for (const UnitSpec& unit : model.spec().units) {
     summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
@@ -302,6 +308,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
   }
   add_use(/*device=*/"", "histories", model.history_bytes());
   add_use(/*device=*/"", "images", model.image_bytes());
+  add_use(/*device=*/"", "plane_copies", model.plane_copy_bytes());
   return uses;
 }
 

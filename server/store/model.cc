@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
@@ -52,23 +53,13 @@ int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
 }
 
-// Planes end with the server that made them. What is nowhere else is lost, unless it still has its initial values.
-absl::Status CheckAllIsKept(const ModelSpec& spec, int64_t generation) {
-  for (const UnitSpec& unit : spec.units) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      if (parameter.master_type.has_value() || generation == 0) continue;
-      return absl::DataLossError(
-          absl::StrCat("parameter ", parameter.name, " was in planes alone, which ended with it"));
-    }
-  }
-  return absl::OkStatus();
+// A journal has not room for every request.
+ChangeSource Remembered(const ChangeSource& source) {
+  return static_cast<int64_t>(source.text.size()) > kMostSourceBytes ? ChangeSource() : source;
 }
 
-// A restore that is cut off is done again, where it is known from what.
-ChangeSource SourceOf(const std::string& folder) {
-  if (folder.empty() || static_cast<int64_t>(folder.size()) > kMostSourceBytes) return {};
-  return {.kind = ChangeSource::Kind::kCheckpoint, .text = folder};
-}
+constexpr char kImport[] = "an import";
+constexpr char kRestore[] = "a restore";
 
 }  // namespace
 
@@ -99,7 +90,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
+    if (left != nullptr) model->SaveAnswered(left->plan);
   }
+  if (left != nullptr) model->DropStalePieces();
   model->LogBudget();
   return model;
 }
@@ -161,10 +154,24 @@ absl::Status Model::OpenJournal(const LeftModel* left) {
   const JournalIdentity identity = ModelJournal::Describe(spec(), layout(), topology(), options_.moves);
   if (left == nullptr) {
     ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory, identity, *world().devices.front()));
-    return absl::OkStatus();
+  } else {
+    ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, *world().devices.front()));
   }
-  ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, *world().devices.front()));
+  journal_->BeforeAnswer(options_.before_answer);
   return absl::OkStatus();
+}
+
+void Model::DropStalePieces() {
+  const absl::StatusOr<std::vector<std::string>> dropped = options_.memory->DropUnclaimed();
+  if (!dropped.ok()) {
+    options_.log->Write(LogLevel::kWarning, "memory of a model is still kept",
+                        {{"model", spec().name}, {"why", dropped.status().ToString()}});
+    return;
+  }
+  for (const std::string& piece : *dropped) {
+    options_.log->Write(LogLevel::kInfo, "a piece that a model does not have is freed",
+                        {{"model", spec().name}, {"piece", absl::CHexEscape(piece)}});
+  }
 }
 
 absl::Status Model::AllocateShards(const LeftModel* left) {
@@ -193,11 +200,16 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   {
     absl::MutexLock lock(&mu_);
     published_ = true;
+    cut_off_ = plan.action == RecoveryAction::kRedoChange;
+    if (cut_off_) change_ = plan.change->kind == ChangeSource::Kind::kCheckpoint ? kRestore : kImport;
   }
-  if (!IsRecoverable(plan.action)) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckAllIsKept(spec(), plan.epoch->generation));
+  // A checkpoint replaces everything.
+  if (!plan.numbers.has_value()) return absl::OkStatus();
   RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  for (const auto& shard : shards_) {
+    RETURN_IF_ERROR(shard->BringBackPlanes());
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  }
   const JournalEpoch& epoch = *plan.epoch;
   absl::MutexLock lock(&mu_);
   history_ = {.id = epoch.history, .lineage = epoch.lineage, .parent = epoch.parent};
@@ -205,6 +217,12 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
   return absl::OkStatus();
+}
+
+// What falls due with a commit that this server has answered.
+void Model::SaveAnswered(const RecoveryPlan& plan) {
+  if (plan.action != RecoveryAction::kAnswerSkip && plan.action != RecoveryAction::kRedoApply) return;
+  saver_->OnCommitted(*commit_log_.state().last_answer, plan.prepared->save);
 }
 
 JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64_t generation) const {
@@ -221,7 +239,10 @@ absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) 
   for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
   scaling_book_.Settle(scaling_book_.Offer());
   scaling_book_.Restore(scaling);
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+  for (const auto& shard : shards_) {
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+    RETURN_IF_ERROR(shard->KeepPlanes());
+  }
   return absl::OkStatus();
 }
 
@@ -468,6 +489,15 @@ void Model::RunEpoch(Epoch& epoch) {
 void Model::Settle(const Epoch& epoch) {
   const int64_t last = commit_log_.numbers().commit_number;
   if (const absl::Status torn = epoch.torn(); !torn.ok()) Spoil(absl::StrCat("commit ", last + 1), torn);
+  if (const absl::Status unwritten = epoch.unwritten(); !unwritten.ok()) {
+    doubt_ = absl::InternalError(
+        absl::StrCat("model ", spec().name, ": ", unwritten.message(),
+                     ": its state is whole, and can be exported or saved, but would be lost with the server from the "
+                     "next commit on; restart the daemon, whose next server writes it down, import a state, or delete "
+                     "the model"));
+    options_.log->Write(LogLevel::kError, "an answer could not be written down",
+                        {{"model", spec().name}, {"why", doubt_.ToString()}});
+  }
   const absl::Status unknown = epoch.doubt();
   if (unknown.ok()) return;
   doubt_ = absl::DataLossError(
@@ -549,10 +579,13 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
                                                     ", which goes on at other daemons; let their trainers leave"));
 }
 
-bool Model::outlives_server() const {
-  absl::MutexLock lock(&mu_);
-  return journal_ != nullptr && CheckAllIsKept(spec(), generation_).ok();
+int64_t Model::plane_copy_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->plane_copy_bytes();
+  return bytes;
 }
+
+bool Model::outlives_server() const { return journal_ != nullptr; }
 
 // A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
 // says nothing of it, which an epoch that ends may still write to.
@@ -598,7 +631,10 @@ absl::Status Model::CheckMayImport() const {
 }
 
 absl::Status Model::CheckNotChanging(absl::string_view operation) const {
-  if (!changing_) return absl::OkStatus();
+  return changing_ || cut_off_ ? BeingChanged(operation) : absl::OkStatus();
+}
+
+absl::Status Model::BeingChanged(absl::string_view operation) const {
   const std::optional<RestoreProgress> progress = ProgressLocked();
   const std::string share = progress.has_value() ? absl::StrCat(" (", progress->percent(), " %)") : "";
   return absl::UnavailableError(absl::StrCat(operation, " ", spec().name, ": ", change_, share,
@@ -612,12 +648,20 @@ std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
 
 absl::Status Model::BeginImport() {
   absl::MutexLock lock(&mu_);
+  if (cut_off_) return BeingChanged("import into");
+  RETURN_IF_ERROR(CheckMayImport());
+  return TakeTurn("import into");
+}
+
+absl::Status Model::BeginImportAgain() {
+  absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayImport());
   return TakeTurn("import into");
 }
 
 absl::Status Model::BeginRestore() {
   absl::MutexLock lock(&mu_);
+  if (cut_off_) return BeingChanged("restore");
   RETURN_IF_ERROR(CheckMayReplace());
   return TakeTurn("restore");
 }
@@ -637,7 +681,7 @@ void Model::EndImport() {
 }
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
-  return Replace({.operation = "import into", .noun = "an import"},
+  return Replace({.operation = "import into", .noun = kImport},
                  [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {}, {});
 }
 
@@ -650,9 +694,9 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
                                    .parent = restored.parent},
                        .commits = restored.commits,
                        .scaling = restored.scaling,
-                       .source = SourceOf(restored.folder)};
+                       .source = restored.source};
   };
-  return Replace({.operation = "restore", .noun = "a restore", .whole = true}, make, write, watch, steps);
+  return Replace({.operation = "restore", .noun = kRestore, .whole = true}, make, write, watch, steps);
 }
 
 absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
@@ -674,7 +718,7 @@ absl::StatusOr<Model::Replacement> Model::Imported(const StateChange& change) co
   const CommitLog::Numbers after{.commit_number = change.commit_number.value_or(before.commit_number),
                                  .version = change.version.value_or(before.version)};
   RETURN_IF_ERROR(CheckNumbers("import into", after));
-  Replacement replacement{.history = {}, .commits = {.numbers = after}};
+  Replacement replacement{.history = {}, .commits = {.numbers = after}, .source = change.source};
   if (change.history.has_value()) {
     replacement.history = {.id = *change.history, .lineage = {change.history->value}};
   } else {
@@ -705,9 +749,10 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   RETURN_IF_ERROR(AwaitVacant(name.operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
-  RETURN_IF_ERROR(CheckNotChanging(name.operation));
+  if (changing_) return BeingChanged(name.operation);
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
+  replacement.source = Remembered(replacement.source);
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
@@ -738,6 +783,12 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
     ended =
         journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
   }
+  // The journal says that it was changed.
+  cut_off_ = !ended.ok() && draining_ && published_ && replacement.source.repeatable();
+  if (cut_off_) {
+    return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_, " was given up (", ended.message(),
+                                               "); the next server makes it again"));
+  }
   if (!ended.ok()) {
     Spoil(change_, ended);
     return usable_;
@@ -756,17 +807,22 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const a
 // --- Copies ---
 
 absl::StatusOr<Model::HeldState> Model::HoldState() {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(usable_);
-  RETURN_IF_ERROR(CheckNotChanging("save"));
-  if (!copy_gate_.BeginCopy()) {
-    return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+  HeldState held;
+  {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(usable_);
+    RETURN_IF_ERROR(CheckNotChanging("save"));
+    if (!copy_gate_.BeginCopy()) {
+      return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+    }
+    held = {.numbers = StateLocked().numbers,
+            .generation = generation_,
+            .parent = history_.parent,
+            .commits = commit_log_.state()};
   }
-  return HeldState{.numbers = StateLocked().numbers,
-                   .generation = generation_,
-                   .parent = history_.parent,
-                   .commits = commit_log_.state(),
-                   .scaling = scaling_book_.records()};
+  // Histories may be many megabytes, and nobody else waits for a copy of them. Steps and changes wait for this one.
+  held.scaling = scaling_book_.records();
+  return held;
 }
 
 bool Model::untouched() const {
@@ -850,6 +906,13 @@ absl::Status Model::usable() const {
 absl::Status Model::doubt() const {
   absl::MutexLock lock(&mu_);
   return doubt_;
+}
+
+absl::Status Model::unfinished() const {
+  absl::MutexLock lock(&mu_);
+  if (!cut_off_) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_,
+                                             " was cut off with the server before this one, and is made again"));
 }
 
 // --- Inspection ---

@@ -26,6 +26,7 @@
 #include "server/collective/topology.h"
 #include "server/device/compute_device.h"
 #include "server/device/kept_memory.h"
+#include "server/journal/journal_content.h"
 #include "server/log/log_throttle.h"
 #include "server/store/commit_log.h"
 #include "server/store/copy_gate.h"
@@ -68,10 +69,11 @@ class Model {
     MovePolicy moves = {};                // of the steps
     // What the state lies in; null: it ends with the process.
     std::unique_ptr<KeptMemory> memory = nullptr;
-    // A model that another server has left, which IsRecoverable, or whose restore is to be made again: until it is,
-    // its state is nobody's. Then `memory` is null. For Create alone.
+    // A model that another server has left, which IsRecoverable, or whose change is to be made again: until it is, its
+    // state is nobody's (unfinished()). Then `memory` is null. For Create alone.
     std::unique_ptr<LeftModel> left = nullptr;
     HistoryIdSource draw_history = RandomHistoryId;
+    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
   };
 
@@ -142,13 +144,14 @@ class Model {
     std::optional<int64_t> version = {};
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
     ImportedContent content = {};
+    ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one
   };
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
   // the history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the
   // state that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state
   // is: the model is not usable any more. FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT
-  // numbers out of order; UNAVAILABLE another change is under way, or the daemon drains; what broke a device;
-  // usable().
+  // numbers out of order; UNAVAILABLE another change is under way, or the daemon drains, also when it drains meanwhile
+  // and the next server can make the change again; what broke a device; usable().
   absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
   // Says what a restore makes of all that is not in tensors.
@@ -157,8 +160,7 @@ class Model {
     std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
     absl::uint128 checkpoint_id = 0;                // which the lineage is made from
     HistoryParent parent;
-    // The checkpoint's: a server that dies meanwhile leaves it to the next one. Empty where that cannot do it alone.
-    std::string folder = {};
+    ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one, where that can do it alone
     std::optional<HistoryId> history = {};  // that begins; unset: drawn
   };
   struct RestoreProgress {
@@ -190,9 +192,11 @@ class Model {
                                   const RestoreWatch& watch = {}, const RestoreSteps& steps = {});
 
   // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
-  // has it, or the daemon drains; what broke a device; for an import usable(): a restore replaces all of the state.
+  // has it, the daemon drains, or unfinished(); what broke a device; for an import usable(): a restore replaces all of
+  // the state. BeginImportAgain is for who makes a change again that was cut off with the server before this one.
   absl::Status BeginImport();
   absl::Status BeginRestore();
+  absl::Status BeginImportAgain();
   void EndImport();
 
   // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
@@ -225,9 +229,13 @@ class Model {
   // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
   // What is left to do is to restore the model, or to delete it.
   absl::Status usable() const;
-  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt. The state is
-  // whole and is that of the last commit, but nobody may train on from it: an import settles it.
+  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt; or INTERNAL:
+  // the last commit is not in the journal. The state is whole and is that of the last commit, but nobody may train on
+  // from it: an import settles it.
   absl::Status doubt() const;
+  // OK, or UNAVAILABLE: a change was cut off with the server before this one, and is to be made again. Nobody else gets
+  // at the model until it is.
+  absl::Status unfinished() const;
 
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
   struct State {
@@ -256,6 +264,8 @@ class Model {
   int64_t slots_bytes() const { return budget_->slots_bytes(); }
   std::vector<int64_t> ScratchBytesByRank() const { return budget_->ScratchBytesByRank(); }
   int64_t image_bytes() const { return saver_ == nullptr ? 0 : saver_->image_bytes(); }
+  // Host memory of Shard::KeepPlanes.
+  int64_t plane_copy_bytes() const;
 
   struct AttachedTrainer {
     Trainer trainer;
@@ -282,10 +292,13 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
+  // What is kept under the model's name and is none of its pieces.
+  void DropStalePieces();
   // The journal comes first: whatever is allocated after it belongs to a model that is being made.
   absl::Status OpenJournal(const LeftModel* left);
   absl::Status AllocateShards(const LeftModel* left);
   absl::Status ResumeState(const RecoveryPlan& plan);
+  void SaveAnswered(const RecoveryPlan& plan);
   // What the journal says of the history and of epochs.
   JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -312,8 +325,9 @@ class Model {
   // Of a change of the whole state.
   absl::Status CheckMayReplace() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status TakeTurn(absl::string_view operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // UNAVAILABLE while the state is being changed.
+  // UNAVAILABLE while the state is being changed, or before a change that was cut off is made again.
   absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status BeingChanged(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   std::optional<RestoreProgress> ProgressLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // What takes the place of the state's tensors, and all that is beside them.
   struct Replacement {
@@ -383,9 +397,11 @@ class Model {
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status usable_ ABSL_GUARDED_BY(mu_);
   absl::Status doubt_ ABSL_GUARDED_BY(mu_);
-  bool published_ ABSL_GUARDED_BY(mu_) = false;    // the journal says more than that the model is being made
-  bool importing_ ABSL_GUARDED_BY(mu_) = false;    // somebody has the turn
-  bool changing_ ABSL_GUARDED_BY(mu_) = false;     // then no epoch runs, and no trainer waits for one
+  bool published_ ABSL_GUARDED_BY(mu_) = false;  // the journal says more than that the model is being made
+  bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
+  bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
+  // A server before this one was changing it: as changing_, until that is made again.
+  bool cut_off_ ABSL_GUARDED_BY(mu_) = false;
   absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does
   RestoreWatch watch_ ABSL_GUARDED_BY(mu_);        // of a restore, while it does
   History history_ ABSL_GUARDED_BY(mu_);

@@ -40,10 +40,12 @@ bool ModelBudget::ChooseSumsAtCommit() const {
 ModelBudget::Bytes ModelBudget::Of(int rank, bool sums_at_commit) const {
   const Layout& layout = *options_.layout;
   const int group_rank = options_.topology->GroupRank(rank);
-  return {.shards = ShardPlacement::Of(*options_.spec, layout, group_rank, options_.moves).bytes,
+  const ShardPlacement placement = ShardPlacement::Of(*options_.spec, layout, group_rank, options_.moves);
+  return {.shards = placement.bytes,
           .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes() : 0),
           .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit),
-          .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank]};
+          .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank],
+          .plane_copy = on_cpu() ? placement.plane_copy_bytes : 0};
 }
 
 std::vector<int64_t> ModelBudget::ScratchBytesByRank() const {
@@ -66,9 +68,10 @@ absl::Status ModelBudget::Check() const {
     all.slots += needed.slots;
     all.scratch += needed.scratch;
     all.image += needed.image;
+    all.plane_copy += needed.plane_copy;
   }
   RETURN_IF_ERROR(CheckFits(all, options_.available_bytes, ""));
-  RETURN_IF_ERROR(CheckImagesFit());
+  RETURN_IF_ERROR(CheckCopiesFit());
   for (int rank = 0; rank < ranks(); ++rank) {
     const ComputeDevice& device = *options_.devices[rank];
     RETURN_IF_ERROR(CheckFits(each[rank], device.AvailableBytes(), absl::StrCat(" on ", device.Name())));
@@ -76,15 +79,20 @@ absl::Status ModelBudget::Check() const {
   return absl::OkStatus();
 }
 
-absl::Status ModelBudget::CheckImagesFit() const {
-  if (on_cpu() || options_.image_bytes.empty()) return absl::OkStatus();
-  const int64_t needed = std::accumulate(options_.image_bytes.begin(), options_.image_bytes.end(), int64_t{0});
+absl::Status ModelBudget::CheckCopiesFit() const {
+  if (on_cpu()) return absl::OkStatus();
+  int64_t planes = 0;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    planes += ShardPlacement::Of(*options_.spec, *options_.layout, options_.topology->GroupRank(rank), options_.moves)
+                  .plane_copy_bytes;
+  }
+  const int64_t needed = std::accumulate(options_.image_bytes.begin(), options_.image_bytes.end(), planes);
   const int64_t available = AvailableHostBytes();
   if (needed <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("create model ", options_.spec->name, ": ", needed,
                                                    " bytes of host memory needed for copies of the state that are "
-                                                   "saved (--save-dir), ",
-                                                   available, " bytes free"));
+                                                   "saved (--save-dir), and of planes without a master ",
+                                                   planes, " (--keeper), ", available, " bytes free"));
 }
 
 absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const {
@@ -98,10 +106,12 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   const std::string room =
       options_.moves.moves ? absl::StrCat(", room that steps move the state into ", shards.room) : "";
   const std::string image = needed.image > 0 ? absl::StrCat(", copy to be saved ", needed.image) : "";
-  return absl::ResourceExhaustedError(
-      absl::StrCat("create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ",
-                   shards.master, moments, room, ", gradients ", shards.gradients, ", planes ", shards.planes,
-                   ", slots ", needed.slots, ", scratch ", needed.scratch, image, "), ", available, " bytes free"));
+  const std::string plane_copy =
+      needed.plane_copy > 0 ? absl::StrCat(", copy of planes without a master ", needed.plane_copy) : "";
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master, moments,
+      room, ", gradients ", shards.gradients, ", planes ", shards.planes, ", slots ", needed.slots, ", scratch ",
+      needed.scratch, image, plane_copy, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

@@ -34,7 +34,7 @@ class ModelBudget {
   explicit ModelBudget(Options options);
 
   // RESOURCE_EXHAUSTED with needed and free bytes by class: all ranks against what is available, and each one against
-  // its device; images of GPUs against the host.
+  // its device; images and copies of planes of GPUs against the host.
   absl::Status Check() const;
 
   // Whether gradients are summed at the commit.
@@ -49,8 +49,10 @@ class ModelBudget {
     ShardBytes shards;
     int64_t slots = 0;
     int64_t scratch = 0;  // of engines
-    int64_t image = 0;    // of cpu devices; those of GPUs lie elsewhere
-    int64_t Total() const { return shards.Total() + slots + scratch + image; }
+    // These two of cpu devices; those of GPUs lie elsewhere.
+    int64_t image = 0;
+    int64_t plane_copy = 0;
+    int64_t Total() const { return shards.Total() + slots + scratch + image + plane_copy; }
   };
 
   int ranks() const { return static_cast<int>(options_.devices.size()); }
@@ -58,7 +60,7 @@ class ModelBudget {
   Bytes Of(int rank, bool sums_at_commit) const;
   bool ChooseSumsAtCommit() const;
   bool on_cpu() const { return options_.devices.front()->id().kind == DeviceKind::kCpu; }
-  absl::Status CheckImagesFit() const;
+  absl::Status CheckCopiesFit() const;
   absl::Status CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const;
 
   const Options options_;

@@ -29,6 +29,9 @@ JournalRank DescribeRank(int world_rank, const ShardPlacement& placement) {
                    .bands = {},
                    .distance = placement.moves.distance};
   for (const auto& [name, size_bytes] : placement.Pieces()) rank.pieces.push_back({name, size_bytes});
+  if (placement.plane_copy_bytes > 0) {
+    rank.pieces.push_back({ShardPlacement::kPlaneCopyPiece, placement.plane_copy_bytes});
+  }
   for (const ShardExtent& extent : placement.extents) {
     rank.extents.push_back({.unit = extent.unit,
                             .parameter = extent.parameter,
@@ -154,7 +157,8 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, const std::vector<s
   PreparedCommit prepared{.commit_number = commit.commit_number(),
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
-                          .client_states = client_states};
+                          .client_states = client_states,
+                          .save = commit.save()};
   for (const v1::GroupHyperparameters& group : commit.groups()) {
     prepared.groups.push_back(HyperparametersFromProto(group));
   }
@@ -181,6 +185,7 @@ StepProgress ModelJournal::Marks(int rank) const {
 }
 
 absl::Status ModelJournal::Answer(const CommitAnswer& answer, int64_t skipped, const JournaledState& state) {
+  RETURN_IF_ERROR(before_answer_());
   const std::vector<int64_t> steps = Steps(state);
   const std::vector<int64_t> positions = Positions(state);
   const std::vector<ScalingChange> scalings = state.book->TakeChanges();

@@ -3,8 +3,10 @@
 #define PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,6 +50,9 @@ class ModelJournal {
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Adopt(const Memory& piece, const JournalIdentity& identity,
                                                              ComputeDevice& device);
 
+  // Tests let answers fail: its error is that of the journal.
+  void BeforeAnswer(std::function<absl::Status()> hook) { before_answer_ = std::move(hook); }
+
   // The state is all there, and is this.
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
@@ -73,6 +78,7 @@ class ModelJournal {
   const Memory& piece_;
   const std::unique_ptr<Journal> journal_;
   std::unique_ptr<Memory::Owner> leave_;  // of the devices to write marks
+  std::function<absl::Status()> before_answer_ = [] { return absl::OkStatus(); };
 };
 
 }  // namespace paramshard::server

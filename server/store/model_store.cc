@@ -25,7 +25,9 @@ int64_t BytesOf(const Model& model) {
   for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
   for (const int64_t scratch : model.ScratchBytesByRank()) bytes += scratch;
   // The host's, and of GPUs no part of what is limited.
-  if (model.world().devices.front()->id().kind == DeviceKind::kCpu) bytes += model.image_bytes();
+  if (model.world().devices.front()->id().kind == DeviceKind::kCpu) {
+    bytes += model.image_bytes() + model.plane_copy_bytes();
+  }
   return bytes;
 }
 
@@ -35,6 +37,11 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
   int64_t available = 0;
   for (const ComputeDevice* device : devices) available += device->AvailableBytes();
   return available;
+}
+
+absl::Status LostModel(absl::string_view name, absl::string_view why) {
+  return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
+                                          "); create it with a restore, or delete it"));
 }
 
 }  // namespace
@@ -59,21 +66,31 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
   absl::MutexLock creating(&creating_);
   ASSIGN_OR_RETURN(found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec)));
-  absl::Status filled = fill(model, [&] { return ShowFilling(model); });
-  if (filled.ok()) filled = CheckNotLost(*model);
-  if (filled.ok()) filled = model->Publish();
-  if (!filled.ok()) {
-    DropFilling(model);
-    Discard(*model);
-    return filled;
+  const std::string name = spec.name;
+  RETURN_IF_ERROR(FreeLost(name));
+  absl::StatusOr<std::shared_ptr<Model>> made = MakeFull(std::move(spec), fill);
+  if (!made.ok()) {
+    if (const absl::Status kept = KeepLost(name); !kept.ok()) LogStillKept(name, kept);
+    return made.status();
   }
+  EndLost(name);
+  std::shared_ptr<Model> model = *std::move(made);
   absl::MutexLock lock(&mu_);
-  lost_.erase(model->spec().name);
   // One that was shown may have been deleted since it was full.
   if (filling_ != model) models_[model->spec().name] = model;
   filling_ = nullptr;
   return Created{.model = std::move(model), .created = true};
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, Fill fill) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec)));
+  absl::Status filled = fill(model, [&] { return ShowFilling(model); });
+  if (filled.ok()) filled = CheckNotLost(*model);
+  if (filled.ok()) filled = model->Publish();
+  if (filled.ok()) return model;
+  DropFilling(model);
+  Discard(*model);
+  return filled;
 }
 
 Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
@@ -86,6 +103,7 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .savers = options_.savers,
           .moves = options_.moves,
           .draw_history = options_.draw_history,
+          .before_answer = options_.before_answer,
           .log = log_};
 }
 
@@ -113,8 +131,8 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 
 // --- What another server has left
 
-absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
-  std::vector<CutOffRestore> cut_off;
+absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
+  std::vector<CutOffChange> cut_off;
   if (options_.kept == nullptr) return cut_off;
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   KeptModels kept = KeptModels::Sort(std::move(all));
@@ -126,7 +144,7 @@ absl::StatusOr<std::vector<ModelStore::CutOffRestore>> ModelStore::TakeOver() {
 }
 
 absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                                       std::vector<CutOffRestore>& cut_off) {
+                                       std::vector<CutOffChange>& cut_off) {
   ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
   const RecoveryPlan plan = left.plan;
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
@@ -138,10 +156,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (!model.ok()) {
     return absl::Status(model.status().code(), absl::StrCat("model ", name, ": ", model.status().message()));
   }
-  if (plan.action == RecoveryAction::kRedoChange) {
-    cut_off.push_back({.model = *std::move(model), .folder = plan.change->text});
-    return absl::OkStatus();
-  }
+  if (plan.action == RecoveryAction::kRedoChange) cut_off.push_back({.model = *model, .source = *plan.change});
   log_->Write(LogLevel::kInfo, "model taken over",
               {{"model", name},
                {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
@@ -162,25 +177,65 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& nam
   return Model::Create(std::move(options));
 }
 
-void ModelStore::FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status) {
-  const std::string& name = model->spec().name;
-  if (!status.ok()) return SetLost(name, status);
-  absl::MutexLock lock(&mu_);
-  models_[name] = model;
+void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status) {
+  if (status.ok()) return;
+  {
+    absl::MutexLock lock(&mu_);
+    if (draining_) return;
+  }
+  // Whoever still holds the model must not hold its folder of checkpoints.
+  if (model->saver() != nullptr) model->saver()->Stop();
+  SetLost(model->spec().name, status);
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
-  const absl::Status lost =
-      absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (",
-                                       why.message(), "); create it with a restore, or delete it"));
-  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", LostModel(name, why.message()).ToString()}});
   absl::MutexLock lock(&mu_);
-  lost_[name] = lost;
+  models_.erase(name);
+  lost_[name] = std::string(why.message());
+}
+
+std::map<std::string, absl::Status, std::less<>> ModelStore::ListLost() const {
+  absl::MutexLock lock(&mu_);
+  std::map<std::string, absl::Status, std::less<>> lost;
+  for (const auto& [name, why] : lost_) lost[name] = LostModel(name, why);
+  return lost;
+}
+
+// What is left may be as large as the model that is made.
+absl::Status ModelStore::FreeLost(const std::string& name) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (lost_.find(name) == lost_.end()) return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+  log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
+  return KeepLost(name);
+}
+
+absl::Status ModelStore::KeepLost(const std::string& name) {
+  std::string why;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = lost_.find(name);
+    if (found == lost_.end()) return absl::OkStatus();
+    why = found->second;
+  }
+  return KeepLostMark(name, options_.kept, why);
+}
+
+// A mark that stays says nothing beside the journal of a model that is made.
+void ModelStore::EndLost(const std::string& name) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (lost_.erase(name) == 0) return;
+  }
+  if (const absl::Status dropped = DropLostMark(name, options_.kept); !dropped.ok()) LogStillKept(name, dropped);
 }
 
 absl::Status ModelStore::LostLocked(absl::string_view name) const {
   const auto found = lost_.find(name);
-  return found == lost_.end() ? absl::OkStatus() : found->second;
+  return found == lost_.end() ? absl::OkStatus() : LostModel(name, found->second);
 }
 
 absl::Status ModelStore::CheckNotLost(const Model& made) const {
@@ -287,6 +342,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
     if (lost_.find(name) == lost_.end()) return false;
   }
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+  log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
   absl::MutexLock lock(&mu_);
   lost_.erase(name);
   if (!request_id.empty()) deletions_[request_id] = name;

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 #define PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -44,6 +45,7 @@ class ModelStore : public EpochListener {
     MovePolicy moves = {};                // of the models' steps
     KeptStore* kept = nullptr;            // what models outlive the server in; outlives the store; null: nothing
     HistoryIdSource draw_history = RandomHistoryId;
+    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
   };
 
   explicit ModelStore(Options options);
@@ -54,16 +56,16 @@ class ModelStore : public EpochListener {
 
   // Takes over what another server has left in `kept`, before anything else is asked: models go on from their last
   // commit, or from the one that was decided. Of one that is lost every later call says why, until it is created with a
-  // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns restores
-  // that were cut off: those models are not here before FinishRestore. FAILED_PRECONDITION naming a model that this
-  // server cannot go on with, because of its devices or its version: it stays for one that can.
-  struct CutOffRestore {
+  // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns changes
+  // that were cut off, to be made again: their models are here, Model::unfinished(). FAILED_PRECONDITION naming a model
+  // that this server cannot go on with, because of its devices or its version: it stays for one that can.
+  struct CutOffChange {
     std::shared_ptr<Model> model;
-    std::string folder;
+    ChangeSource source;
   };
-  absl::StatusOr<std::vector<CutOffRestore>> TakeOver();
-  // It was made again, or not: then the model is lost, and the next server tries.
-  void FinishRestore(const std::shared_ptr<Model>& model, const absl::Status& status);
+  absl::StatusOr<std::vector<CutOffChange>> TakeOver();
+  // It was made again, or not: then the model is lost, and the next server tries, as it does where the daemon drains.
+  void FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status);
 
   struct Created {
     std::shared_ptr<Model> model;
@@ -81,6 +83,8 @@ class ModelStore : public EpochListener {
   // NOT_FOUND names models that there are: a few, and how many more.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
+  // Models that were lost with the server before this one: what every call on them answers, by name.
+  std::map<std::string, absl::Status, std::less<>> ListLost() const;
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT.
@@ -105,16 +109,22 @@ class ModelStore : public EpochListener {
   void OnRestoreNews(const RestoreNews& news) override;
 
  private:
+  // Makes one that is full.
+  absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, Fill fill);
   // Makes one, in memory that is kept where there is somebody to keep it.
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec) const;
   Model::Options OptionsFor(ModelSpec spec) const;
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                             std::vector<CutOffRestore>& cut_off);
+                             std::vector<CutOffChange>& cut_off);
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   void SetLost(const std::string& name, const absl::Status& why);
+  // A lost model is made anew, in the place of what is left of it: until it is made it is lost.
+  absl::Status FreeLost(const std::string& name);
+  absl::Status KeepLost(const std::string& name);
+  void EndLost(const std::string& name);
   // What is left of a lost model; whether there was one.
   absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
   // Of a model that is lost: only a restore makes it anew.
@@ -136,9 +146,9 @@ class ModelStore : public EpochListener {
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, absl::Status, std::less<>> lost_ ABSL_GUARDED_BY(mu_);  // by name
-  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);           // names of models, by request id
-  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                         // among models_; null when all are full
+  std::map<std::string, std::string, std::less<>> lost_ ABSL_GUARDED_BY(mu_);  // why, by name
+  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);          // names of models, by request id
+  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                        // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -103,6 +103,10 @@ absl::Status Shard::Allocate(StateMemory& memory, int world_rank) {
   master_ = pieces[ShardPlacement::kMasterPiece];
   gradients_ = pieces[ShardPlacement::kGradientsPiece];
   for (const MomentTraits& moment : kMomentKinds) moments_[moment.kind] = pieces[moment.name];
+  if (placement_.plane_copy_bytes > 0) {
+    ASSIGN_OR_RETURN(plane_copy_, memory.HostPiece(PieceName(world_rank, ShardPlacement::kPlaneCopyPiece),
+                                                   placement_.plane_copy_bytes));
+  }
   ASSIGN_OR_RETURN(planes_, device_->Allocate("paramshard-planes", placement_.bytes.planes, Sharing::kReadOnly));
   return absl::OkStatus();
 }
@@ -228,6 +232,39 @@ void Shard::GiveUpRoom() {
     if (state.source != PlaneSource::kWrittenRows) state.written_rows = nullptr;
   }
   room_ = Memory();
+}
+
+absl::Status Shard::KeepPlanes() const {
+  if (plane_copy_ == nullptr) return absl::OkStatus();
+  absl::ReaderMutexLock lock(&mu_);
+  uint8_t* out = plane_copy_->data();
+  const auto keep = [&out](const HostView& view) {
+    std::memcpy(out, view.data(), view.size());
+    out += view.size();
+  };
+  for (const ShardExtent& extent : extents_) {
+    if (!HasMaster(extent)) RETURN_IF_ERROR(ReadPlanes(extent, keep));
+  }
+  PARAMSHARD_CHECK(out == plane_copy_->data() + plane_copy_->size_bytes());
+  return absl::OkStatus();
+}
+
+absl::Status Shard::BringBackPlanes() {
+  if (plane_copy_ == nullptr) return absl::OkStatus();
+  absl::MutexLock lock(&mu_);
+  auto left = absl::MakeConstSpan(plane_copy_->data(), plane_copy_->size_bytes());
+  for (const ShardExtent& extent : extents_) {
+    if (HasMaster(extent)) continue;
+    for (const PlaneSpans& plane : Spans(extent, extent.rows)) {
+      for (const auto& span : plane) {
+        // The plane is this shard's own memory.
+        RETURN_IF_ERROR(device_->Write(const_cast<uint8_t*>(span.data()), left.subspan(0, span.size())));
+        left.remove_prefix(span.size());
+      }
+    }
+    states_[IndexOf(extent)].source = PlaneSource::kNone;
+  }
+  return absl::OkStatus();
 }
 
 // Only the part is read: a row may be as large as the model.
@@ -570,7 +607,6 @@ void Shard::AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64
   absl::MutexLock lock(&mu_);
   for (int i = 0; i < extent_count(); ++i) {
     states_[i].step = steps[PlaceOf(extents_[i])];
-    if (i >= trainable_count_ && !HasMaster(extents_[i])) states_[i].source = PlaneSource::kInitialValues;
   }
   version_ = version;
   generation_ = generation;

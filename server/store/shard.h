@@ -5,7 +5,8 @@
 // client library's promise to map planes read-only.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
-// that there is of it: they are made once of its initial values, or of rows that were written.
+// that there is of it: they are made once of its initial values, or of rows that were written. Where steps move the state
+// they have a copy (KeepPlanes), for whoever adopts the state.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
@@ -118,6 +119,12 @@ class Shard {
   // Encodes every plane anew from the masters, with what `book` says. Without a master, if something was written.
   absl::Status EncodePlanes(const ScalingBook& book);
 
+  // Copies the planes of what has no master to where they outlive the process, or takes them from there: what the
+  // planes would else be made of is then forgotten. Nothing where steps do not move the state.
+  absl::Status KeepPlanes() const;
+  absl::Status BringBackPlanes();
+  int64_t plane_copy_bytes() const { return placement_.plane_copy_bytes; }
+
   // Takes what writing all rows of these extents, as far as they have no master, and making planes of them will take:
   // neither then fails for want of memory. RESOURCE_EXHAUSTED, and what was taken is to be given up all the same.
   absl::Status MakeRoom(absl::Span<const ShardExtent* const> extents);
@@ -199,7 +206,7 @@ class Shard {
     return WriteRows(extent, tensor, extent.rows, values);
   }
   void SetStep(const ShardExtent& extent, int64_t step);
-  // Of a state that was adopted; steps as CollectSteps() gives them. What has no master has its initial values.
+  // Of a state that was adopted; steps as CollectSteps() gives them.
   void AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation);
   void SetVersion(int64_t version);
   void SetGeneration(int64_t generation);
@@ -302,6 +309,7 @@ class Shard {
   const Memory* master_ = nullptr;
   const Memory* gradients_ = nullptr;
   PerMoment<const Memory*> moments_ = {};
+  const Memory* plane_copy_ = nullptr;  // null where there is none
   Memory planes_;
   std::unique_ptr<ShardArithmetic> arithmetic_;       // on the trainable extents in these memories
   std::unique_ptr<ShardArithmetic> kept_arithmetic_;  // on kept_; null without any

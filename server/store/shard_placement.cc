@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/align.h"
+#include "kernels/formats/codec.h"
 #include "kernels/optim/moment.h"
 
 namespace paramshard::server {
@@ -29,6 +30,15 @@ std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec, const Move
   return bytes;
 }
 
+int64_t PlaneBytes(const ParameterSpec& spec, int64_t rows) {
+  const Encoding encoding = EncodingOf(spec.encoding);
+  const int64_t columns = spec.columns();
+  const int64_t row_wise = DataBytes(encoding, rows, columns) + ScaleBytes(encoding, Plane::kRowWise, rows, columns) +
+                           AmaxBytes(encoding.format);
+  if (!HasColumnPlane(encoding.format)) return row_wise;
+  return row_wise + DataBytes(encoding, rows, columns) + ScaleBytes(encoding, Plane::kColumnWise, rows, columns);
+}
+
 // Puts `size` bytes at the end of a memory, and says where.
 int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
 
@@ -44,6 +54,7 @@ class Placer {
   void PlaceState();
   void PlaceGradients();
   void CountBytes();
+  void CountPlaneCopies();
 
  private:
   const ParameterSpec& Spec(const ShardExtent& extent) const {
@@ -135,6 +146,13 @@ void Placer::PlaceGradients() {
   }
 }
 
+void Placer::CountPlaneCopies() {
+  for (const ShardExtent& extent : placement_.extents) {
+    if (Spec(extent).master_type.has_value()) continue;
+    placement_.plane_copy_bytes += PlaneBytes(Spec(extent), extent.rows.size());
+  }
+}
+
 void Placer::CountBytes() {
   ShardBytes& bytes = placement_.bytes;
   bytes.master = placement_.master_memory_bytes - master_room_;
@@ -195,6 +213,7 @@ ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, i
   placer.PlaceGradients();
   placement.bytes.planes = layout.arena_bytes();
   placer.CountBytes();
+  if (policy.moves) placer.CountPlaneCopies();
   return placement;
 }
 

@@ -66,7 +66,8 @@ inline constexpr int64_t kExtentAlignment = 64;
 //
 // A master with a remainder has its upper half in the row-wise plane, which trainers map where it is and which ends with
 // the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane is a
-// copy.
+// copy. Planes of a frozen parameter without a master, which are all that there is of it, then have a copy in host
+// memory that no trainer maps.
 struct MovePolicy {
   bool moves = false;
   BandRule rule = {};
@@ -76,10 +77,11 @@ struct ShardPlacement {
   // Names of pieces of memory; a moment's is that of its kind.
   static constexpr char kMasterPiece[] = "master";
   static constexpr char kGradientsPiece[] = "gradients";
+  static constexpr char kPlaneCopyPiece[] = "plane_copy";  // in host memory
 
   static ShardPlacement Of(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy = {});
 
-  // The memory of the state by name, with its size in bytes.
+  // The memory of the state on the device by name, with its size in bytes.
   std::vector<std::pair<std::string, int64_t>> Pieces() const;
 
   // Those of trainable parameters first, in the order of the model, then frozen ones, whose masters stand behind all
@@ -90,6 +92,7 @@ struct ShardPlacement {
   // The sizes of the memories, with their rooms.
   int64_t master_memory_bytes = 0;
   PerMoment<int64_t> moment_memory_bytes = {};
+  int64_t plane_copy_bytes = 0;
   StateMoves moves;  // of the trainable extents
   BandRule rule;     // by which its bands were cut
 };

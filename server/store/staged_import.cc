@@ -310,7 +310,7 @@ absl::Status StagedImport::MakeRoom() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers) {
+absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const ChangeSource& source) {
   RETURN_IF_ERROR(CheckComplete());
   RETURN_IF_ERROR(CheckStoredArraysMatch());
   RETURN_IF_ERROR(CheckPlanesAreWhole());
@@ -322,7 +322,8 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers) {
   return turn_.model().Change({.commit_number = numbers.commit_number,
                                .version = numbers.version,
                                .history = numbers.history,
-                               .content = Content(numbers)},
+                               .content = Content(numbers),
+                               .source = source},
                               [this] { return Write(); });
 }
 

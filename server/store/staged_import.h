@@ -35,6 +35,7 @@ class StagedImport {
  public:
   // UNAVAILABLE while another import of the model is under way, or the daemon drains; Model::usable().
   static absl::StatusOr<StagedImport> Begin(std::shared_ptr<Model> model);
+  explicit StagedImport(ImportTurn turn) : turn_(std::move(turn)) {}
 
   struct Slice {
     int unit = 0;
@@ -59,8 +60,9 @@ class StagedImport {
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
   };
   // Changes the model. Once. Returns the history that begins. RESOURCE_EXHAUSTED when there is no room to make planes
-  // of what has no master: nothing has changed. Errors of Model::Change too.
-  absl::StatusOr<History> Apply(const Numbers& numbers);
+  // of what has no master: nothing has changed. Errors of Model::Change too. `source` is what the same can be given from
+  // again.
+  absl::StatusOr<History> Apply(const Numbers& numbers, const ChangeSource& source = {});
 
   // How much was given.
   int64_t tensor_count() const { return static_cast<int64_t>(tensors_.size()); }
@@ -85,8 +87,6 @@ class StagedImport {
   };
   // Unit, parameter, tensor, form.
   using Key = std::tuple<int, int, StateTensor, TensorForm>;
-
-  explicit StagedImport(ImportTurn turn) : turn_(std::move(turn)) {}
 
   const ParameterSpec& SpecOf(int unit, int parameter) const;
   // "import w: ".

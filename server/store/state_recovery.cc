@@ -1,19 +1,26 @@
 #include "server/store/state_recovery.h"
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/model_spec_difference.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/base/thread.h"
+#include "server/journal/journal_reader.h"
 
 namespace paramshard::server {
 namespace {
+
+// Of the text that says why a model is lost.
+constexpr size_t kMostLostBytes = 1024;
 
 ScalingBook::Record RecordOf(const JournalIdentity::BookParameter& parameter, const JournalScaling& scaling) {
   ScalingBook::Record record{.unit = parameter.unit,
@@ -28,6 +35,22 @@ ScalingBook::Record RecordOf(const JournalIdentity::BookParameter& parameter, co
   return record;
 }
 
+RecoveryPlan LossBy(absl::string_view why) {
+  RecoveryPlan plan;
+  plan.action = RecoveryAction::kDataLoss;
+  plan.loss = std::string(why);
+  return plan;
+}
+
+// Whatever it holds: it is shown, and nothing else.
+std::string ReadLostMark(KeptMemory& memory) {
+  const absl::StatusOr<const Memory*> mark = memory.AdoptHostPiece(kLostPiece);
+  if (!mark.ok()) return std::string(mark.status().message());
+  const auto* const text = reinterpret_cast<const char*>((*mark)->data());
+  const size_t size = std::min<size_t>((*mark)->size_bytes(), kMostLostBytes);
+  return absl::CHexEscape({text, strnlen(text, size)});
+}
+
 class Recovery {
  public:
   Recovery(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits, ModelJournal& journal)
@@ -35,6 +58,7 @@ class Recovery {
 
   absl::Status Run() {
     TakeNumbers();
+    if (plan_.action == RecoveryAction::kRedoChange) return absl::OkStatus();
     if (plan_.action == RecoveryAction::kServe) {
       return plan_.prepared.has_value() ? journal_.Withdraw() : absl::OkStatus();
     }
@@ -109,17 +133,42 @@ class Recovery {
 absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces) {
   LeftModel left;
   const bool has_journal = pieces.find(kJournalPiece) != pieces.end();
+  const bool has_mark = pieces.find(kLostPiece) != pieces.end();
+  const bool has_state = pieces.size() > (has_journal ? 1u : 0u) + (has_mark ? 1u : 0u);
   left.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
-  if (!has_journal) return left;
-  const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
-  if (!journal.ok()) {
-    left.plan.action = RecoveryAction::kDataLoss;
-    left.plan.loss = std::string(journal.status().message());
-    return left;
+  bool begun = false;
+  if (has_journal) {
+    const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
+    if (!journal.ok()) {
+      left.plan = LossBy(journal.status().message());
+      return left;
+    }
+    left.journal = *journal;
+    const auto bytes = absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes());
+    ASSIGN_OR_RETURN(left.plan, PlanRecovery(bytes));
+    const absl::StatusOr<JournalReader> reader = JournalReader::Open(bytes);
+    begun = !reader.ok() || reader->begun();
   }
-  left.journal = *journal;
-  ASSIGN_OR_RETURN(left.plan, PlanRecovery(absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes())));
+  if (left.plan.action != RecoveryAction::kDrop) return left;
+  if (has_mark) {
+    left.plan = LossBy(ReadLostMark(*left.memory));
+  } else if (!begun && has_state) {
+    left.plan = LossBy("a journal expected beside its memory, got none that was begun");
+  }
   return left;
+}
+
+// There before anybody may look at it: what is kept is the memory, not its bytes.
+absl::Status KeepLostMark(const std::string& name, KeptStore* store, absl::string_view why) {
+  KeptMemory memory(name, store);
+  const absl::string_view text = why.empty() ? "its state was lost" : why.substr(0, kMostLostBytes);
+  ASSIGN_OR_RETURN(const Memory* const mark, memory.HostPiece(kLostPiece, static_cast<int64_t>(text.size())));
+  std::memcpy(mark->data(), text.data(), text.size());
+  return absl::OkStatus();
+}
+
+absl::Status DropLostMark(const std::string& name, KeptStore* store) {
+  return KeptMemory(name, store).DropPieces(kLostPiece);
 }
 
 absl::StatusOr<ModelSpec> LeftModel::Spec() const {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "proto/model/model_spec.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/recovery.h"
@@ -16,7 +17,9 @@
 
 namespace paramshard::server {
 
-// A model that another server has left, and what its journal says. One that has none was not begun, or is dropped.
+// A model that another server has left, and what its journal says. The journal is the first piece that a model has: one
+// that has it alone, and not begun, is dropped; where other pieces are there and no journal is it is lost. A model that
+// was lost before, and was being made anew, is still lost (KeepLostMark).
 struct LeftModel {
   std::unique_ptr<KeptMemory> memory;
   const Memory* journal = nullptr;  // a piece of it
@@ -28,6 +31,11 @@ struct LeftModel {
   absl::StatusOr<ModelSpec> Spec() const;
 };
 
+// Lets the next server know that a model is lost, and why, whatever else is kept of it: until its journal says that it
+// was made anew, or DropLostMark. Errors of KeptStore.
+absl::Status KeepLostMark(const std::string& name, KeptStore* store, absl::string_view why);
+absl::Status DropLostMark(const std::string& name, KeptStore* store);
+
 // Whether a model can go on from what its journal says: its state is there, whole or with a step to finish.
 inline bool IsRecoverable(RecoveryAction action) {
   return action == RecoveryAction::kServe || action == RecoveryAction::kAnswerSkip ||
@@ -35,8 +43,8 @@ inline bool IsRecoverable(RecoveryAction action) {
 }
 
 // Brings shards, book and log to the end of a commit, the one that is answered or, where a decision was made, the next
-// one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and IsRecoverable;
-// shards have adopted the memory. No epoch runs. What breaks a device.
+// one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and has numbers: of a
+// model that is to be changed again those before it. Shards have adopted the memory. No epoch runs. What breaks a device.
 absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
                           ModelJournal& journal);
 

@@ -3,10 +3,17 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {
-    &kModels, &kShards,  &kDescribe, &kStats,       &kSessions,         &kMemory,         &kVerify,
-    &kDrain,  &kRestart, &kVersion,  &kCodecEncode, &kCodecDecode,      &kConvert,        &kImport,
-    &kExport, &kSave,    &kSaves,    &kRestore,     &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {&kModels,         &kShards,
+                                            &kDescribe,       &kStats,
+                                            &kSessions,       &kMemory,
+                                            &kVerify,         &kDelete,
+                                            &kDrain,          &kRestart,
+                                            &kVersion,        &kCodecEncode,
+                                            &kCodecDecode,    &kConvert,
+                                            &kImport,         &kExport,
+                                            &kSave,           &kSaves,
+                                            &kRestore,        &kCheckpointVerify,
+                                            &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -18,6 +18,7 @@ extern const CommandInfo kStats;
 extern const CommandInfo kSessions;
 extern const CommandInfo kMemory;
 extern const CommandInfo kVerify;
+extern const CommandInfo kDelete;
 extern const CommandInfo kDrain;
 extern const CommandInfo kRestart;
 extern const CommandInfo kVersion;

@@ -166,6 +166,13 @@ TEST(CtlTest, DrainIsAskedOnce) {
   EXPECT_EQ(daemon.service().requests.drains, 1);
 }
 
+TEST(CtlTest, DeleteNamesTheModel) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"delete", "tiny"}), "deleted\n");
+  EXPECT_EQ(daemon.service().requests.delete_model.model(), "tiny");
+  EXPECT_EQ(JsonOutput(daemon, {"delete", "tiny"}), nlohmann::json::object());
+}
+
 TEST(CtlTest, RestartAwaitsTheNextServer) {
   FakeDaemon daemon;
   daemon.service().answers.version.set_version("0.1.0");
@@ -513,8 +520,11 @@ TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
   FakeDaemon daemon;
   daemon.service().answers.error = grpc::Status(grpc::StatusCode::NOT_FOUND, "model nope: tiny expected, got nope");
   const std::vector<std::vector<std::string>> commands = {
-      {"models"}, {"shards", "nope"}, {"describe", "nope", "w"}, {"sessions"}, {"memory"},       {"verify", "nope"},
-      {"drain"},  {"version"},        {"stats", "nope"},         {"saves"},    {"save", "nope"}, {"restart"}};
+      {"models"},        {"shards", "nope"}, {"describe", "nope", "w"},
+      {"sessions"},      {"memory"},         {"verify", "nope"},
+      {"drain"},         {"version"},        {"stats", "nope"},
+      {"saves"},         {"save", "nope"},   {"restart"},
+      {"delete", "nope"}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--socket-dir", daemon.directory()});
     const Result result = RunArguments(command);

@@ -148,11 +148,18 @@ grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1
   return Check(*context);
 }
 
+grpc::Status FakeTrainerService::DeleteModel(grpc::ServerContext* context, const v1::DeleteModelRequest* request,
+                                             v1::DeleteModelResponse*) {
+  admin_.requests.delete_model = *request;
+  return admin_.Check(*context);
+}
+
 FakeDaemon::FakeDaemon(FakeHandoff handoff) : handoff_(handoff), service_(Token()) {
   Listen();
   grpc::ServerBuilder builder;
   builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
   builder.RegisterService(&service_);
+  builder.RegisterService(&trainer_service_);
   server_ = builder.BuildAndStart();
   PARAMSHARD_CHECK(server_ != nullptr);
   thread_ = std::thread([this] { ServeHandoff(); });

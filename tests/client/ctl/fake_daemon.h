@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "paramshard/v1/admin.grpc.pb.h"
+#include "paramshard/v1/trainer.grpc.pb.h"
 #include "proto/wire/handoff.h"
 #include "tests/support/temporary_directory.h"
 
@@ -43,6 +44,7 @@ struct FakeRequests {
   v1::ListSavesRequest saves;
   v1::RestoreModelRequest restore;
   int drains = 0;
+  v1::DeleteModelRequest delete_model;
   v1::RestartRequest restart;
 };
 
@@ -74,10 +76,21 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 
  private:
+  friend class FakeTrainerService;
   // UNAUTHENTICATED without the token, else the error of the answers.
   grpc::Status Check(const grpc::ServerContext& context) const;
 
   const std::string token_;
+};
+
+// Answers and requests are those of the other one.
+class FakeTrainerService final : public v1::TrainerService::Service {
+ public:
+  explicit FakeTrainerService(FakeAdminService* admin) : admin_(*admin) {}
+  grpc::Status DeleteModel(grpc::ServerContext*, const v1::DeleteModelRequest*, v1::DeleteModelResponse*) override;
+
+ private:
+  FakeAdminService& admin_;
 };
 
 // How the companion socket meets a client.
@@ -105,6 +118,7 @@ class FakeDaemon {
   wire::FileDescriptor listener_;
 
   FakeAdminService service_;
+  FakeTrainerService trainer_service_{&service_};
   std::unique_ptr<grpc::Server> server_;
   std::vector<wire::FileDescriptor> clients_;  // of the thread
   std::thread thread_;

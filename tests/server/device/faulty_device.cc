@@ -72,6 +72,7 @@ void FaultyDevice::CountRead(int64_t size_bytes) const {
 
 absl::Status FaultyDevice::Write(uint8_t* data, absl::Span<const uint8_t> bytes) const {
   RETURN_IF_ERROR(health().status());
+  faults_->before_write();
   if (++faults_->writes != faults_->failing_write) return inner_->Write(data, bytes);
   return absl::InternalError(absl::StrCat("write to ", Name(), ": the test lets it fail"));
 }

@@ -20,6 +20,8 @@ struct DeviceFaults {
   std::atomic<int> failing_allocation{0};  // counted from 1; 0: none
   std::atomic<int> writes{0};
   std::atomic<int> failing_write{0};  // likewise
+  // Called before memory is written. Set while nothing is.
+  std::function<void()> before_write = [] {};
 
   // Called before memory is allocated, with its name. Set while nothing is.
   std::function<void(const std::string& name)> before_allocation = [](const std::string&) {};

@@ -85,9 +85,9 @@ TEST(DamageTest, WhatIsDamagedIsNamed) {
 
 TEST(DamageTest, AFormatOfANewerProgramIsSaidClearly) {
   JournalBuffer buffer = Behind("answer 8");
-  buffer.bytes()[8] = 2;
+  buffer.bytes()[8] = kJournalVersion + 1;
   EXPECT_THAT(PlanRecovery(buffer.bytes()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("format version 1 or older expected, got 2")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("format version 2 or older expected, got 3")));
   EXPECT_THAT(Journal::Adopt(buffer.bytes()), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 

@@ -88,17 +88,20 @@ TEST_F(RecoveryTest, AModelThatWasBeingDeletedIsDropped) {
 }
 
 TEST_F(RecoveryTest, AChangeFromWhatIsStillThereIsDoneAgain) {
-  for (const ChangeSource::Kind kind :
-       {ChangeSource::Kind::kInitialValues, ChangeSource::Kind::kFiles, ChangeSource::Kind::kCheckpoint}) {
+  for (const ChangeSource::Kind kind : {ChangeSource::Kind::kFiles, ChangeSource::Kind::kCheckpoint}) {
+    const bool keeps = kind == ChangeSource::Kind::kFiles;
     buffer_ = JournalBuffer(SmallIdentity());
     training_ = Training(SmallIdentity());
     Begin();
-    const ChangeSource source{.kind = kind, .text = "a folder"};
+    const ChangeSource source{.kind = kind, .text = "a folder", .convert_moments = !keeps};
     ASSERT_OK(journal_->BeginChange(source));
     const RecoveryPlan plan = Plan();
     EXPECT_EQ(plan.action, RecoveryAction::kRedoChange);
     EXPECT_EQ(plan.change, source);
-    EXPECT_FALSE(plan.numbers.has_value());
+    EXPECT_EQ(plan.numbers.has_value(), keeps) << "what the files do not have stays";
+    if (keeps) {
+      EXPECT_EQ(plan.numbers, training_.numbers());
+    }
   }
 }
 

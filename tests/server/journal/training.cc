@@ -232,7 +232,8 @@ Training::Training(JournalIdentity identity) : identity_(std::move(identity)) {
 }
 
 PreparedCommit Training::Prepared(int64_t number) const {
-  PreparedCommit commit{.commit_number = number, .groups = {}, .has_gradient = {}, .client_states = {}};
+  PreparedCommit commit{
+      .commit_number = number, .groups = {}, .has_gradient = {}, .client_states = {}, .save = number % 3 == 0};
   for (int64_t group = 0; group <= number % 2; ++group) {
     commit.groups.push_back(
         {.learning_rate = 0.5f * static_cast<float>(number), .beta1 = 0.25f * static_cast<float>(group)});

@@ -1,8 +1,6 @@
 // Models that another store takes over: what a server leaves behind when it dies is a copy of its kept memory at that
 // moment.
 
-#include <unistd.h>
-
 #include <functional>
 #include <limits>
 #include <memory>
@@ -17,9 +15,11 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/base/check.h"
 #include "server/device/kept_memory.h"
+#include "server/store/inspection.h"
+#include "server/store/model_saver.h"
 #include "tests/server/keeper/fake_kept_store.h"
+#include "tests/server/store/left_memory.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/status_matchers.h"
@@ -146,17 +146,44 @@ absl::StatusOr<std::unique_ptr<ShardArithmetic>> WatchedDevice::MakeArithmetic(s
   return std::make_unique<WatchedArithmetic>(*std::move(made), hooks_);
 }
 
-// Copies all that is kept, as it is at this moment.
-void CopyKept(FakeKeptStore& from, FakeKeptStore& to) {
-  const auto taken = from.TakeAll();
-  PARAMSHARD_CHECK(taken.ok());
-  for (const auto& [name, fd] : *taken) {
-    const off_t size = lseek(fd.get(), 0, SEEK_END);
-    auto copy = Memory::Allocate("copy", size, Sharing::kKept);
-    PARAMSHARD_CHECK(copy.ok() && pread(fd.get(), copy->data(), size, 0) == size);
-    PARAMSHARD_CHECK(to.Keep(name, copy->fd()).ok());
+// Hears which commits are answered, and which of them are to be saved. It saves nothing.
+class HearingSaver final : public ModelSaver {
+ public:
+  using Heard = std::vector<std::pair<int64_t, bool>>;
+  explicit HearingSaver(Heard* heard) : heard_(heard) {}
+
+  void OnCommitted(const CommitAnswer& answer, bool asked) override {
+    heard_->emplace_back(answer.commit_number, asked);
   }
-}
+  void OnSettled() override {}
+  void OnNews(const SaveNews&) override {}
+  void Stop() override {}
+  absl::StatusOr<SaveRecord> Request() override { return absl::UnimplementedError("save"); }
+  absl::StatusOr<SaveRecord> Await(int64_t, SteadyTime) const override { return absl::NotFoundError("save"); }
+  absl::Status CheckIdle(absl::string_view) const override { return absl::OkStatus(); }
+  void Drain(SteadyTime) override {}
+  std::vector<SaveRecord> records() const override { return {}; }
+  SaveCounts counts() const override { return {}; }
+  int64_t image_bytes() const override { return 0; }
+
+ private:
+  Heard* const heard_;
+};
+
+class HearingSavers final : public SaverSource {
+ public:
+  explicit HearingSavers(HearingSaver::Heard* heard) : heard_(heard) {}
+  absl::StatusOr<std::vector<int64_t>> ImageBytes(const Layout&, const World& world) const override {
+    return std::vector<int64_t>(world.devices.size());
+  }
+  absl::Duration drain_timeout() const override { return absl::ZeroDuration(); }
+  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model&) const override {
+    return std::make_unique<HearingSaver>(heard_);
+  }
+
+ private:
+  HearingSaver::Heard* const heard_;
+};
 
 class KeptModelTest : public ModelTest {
  protected:
@@ -169,6 +196,7 @@ class KeptModelTest : public ModelTest {
         .ranks = ranks,
         .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
         .make_device = [this](int rank) { return std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_); },
+        .savers = savers_,
         .kept = kept_.get()});
   }
   void Create() { model_ = world_->Create(Spec()); }
@@ -218,6 +246,7 @@ class KeptModelTest : public ModelTest {
   }
 
   WatchedDevice::Hooks hooks_;
+  const SaverSource* savers_ = nullptr;
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
 };
 
@@ -310,6 +339,34 @@ TEST_F(CutModelTest, AServerThatDiesWhileItFinishesAStepIsFollowedByOneThatDoes)
     TakeOver(1);
     EXPECT_EQ(StateOf(*model_), expected);
   }
+}
+
+TEST_F(CutModelTest, TheSaveThatACommitAskedForIsMadeByTheServerThatAnswersIt) {
+  HearingSaver::Heard heard;
+  const HearingSavers savers(&heard);
+  savers_ = &savers;
+  Start(1);
+  for (const bool asked : {true, false}) {
+    Create();
+    Attach();
+    FakeKeptStore left;
+    hooks_.after_step.Set([&] { CopyKept(*kept_, left); });
+    Push(0, [](int) { return 0.5f; });
+    Commit([&](v1::Commit& commit) { commit.set_save(asked); });
+    hooks_.after_step.Set(nullptr);
+    trainers_.clear();
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    heard.clear();
+    TakeOver(1);
+    EXPECT_EQ(heard, HearingSaver::Heard({{1, asked}}));
+    heard.clear();
+    TakeOver(1);
+    EXPECT_THAT(heard, IsEmpty()) << "it was answered before";
+    ASSERT_OK(world_->store().Delete("m", ""));
+  }
+  CloseWorld();
 }
 
 TEST_F(CutModelTest, AModelThatIsBeingFilledIsNotThereForTheNextServer) {
@@ -417,7 +474,7 @@ TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
   Create();
   FakeKeptStore left;
   Model::Restored restored;
-  restored.folder = "/saves/m/step-7";
+  restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7", .convert_moments = true};
   ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
   CloseWorld();
   kept_ = std::make_unique<FakeKeptStore>();
@@ -425,15 +482,43 @@ TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
   Start(2);
   ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
   ASSERT_EQ(cut_off.size(), 1u);
-  EXPECT_EQ(cut_off[0].folder, "/saves/m/step-7");
-  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound)) << "its state is nobody's yet";
+  EXPECT_EQ(cut_off[0].source, restored.source);
+  EXPECT_THAT(cut_off[0].model->unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore")));
   // The server dies again before it was made, and once more.
   Start(2);
   ASSERT_OK_AND_ASSIGN(const auto again, world_->store().TakeOver());
   ASSERT_EQ(again.size(), 1u);
   ASSERT_OK(again[0].model->Restore(restored, [] { return absl::OkStatus(); }).status());
-  world_->store().FinishRestore(again[0].model, absl::OkStatus());
-  EXPECT_OK(world_->store().Find("m").status());
+  world_->store().FinishChange(again[0].model, absl::OkStatus());
+  ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  EXPECT_OK(model_->unfinished());
+  StateAfterMoreSteps();
+}
+
+TEST_F(KeptModelTest, NobodyGetsAtAModelThatIsToBeChangedAgain) {
+  Create();
+  FakeKeptStore left;
+  Model::Restored restored;
+  restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
+  ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+  CloseWorld();
+  kept_ = std::make_unique<FakeKeptStore>();
+  CopyKept(left, *kept_);
+  Start(2);
+  ASSERT_OK(world_->store().TakeOver());
+  ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  const auto is_held_off = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore is being applied"));
+  Trainer trainer;
+  trainer.session = 1;
+  EXPECT_THAT(model_->Attach(trainer), is_held_off);
+  EXPECT_THAT(model_->Look("export"), is_held_off);
+  EXPECT_THAT(model_->HoldState(), is_held_off);
+  EXPECT_THAT(model_->BeginImport(), is_held_off);
+  EXPECT_THAT(world_->store().Delete("m", ""), is_held_off);
+  EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("a restore was cut off"));
+  EXPECT_TRUE(model_->outlives_server());
+  world_->store().FinishChange(model_, absl::NotFoundError("no such folder"));
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no such folder")));
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ class TestWorld {
     HistoryIdSource draw_history = RandomHistoryId;
     const SaverSource* savers = nullptr;
     KeptStore* kept = nullptr;
+    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };
   };
   explicit TestWorld(const Options& options);
 

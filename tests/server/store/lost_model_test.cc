@@ -1,0 +1,173 @@
+// Models that were lost with a server: who asks for them is told, until they are deleted or made anew.
+
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/device/kept_memory.h"
+#include "tests/server/keeper/fake_kept_store.h"
+#include "tests/server/store/left_memory.h"
+#include "tests/server/store/model_fixture.h"
+#include "tests/server/store/test_spec.h"
+#include "tests/server/store/test_world.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class LostModelTest : public ModelTest {
+ protected:
+  void SetUp() override { Start(); }
+
+  // A server in the place of the one before, which takes over what that one has left.
+  void Start() {
+    CloseWorld();
+    world_ = std::make_unique<TestWorld>(TestWorld::Options{.moves = {.moves = true}, .kept = kept_.get()});
+    ASSERT_OK(world_->store().TakeOver());
+  }
+  void StartAfter(FakeKeptStore& left) {
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    Start();
+  }
+  void Create() { model_ = world_->Create(TestSpec()); }
+  // From some checkpoint.
+  absl::Status CreateByRestore(const std::function<absl::Status()>& write) {
+    const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show) {
+      return model->Restore({}, write).status();
+    };
+    return world_->store().CreateOrJoin(Parse(TestSpec()), fill).status();
+  }
+
+  static std::string NameOf(const std::string& piece) { return absl::StrCat("m", absl::string_view("\0", 1), piece); }
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    const auto taken = kept_->TakeAll();
+    EXPECT_OK(taken);
+    for (const auto& [name, fd] : *taken) names.push_back(name.substr(name.find('\0') + 1));
+    return names;
+  }
+  // As a server leaves it whose memory is damaged.
+  void LoseAllBut(const std::string& piece) {
+    CloseWorld();
+    const auto taken = kept_->TakeAll();
+    ASSERT_OK(taken);
+    kept_ = std::make_unique<FakeKeptStore>();
+    ASSERT_OK(kept_->Keep(NameOf(piece), taken->at(NameOf(piece)).get()));
+  }
+  void WipeMagic() {
+    CloseWorld();
+    const auto taken = kept_->TakeAll();
+    ASSERT_OK(taken);
+    const uint64_t nothing = 0;
+    ASSERT_EQ(pwrite(taken->at(NameOf(kJournalPiece)).get(), &nothing, sizeof(nothing), 0), 8);
+  }
+  void ExpectLost(const std::string& why) {
+    EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
+    const auto lost = world_->store().ListLost();
+    ASSERT_THAT(lost, SizeIs(1));
+    EXPECT_EQ(lost.begin()->first, "m");
+    EXPECT_THAT(std::string(lost.begin()->second.message()),
+                AllOf(HasSubstr(absl::StrCat("before this one (", why)), HasSubstr("create it with a restore")));
+  }
+
+  std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
+};
+
+TEST_F(LostModelTest, IsListedUntilItIsDeleted) {
+  Create();
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  LoseAllBut(kJournalPiece);
+  Start();
+  ExpectLost("adopt m:rank-0/master");
+  ASSERT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+TEST_F(LostModelTest, IsMadeAnewByARestoreInThePlaceOfWhatWasLeft) {
+  Create();
+  LoseAllBut("rank-0/master");
+  ASSERT_OK(kept_->Keep(NameOf("rank-7/master"), kept_->TakeAll()->begin()->second.get()));
+  Start();
+  ExpectLost("a journal expected beside its memory");
+  ASSERT_OK(CreateByRestore([&] {
+    EXPECT_THAT(Names(), Not(Contains("rank-7/master"))) << "it is freed before there is as much again";
+    return absl::OkStatus();
+  }));
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(Names(), AllOf(Not(Contains("lost")), Contains("rank-1/master")));
+  Start();
+  EXPECT_OK(world_->store().Find("m"));
+}
+
+TEST_F(LostModelTest, IsLostUntilItIsMadeAnew) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  EXPECT_THAT(CreateByRestore([] { return absl::DataLossError("damaged"); }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
+  ExpectLost("adopt m:rank-0/master");
+  Start();
+  ExpectLost("adopt m:rank-0/master");
+  // A server dies while it makes it anew.
+  FakeKeptStore left;
+  ASSERT_OK(CreateByRestore([&] { return CopyKept(*kept_, left), absl::OkStatus(); }));
+  StartAfter(left);
+  ExpectLost("adopt m:rank-0/master");
+  ASSERT_OK(CreateByRestore([] { return absl::OkStatus(); }));
+  Start();
+  EXPECT_OK(world_->store().Find("m"));
+}
+
+TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {
+  Create();
+  WipeMagic();
+  Start();
+  ExpectLost("a journal expected beside its memory, got none that was begun");
+}
+
+TEST_F(LostModelTest, AJournalWithoutItsBeginningAloneIsAModelThatWasNotBegun) {
+  Create();
+  WipeMagic();
+  LoseAllBut(kJournalPiece);
+  Start();
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+TEST_F(LostModelTest, PiecesThatAModelDoesNotHaveAreFreed) {
+  Create();
+  CloseWorld();
+  const auto taken = kept_->TakeAll();
+  ASSERT_OK(taken);
+  const int fd = taken->begin()->second.get();
+  // Whoever drops the last one by its name drops the master with it.
+  for (const std::string piece : {"rank-7/master", "lost", "rank-0/mas"}) ASSERT_OK(kept_->Keep(NameOf(piece), fd));
+  Start();
+  EXPECT_OK(world_->store().Find("m"));
+  EXPECT_THAT(Names(), AllOf(Not(Contains("rank-7/master")), Not(Contains("lost")), Contains("rank-0/mas"),
+                             Contains("rank-0/master")));
+  Start();
+  EXPECT_OK(world_->store().Find("m"));
+}
+
+}  // namespace
+}  // namespace paramshard::server
