@@ -364,8 +364,8 @@ struct CreationOptions {
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
 // whatever daemon listens at the same place by then. While there is none, OpenModel waits, and other calls are
 // UNAVAILABLE and say what to do; they may be repeated. With `paramshardd --keeper=on` the next server starts by itself,
-// in a world of one daemon with the models of the dead one, at their last commit; else with what was saved, where it
-// restores (`--restore=latest`). The rest is gone unless exported: a model that is created anew begins at commit 0.
+// with the models of the dead one, at their last commit; else with what was saved, where it restores
+// (`--restore=latest`). The rest is gone unless exported: a model that is created anew begins at commit 0.
 class Client {
  public:
   struct Options {

@@ -17,7 +17,7 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 4;
+inline constexpr int kClusterProtocolVersion = 5;
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);
@@ -41,12 +41,14 @@ v1::SaveNews SaveMessage(const SaveNews& news);
 std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message);
 
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
+v1::QueryCommitRequest QueryMessage(int node, const CommitQuery& query);
 
 v1::CommitDecision DecisionMessage(const CommitDecision& decision);
 
 EpochStart EpochStartOf(const v1::EpochStart& message);
 ModelReport ReportOf(const v1::ModelReport& message);
 CommitVote VoteOf(const v1::VoteRequest& message);
+CommitQuery QueryOf(const v1::QueryCommitRequest& message);
 CommitDecision DecisionOf(const v1::CommitDecision& message);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);

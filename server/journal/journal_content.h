@@ -126,6 +126,8 @@ struct PreparedCommit {
   std::vector<Hyperparameters> groups;
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
+  float gradient_scale = 1.0f;             // that gradients were multiplied by
+  std::optional<float> max_grad_norm = {};
 };
 bool operator==(const PreparedCommit& a, const PreparedCommit& b);
 
@@ -136,6 +138,7 @@ struct DecidedCommit {
   float gradient_scale = 1.0f;
   double gradient_norm = 0.0;
   int64_t non_finite_count = 0;
+  double square_sum = 0.0;  // which scale and norm are made from, as node 0 tells it
   friend bool operator==(const DecidedCommit&, const DecidedCommit&) = default;
 };
 

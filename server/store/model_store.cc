@@ -154,8 +154,9 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
   ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
   if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal is one of model ", spec.name));
-  if (!IsRecoverable(left.plan.action) && left.plan.action != RecoveryAction::kRedoChange) {
-    return absl::FailedPreconditionError("a daemon of a world of several expected, which asks node 0");
+  if (left.plan.action == RecoveryAction::kQueryNode0) {
+    RETURN_IF_ERROR(left.AskNode0(spec, *options_.world.cluster));
+    if (left.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(left.plan.loss);
   }
   Model::Options options = OptionsFor(std::move(spec));
   options.left = std::make_unique<LeftModel>(std::move(left));
