@@ -33,6 +33,7 @@ struct ModelReport {
   int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
+  absl::Status lost = {};           // why this node has no state of it any more; then the rest says nothing
 };
 
 // Names what all nodes begin an epoch with. A node that was untouched takes over the id.
@@ -135,7 +136,8 @@ class Cluster {
   // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
   // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
   // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
-  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
+  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one. While
+  // a node has lost its part, trainers that attach elsewhere are refused.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;

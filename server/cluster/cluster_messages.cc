@@ -113,6 +113,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_untouched(report.untouched);
   message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
+  if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
   return request;
 }
 
@@ -301,6 +302,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.untouched = message.untouched();
   report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
+  if (message.has_lost()) report.lost = ReasonFromProto(message.lost());
   return report;
 }
 

@@ -234,6 +234,16 @@ Coordinator::Model* Coordinator::FindRunning(absl::string_view name, int64_t epo
   return model != nullptr && model->running && model->last_epoch == epoch ? model : nullptr;
 }
 
+absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    const std::optional<ModelReport>& report = model.reports[node];
+    if (!report.has_value() || report->lost.ok()) continue;
+    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": its state on all nodes expected, got none on ",
+                                            NodeName(members_, node), ": ", report->lost.message()));
+  }
+  return absl::OkStatus();
+}
+
 bool Coordinator::AllAttached(const Model& model) const {
   for (int node = 0; node < members_.nodes(); ++node) {
     const std::optional<ModelReport>& report = model.reports[node];
@@ -260,7 +270,9 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
 }
 
 void Coordinator::TryStart(const std::string& name, Model& model) {
-  if (model.running || !members_.complete() || !AllAttached(model)) return;
+  if (model.running || !members_.complete()) return;
+  if (absl::Status lost = CheckNotLost(name, model); !lost.ok()) return RefuseStart(name, model, lost);
+  if (!AllAttached(model)) return;
   if (absl::Status differ = CheckEqual(name, model); !differ.ok()) {
     RefuseStart(name, model, differ);
   } else {
@@ -296,6 +308,10 @@ void Coordinator::TellWorld() {
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
+  const bool is_awaited = std::any_of(model.reports.begin(), model.reports.end(), [](const auto& report) {
+    return report.has_value() && !report->attached_ranks.empty();
+  });
+  if (!is_awaited) return;
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochRefused(name, why); });
 }

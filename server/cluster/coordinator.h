@@ -122,6 +122,8 @@ class Coordinator {
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // DATA_LOSS naming a node that has lost its part.
+  absl::Status CheckNotLost(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION when nodes hold different specs or states.
   absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

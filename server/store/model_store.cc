@@ -175,6 +175,11 @@ void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
       absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (",
                                        why.message(), "); create it with a restore, or delete it"));
   log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  // Trainers of other daemons need not wait for it.
+  ModelReport report;
+  report.model = name;
+  report.lost = lost;
+  options_.world.cluster->Report(report);
   absl::MutexLock lock(&mu_);
   lost_[name] = lost;
 }
@@ -288,6 +293,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
     if (lost_.find(name) == lost_.end()) return false;
   }
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+  options_.world.cluster->Forget(name);
   absl::MutexLock lock(&mu_);
   lost_.erase(name);
   if (!request_id.empty()) deletions_[request_id] = name;

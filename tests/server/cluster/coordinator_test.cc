@@ -169,6 +169,19 @@ TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
+TEST_F(CoordinatorTest, TrainersThatWaitForAModelThatANodeHasLostAreTold) {
+  ModelReport lost;
+  lost.model = "m";
+  lost.lost = absl::DataLossError("model m: its state was lost with the server before this one");
+  coordinator_.Report(1, lost);
+  EXPECT_TRUE(sinks_[0].empty()) << "nobody waits";
+  coordinator_.Report(0, MakeReport({0}));
+  ExpectRefusal(absl::StatusCode::kDataLoss, "got none on node 1 (rank 2): model m: its state was lost");
+  coordinator_.Report(1, MakeReport({2}));
+  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(sinks_[0].Next().start);
+}
+
 TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
   coordinator_.Report(0, MakeReport({0, 1}, 0, 0, 0xabc));
   coordinator_.Report(1, MakeReport({2}, 0, 0, 0xdef));

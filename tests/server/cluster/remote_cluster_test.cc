@@ -145,6 +145,18 @@ TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
 }
 
+TEST_F(RemoteClusterTest, LossesTravelWithReports) {
+  ModelReport lost;
+  lost.model = "m";
+  lost.lost = absl::DataLossError("gone");
+  one_->Report(lost);
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  // The loss may have come there before this report, or comes behind it.
+  const EpochNews news = zero_.news.Next();
+  EXPECT_TRUE(news.refused);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got none on node 1 (rank 2): gone")));
+}
+
 TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
   ModelReport of_zero = MakeReport({0, 1}, 3, 3);
   of_zero.history_id = "aa";
