@@ -33,14 +33,24 @@ constexpr std::array kMoments = {Moment::kPrepared, Moment::kDecided, Moment::kS
 constexpr std::array kMomentNames = {"Prepared", "Decided", "Stepped", "Answered"};
 
 // What the keeper of each node holds.
-using Kept = std::array<std::unique_ptr<FakeKeptStore>, kNodes>;
+using Kept = std::vector<std::unique_ptr<FakeKeptStore>>;
 
 std::unique_ptr<FakeKeptStore> CopyOf(FakeKeptStore& from) {
   auto copy = std::make_unique<FakeKeptStore>();
   CopyKept(from, *copy);
   return copy;
 }
-Kept NewKept() { return {std::make_unique<FakeKeptStore>(), std::make_unique<FakeKeptStore>()}; }
+Kept NewKept() {
+  Kept kept;
+  for (int node = 0; node < kNodes; ++node) kept.push_back(std::make_unique<FakeKeptStore>());
+  return kept;
+}
+Kept CopyOf(FakeKeptStore& of0, FakeKeptStore& of1) {
+  Kept kept;
+  kept.push_back(CopyOf(of0));
+  kept.push_back(CopyOf(of1));
+  return kept;
+}
 
 v1::ParameterSpec Normal(std::string name, std::vector<int64_t> shape, v1::Format format) {
   v1::ParameterSpec parameter = MakeParameter(std::move(name), std::move(shape), format);
@@ -105,6 +115,7 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
   }
   // A world without an interruption; and what its servers would leave in the second commit.
   std::vector<std::string> Train(int64_t commits, std::map<Moment, Kept>& left) {
+    for (const Moment moment : kMoments) left[moment].resize(kNodes);
     Kept kept = NewKept();
     const std::unique_ptr<Daemons> world = World(kept);
     world->Create(Spec(shard_size()));
@@ -126,7 +137,6 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
     StepTo(*world, commits);
     return world->Hashes();
   }
-  static Kept CopyOfBoth(Kept& kept) { return {CopyOf(*kept[0]), CopyOf(*kept[1])}; }
 
   WatchedDevice::Hooks hooks_[kNodes];
 };
@@ -140,7 +150,7 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
   std::map<Moment, Kept> left;
   const std::vector<std::string> expected = Train(kCommits, left);
   if (HasFatalFailure()) return;
-  Kept kept{CopyOf(*left[moment0][0]), CopyOf(*left[moment1][1])};
+  Kept kept = CopyOf(*left[moment0][0], *left[moment1][1]);
   {
     const std::unique_ptr<Daemons> world = World(kept);
     world->TakeOver("m");
@@ -150,13 +160,13 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
     }
   }
   // The next epoch settles what daemons have not exchanged; node 1 dies before it writes that down.
-  Kept unsettled = CopyOfBoth(kept);
+  const std::unique_ptr<FakeKeptStore> unsettled = CopyOf(*kept[1]);
   {
     const std::unique_ptr<Daemons> world = World(kept);
     world->TakeOver("m");
     world->Attach();
   }
-  Kept half{CopyOf(*kept[0]), std::move(unsettled[1])};
+  Kept half = CopyOf(*kept[0], *unsettled);
   for (Kept* const from : {&kept, &half}) {
     const std::unique_ptr<Daemons> world = World(*from);
     world->TakeOver("m");
@@ -180,7 +190,8 @@ class ForgetfulWorldTest : public KeptWorldTest {};
 TEST_P(ForgetfulWorldTest, ACommitThatNodeZeroKnowsNothingOfStaysInDoubtAndIsAskedForAgain) {
   std::map<Moment, Kept> left;
   Train(3, left);
-  Kept kept{std::make_unique<FakeKeptStore>(), CopyOf(*left[Moment::kPrepared][1])};
+  Kept kept = NewKept();
+  kept[1] = CopyOf(*left[Moment::kPrepared][1]);
   {
     const std::unique_ptr<Daemons> world = World(kept);
     ASSERT_OK(world->store(1).TakeOver());
