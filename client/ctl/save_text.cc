@@ -36,11 +36,11 @@ std::string SavesText(const v1::ListSavesResponse& response) {
   std::string text;
   if (response.saves().empty()) text = "no saves\n";
   Table table({Left("MODEL"), Right("SAVE"), Right("STEP"), Left("WHY"), Left("STATE"), Right("BYTES"),
-               Right("SECONDS"), Right("STALL"), Left("BEGUN"), Left("PATH"), Left("ERROR")});
+               Right("SECONDS"), Right("COPY"), Right("STALL"), Left("BEGUN"), Left("PATH"), Left("ERROR")});
   for (const v1::Save& save : response.saves()) {
     table.AddRow({save.model(), absl::StrCat(save.number()), absl::StrCat(save.step()),
                   absl::AsciiStrToLower(EnumCell(v1::SaveReason_Name(save.reason()), "SAVE_REASON_")),
-                  SaveStateCell(save), BytesCell(save.size_bytes()), SecondsCell(save.took()),
+                  SaveStateCell(save), BytesCell(save.size_bytes()), SecondsCell(save.took()), SecondsCell(save.copy()),
                   SecondsCell(save.stall()), TimeCell(save.begun_at()), TextCell(save.path()),
                   TextCell(save.error().text())});
   }

@@ -37,6 +37,12 @@ class CpuDevice final : public ComputeDevice {
   int64_t AvailableBytes() const override { return AvailableHostBytes(); }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory&) override { return nullptr; }
 
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
+    RETURN_IF_ERROR(health().status());
+    sink(absl::MakeConstSpan(data, static_cast<size_t>(size_bytes)));
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
     return HostView(absl::MakeConstSpan(data, size_bytes));
   }

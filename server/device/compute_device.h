@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -170,6 +171,11 @@ class ComputeDevice {
   // the object, before the memory. One GPU of a process asks for a page, once, and all of them may write it.
   virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
 
+  // Gives `sink` the bytes in order, in pieces of any size that it may read until it returns. Of many callers at once
+  // some wait for others' sinks, which are to be short, and to read nothing of this device.
+  using Sink = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
+  virtual absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const = 0;
+  // Bytes that are kept for longer.
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;
   virtual absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const = 0;
 

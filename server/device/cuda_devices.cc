@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/nccl.h"
+#include "kernels/gpu/staging.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_cuda.h"
@@ -41,6 +41,11 @@ class OwnerOf final : public Memory::Owner {
     Resource resource_;
   };
 };
+
+// As many as threads that a save or a restore has for one device, and a few for others. What is saved of an extent is
+// read in parts of 4 MiB of each array.
+constexpr int kStagingLanes = 16;
+constexpr int64_t kStagingLaneBytes = int64_t{4} << 20;
 
 using GpuRange = OwnerOf<gpu::DeviceMemory>;
 using OpenHostRange = OwnerOf<gpu::HostRegistration>;
@@ -254,8 +259,12 @@ class CudaQueue final : public DeviceQueue {
 class CudaDevice final : public ComputeDevice {
  public:
   // `group` are the indices of all devices of the daemon.
-  CudaDevice(const Device& id, std::vector<int> group, std::string uuid, gpu::Stream copies)
-      : ComputeDevice(id), group_(std::move(group)), uuid_(std::move(uuid)), copies_(std::move(copies)) {}
+  CudaDevice(const Device& id, std::vector<int> group, std::string uuid, std::unique_ptr<gpu::StagingLanes> lanes)
+      : ComputeDevice(id), group_(std::move(group)), uuid_(std::move(uuid)), lanes_(std::move(lanes)) {}
+  // Those of a broken device are left to the end of the process.
+  ~CudaDevice() override {
+    if (!gpu::FaultOf(this->id().index).ok()) static_cast<void>(lanes_.release());
+  }
 
   std::string gpu_uuid() const override { return uuid_; }
 
@@ -306,13 +315,23 @@ class CudaDevice final : public ComputeDevice {
   }
 
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
-    auto copy = std::make_unique<uint8_t[]>(size_bytes);
-    RETURN_IF_ERROR(Copy(copy.get(), data, size_bytes));
+    // Without initial values: every byte is copied.
+    std::unique_ptr<uint8_t[]> copy(new uint8_t[size_bytes]);
+    uint8_t* next = copy.get();
+    RETURN_IF_ERROR(ReadTo(data, size_bytes, [&next](absl::Span<const uint8_t> bytes) {
+      next = std::copy(bytes.begin(), bytes.end(), next);
+    }));
     return HostView(std::move(copy), size_bytes);
   }
 
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
+    RETURN_IF_ERROR(health().status());
+    return lanes_->Read(data, size_bytes, sink);
+  }
+
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
-    return Copy(data, bytes.data(), static_cast<int64_t>(bytes.size()));
+    RETURN_IF_ERROR(health().status());
+    return lanes_->Write(data, bytes);
   }
 
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
@@ -328,20 +347,9 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
-  absl::Status Copy(void* target, const void* source, int64_t size_bytes) const {
-    RETURN_IF_ERROR(health().status());
-    if (size_bytes == 0) return absl::OkStatus();
-    const gpu::DeviceScope scope(id().index);
-    absl::MutexLock lock(&copying_);
-    RETURN_IF_ERROR(gpu::ToStatus(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, copies_.get()),
-                                  absl::StrCat("copy ", size_bytes, " bytes of ", Name())));
-    return copies_.Synchronize();
-  }
-
   const std::vector<int> group_;
   const std::string uuid_;
-  const gpu::Stream copies_;
-  mutable absl::Mutex copying_;
+  std::unique_ptr<gpu::StagingLanes> lanes_;
   // Last: it calls health().
   const gpu::FaultWatch watch_{id().index, [this](const absl::Status& why) { health().Break(why); }};
 };
@@ -371,9 +379,9 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> OpenCudaDevice(const Device& id, 
   // Threads that wait for the device sleep instead of spinning.
   RETURN_IF_ERROR(gpu::ToStatus(cudaInitDevice(id.index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid),
                                 absl::StrCat("open ", id.Name())));
-  ASSIGN_OR_RETURN(gpu::Stream copies, gpu::Stream::Create(id.index));
+  ASSIGN_OR_RETURN(auto lanes, gpu::StagingLanes::Create(id.index, kStagingLanes, kStagingLaneBytes));
   return std::make_unique<CudaDevice>(id, group, std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)),
-                                      std::move(copies));
+                                      std::move(lanes));
 }
 
 }  // namespace

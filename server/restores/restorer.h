@@ -17,7 +17,7 @@
 #include "proto/checkpoint/reader.h"
 #include "proto/model/model_spec.h"
 #include "proto/model/row_range.h"
-#include "server/restores/crew.h"
+#include "server/base/crew.h"
 #include "server/restores/restore_plan.h"
 #include "server/store/model.h"
 #include "server/store/shard.h"

@@ -1,5 +1,6 @@
 #include "server/saves/daemon_images.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -10,6 +11,17 @@
 #include "server/store/pinned_state.h"
 
 namespace paramshard::server {
+
+namespace {
+
+// A processor copies and hashes 5 GB/s, and a GPU's link has 55. A quarter of the processors is left to the trainers.
+int CopyThreads(int ranks) {
+  constexpr int kMostThreads = 12;
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(processors * 3 / 4 / ranks, 1, kMostThreads);
+}
+
+}  // namespace
 
 checkpoint::World WorldOf(const Layout& layout, const World& world) {
   return {.size = world.world_size, .shard_size = layout.ranks()};
@@ -75,7 +87,7 @@ absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoO
     RETURN_IF_ERROR(model_.CheckHeld());
     return pinned.Check(shard);
   };
-  return images_[rank]->Fill(*model_.shards()[rank], state.commits.client_states[rank], check);
+  return images_[rank]->Fill(*model_.shards()[rank], state.commits.client_states[rank], check, CopyThreads(ranks()));
 }
 
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,

@@ -61,13 +61,36 @@ absl::Status Disk::File::Reserve(int64_t size_bytes) {
 
 absl::Status Disk::File::WriteAt(int64_t offset_bytes, absl::Span<const uint8_t> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = Repeat([&] { return calls_->Pwrite(fd_.get(), bytes.data(), bytes.size(), offset_bytes); });
+    const ssize_t count = Repeat([&] { return WriteSome(offset_bytes, bytes); });
     if (count < 0) return Failed(path_, "write");
     if (count == 0) return absl::UnavailableError(absl::StrCat(path_, ": write failed: nothing was written"));
     bytes.remove_prefix(count);
     offset_bytes += count;
   }
   return absl::OkStatus();
+}
+
+ssize_t Disk::File::WriteSome(int64_t offset_bytes, absl::Span<const uint8_t> bytes) {
+  const size_t direct_bytes = DirectBytes(offset_bytes, bytes);
+  may_be_direct_ = SetDirect(direct_bytes > 0) && may_be_direct_;
+  const size_t size_bytes = is_direct_ ? direct_bytes : bytes.size();
+  const ssize_t count = calls_->Pwrite(fd_.get(), bytes.data(), size_bytes, offset_bytes);
+  if (count >= 0 || errno != EINVAL || !is_direct_) return count;
+  // A file system whose pages are larger.
+  may_be_direct_ = false;
+  return WriteSome(offset_bytes, bytes);
+}
+
+size_t Disk::File::DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> bytes) const {
+  constexpr size_t kPageBytes = 4096;
+  const bool at_pages = offset_bytes % kPageBytes == 0 && reinterpret_cast<uintptr_t>(bytes.data()) % kPageBytes == 0;
+  return may_be_direct_ && at_pages ? bytes.size() / kPageBytes * kPageBytes : 0;
+}
+
+// Whether it is so now.
+bool Disk::File::SetDirect(bool direct) {
+  if (is_direct_ != direct && calls_->SetDirect(fd_.get(), direct) == 0) is_direct_ = direct;
+  return is_direct_ == direct;
 }
 
 absl::Status Disk::File::Sync() {

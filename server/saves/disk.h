@@ -49,6 +49,8 @@ class Disk {
    public:
     // Takes the room that the file will need, where the file system can: a full disk is found before it is written to.
     absl::Status Reserve(int64_t size_bytes);
+    // Whole pages of memory that go to whole pages of the file go around the page cache, where the file system lets
+    // them: at the disk's own speed, and without taking the memory that others read files through.
     absl::Status WriteAt(int64_t offset_bytes, absl::Span<const uint8_t> bytes);
     // Puts the file on the disk, and closes it. Its name is there when its folder is synced. Nothing may be called
     // after it, whatever it answers.
@@ -59,9 +61,17 @@ class Disk {
     File(DiskCalls* calls, std::string path, Descriptor fd)
         : calls_(calls), path_(std::move(path)), fd_(std::move(fd)) {}
 
+    // How many of these bytes are written around the page cache: whole pages, or nothing.
+    size_t DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> bytes) const;
+    // One write, of some of the bytes.
+    ssize_t WriteSome(int64_t offset_bytes, absl::Span<const uint8_t> bytes);
+    bool SetDirect(bool direct);
+
     DiskCalls* calls_;
     std::string path_;
     Descriptor fd_;
+    bool is_direct_ = false;
+    bool may_be_direct_ = true;  // the file system has not said no
   };
 
   // A file that was not there, for its owner and, as far as the umask lets it, to be read by the group.

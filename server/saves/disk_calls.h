@@ -24,6 +24,9 @@ class DiskCalls {
   virtual ssize_t Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes);
   virtual int Fallocate(int fd, int64_t size_bytes);
   virtual int Fsync(int fd);
+  // Whether writes go around the page cache: then they are of whole pages, in memory and in the
+  // file. EINVAL where the file system cannot.
+  virtual int SetDirect(int fd, bool direct);
   virtual int Flock(int fd, int operation);
 
   virtual int Mkdir(const std::string& path, mode_t mode);

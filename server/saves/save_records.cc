@@ -70,6 +70,7 @@ void SaveRecords::Close(const SaveRecord& record) {
        {"path", record.path},
        {"bytes", absl::StrCat(record.size_bytes)},
        {"took", absl::FormatDuration(absl::Trunc(record.took, absl::Milliseconds(1)))},
+       {"copy", absl::FormatDuration(absl::Trunc(record.copy, absl::Milliseconds(1)))},
        {"stall", absl::FormatDuration(absl::Trunc(record.stall, absl::Milliseconds(1)))},
        {"why", record.status.ToString()}});
 }

@@ -343,10 +343,12 @@ std::optional<Saver::Work> Saver::Take() {
 
 void Saver::Save(const Work& work) {
   const auto go_on = [&] { return CheckGoesOn(work); };
+  const SteadyTime copy_begin = options_.clock->Now();
   const absl::Status copied = images_->Fill(work.state, go_on);
   {
     absl::MutexLock lock(&mu_);
     SaveRecord& record = present();
+    record.copy = absl::FromChrono(options_.clock->Now() - copy_begin);
     record.stall = model_.copy_stall();
     record.state = SaveState::kWriting;
     if (copied.ok()) record.size_bytes = images_->file_bytes();

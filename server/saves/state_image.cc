@@ -15,6 +15,7 @@
 #include "proto/checkpoint/rank_image.h"
 #include "proto/model/limits.h"
 #include "proto/model/names.h"
+#include "server/base/crew.h"
 
 namespace paramshard::server {
 namespace {
@@ -48,16 +49,24 @@ absl::Span<const uint8_t> PieceOf(const std::vector<PlaneViews>& planes, const c
   return plane.amax.bytes();
 }
 
-// Whole granules of rows of about kElementsOfAPart; of rows that are longer, parts of one row where they may be cut.
-std::vector<ExtentPart> PartsOf(const RowRange& rows, int64_t columns, int64_t granule, bool may_cut_rows) {
-  const int64_t rows_of_a_part = std::max(granule, kElementsOfAPart / columns / granule * granule);
-  const int64_t columns_of_a_part = may_cut_rows ? kElementsOfAPart : columns;
+// Whole granules of rows of about kElementsOfAPart.
+std::vector<RowRange> RowsOfPieces(const RowRange& rows, int64_t columns, int64_t granule) {
+  const int64_t rows_of_a_piece = std::max(granule, kElementsOfAPart / columns / granule * granule);
+  std::vector<RowRange> pieces;
+  for (int64_t row = rows.begin; row < rows.end; row += rows_of_a_piece) {
+    pieces.push_back({row, std::min(row + rows_of_a_piece, rows.end)});
+  }
+  return pieces;
+}
+
+// A piece whose rows are longer than a part is read row by row, and by parts of a row.
+std::vector<ExtentPart> PartsOf(const RowRange& rows, int64_t columns, bool may_cut_rows) {
+  if (!may_cut_rows || columns <= kElementsOfAPart) return {{.rows = rows, .first_column = 0, .columns = columns}};
   std::vector<ExtentPart> parts;
-  for (int64_t row = rows.begin; row < rows.end; row += rows_of_a_part) {
-    for (int64_t column = 0; column < columns; column += columns_of_a_part) {
-      parts.push_back({.rows = {row, std::min(row + rows_of_a_part, rows.end)},
-                       .first_column = column,
-                       .columns = std::min(columns_of_a_part, columns - column)});
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    for (int64_t column = 0; column < columns; column += kElementsOfAPart) {
+      parts.push_back(
+          {.rows = {row, row + 1}, .first_column = column, .columns = std::min(kElementsOfAPart, columns - column)});
     }
   }
   return parts;
@@ -104,16 +113,28 @@ void StateImage::MakeTargets() {
     chunk_counts_.push_back(chunk);
   }
   for (auto& [place, share] : shares) shares_.push_back(std::move(share));
+  CutPieces();
 }
 
-absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state, Check check) {
+void StateImage::CutPieces() {
+  for (const Share& share : shares_) {
+    const ParameterSpec& spec = layout_.spec().units[share.unit].parameters[share.parameter];
+    for (const RowRange& rows : RowsOfPieces(share.rows, spec.columns(), checkpoint::SavedGranule(spec))) {
+      pieces_.push_back({&share, PartsOf(rows, spec.columns(), !checkpoint::PlanesAreState(spec))});
+    }
+  }
+}
+
+absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state, Check check, int threads) {
   if (client_state.size() > kMaxClientStateBytes) {
     return absl::InvalidArgumentError(absl::StrCat("save rank ", rank_, ": a client state of at most ",
                                                    kMaxClientStateBytes, " bytes expected, got ", client_state.size()));
   }
   Restart(client_state);
   RETURN_IF_ERROR(FillSteps(shard, check));
-  for (Share& share : shares_) RETURN_IF_ERROR(FillShare(shard, check, share));
+  ASSIGN_OR_RETURN(const auto crew, Crew::Start("a copy for a save", threads));
+  RETURN_IF_ERROR(crew->Run(static_cast<int64_t>(pieces_.size()),
+                            [&](int, int64_t index) { return FillPiece(shard, check, pieces_[index]); }));
   AddClientState(client_state);
   is_filled_ = true;
   return absl::OkStatus();
@@ -129,9 +150,6 @@ void StateImage::Restart(absl::string_view client_state) {
     const std::string header = file(i).Header(file(i).takes_client_state() ? client_state_bytes_ : 0);
     std::memcpy(DataOf(i), header.data(), header.size());
   }
-  for (Share& share : shares_) {
-    for (Target& target : share.targets) target.filled_bytes = target.hashed_rows = 0;
-  }
 }
 
 absl::Status StateImage::FillSteps(const Shard& shard, Check check) {
@@ -141,58 +159,102 @@ absl::Status StateImage::FillSteps(const Shard& shard, Check check) {
   return absl::OkStatus();
 }
 
-absl::Status StateImage::FillShare(const Shard& shard, Check check, Share& share) {
+// Writes whole rows of one target, in order, as bytes come, and hashes them while they are in a cache.
+class StateImage::TargetWriter {
+ public:
+  TargetWriter(StateImage& image, const Target& target, const RowRange& rows)
+      : run_(target.tensor->run),
+        tensor_(image.DataOf(target.file) + run_.offset_bytes),
+        rows_(target.shape.RowsOf(rows)),
+        next_(tensor_ + (rows_.begin - run_.first_row) * run_.row_bytes),
+        hashed_row_(rows_.begin) {}
+
+  void Append(absl::Span<const uint8_t> bytes) {
+    while (!bytes.empty()) {
+      const auto piece = bytes.first(std::min(bytes.size(), kHashedBytes));
+      PARAMSHARD_CHECK(next_ + piece.size() <= RowAt(rows_.end));
+      std::memcpy(next_, piece.data(), piece.size());
+      next_ += piece.size();
+      HashTo(run_.first_row + (next_ - tensor_) / run_.row_bytes);
+      bytes.remove_prefix(piece.size());
+    }
+  }
+
+  // All rows have been written: adds what was hashed to the sums of the target's chunks.
+  void AddTo(absl::Span<absl::uint128> chunk_sums) const {
+    PARAMSHARD_CHECK(hashed_row_ == rows_.end);
+    for (const auto& [chunk, sum] : sums_) chunk_sums[chunk] += sum;
+  }
+
+ private:
+  // Copied at a time, and then hashed: less than what a processor's own cache holds.
+  static constexpr size_t kHashedBytes = size_t{256} << 10;
+
+  uint8_t* RowAt(int64_t row) const { return tensor_ + (row - run_.first_row) * run_.row_bytes; }
+
+  void HashTo(int64_t end_row) {
+    const int64_t rows_per_chunk = checkpoint::RowsPerChunk(run_.row_bytes);
+    while (hashed_row_ < end_row) {
+      const int64_t chunk = (hashed_row_ - run_.first_row) / rows_per_chunk;
+      const int64_t end = std::min(end_row, run_.first_row + (chunk + 1) * rows_per_chunk);
+      const auto bytes = absl::MakeConstSpan(RowAt(hashed_row_), (end - hashed_row_) * run_.row_bytes);
+      const absl::uint128 sum = checkpoint::HashRows(hashed_row_, run_.row_bytes, bytes).sum;
+      if (sums_.empty() || sums_.back().first != chunk) sums_.emplace_back(chunk, 0);
+      sums_.back().second += sum;
+      hashed_row_ = end;
+    }
+  }
+
+  const checkpoint::RowRun& run_;
+  uint8_t* const tensor_;
+  const RowRange rows_;
+  uint8_t* next_;
+  int64_t hashed_row_;
+  std::vector<std::pair<int64_t, absl::uint128>> sums_;  // by chunk of the target
+};
+
+absl::Status StateImage::FillPiece(const Shard& shard, Check check, const Piece& piece) {
+  const Share& share = *piece.share;
   const ShardExtent* const extent = shard.Find(share.unit, share.parameter);
   PARAMSHARD_CHECK(extent != nullptr);
-  const ParameterSpec& spec = shard.Spec(*extent);
-  const bool has_planes = checkpoint::PlanesAreState(spec);
-  for (const ExtentPart& part :
-       PartsOf(share.rows, spec.columns(), checkpoint::SavedGranule(spec), /*may_cut_rows=*/!has_planes)) {
+  const bool has_planes = checkpoint::PlanesAreState(shard.Spec(*extent));
+  const RowRange rows{piece.parts.front().rows.begin, piece.parts.back().rows.end};
+  std::vector<TargetWriter> writers;
+  for (const Target& target : share.targets) writers.emplace_back(*this, target, rows);
+  for (const ExtentPart& part : piece.parts) {
     absl::ReaderMutexLock lock(&shard.mutex());
     RETURN_IF_ERROR(check(shard));
-    RETURN_IF_ERROR(has_planes ? FillPlanes(shard, *extent, part.rows, share) : FillRows(shard, *extent, part, share));
+    RETURN_IF_ERROR(has_planes ? ReadPlanes(shard, *extent, part.rows, share, absl::MakeSpan(writers))
+                               : ReadRows(shard, *extent, part, share, absl::MakeSpan(writers)));
   }
-  for (const Target& target : share.targets) PARAMSHARD_CHECK(target.hashed_rows == target.tensor->run.rows);
-  return absl::OkStatus();
-}
-
-absl::Status StateImage::FillRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part, Share& share) {
-  for (Target& target : share.targets) {
-    const checkpoint::StateForm form = *checkpoint::StateFormOf(target.tensor->kind);
-    ASSIGN_OR_RETURN(const HostView view, shard.StoredArray(extent, form.tensor, form.form, part));
-    Append(target, view.bytes());
+  absl::MutexLock lock(&mu_);
+  for (size_t i = 0; i < writers.size(); ++i) {
+    const Target& target = share.targets[i];
+    writers[i].AddTo(absl::MakeSpan(chunk_sums_[target.file]).subspan(target.first_chunk));
   }
   return absl::OkStatus();
 }
 
-absl::Status StateImage::FillPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows, Share& share) {
+absl::Status StateImage::ReadRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                                  const Share& share, absl::Span<TargetWriter> writers) {
+  for (size_t i = 0; i < writers.size(); ++i) {
+    const checkpoint::StateForm form = *checkpoint::StateFormOf(share.targets[i].tensor->kind);
+    RETURN_IF_ERROR(shard.ReadStored(extent, form.tensor, form.form, part,
+                                     [&](absl::Span<const uint8_t> bytes) { writers[i].Append(bytes); }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateImage::ReadPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
+                                    const Share& share, absl::Span<TargetWriter> writers) {
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, rows));
-  for (Target& target : share.targets) {
+  for (size_t i = 0; i < writers.size(); ++i) {
+    const Target& target = share.targets[i];
     // What is one number for the whole tensor comes with its first row alone.
     if (target.shape.RowsOf(rows).size() == 0) continue;
-    Append(target, PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind)));
+    writers[i].Append(PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind)));
   }
   return absl::OkStatus();
-}
-
-// Rows are hashed as soon as they are whole, while they are in the cache.
-void StateImage::Append(Target& target, absl::Span<const uint8_t> bytes) {
-  const checkpoint::RowRun& run = target.tensor->run;
-  PARAMSHARD_CHECK(target.filled_bytes + static_cast<int64_t>(bytes.size()) <= run.size_bytes());
-  uint8_t* const begin = DataOf(target.file) + run.offset_bytes;
-  std::memcpy(begin + target.filled_bytes, bytes.data(), bytes.size());
-  target.filled_bytes += static_cast<int64_t>(bytes.size());
-  const int64_t whole_rows = target.filled_bytes / run.row_bytes;
-  const int64_t rows_per_chunk = checkpoint::RowsPerChunk(run.row_bytes);
-  while (target.hashed_rows < whole_rows) {
-    const int64_t chunk = target.hashed_rows / rows_per_chunk;
-    const int64_t end = std::min(whole_rows, (chunk + 1) * rows_per_chunk);
-    const auto rows =
-        absl::MakeConstSpan(begin + target.hashed_rows * run.row_bytes, (end - target.hashed_rows) * run.row_bytes);
-    chunk_sums_[target.file][target.first_chunk + chunk] +=
-        checkpoint::HashRows(run.first_row + target.hashed_rows, run.row_bytes, rows).sum;
-    target.hashed_rows = end;
-  }
 }
 
 void StateImage::AddClientState(absl::string_view client_state) {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/rank_file.h"
@@ -27,8 +28,8 @@ namespace paramshard::server {
 // The bytes of one rank's files of a checkpoint. Its memory is taken once, when a model is opened, and used again for
 // every save: fresh pages would cost more than the copy. It is not pinned, and left out of core dumps.
 //
-// Fill copies the state out of a shard between two commits, a few MiB at a time, and hashes it by the way; nothing else
-// needs the shard then. One thread at a time; several may read what is filled.
+// Fill copies the state out of a shard between two commits, a few MiB at a time on each of some threads, and hashes it
+// by the way; nothing else needs the shard then. One call at a time; several threads may read what is filled.
 //
 //   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank));
 //   RETURN_IF_ERROR(image->Fill(shard, client_state, [&](const Shard& s) { return pinned.Check(s); }));
@@ -47,11 +48,12 @@ class StateImage {
   int rank() const { return rank_; }  // of the world
 
   // Copies the whole state of the rank: `shard` is cut by the image's layout and is that of this rank in its group.
-  // `check` is called with the shard's mutex held shared before each part is read, and says whether the state is still
-  // the one to be saved (PinnedState::Check): its error ends the filling, and so do those of the device. Nothing is
-  // filled then. INVALID_ARGUMENT for a client state that is too long.
+  // `check` is called with the shard's mutex held shared before each part is read, on any of the threads, and says
+  // whether the state is still the one to be saved (PinnedState::Check): its error ends the filling, and so do those of
+  // the device. Nothing is filled then. INVALID_ARGUMENT for a client state that is too long; RESOURCE_EXHAUSTED at the
+  // limit of threads.
   using Check = absl::FunctionRef<absl::Status(const Shard&)>;
-  absl::Status Fill(const Shard& shard, absl::string_view client_state, Check check);
+  absl::Status Fill(const Shard& shard, absl::string_view client_state, Check check, int threads = 1);
   bool is_filled() const { return is_filled_; }
 
   // The rank's files, in order; their bytes once the image is filled.
@@ -64,14 +66,12 @@ class StateImage {
   absl::Status AddTo(checkpoint::Part& part) const;
 
  private:
-  // Where the bytes of one planned tensor go, in order, and how far they have come.
+  // Where the bytes of one planned tensor go.
   struct Target {
     int file = 0;
     const checkpoint::PlannedTensor* tensor = nullptr;
     checkpoint::ArrayShape shape;
     size_t first_chunk = 0;  // among the sums of the file
-    int64_t filled_bytes = 0;
-    int64_t hashed_rows = 0;
   };
   // All that is saved of one parameter.
   struct Share {
@@ -80,6 +80,12 @@ class StateImage {
     RowRange rows;
     std::vector<Target> targets = {};
   };
+  // What one thread copies at a time: whole rows of all that is saved of a parameter.
+  struct Piece {
+    const Share* share = nullptr;
+    std::vector<ExtentPart> parts = {};
+  };
+  class TargetWriter;
 
   StateImage(const Layout& layout, int rank, checkpoint::RankFilePlan plan)
       : layout_(layout), rank_(rank), plan_(std::move(plan)) {}
@@ -87,10 +93,12 @@ class StateImage {
   void Restart(absl::string_view client_state);
   uint8_t* DataOf(int file) const { return memory_.data() + file_offsets_[file]; }
   absl::Status FillSteps(const Shard& shard, Check check);
-  absl::Status FillShare(const Shard& shard, Check check, Share& share);
-  absl::Status FillRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part, Share& share);
-  absl::Status FillPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows, Share& share);
-  void Append(Target& target, absl::Span<const uint8_t> bytes);
+  absl::Status FillPiece(const Shard& shard, Check check, const Piece& piece);
+  static absl::Status ReadRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                               const Share& share, absl::Span<TargetWriter> writers);
+  static absl::Status ReadPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
+                                 const Share& share, absl::Span<TargetWriter> writers);
+  void CutPieces();
   void AddClientState(absl::string_view client_state);
 
   // Constant after Create.
@@ -100,9 +108,11 @@ class StateImage {
   Memory memory_;
   std::vector<int64_t> file_offsets_;  // in memory_
   std::vector<size_t> chunk_counts_;   // of each file, without that of the client state
+  std::vector<Share> shares_;          // in the order of the model
+  std::vector<Piece> pieces_;
 
   bool is_filled_ = false;
-  std::vector<Share> shares_;                           // in the order of the model; places are constant after Create
+  absl::Mutex mu_;                                      // guards chunk_sums_ while threads add to them
   std::vector<std::vector<absl::uint128>> chunk_sums_;  // by file
   int64_t client_state_bytes_ = 0;
   std::map<std::string, int64_t> step_counts_;  // by parameter

@@ -66,6 +66,7 @@ v1::Save ToProto(absl::string_view model, const SaveRecord& record) {
   save.set_written_bytes(record.written_bytes);
   *save.mutable_begun_at() = ToProto(record.begun_at);
   *save.mutable_took() = DurationToProto(record.took);
+  *save.mutable_copy() = DurationToProto(record.copy);
   *save.mutable_stall() = DurationToProto(record.stall);
   save.set_path(record.path);
   if (!record.status.ok()) *save.mutable_error() = StatusToProto(record.status);

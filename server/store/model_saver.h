@@ -32,6 +32,7 @@ struct SaveRecord {
   int64_t written_bytes = 0;
   absl::Time begun_at = absl::UnixEpoch();
   absl::Duration took = absl::ZeroDuration();   // until now, or until it was over
+  absl::Duration copy = absl::ZeroDuration();   // of which the state was copied; 0 until it was
   absl::Duration stall = absl::ZeroDuration();  // that a step has waited for the copy
   std::string path = {};                        // of the checkpoint, where there may be one
   absl::Status status = absl::OkStatus();       // why it is not published, or what went wrong behind it

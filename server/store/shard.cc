@@ -446,6 +446,18 @@ absl::StatusOr<std::vector<HostView>> Shard::Stored(const ShardExtent& extent, S
 
 absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                             const ExtentPart& part) const {
+  const absl::Span<const uint8_t> bytes = BytesOf(extent, tensor, form, part);
+  return device_->Read(bytes.data(), static_cast<int64_t>(bytes.size()));
+}
+
+absl::Status Shard::ReadStored(const ShardExtent& extent, StateTensor tensor, TensorForm form, const ExtentPart& part,
+                               ComputeDevice::Sink sink) const {
+  const absl::Span<const uint8_t> bytes = BytesOf(extent, tensor, form, part);
+  return device_->ReadTo(bytes.data(), static_cast<int64_t>(bytes.size()), sink);
+}
+
+absl::Span<const uint8_t> Shard::BytesOf(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                         const ExtentPart& part) const {
   const TensorRow row = RowOf(Spec(extent), tensor, form);
   // Of a row's scales each stands for a block of columns.
   const int64_t columns = Spec(extent).columns();
@@ -454,7 +466,7 @@ absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTens
                                                    : (part.columns + columns_of_element - 1) / columns_of_element;
   const int64_t before = (part.rows.begin - extent.rows.begin) * row.elements + part.first_column / columns_of_element;
   const int64_t element_bytes = ElementBytes(row.type);
-  return device_->Read(ArrayOf(extent, tensor, form) + before * element_bytes, elements * element_bytes);
+  return absl::MakeConstSpan(ArrayOf(extent, tensor, form) + before * element_bytes, elements * element_bytes);
 }
 
 absl::StatusOr<std::vector<float>> Shard::Read(const ShardExtent& extent, StateTensor tensor,

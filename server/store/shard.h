@@ -158,6 +158,9 @@ class Shard {
   // One of these arrays, in a form that RowOf() has for the parameter.
   absl::StatusOr<HostView> StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                        const ExtentPart& part) const;
+  // The same bytes, for a `sink` that takes them as ComputeDevice::ReadTo gives them.
+  absl::Status ReadStored(const ShardExtent& extent, StateTensor tensor, TensorForm form, const ExtentPart& part,
+                          ComputeDevice::Sink sink) const;
   // Cuts an extent into parts of whole rows and blocks, whose planes lie in one piece too: readers need memory for one
   // part, however large the extent is. A part has at least the rows of a block.
   std::vector<ExtentPart> Parts(const ShardExtent& extent) const;
@@ -249,6 +252,8 @@ class Shard {
   MutableGradient Gradient(const ShardExtent& extent) const;
   // Says where a stored array of an extent begins now.
   uint8_t* ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorForm form) const;
+  absl::Span<const uint8_t> BytesOf(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                    const ExtentPart& part) const;
   absl::Status WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                           absl::Span<const uint8_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Frozen extents without a master are worked on one after the other, in room that was made for them or that

@@ -57,8 +57,8 @@ const std::vector<Rule> kRules = {
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
     // What writes checkpoints knows shards, and no model: nothing of epochs, commits and clusters.
     {"server/saves/",
-     {"server/saves/", "server/device/memory.h", "server/store/shard.h", "proto/checkpoint/", "proto/model/",
-      "proto/safetensors/", "kernels/", "absl/"}},
+     {"server/saves/", "server/device/memory.h", "server/store/shard.h", "server/base/crew.h", "proto/checkpoint/",
+      "proto/model/", "proto/safetensors/", "kernels/", "absl/"}},
     // But who makes saves fall due.
     {"server/saves/saver",
      {"server/saves/", "server/store/", "server/cluster/save_news.h", "server/base/", "server/log/log.h",

@@ -42,13 +42,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/client.h"
-#include "kernels/gpu/memory.h"
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/status.h"
-#include "kernels/gpu/stream.h"
 #include "tests/bench/arguments.h"
-#include "tests/bench/blas.h"
 #include "tests/bench/block_calls.h"
+#include "tests/bench/block_products.h"
 #include "tests/bench/gpu_power.h"
 #include "tests/bench/nccl_rank.h"
 #include "tests/bench/or_die.h"
@@ -114,12 +112,6 @@ ModelSpec Spec(int blocks, GradientSums sums) {
   return spec;
 }
 
-// Of a step.
-struct StepTimes {
-  double seconds = 0;
-  double between_steps = 0;  // seconds too
-};
-
 // What the first GPU and the daemon do in a loop. 0 where the GPU does not say.
 struct Usage {
   double watts = 0;
@@ -136,112 +128,6 @@ struct Board {
   Usage usage[kLoopCount] = {};
   LoopTimes no_daemon = {};
   ncclUniqueId ids[2 * kLoopCount] = {};
-};
-
-// A moment on a stream.
-class Event {
- public:
-  Event() { cudaEventCreate(&event_); }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  ~Event() {
-    if (event_ != nullptr) cudaEventDestroy(event_);
-  }
-  void Record(cudaStream_t stream) { cudaEventRecord(event_, stream); }
-  double SecondsSince(const Event& earlier) const {
-    float milliseconds = 0;
-    OrDie(gpu::ToStatus(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "measure"), "measure");
-    return milliseconds / 1e3;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-// The products, with their operands.
-class Trainer {
- public:
-  Trainer(int gpu, int blocks)
-      : plan_(PlanStep(blocks)), compute_(OrDie(gpu::Stream::Create(gpu), "stream")), blas_(compute_.get()) {
-    const int accessors[] = {gpu};
-    const auto allocate = [&](int64_t elements) {
-      return OrDie(gpu::DeviceMemory::Create(gpu, elements * 2, accessors, false), "allocate");
-    };
-    activations_ = allocate(int64_t{kTokens} * 14336);
-    outputs_ = allocate(int64_t{kTokens} * 14336);
-    weights_ = allocate(int64_t{14336} * 4096);
-    gradient_ = allocate(int64_t{14336} * 4096);
-    Randomize(activations_);
-    Randomize(weights_);
-  }
-
-  cudaStream_t stream() const { return compute_.get(); }
-
-  // Without products of gathers only. `enqueued` is called when the GPU has all of it to do.
-  StepTimes Run(
-      BlockCalls& calls, int steps, bool products, absl::FunctionRef<void()> enqueued = [] {}) {
-    OrDie(compute_.Synchronize(), "synchronize");
-    std::vector<Event> ends(steps), begins(steps);
-    Event begin, end;
-    begin.Record(stream());
-    for (int step = 0; step < steps; ++step) Step(calls, products, begins[step], ends[step]);
-    calls.Finish();
-    end.Record(stream());
-    enqueued();
-    OrDie(compute_.Synchronize(), "train");
-    StepTimes times{.seconds = end.SecondsSince(begin) / steps};
-    for (int step = 1; step < steps; ++step) times.between_steps += begins[step].SecondsSince(ends[step - 1]);
-    times.between_steps /= std::max(1, steps - 1);
-    return times;
-  }
-
- private:
-  // Of small integers: real products draw the power of random bits.
-  void Randomize(const gpu::DeviceMemory& memory) {
-    std::vector<uint16_t> values(memory.size_bytes() / 2);
-    uint32_t state = 1;
-    for (uint16_t& value : values) {
-      state = state * 1664525u + 1013904223u;
-      value = static_cast<uint16_t>(0x3c00u + (state >> 16 & 0x83ffu));
-    }
-    OrDie(gpu::ToStatus(cudaMemcpy(memory.data(), values.data(), memory.size_bytes(), cudaMemcpyHostToDevice), "copy"),
-          "fill");
-    OrDie(gpu::ToStatus(cudaDeviceSynchronize(), "copy"), "fill");
-  }
-
-  void Step(BlockCalls& calls, bool products, Event& begin, Event& end) {
-    calls.BeginStep();
-    for (size_t use = 0; use < plan_.size(); ++use) {
-      calls.Await(use);
-      if (use == 0) begin.Record(stream());
-      if (products) plan_[use].phase == Phase::kForward ? Forward() : Backward(plan_[use].block, calls);
-      calls.Release();
-    }
-    end.Record(stream());
-    if (products) calls.EndStep();
-  }
-
-  void Forward() const {
-    for (const BlockWeight& weight : kBlockWeights) {
-      blas_.Multiply(kTokens, weight.rows, weight.columns, activations_.data(), weights_.data(), outputs_.data());
-    }
-  }
-
-  void Backward(int block, BlockCalls& calls) {
-    calls.BeginGradients(block);
-    for (int i = 0; i < static_cast<int>(std::size(kBlockWeights)); ++i) {
-      const BlockWeight& weight = kBlockWeights[i];
-      blas_.Multiply(kTokens, weight.columns, weight.rows, activations_.data(), weights_.data(), outputs_.data());
-      void* const gradient = calls.Gradient(i);
-      blas_.Multiply(weight.columns, weight.rows, kTokens, activations_.data(), outputs_.data(),
-                     gradient != nullptr ? gradient : gradient_.data());
-    }
-    calls.EndGradients(block);
-  }
-
-  const std::vector<BlockUse> plan_;
-  const gpu::Stream compute_;
-  const Blas blas_;
-  gpu::DeviceMemory activations_, outputs_, weights_, gradient_;
 };
 
 // Both models are open in all loops.
@@ -377,12 +263,12 @@ void Print(const Arguments& arguments, const Board& board) {
 // Rounds from `begin` to `end` of the products alone.
 void TrainWithoutDaemon(int rank, int begin, int end, const Arguments& arguments, Board& board) {
   OrDie(gpu::ToStatus(cudaSetDevice(rank), "choose a GPU"), "choose a GPU");
-  Trainer trainer(rank, arguments.blocks);
+  BlockProducts products(rank, arguments.blocks, kTokens);
   BlockCalls nothing;
-  trainer.Run(nothing, 2, true);
+  products.Run(nothing, 2, true);
   for (int round = begin; round < end; ++round) {
     board.barrier.Await(arguments.gpus);
-    board.no_daemon[round][rank] = trainer.Run(nothing, arguments.steps, true);
+    board.no_daemon[round][rank] = products.Run(nothing, arguments.steps, true);
   }
 }
 
@@ -431,22 +317,22 @@ void Train(const test::DaemonProcess& daemon, int rank, const Arguments& argumen
     }
   }
   board.barrier.Await(arguments.gpus);
-  Trainer trainer(models.at_push.gpu(), arguments.blocks);
+  BlockProducts products(models.at_push.gpu(), arguments.blocks, kTokens);
   const GpuPower power(models.at_push.gpu());
   std::unique_ptr<BlockCalls> calls[kLoopCount];
   std::vector<UsageMeter> meters(kLoopCount, UsageMeter(daemon, power));
   for (int loop = 0; loop < kLoopCount; ++loop) {
     if (!arguments.Has(static_cast<Loop>(loop))) continue;
-    calls[loop] = MakeCalls(static_cast<Loop>(loop), models, rank, arguments, board, trainer.stream());
-    trainer.Run(*calls[loop], 2, !IsAlone(static_cast<Loop>(loop)));
+    calls[loop] = MakeCalls(static_cast<Loop>(loop), models, rank, arguments, board, products.stream());
+    products.Run(*calls[loop], 2, !IsAlone(static_cast<Loop>(loop)));
   }
   for (int round = 0; round < arguments.rounds; ++round) {
     for (int loop = 0; loop < kLoopCount; ++loop) {
       if (calls[loop] == nullptr) continue;
       board.barrier.Await(arguments.gpus);
       meters[loop].Begin();
-      board.times[loop][round][rank] = trainer.Run(*calls[loop], arguments.steps, !IsAlone(static_cast<Loop>(loop)),
-                                                   [&] { meters[loop].Enqueued(); });
+      board.times[loop][round][rank] = products.Run(*calls[loop], arguments.steps, !IsAlone(static_cast<Loop>(loop)),
+                                                    [&] { meters[loop].Enqueued(); });
       meters[loop].End();
     }
   }

@@ -69,6 +69,7 @@ TEST(TablesTest, Saves) {
   save.set_size_bytes(2000);
   save.set_written_bytes(841);
   save.mutable_took()->set_seconds(2);
+  save.mutable_copy()->set_nanos(250'000'000);
   save.mutable_stall()->set_nanos(1'500'000);
   v1::Save& abandoned = *response.add_saves();
   abandoned = save;
@@ -79,9 +80,9 @@ TEST(TablesTest, Saves) {
   counts.set_abandoned(1);
   counts.set_skipped(4);
   EXPECT_EQ(TextOf(&FakeAnswers::saves, response, {"saves", "tiny"}),
-            "MODEL  SAVE  STEP  WHY      STATE           BYTES  SECONDS  STALL  BEGUN  PATH  ERROR\n"
-            "tiny      1   500  commits  writing 42 %  2.0 KiB    2.000  0.002  -      -     -\n"
-            "tiny      1   500  commits  abandoned     2.0 KiB    2.000  0.002  -      -     disk full\n"
+            "MODEL  SAVE  STEP  WHY      STATE           BYTES  SECONDS   COPY  STALL  BEGUN  PATH  ERROR\n"
+            "tiny      1   500  commits  writing 42 %  2.0 KiB    2.000  0.250  0.002  -      -     -\n"
+            "tiny      1   500  commits  abandoned     2.0 KiB    2.000  0.250  0.002  -      -     disk full\n"
             "tiny: 0 published, 1 abandoned, 0 unknown, 4 skipped\n");
 }
 

@@ -52,12 +52,22 @@ absl::StatusOr<std::unique_ptr<Memory::Owner>> FaultyDevice::OpenHostMemory(cons
   return inner_->OpenHostMemory(page);
 }
 
+absl::Status FaultyDevice::ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const {
+  RETURN_IF_ERROR(health().status());
+  CountRead(size_bytes);
+  return inner_->ReadTo(data, size_bytes, sink);
+}
+
 absl::StatusOr<HostView> FaultyDevice::Read(const uint8_t* data, int64_t size_bytes) const {
   RETURN_IF_ERROR(health().status());
+  CountRead(size_bytes);
+  return inner_->Read(data, size_bytes);
+}
+
+void FaultyDevice::CountRead(int64_t size_bytes) const {
   int64_t largest = faults_->largest_read;
   while (size_bytes > largest && !faults_->largest_read.compare_exchange_weak(largest, size_bytes)) {
   }
-  return inner_->Read(data, size_bytes);
 }
 
 absl::Status FaultyDevice::Write(uint8_t* data, absl::Span<const uint8_t> bytes) const {

@@ -24,7 +24,7 @@ struct DeviceFaults {
   // Called before memory is allocated, with its name. Set while nothing is.
   std::function<void(const std::string& name)> before_allocation = [](const std::string&) {};
 
-  // By one call of Read.
+  // By one call of Read or ReadTo.
   std::atomic<int64_t> largest_read{0};
 
   // Of memory that lives.
@@ -46,6 +46,7 @@ class FaultyDevice final : public ComputeDevice {
   absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override;
   int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override;
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override;
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override;
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override;
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
@@ -54,6 +55,7 @@ class FaultyDevice final : public ComputeDevice {
 
  private:
   absl::Status CountAllocation();
+  void CountRead(int64_t size_bytes) const;
 
   DeviceFaults* const faults_;
   const std::unique_ptr<ComputeDevice> inner_;

@@ -178,6 +178,92 @@ TEST_F(DiskTest, DescriptorsAreClosed) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
+// Calls of a file system that lets pages go around its cache, or says no, at once or when they are written.
+class PageCalls final : public DiskCalls {
+ public:
+  int set_direct_error = 0;
+  int direct_write_error = 0;
+  int64_t direct_bytes = 0;
+  int64_t cached_bytes = 0;
+
+  int SetDirect(int /*fd*/, bool direct) override {
+    if (direct && set_direct_error != 0) return Fail(set_direct_error);
+    is_direct_ = direct;
+    return 0;
+  }
+  ssize_t Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) override {
+    if (is_direct_ && direct_write_error != 0) return Fail(direct_write_error);
+    if (is_direct_) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kPage, 0);
+      EXPECT_EQ(size_bytes % kPage, 0);
+      EXPECT_EQ(offset_bytes % kPage, 0);
+    }
+    (is_direct_ ? direct_bytes : cached_bytes) += static_cast<int64_t>(size_bytes);
+    return DiskCalls::Pwrite(fd, data, size_bytes, offset_bytes);
+  }
+
+  static constexpr int64_t kPage = 4096;
+
+ private:
+  static int Fail(int error) {
+    errno = error;
+    return -1;
+  }
+  bool is_direct_ = false;
+};
+
+class DiskPagesTest : public testing::Test {
+ protected:
+  static constexpr int64_t kPage = PageCalls::kPage;
+  static constexpr int64_t kBytes = 3 * kPage + 17;
+
+  // From a page of memory, to where the second call is at no page of the file.
+  void WriteAll() {
+    std::string memory(kBytes + kPage, ' ');
+    const size_t before = kPage - reinterpret_cast<uintptr_t>(memory.data()) % kPage;
+    for (int64_t i = 0; i < kBytes; ++i) memory[before + i] = static_cast<char>(i * 31 % 127);
+    const auto bytes = absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(memory.data()) + before, kBytes);
+    ASSERT_OK_AND_ASSIGN(Disk::File file, disk_.Create(path_));
+    ASSERT_OK(file.WriteAt(0, bytes));
+    ASSERT_OK(file.WriteAt(kBytes, bytes.subspan(kPage, 5)));
+    ASSERT_OK(file.Sync());
+    EXPECT_EQ(checkpoint::ReadText(path_), memory.substr(before, kBytes) + memory.substr(before + kPage, 5));
+  }
+
+  const test::TemporaryDirectory root_;
+  const std::string path_ = root_.path() + "/file";
+  PageCalls calls_;
+  const Disk disk_{&calls_};
+};
+
+TEST_F(DiskPagesTest, WholePagesGoAroundTheCacheAndTheRestThroughIt) {
+  WriteAll();
+  EXPECT_EQ(calls_.direct_bytes, 3 * kPage);
+  EXPECT_EQ(calls_.cached_bytes, 17 + 5);
+}
+
+TEST_F(DiskPagesTest, AFileSystemThatHasNoDirectWritesIsWrittenToAllTheSame) {
+  calls_.set_direct_error = EINVAL;
+  WriteAll();
+  EXPECT_EQ(calls_.direct_bytes, 0);
+}
+
+TEST_F(DiskPagesTest, AFileSystemWithLargerPagesIsWrittenToAllTheSame) {
+  calls_.direct_write_error = EINVAL;
+  WriteAll();
+  EXPECT_EQ(calls_.direct_bytes, 0);
+}
+
+TEST_F(DiskPagesTest, AnErrorOfTheDiskIsNoReasonToTryOtherwise) {
+  calls_.direct_write_error = EIO;
+  std::string memory(2 * kPage, 'x');
+  const size_t before = kPage - reinterpret_cast<uintptr_t>(memory.data()) % kPage;
+  ASSERT_OK_AND_ASSIGN(Disk::File file, disk_.Create(path_));
+  EXPECT_THAT(file.WriteAt(0, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(memory.data()) + before, kPage)),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("write failed: Input/output error")));
+  EXPECT_EQ(calls_.cached_bytes, 0);
+}
+
 TEST_F(DiskTest, FreeBytesAreThoseOfTheFileSystem) {
   ASSERT_OK_AND_ASSIGN(const int64_t free_bytes, disk_.FreeBytes(root_.path()));
   EXPECT_GT(free_bytes, 0);

@@ -66,6 +66,9 @@ int FaultyCalls::Fsync(int fd) {
 int FaultyCalls::Fallocate(int fd, int64_t size_bytes) {
   return static_cast<int>(Do([&] { return DiskCalls::Fallocate(fd, size_bytes); }));
 }
+int FaultyCalls::SetDirect(int fd, bool direct) {
+  return static_cast<int>(Do([&] { return DiskCalls::SetDirect(fd, direct); }));
+}
 int FaultyCalls::Flock(int fd, int operation) {
   return static_cast<int>(Do([&] { return DiskCalls::Flock(fd, operation); }));
 }

@@ -44,6 +44,7 @@ class FaultyCalls final : public QuickCalls {
   ssize_t Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) override;
   int Fallocate(int fd, int64_t size_bytes) override;
   int Fsync(int fd) override;
+  int SetDirect(int fd, bool direct) override;
   int Flock(int fd, int operation) override;
   int Mkdir(const std::string& path, mode_t mode) override;
   int Rename(const std::string& from, const std::string& to) override;

@@ -82,6 +82,20 @@ TEST(StateImageTest, AStateThatMovesIsSavedAsOneThatStays) {
   for (int rank = 0; rank < 4; ++rank) ExpectFilled(all, rank);
 }
 
+// Pieces come in any order, and a chunk's rows in several of them.
+TEST(StateImageTest, ManyThreadsFillTheSameBytesAndSums) {
+  SavedShards wide(WideSpec(), /*seed=*/6, {.world = {.size = 1, .shard_size = 1}});
+  SavedShards tall(checkpoint::TallSpec(9001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
+  SavedShards all(checkpoint::SpecOfEverything(), /*seed=*/4);
+  for (SavedShards* shards : {&wide, &tall, &all}) {
+    for (int rank = 0; rank < shards->world().size; ++rank) {
+      ASSERT_OK(shards->image(rank).Fill(shards->shard(rank), checkpoint::SavedModel::ClientState(rank), AnyState,
+                                         /*threads=*/5));
+      ExpectFilled(*shards, rank);
+    }
+  }
+}
+
 class FillTest : public testing::Test {
  protected:
   FillTest() : shards_(checkpoint::TallSpec(20'000), /*seed=*/7, {.world = {.size = 1, .shard_size = 1}}) {}

@@ -1,6 +1,6 @@
 // Threads that share lists of works.
-#ifndef PARAMSHARD_SERVER_RESTORES_CREW_H_
-#define PARAMSHARD_SERVER_RESTORES_CREW_H_
+#ifndef PARAMSHARD_SERVER_BASE_CREW_H_
+#define PARAMSHARD_SERVER_BASE_CREW_H_
 
 #include <cstdint>
 #include <memory>
@@ -57,4 +57,4 @@ class Crew {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_RESTORES_CREW_H_
+#endif  // PARAMSHARD_SERVER_BASE_CREW_H_

@@ -1,4 +1,4 @@
-#include "server/restores/crew.h"
+#include "server/base/crew.h"
 
 #include <vector>
 

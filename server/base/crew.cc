@@ -1,8 +1,7 @@
-#include "server/restores/crew.h"
+#include "server/base/crew.h"
 
 #include <utility>
 
-#include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 
 namespace paramshard::server {
@@ -10,8 +9,9 @@ namespace paramshard::server {
 absl::StatusOr<std::unique_ptr<Crew>> Crew::Start(absl::string_view purpose, int threads) {
   std::unique_ptr<Crew> crew(new Crew());
   for (int i = 0; i < threads; ++i) {
-    ASSIGN_OR_RETURN(std::thread thread, StartThread(purpose, [raw = crew.get(), i] { raw->Serve(i); }));
-    crew->threads_.push_back(std::move(thread));
+    absl::StatusOr<std::thread> thread = StartThread(purpose, [raw = crew.get(), i] { raw->Serve(i); });
+    if (!thread.ok()) return thread.status();
+    crew->threads_.push_back(*std::move(thread));
   }
   return crew;
 }
