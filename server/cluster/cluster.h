@@ -88,7 +88,7 @@ struct ClosedEpoch {
   std::string model = {};
   std::string history_id = {};
   int64_t epoch = 0;
-  int64_t commit_number = 0;                 // the last one that was decided
+  int64_t commit_number = 0;                  // the last one that was decided
   std::optional<Decided> last_decision = {};  // of this history
 };
 

@@ -145,8 +145,8 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
 
 absl::Status ClusterServiceImpl::CheckNode(absl::string_view operation, absl::string_view model, int node) const {
   if (node >= 1 && node < coordinator_->nodes()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1,
-                                                 " expected, got ", node));
+  return absl::InvalidArgumentError(
+      absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1, " expected, got ", node));
 }
 
 grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext*, const v1::VoteRequest* request,

@@ -18,15 +18,13 @@ absl::Status EpochOverError(absl::string_view model, int64_t epoch) {
 }
 
 CommitQuery QueryOf(const CommitVote& vote) {
-  return {.model = vote.model,
-          .history_id = vote.history_id,
-          .epoch = vote.epoch,
-          .commit_number = vote.commit_number};
+  return {.model = vote.model, .history_id = vote.history_id, .epoch = vote.epoch, .commit_number = vote.commit_number};
 }
 
 // The epoch is one of a coordinator or a model that is gone, and so are its decisions.
 absl::Status InDoubtError(const CommitQuery& query) {
-  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ", query.epoch,
+  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ",
+                                          query.epoch,
                                           " is unknown to node 0, which was restarted or has deleted the model"));
 }
 
@@ -48,9 +46,9 @@ absl::StatusOr<CommitDecision> AnswerFromBefore(const std::optional<ClosedEpoch>
 }
 
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
-  return absl::UnavailableError(absl::StrCat(
-      node, " lost: attach again when its daemon serves again. Without a keeper its shards of ", model,
-      " are gone unless exported: import the same into every daemon then"));
+  return absl::UnavailableError(
+      absl::StrCat(node, " lost: attach again when its daemon serves again. Without a keeper its shards of ", model,
+                   " are gone unless exported: import the same into every daemon then"));
 }
 
 absl::Status SpecsDifferError(const std::string& model, const std::string& node, const ModelReport& report,

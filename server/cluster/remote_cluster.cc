@@ -446,8 +446,7 @@ absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
     if (!response.has_decision()) return std::nullopt;
     return DecisionOf(response.decision());
   };
-  ASSIGN_OR_RETURN(CommitDecision decision,
-                   Ask({.model = vote.model, .commit_number = vote.commit_number}, wait, ask));
+  ASSIGN_OR_RETURN(CommitDecision decision, Ask({.model = vote.model, .commit_number = vote.commit_number}, wait, ask));
   if (vote.write_down != nullptr) RETURN_IF_ERROR(vote.write_down(decision));
   return decision;
 }

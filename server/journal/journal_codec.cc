@@ -14,7 +14,7 @@ constexpr int64_t kScalingBytes = 3 * 4 + 2 + 1 + 3 * 4;
 constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8;
 constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
 constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
-constexpr int64_t kLengthBytes = 4;  // of a text
+constexpr int64_t kLengthBytes = 4;         // of a text
 constexpr auto kGroupBytes = static_cast<int64_t>(kHyperparameterCount * sizeof(float));
 
 constexpr int64_t BitmapBytes(int64_t bits) { return (bits + 7) / 8; }

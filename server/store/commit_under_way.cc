@@ -48,15 +48,12 @@ std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
   return sums;
 }
 
-float GradientScaleOf(const v1::Commit& commit) {
-  return commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f;
-}
+float GradientScaleOf(const v1::Commit& commit) { return commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f; }
 
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size) {
   const std::optional<float> max_grad_norm =
       commit.has_max_grad_norm() ? std::optional(commit.max_grad_norm()) : std::nullopt;
-  const GradientScale scale =
-      ScaleOf(GradientScaleOf(commit), max_grad_norm, decision.square_sum, mean, world_size);
+  const GradientScale scale = ScaleOf(GradientScaleOf(commit), max_grad_norm, decision.square_sum, mean, world_size);
   return {.apply = decision.apply,
           .save = commit.save(),
           .non_finite_count = decision.non_finite_count,

@@ -50,7 +50,7 @@ class Epoch : private TrainerWords {
  public:
   struct Options {
     int64_t number = 0;
-    std::string history_id = {};  // of the state that it began with
+    std::string history_id = {};      // of the state that it began with
     const ModelSpec* spec = nullptr;  // these six outlive the epoch
     const Layout* layout = nullptr;
     const Topology* topology = nullptr;

@@ -40,8 +40,8 @@ class ScalingBook {
     int unit = 0;
     int parameter = 0;
     float amax = 0.0f;
-    float scale = 1.0f;    // of the present planes
-    bool is_fresh = true;  // no step has entered the history
+    float scale = 1.0f;     // of the present planes
+    bool is_fresh = true;   // no step has entered the history
     float offered = -1.0f;  // as in ScalingChange
     bool stepped = false;
     struct History {

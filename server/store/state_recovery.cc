@@ -158,11 +158,10 @@ absl::StatusOr<ModelSpec> LeftModel::Spec() const {
 }
 
 absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
-  const absl::StatusOr<CommitDecision> decision =
-      cluster.QueryCommit({.model = spec.name,
-                           .history_id = plan.epoch->history.ToString(),
-                           .epoch = plan.epoch->epoch,
-                           .commit_number = plan.prepared->commit_number});
+  const absl::StatusOr<CommitDecision> decision = cluster.QueryCommit({.model = spec.name,
+                                                                       .history_id = plan.epoch->history.ToString(),
+                                                                       .epoch = plan.epoch->epoch,
+                                                                       .commit_number = plan.prepared->commit_number});
   if (absl::IsDataLoss(decision.status())) {
     doubt = decision.status();
     plan.action = RecoveryAction::kServe;
@@ -174,9 +173,9 @@ absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> writer, Journal::Adopt(bytes));
   if (decision.ok()) {
     const std::vector<int32_t>& devices = plan.identity->device_counts;
-    RETURN_IF_ERROR(writer->Decide(Decide(*plan.prepared, *decision,
-                                          spec.gradient_reduction == GradientReduction::kMean,
-                                          std::accumulate(devices.begin(), devices.end(), 0))));
+    RETURN_IF_ERROR(
+        writer->Decide(Decide(*plan.prepared, *decision, spec.gradient_reduction == GradientReduction::kMean,
+                              std::accumulate(devices.begin(), devices.end(), 0))));
   } else {
     RETURN_IF_ERROR(writer->Withdraw());
   }

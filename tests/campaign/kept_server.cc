@@ -71,8 +71,7 @@ absl::Status KeptServer::Spawn(const std::vector<std::string>& flags) {
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
   std::vector<std::string> all = flags;
   all.insert(all.end(), {"--keeper=on", "--log-level=info"});
-  DaemonProcess keeper =
-      DaemonProcess::Spawn(options_.daemon, directory.path(), all, {.standard_error = log.get()});
+  DaemonProcess keeper = DaemonProcess::Spawn(options_.daemon, directory.path(), all, {.standard_error = log.get()});
   daemons_.push_back({.directory = std::move(directory), .keeper = std::move(keeper)});
   return absl::OkStatus();
 }
@@ -107,8 +106,9 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const 
 }
 
 absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
-  ASSIGN_OR_RETURN(const nlohmann::json version, Json(absl::StrCat(options_.ctl, " --socket-dir=",
-                                                                   daemon.directory.path(), " -o json version 2>&1")));
+  ASSIGN_OR_RETURN(
+      const nlohmann::json version,
+      Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json version 2>&1")));
   if (!version.is_object()) return absl::UnavailableError("no server answers");
   return static_cast<pid_t>(std::stol(version["pid"].get<std::string>()));
 }
@@ -144,9 +144,9 @@ absl::Status KeptServer::AwaitNext(Daemon& daemon, pid_t killed) const {
 absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) const {
   std::vector<std::string> hashes;
   for (const Daemon& daemon : daemons_) {
-    ASSIGN_OR_RETURN(const nlohmann::json verified,
-                     Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(),
-                                       " -o json verify --quiet ", model)));
+    ASSIGN_OR_RETURN(
+        const nlohmann::json verified,
+        Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json verify --quiet ", model)));
     hashes.push_back(verified.value("/summary/stateHash"_json_pointer, std::string()));
   }
   return absl::StrJoin(hashes, " ");

@@ -31,7 +31,7 @@ constexpr int64_t kFirst = 2;
 constexpr int64_t kBetween = 2;
 constexpr int64_t kCommits = kFirst + kBetween * ((kPointCount + kGroups - 1) / kGroups) + 1;
 // Of a board's numbers.
-constexpr int kKills = 0;    // how often servers were killed
+constexpr int kKills = 0;     // how often servers were killed
 constexpr int kAnswered = 1;  // the last commit that was answered
 constexpr int kTwice = 2;     // a commit that was answered and begun again
 

@@ -400,7 +400,8 @@ TEST_F(RestartedCoordinatorTest, WhatItKnowsNothingOfStaysInDoubt) {
   EXPECT_THAT(Ask(5, 7), in_doubt);
   EXPECT_THAT(Ask(5, 10), in_doubt);
   EXPECT_THAT(Ask(4, 9), in_doubt);
-  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "n", .history_id = "aa", .epoch = 5, .commit_number = 9}), in_doubt);
+  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "n", .history_id = "aa", .epoch = 5, .commit_number = 9}),
+              in_doubt);
 }
 
 TEST_F(RestartedCoordinatorTest, TheNextEpochIsBehindAllBefore) {

@@ -207,8 +207,7 @@ TEST_P(ForgetfulWorldTest, ACommitThatNodeZeroKnowsNothingOfStaysInDoubtAndIsAsk
   EXPECT_EQ(world->model(1).commit_log().numbers().commit_number, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(, ForgetfulWorldTest,
-                         testing::Values(std::tuple(true, Moment::kAnswered, Moment::kPrepared)),
+INSTANTIATE_TEST_SUITE_P(, ForgetfulWorldTest, testing::Values(std::tuple(true, Moment::kAnswered, Moment::kPrepared)),
                          [](const auto&) { return "Sharded"; });
 
 }  // namespace
