@@ -355,7 +355,10 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
         absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
                                             query.commit_number)));
   }
-  return *Answer(query);  // nothing is open in an epoch that is over
+  absl::StatusOr<CommitDecision> answer = *Answer(query);  // nothing is open in an epoch that is over
+  // Votes that disagreed have decided nothing either.
+  if (absl::IsFailedPrecondition(answer.status())) return UndecidedError(query, answer.status());
+  return answer;
 }
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {

@@ -157,5 +157,24 @@ INSTANTIATE_TEST_SUITE_P(, KeptWorldsTest,
                                           testing::Range(0, kGroups)),
                          NameOf);
 
+class RestartedWorldsTest : public KeptWorldsTest {};
+
+TEST_P(RestartedWorldsTest, ARestartOfADaemonKeepsItsModels) {
+  ASSERT_NO_FATAL_FAILURE(Start(/*keeper=*/true));
+  TrainAll([](Training&, Board&) {});
+  const std::vector<std::string> before = StateHashes();
+  for (int node = 0; node < kNodes; ++node) {
+    const pid_t server = ServerPid(node);
+    EXPECT_OK(Ctl(node, "restart").status());
+    EXPECT_NE(ServerPid(node), server);
+    EXPECT_EQ(StateHashes(), before);
+  }
+  TrainAll([](Training&, Board&) {});  // attaches, and finds nothing left to do
+  EXPECT_EQ(StateHashes(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(, RestartedWorldsTest, testing::Values(std::tuple(true, Victims::kBoth, 0)),
+                         [](const auto&) { return "Sharded"; });
+
 }  // namespace
 }  // namespace paramshard::test

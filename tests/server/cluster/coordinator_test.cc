@@ -269,6 +269,8 @@ TEST_F(CoordinatorTest, VotesOnDifferentCommitsAreRefusedNamingBoth) {
   EXPECT_THAT(Vote1(epoch, 6), StatusIs(absl::StatusCode::kFailedPrecondition, message));
   EXPECT_THAT(Vote0(epoch, 5), StatusIs(absl::StatusCode::kFailedPrecondition, message));
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "votes on commit 5");
+  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "m", .epoch = epoch, .commit_number = 5}),
+              StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {

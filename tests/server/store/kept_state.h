@@ -57,6 +57,9 @@ class WatchedDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
     return inner_->OpenHostMemory(page);
   }
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
+    return inner_->ReadTo(data, size_bytes, sink);
+  }
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
     return inner_->Read(data, size_bytes);
   }
