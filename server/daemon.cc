@@ -51,6 +51,7 @@
 #include "server/service/trainer_service.h"
 #include "server/socket_dir.h"
 #include "server/store/model_store.h"
+#include "server/store/state_recovery.h"
 
 namespace paramshard::server {
 namespace {
@@ -191,13 +192,13 @@ class Daemon::Impl {
 
  private:
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
+  absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
   // Models of the server before this one. Returns what it was in the middle of.
-  absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver();
+  absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
   absl::Status OpenHandoff();
   absl::Status Serve();
-  // Daemons of a world of several cannot go on one by one yet.
-  KeptStore* kept() const { return config_.nodes == 1 ? afterlife_.kept : nullptr; }
+  KeptStore* kept() const { return afterlife_.kept; }
   World MakeWorld() const;
   AdminService::Lifetime Lifetime();
   void WatchDevices();
@@ -253,7 +254,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
-  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffChange> cut_off, TakeOver());
+  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffChange> cut_off, TakeOver(stop));
   restores_ = std::make_unique<WorldRestores>(
       WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenHandoff());
@@ -273,12 +274,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    ASSIGN_OR_RETURN(
-        CoordinatorNode node,
-        MakeCoordinatorCluster({.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir}));
-    coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
-    cluster_ = coordinator_->cluster.get();
-    RETURN_IF_ERROR(ServeCluster());
+    RETURN_IF_ERROR(StartCoordinator(devices));
   } else {
     ASSIGN_OR_RETURN(own_cluster_, MakeRemoteCluster({.node = config_.node,
                                                       .devices = devices,
@@ -291,6 +287,18 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   }
   const std::stop_callback give_up(stop, [this] { cluster_->Stop(); });
   return cluster_->AwaitWorld(config_.join_timeout);
+}
+
+// What the node 0 before this one has decided is known before anybody can ask.
+absl::Status Daemon::Impl::StartCoordinator(int devices) {
+  CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir};
+  if (kept() != nullptr) {
+    ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
+  }
+  ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));
+  coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
+  cluster_ = coordinator_->cluster.get();
+  return ServeCluster();
 }
 
 absl::Status Daemon::Impl::ServeCluster() {
@@ -311,14 +319,9 @@ World Daemon::Impl::MakeWorld() const {
           .engines = EnginesOf(config_)};
 }
 
-absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver() {
-  if (afterlife_.kept != nullptr && kept() == nullptr) {
-    ASSIGN_OR_RETURN(const KeptStore::Descriptors left, afterlife_.kept->TakeAll());
-    if (!left.empty()) {
-      return absl::FailedPreconditionError(
-          "--nodes: 1 expected while models are kept, which a world of several daemons cannot go on with");
-    }
-  }
+absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
+  // A question to node 0 may wait.
+  const std::stop_callback give_up(stop, [this] { cluster_->Stop(); });
   return store_->TakeOver();
 }
 

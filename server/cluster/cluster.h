@@ -7,6 +7,7 @@
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,7 @@ struct ModelReport {
   int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
+  absl::Status lost = {};           // why this node has no state of it any more; then the rest says nothing
 };
 
 // Names what all nodes begin an epoch with. A node that was untouched takes over the id.
@@ -48,19 +50,47 @@ struct RankSum {
   int64_t non_finite_count = 0;
 };
 
-struct CommitVote {
-  std::string model;
-  int64_t epoch = 0;
-  int64_t commit_number = 0;
-  std::vector<RankSum> sums;
-};
-
 struct CommitDecision {
   bool apply = false;     // false: skip
   double square_sum = 0;  // of the first replica, ranks in order
   int64_t non_finite_count = 0;
   // What is to be held before it is applied: the state that it replaces is being saved.
   std::optional<SaveOrder> save = {};
+};
+
+struct CommitVote {
+  std::string model;
+  std::string history_id = {};  // of the epoch, as EpochStart names it
+  int64_t epoch = 0;
+  int64_t commit_number = 0;
+  std::vector<RankSum> sums;
+  // Writes the decision down before anybody acts on it: at node 0 before any daemon is told, elsewhere before Vote
+  // returns. It does not wait and calls nobody back: the coordinator's lock is held. Where it fails nothing is decided.
+  // It does not travel.
+  std::function<absl::Status(const CommitDecision& decision)> write_down = nullptr;
+};
+
+// Names a commit whose vote was cast by a server that has died since.
+struct CommitQuery {
+  std::string model = {};
+  std::string history_id = {};
+  int64_t epoch = 0;
+  int64_t commit_number = 0;
+};
+
+// What a node 0 knows of a model from the one before it: that one's last epoch of the model, which is over.
+struct ClosedEpoch {
+  struct Decided {
+    int64_t epoch = 0;
+    int64_t commit_number = 0;
+    CommitDecision decision = {};
+  };
+
+  std::string model = {};
+  std::string history_id = {};
+  int64_t epoch = 0;
+  int64_t commit_number = 0;                  // the last one that was decided
+  std::optional<Decided> last_decision = {};  // of this history
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.
@@ -109,7 +139,8 @@ class Cluster {
   // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
   // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
   // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
-  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
+  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one. While
+  // a node has lost its part, trainers that attach elsewhere are refused.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;
@@ -140,8 +171,13 @@ class Cluster {
   //   INVALID_ARGUMENT     the sums are not those of this node's ranks
   //   DATA_LOSS            the doubt stays: node 0 did not answer in time, or was restarted and does not know the epoch
   //   CANCELLED            Forget, on this node
-  //   UNAVAILABLE          Stop, on this node, which leaves the commit in doubt for ever
+  //   UNAVAILABLE          Stop, on this node, which leaves the commit in doubt
   virtual absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) = 0;
+
+  // Asks what became of a commit that a server of this node has voted on, without voting: its epoch is ended, so that
+  // nothing is decided any more, and then the answer is the decision, or ABORTED. Waits as a vote does, for as long.
+  // Errors: ABORTED, DATA_LOSS and UNAVAILABLE as for a vote.
+  virtual absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) = 0;
 
   // Makes the rendezvous where the engines of one epoch meet. It is valid while the cluster lives.
   virtual std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) = 0;

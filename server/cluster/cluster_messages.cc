@@ -201,6 +201,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_untouched(report.untouched);
   message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
+  if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
   return request;
 }
 
@@ -386,6 +387,7 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout) {
   v1::VoteRequest request;
   request.set_model(vote.model);
+  request.set_history_id(vote.history_id);
   request.set_epoch(vote.epoch);
   request.set_commit_number(vote.commit_number);
   request.set_node(node);
@@ -396,6 +398,16 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
     message.set_non_finite_count(sum.non_finite_count);
   }
   *request.mutable_timeout() = DurationToProto(timeout);
+  return request;
+}
+
+v1::QueryCommitRequest QueryMessage(int node, const CommitQuery& query) {
+  v1::QueryCommitRequest request;
+  request.set_model(query.model);
+  request.set_history_id(query.history_id);
+  request.set_epoch(query.epoch);
+  request.set_commit_number(query.commit_number);
+  request.set_node(node);
   return request;
 }
 
@@ -424,18 +436,27 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.untouched = message.untouched();
   report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
+  if (message.has_lost()) report.lost = ReasonFromProto(message.lost());
   return report;
 }
 
 CommitVote VoteOf(const v1::VoteRequest& message) {
   CommitVote vote;
   vote.model = message.model();
+  vote.history_id = message.history_id();
   vote.epoch = message.epoch();
   vote.commit_number = message.commit_number();
   for (const v1::RankSum& sum : message.sums()) {
     vote.sums.push_back({sum.rank(), sum.square_sum(), sum.non_finite_count()});
   }
   return vote;
+}
+
+CommitQuery QueryOf(const v1::QueryCommitRequest& message) {
+  return {.model = message.model(),
+          .history_id = message.history_id(),
+          .epoch = message.epoch(),
+          .commit_number = message.commit_number()};
 }
 
 CommitDecision DecisionOf(const v1::CommitDecision& message) {

@@ -43,12 +43,14 @@ v1::RestoreNews RestoreMessage(const RestoreNews& news);
 std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message);
 
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout);
+v1::QueryCommitRequest QueryMessage(int node, const CommitQuery& query);
 
 v1::CommitDecision DecisionMessage(const CommitDecision& decision);
 
 EpochStart EpochStartOf(const v1::EpochStart& message);
 ModelReport ReportOf(const v1::ModelReport& message);
 CommitVote VoteOf(const v1::VoteRequest& message);
+CommitQuery QueryOf(const v1::QueryCommitRequest& message);
 CommitDecision DecisionOf(const v1::CommitDecision& message);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);

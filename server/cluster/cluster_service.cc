@@ -153,19 +153,32 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
   }
 }
 
+absl::Status ClusterServiceImpl::CheckNode(absl::string_view operation, absl::string_view model, int node) const {
+  if (node >= 1 && node < coordinator_->nodes()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1, " expected, got ", node));
+}
+
 grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext*, const v1::VoteRequest* request,
                                       v1::VoteResponse* response) {
-  // Node 0 votes in its own process.
-  if (request->node() < 1 || request->node() >= coordinator_->nodes()) {
-    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                        absl::StrCat("vote ", request->model(), ": a node in 1..", coordinator_->nodes() - 1,
-                                     " expected, got ", request->node()));
+  if (absl::Status valid = CheckNode("vote", request->model(), request->node()); !valid.ok()) {
+    return ToGrpcStatus(valid);
   }
   const absl::StatusOr<CommitDecision> decision =
       coordinator_->Vote(request->node(), VoteOf(*request), WaitOf(request->timeout()));
   if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
   // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's word.
   if (absl::IsDeadlineExceeded(decision.status())) return grpc::Status::OK;
+  return ToGrpcStatus(decision.status());
+}
+
+grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext*, const v1::QueryCommitRequest* request,
+                                             v1::QueryCommitResponse* response) {
+  if (absl::Status valid = CheckNode("query", request->model(), request->node()); !valid.ok()) {
+    return ToGrpcStatus(valid);
+  }
+  const absl::StatusOr<CommitDecision> decision = coordinator_->QueryCommit(request->node(), QueryOf(*request));
+  if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
   return ToGrpcStatus(decision.status());
 }
 

@@ -16,6 +16,8 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
   grpc::Status Join(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override;
   grpc::Status Vote(grpc::ServerContext* context, const v1::VoteRequest* request, v1::VoteResponse* response) override;
+  grpc::Status QueryCommit(grpc::ServerContext* context, const v1::QueryCommitRequest* request,
+                           v1::QueryCommitResponse* response) override;
   grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
                         v1::PutValueResponse* response) override;
   grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
@@ -26,6 +28,8 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
   // Joins the node and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void Take(int node, const v1::JoinRequest& request);
+  // Node 0 speaks in its own process.
+  absl::Status CheckNode(absl::string_view operation, absl::string_view model, int node) const;
 
   Coordinator* const coordinator_;
 };

@@ -60,11 +60,10 @@ absl::Status CommitBook::Add(const Membership& members, int node, const CommitVo
   }
   RETURN_IF_ERROR(CheckCommitNumber(members, node, vote));
   votes_.try_emplace(node, std::move(sorted));  // a repeated vote says the same
-  if (votes_.size() == static_cast<size_t>(members.nodes())) Decide();
-  return absl::OkStatus();
+  return votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : absl::OkStatus();
 }
 
-void CommitBook::Decide() {
+absl::Status CommitBook::Decide() {
   const CommitVote& any = votes_.begin()->second;
   Record record{any.epoch, any.commit_number, {}};
   for (const auto& [node, vote] : votes_) {
@@ -74,10 +73,18 @@ void CommitBook::Decide() {
     }
   }
   record.decision.apply = record.decision.non_finite_count == 0;
+  for (const auto& [node, vote] : votes_) {
+    if (vote.write_down == nullptr) continue;
+    const absl::Status written = vote.write_down(record.decision);
+    if (written.ok()) continue;
+    return absl::InternalError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
+                                            ": the decision could not be written down: ", written.message()));
+  }
   last_commit_number_ = record.commit_number;
   records_.push_back(record);
   if (records_.size() > kKeptDecisions) records_.pop_front();
   votes_.clear();
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::server

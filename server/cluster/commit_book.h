@@ -32,9 +32,10 @@ class CommitBook {
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
 
-  // Adds a vote of the running epoch, and decides when every node has voted. INVALID_ARGUMENT sums that are not those
-  // of the node's ranks (nothing changes); FAILED_PRECONDITION another commit than the next one, or than another node
-  // votes on (names both).
+  // Adds a vote of the running epoch, and decides when every node has voted and the decision is written down where
+  // votes say so. INVALID_ARGUMENT sums that are not those of the node's ranks (nothing changes); FAILED_PRECONDITION
+  // another commit than the next one, or than another node votes on (names both); INTERNAL it could not be written down:
+  // nothing is decided.
   absl::Status Add(const Membership& members, int node, const CommitVote& vote);
 
  private:
@@ -45,7 +46,7 @@ class CommitBook {
   };
 
   absl::Status CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const;
-  void Decide();
+  absl::Status Decide();
 
   int64_t last_commit_number_ = 0;
   int shard_size_ = 0;

@@ -17,21 +17,38 @@ absl::Status EpochOverError(absl::string_view model, int64_t epoch) {
   return absl::AbortedError(absl::StrCat("epoch ", epoch, " of ", model, ": over"));
 }
 
+CommitQuery QueryOf(const CommitVote& vote) {
+  return {.model = vote.model, .history_id = vote.history_id, .epoch = vote.epoch, .commit_number = vote.commit_number};
+}
+
 // The epoch is one of a coordinator or a model that is gone, and so are its decisions.
-absl::Status InDoubtError(const CommitVote& vote) {
-  return absl::DataLossError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": epoch ", vote.epoch,
+absl::Status InDoubtError(const CommitQuery& query) {
+  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ",
+                                          query.epoch,
                                           " is unknown to node 0, which was restarted or has deleted the model"));
 }
 
-absl::Status UndecidedError(const CommitVote& vote, const absl::Status& why) {
-  return absl::AbortedError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": epoch ", vote.epoch,
+absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
+  return absl::AbortedError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ", query.epoch,
                                          " ended before the decision: ", why.message()));
 }
 
+// Of an epoch that this coordinator has not started. Another one that had the same history wrote each decision down
+// before it told it, and has none about the commit behind the last one.
+absl::StatusOr<CommitDecision> AnswerFromBefore(const std::optional<ClosedEpoch>& before, const CommitQuery& query) {
+  if (!before.has_value() || before->history_id != query.history_id) return InDoubtError(query);
+  const std::optional<ClosedEpoch::Decided>& last = before->last_decision;
+  if (last.has_value() && last->epoch == query.epoch && last->commit_number == query.commit_number) {
+    return last->decision;
+  }
+  if (query.epoch < before->epoch || query.commit_number != before->commit_number + 1) return InDoubtError(query);
+  return UndecidedError(query, absl::UnavailableError("node 0 was restarted"));
+}
+
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
-  return absl::UnavailableError(absl::StrCat(
-      node, " lost: its shards of ", model,
-      " are gone unless exported; start its daemon again, import the same into every daemon, attach again"));
+  return absl::UnavailableError(
+      absl::StrCat(node, " lost: attach again when its daemon serves again. Without a keeper its shards of ", model,
+                   " are gone unless exported: import the same into every daemon then"));
 }
 
 absl::Status SpecsDifferError(const std::string& model, const std::string& node, const ModelReport& report,
@@ -80,6 +97,15 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
 }
 
 }  // namespace
+
+Coordinator::Coordinator(int nodes, std::string save_dir, const std::vector<ClosedEpoch>& closed)
+    : nodes_(nodes), save_dir_(std::move(save_dir)), members_(nodes), sinks_(nodes) {
+  for (const ClosedEpoch& before : closed) {
+    Model& model = models_.try_emplace(before.model, nodes).first->second;
+    model.last_epoch = model.epoch_floor = before.epoch;
+    model.before = before;
+  }
+}
 
 // Membership.
 
@@ -207,6 +233,16 @@ Coordinator::Model* Coordinator::FindRunning(absl::string_view name, int64_t epo
   return model != nullptr && model->running && model->last_epoch == epoch ? model : nullptr;
 }
 
+absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    const std::optional<ModelReport>& report = model.reports[node];
+    if (!report.has_value() || report->lost.ok()) continue;
+    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": its state on all nodes expected, got none on ",
+                                            NodeName(members_, node), ": ", report->lost.message()));
+  }
+  return absl::OkStatus();
+}
+
 bool Coordinator::AllAttached(const Model& model) const {
   for (int node = 0; node < members_.nodes(); ++node) {
     const std::optional<ModelReport>& report = model.reports[node];
@@ -233,7 +269,9 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
 }
 
 void Coordinator::TryStart(const std::string& name, Model& model) {
-  if (model.running || !members_.complete() || !AllAttached(model)) return;
+  if (model.running || !members_.complete()) return;
+  if (absl::Status lost = CheckNotLost(name, model); !lost.ok()) return RefuseStart(name, model, lost);
+  if (!AllAttached(model)) return;
   if (absl::Status differ = CheckEqual(name, model); !differ.ok()) {
     RefuseStart(name, model, differ);
   } else {
@@ -269,6 +307,10 @@ void Coordinator::TellWorld() {
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
+  const bool is_awaited = std::any_of(model.reports.begin(), model.reports.end(), [](const auto& report) {
+    return report.has_value() && !report->attached_ranks.empty();
+  });
+  if (!is_awaited) return;
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochRefused(name, why); });
 }
@@ -284,10 +326,11 @@ void Coordinator::TellAll(Call call) {
 
 absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vote, absl::Duration wait) {
   absl::MutexLock lock(&mu_);
-  std::optional<absl::StatusOr<CommitDecision>> answer = Answer(vote);
+  const CommitQuery query = QueryOf(vote);
+  std::optional<absl::StatusOr<CommitDecision>> answer = Answer(query);
   if (!answer.has_value()) {
     RETURN_IF_ERROR(CastVote(node, vote));
-    Await(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (answer = Answer(vote)).has_value(); });
+    Await(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (answer = Answer(query)).has_value(); });
   }
   if (answer.has_value()) return *std::move(answer);
   return absl::DeadlineExceededError(
@@ -298,23 +341,43 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
   absl::Status status = model.book.Add(members_, node, vote);
   if (absl::IsFailedPrecondition(status)) End(vote.model, model, status, /*by_votes=*/true);
+  if (absl::IsInternal(status)) {
+    End(vote.model, model, status);
+    return absl::OkStatus();  // the end answers all votes
+  }
   if (status.ok()) changed_.SignalAll();
   return status;
 }
 
-std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitVote& vote) {
-  const Model* const model = Find(vote.model);
-  if (model == nullptr || vote.epoch <= model->epoch_floor || vote.epoch > model->last_epoch) return InDoubtError(vote);
-  if (std::optional<CommitDecision> decision = model->book.Find(vote.epoch, vote.commit_number)) {
-    return WithOrder(vote.model, vote.commit_number, *std::move(decision));
+absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {
+  absl::MutexLock lock(&mu_);
+  if (Model* const model = FindRunning(query.model, query.epoch); model != nullptr) {
+    End(query.model, *model,
+        absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
+                                            query.commit_number)));
   }
-  if (model->running && model->last_epoch == vote.epoch) {
+  absl::StatusOr<CommitDecision> answer = *Answer(query);  // nothing is open in an epoch that is over
+  // Votes that disagreed have decided nothing either.
+  if (absl::IsFailedPrecondition(answer.status())) return UndecidedError(query, answer.status());
+  return answer;
+}
+
+std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {
+  const Model* const model = Find(query.model);
+  if (model == nullptr) return InDoubtError(query);
+  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
+    return AnswerFromBefore(model->before, query);
+  }
+  if (std::optional<CommitDecision> decision = model->book.Find(query.epoch, query.commit_number)) {
+    return WithOrder(query.model, query.commit_number, *std::move(decision));
+  }
+  if (model->running && model->last_epoch == query.epoch) {
     // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
-    if (stopped_) return UndecidedError(vote, StoppedError());
+    if (stopped_) return UndecidedError(query, StoppedError());
     return std::nullopt;
   }
-  if (model->last_end.epoch != vote.epoch) return EpochOverError(vote.model, vote.epoch);
-  return model->last_end.by_votes ? model->last_end.why : UndecidedError(vote, model->last_end.why);
+  if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
+  return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
 }
 
 // Saves.

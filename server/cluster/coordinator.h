@@ -53,9 +53,8 @@ class NodeSink {
 //   auto decision = coordinator.Vote(0, vote, absl::Seconds(5));
 class Coordinator {
  public:
-  // `save_dir` is node 0's.
-  explicit Coordinator(int nodes, std::string save_dir = {})
-      : nodes_(nodes), save_dir_(std::move(save_dir)), members_(nodes), sinks_(nodes) {}
+  // `save_dir` is node 0's; `closed` are epochs of a coordinator before this one.
+  explicit Coordinator(int nodes, std::string save_dir = {}, const std::vector<ClosedEpoch>& closed = {});
 
   // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join; UNAVAILABLE stopped.
   absl::Status Join(int node, int device_count, NodeSink* sink);
@@ -81,6 +80,9 @@ class Coordinator {
   // Waits for the decision for at most `wait`. Errors, besides ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and
   // DATA_LOSS as in Cluster: DEADLINE_EXCEEDED nothing is decided yet: the vote counts, repeat it for the answer.
   absl::StatusOr<CommitDecision> Vote(int node, const CommitVote& vote, absl::Duration wait);
+
+  // As in Cluster, said by `node`: does not wait. ABORTED, DATA_LOSS.
+  absl::StatusOr<CommitDecision> QueryCommit(int node, const CommitQuery& query);
 
   // Rendezvous. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE stopped.
   absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
@@ -110,17 +112,20 @@ class Coordinator {
     int64_t last_epoch = 0;
     bool running = false;
     EndedEpoch last_end;
+    std::optional<ClosedEpoch> before;  // of another coordinator
     CommitBook book;
     CommandLedger commands;
     Departures departures;
     std::map<std::string, std::string, std::less<>> values;
   };
 
-  // Null when no node has reported the model.
+  // Null when no node has reported the model, nor another coordinator has known it.
   Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // DATA_LOSS naming a node that has lost its part.
+  absl::Status CheckNotLost(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION when nodes hold different specs or states.
   absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -134,7 +139,7 @@ class Coordinator {
 
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns what a vote is answered now; nothing while the decision is open.
-  std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitQuery& query) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Node 0's word about a save, for all others; and another node's, for node 0.
   absl::Status TellFollowers(const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -68,6 +68,9 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     return coordinator_.Vote(0, vote, absl::InfiniteDuration());
   }
+  absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override {
+    return coordinator_.QueryCommit(0, query);
+  }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
   }
@@ -76,7 +79,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void Stop() override { coordinator_.Stop(); }
 
  private:
-  explicit CoordinatorCluster(const CoordinatorOptions& options) : coordinator_(options.nodes, options.save_dir) {
+  explicit CoordinatorCluster(const CoordinatorOptions& options)
+      : coordinator_(options.nodes, options.save_dir, options.closed) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 

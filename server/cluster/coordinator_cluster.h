@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/cluster/cluster.h"
@@ -21,6 +22,8 @@ struct CoordinatorOptions {
   int nodes = 1;
   int devices = 1;            // of this node
   std::string save_dir = {};  // of this node: who joins has the same
+  // What a node 0 before this one has left behind.
+  std::vector<ClosedEpoch> closed = {};
 };
 
 // Node 0 of a world. Register `service` with the server on which the other nodes reach this one, before that starts. To

@@ -11,6 +11,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -92,6 +93,7 @@ class RemoteCluster final : public Cluster {
                       const absl::Status& why) override;
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override;
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
+  absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override;
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
   absl::Status TellSave(const SaveNews& news) override;
   absl::Status TellRestore(const RestoreNews& news) override;
@@ -101,9 +103,10 @@ class RemoteCluster final : public Cluster {
   absl::StatusOr<std::string> Get(v1::GetValueRequest request, absl::Duration timeout);
 
  private:
-  // A vote that waits. Forget ends it.
+  // A vote that waits, or a question about one. Forget ends it.
   struct Ballot {
     std::string model;
+    int64_t commit_number = 0;
     bool forgotten = false;  // guarded by mu_
   };
 
@@ -138,11 +141,15 @@ class RemoteCluster final : public Cluster {
 
   // False when stopped.
   bool Pause(absl::Duration pause);
-  absl::StatusOr<CommitDecision> Cast(const CommitVote& vote, const Ballot& ballot);
+  // One call, which may take so long: nothing when node 0 waits for others.
+  using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
+  // Asks until node 0 gives its word, or the doubt has lasted too long.
+  absl::StatusOr<CommitDecision> Ask(Ballot ballot, absl::Duration wait, AskOnce ask);
+  absl::StatusOr<CommitDecision> Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask);
   // False when the vote must not be repeated.
   bool PauseBallot(const Ballot& ballot, absl::Duration pause);
   // Says why a vote is not repeated.
-  absl::Status GivenUpError(const CommitVote& vote, const Ballot& ballot);
+  absl::Status GivenUpError(const Ballot& ballot);
   absl::Status StoppedError() const;
   std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }
 
@@ -437,37 +444,58 @@ void RemoteCluster::ReportCarriedOut(absl::string_view model, int64_t epoch, int
 }
 
 absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
-  Ballot ballot{.model = vote.model};
+  // A node 0 that lives has answered before the doubt is over.
+  const absl::Duration wait = std::min(kVoteWait, options_.doubt_timeout / 2);
+  const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
+  const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
+    v1::VoteResponse response;
+    RETURN_IF_ERROR(FromGrpcStatus(stub_->Vote(&context, request, &response)));
+    if (!response.has_decision()) return std::nullopt;
+    return DecisionOf(response.decision());
+  };
+  ASSIGN_OR_RETURN(CommitDecision decision, Ask({.model = vote.model, .commit_number = vote.commit_number}, wait, ask));
+  if (vote.write_down != nullptr) RETURN_IF_ERROR(vote.write_down(decision));
+  return decision;
+}
+
+absl::StatusOr<CommitDecision> RemoteCluster::QueryCommit(const CommitQuery& query) {
+  const v1::QueryCommitRequest request = QueryMessage(options_.node, query);
+  const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
+    v1::QueryCommitResponse response;
+    RETURN_IF_ERROR(FromGrpcStatus(stub_->QueryCommit(&context, request, &response)));
+    if (!response.has_decision()) return std::nullopt;
+    return DecisionOf(response.decision());
+  };
+  return Ask({.model = query.model, .commit_number = query.commit_number}, absl::ZeroDuration(), ask);
+}
+
+absl::StatusOr<CommitDecision> RemoteCluster::Ask(Ballot ballot, absl::Duration wait, AskOnce ask) {
   {
     absl::MutexLock lock(&mu_);
     ballots_.insert(&ballot);
   }
-  absl::StatusOr<CommitDecision> decision = Cast(vote, ballot);
+  absl::StatusOr<CommitDecision> decision = Repeat(ballot, wait, ask);
   absl::MutexLock lock(&mu_);
   ballots_.erase(&ballot);
   return decision;
 }
 
-absl::StatusOr<CommitDecision> RemoteCluster::Cast(const CommitVote& vote, const Ballot& ballot) {
-  // A node 0 that lives has answered before the doubt is over.
-  const absl::Duration wait = std::min(kVoteWait, options_.doubt_timeout / 2);
-  const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
+absl::StatusOr<CommitDecision> RemoteCluster::Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask) {
   SteadyTime doubt_deadline = SteadyDeadline(options_.doubt_timeout);
   absl::Duration pause = kFirstPause;
   do {
-    v1::VoteResponse response;
     Call call(*this, std::min(wait + kCallSlack, TimeLeft(doubt_deadline)), &ballot);
-    const absl::Status status = FromGrpcStatus(stub_->Vote(&call.context, request, &response));
-    if (status.ok() && response.has_decision()) return DecisionOf(response.decision());
-    if (IsRefusedVote(status)) return status;
-    if (status.ok()) {  // node 0 has answered: it waits for others, and so does the next call
+    absl::StatusOr<std::optional<CommitDecision>> answer = ask(call.context);
+    if (answer.ok() && answer->has_value()) return **std::move(answer);
+    if (IsRefusedVote(answer.status())) return answer.status();
+    if (answer.ok()) {  // node 0 has answered: it waits for others, and so does the next call
       doubt_deadline = SteadyDeadline(options_.doubt_timeout);
       pause = absl::ZeroDuration();
     } else {
       pause = std::clamp(2 * pause, kFirstPause, kLongestPause);
     }
   } while (SteadyNow() < doubt_deadline && PauseBallot(ballot, std::min(pause, TimeLeft(doubt_deadline))));
-  return GivenUpError(vote, ballot);
+  return GivenUpError(ballot);
 }
 
 bool RemoteCluster::PauseBallot(const Ballot& ballot, absl::Duration pause) {
@@ -478,8 +506,8 @@ bool RemoteCluster::PauseBallot(const Ballot& ballot, absl::Duration pause) {
   return !stopped_ && !ballot.forgotten;
 }
 
-absl::Status RemoteCluster::GivenUpError(const CommitVote& vote, const Ballot& ballot) {
-  const std::string operation = absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": ");
+absl::Status RemoteCluster::GivenUpError(const Ballot& ballot) {
+  const std::string operation = absl::StrCat("vote ", ballot.model, " commit ", ballot.commit_number, ": ");
   absl::MutexLock lock(&mu_);
   if (ballot.forgotten) return absl::CancelledError(absl::StrCat(operation, "the model was deleted on this node"));
   if (stopped_) {

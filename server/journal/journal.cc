@@ -247,7 +247,9 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
                                    .groups = commit.groups,
                                    .has_gradient = commit.has_gradient,
                                    .client_states = {},
-                                   .save = commit.save},
+                                   .save = commit.save,
+                                   .gradient_scale = commit.gradient_scale,
+                                   .max_grad_norm = commit.max_grad_norm},
                         .client_states = WriteClientStates(commit.commit_number, commit.client_states)};
   Publish(JournalRecord::kPrepared, record);
   prepared_ = record.key;
@@ -283,11 +285,17 @@ absl::Status Journal::Decide(const DecidedCommit& commit) {
 absl::Status Journal::CheckAnswer(const AnsweredCommit& commit) const {
   if (!is_decided() || commit.answer.commit_number != decided_.commit_number) return NotNext("a decided commit");
   const bool fits = static_cast<int64_t>(commit.steps.size()) == shape_.parameters &&
-                    static_cast<int64_t>(commit.positions.size()) == shape_.ranks &&
-                    static_cast<int64_t>(commit.scalings.size()) == shape_.scalings;
+                    static_cast<int64_t>(commit.positions.size()) == shape_.ranks;
   if (!fits) return absl::InvalidArgumentError("journal: numbers of this model expected, got others");
-  for (size_t i = 0; i < commit.scalings.size(); ++i) {
-    const ScalingChange::History history = commit.scalings[i].history;
+  return CheckScalings(commit.scalings);
+}
+
+absl::Status Journal::CheckScalings(absl::Span<const ScalingChange> scalings) const {
+  if (static_cast<int64_t>(scalings.size()) != shape_.scalings) {
+    return absl::InvalidArgumentError("journal: amaxes of this model expected, got others");
+  }
+  for (size_t i = 0; i < scalings.size(); ++i) {
+    const ScalingChange::History history = scalings[i].history;
     if (history == ScalingChange::History::kSame) continue;
     const bool appends = history == ScalingChange::History::kAppended;
     if (identity_.book[i].history_length > 0 && (!appends || numbers_.scalings[i].window.exists)) continue;
@@ -307,8 +315,23 @@ absl::Status Journal::Answer(const AnsweredCommit& commit) {
   numbers_.client_states = prepared_states_;
   std::copy(commit.positions.begin(), commit.positions.end(), numbers_.positions.begin());
   std::copy(commit.steps.begin(), commit.steps.end(), numbers_.steps.begin());
-  for (size_t i = 0; i < commit.scalings.size(); ++i) {
-    const ScalingChange& change = commit.scalings[i];
+  Take(commit.scalings);
+  Publish(JournalRecord::kNumbers, numbers_);
+  return absl::OkStatus();
+}
+
+absl::Status Journal::Settle(absl::Span<const ScalingChange> scalings) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (is_prepared()) return NotNext("the end of a commit");
+  RETURN_IF_ERROR(CheckScalings(scalings));
+  Take(scalings);
+  Publish(JournalRecord::kNumbers, numbers_);
+  return absl::OkStatus();
+}
+
+void Journal::Take(absl::Span<const ScalingChange> scalings) {
+  for (size_t i = 0; i < scalings.size(); ++i) {
+    const ScalingChange& change = scalings[i];
     NumbersRecord::Scaling& scaling = numbers_.scalings[i];
     if (change.history != ScalingChange::History::kSame) {
       AppendAmax(i, change.amax, change.history == ScalingChange::History::kBegun);
@@ -320,8 +343,6 @@ absl::Status Journal::Answer(const AnsweredCommit& commit) {
     scaling.is_fresh = change.is_fresh;
     scaling.window.next_scale = change.next_scale;
   }
-  Publish(JournalRecord::kNumbers, numbers_);
-  return absl::OkStatus();
 }
 
 // It goes where no value of the window is: the window that is published stays whole.

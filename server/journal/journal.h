@@ -28,6 +28,7 @@ namespace paramshard::server {
 //   journal->SetUsable(epoch, numbers)
 //
 //   journal->BeginEpoch(number, history)              before an epoch begins
+//   journal->Settle(scalings)                         when daemons have settled amaxes at its start
 //   journal->Prepare(commit)                          before the vote
 //   journal->Decide(decision)                         before the decision is told to others, and before a step
 //   journal->MarkBegun(rank, lane, n), MarkDone(...)  around every band
@@ -65,6 +66,8 @@ class Journal {
 
   // Of a number that no epoch of the history had. The history's id is node 0's from the first one on.
   absl::Status BeginEpoch(int64_t epoch, const HistoryId& history);
+  // Amaxes that were settled outside of a commit, by scaling of the identity's book. None is prepared.
+  absl::Status Settle(absl::Span<const ScalingChange> scalings);
   // The commit behind the last answered one.
   absl::Status Prepare(const PreparedCommit& commit);
   // The prepared commit was given up: no daemon applies it.
@@ -113,12 +116,15 @@ class Journal {
 
   absl::Status CheckUsable() const;
   absl::Status CheckClientStates(absl::Span<const std::string> states) const;
+  absl::Status CheckScalings(absl::Span<const ScalingChange> scalings) const;
   absl::Status CheckAnswer(const AnsweredCommit& commit) const;
   // The commit that the next Prepare is of.
   CommitKey NextKey() const;
   bool is_prepared() const { return prepared_ == NextKey(); }
   bool is_decided() const { return decided_ == NextKey(); }
 
+  // Into the numbers, which are not published yet.
+  void Take(absl::Span<const ScalingChange> scalings);
   // One more value in a history, which begins anew or not.
   void AppendAmax(size_t scaling, float amax, bool begins);
   float RingValue(size_t scaling, int64_t place) const;

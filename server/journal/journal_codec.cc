@@ -12,8 +12,9 @@ constexpr int64_t kKeyBytes = 32;
 constexpr int64_t kAnswerBytes = 1 + 8 + 8 + 1 + 8 + 8;
 constexpr int64_t kScalingBytes = 3 * 4 + 2 + 1 + 3 * 4;
 constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8;
-constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 8 + 8;
-constexpr int64_t kLengthBytes = 4;  // of a text
+constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
+constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
+constexpr int64_t kLengthBytes = 4;         // of a text
 constexpr auto kGroupBytes = static_cast<int64_t>(kHyperparameterCount * sizeof(float));
 
 constexpr int64_t BitmapBytes(int64_t bits) { return (bits + 7) / 8; }
@@ -264,6 +265,9 @@ void Encode(const PreparedRecord& record, JournalBytes& bytes) {
   Put(record.key, bytes);
   if (record.key.commit_number < 0) return;
   Put(record.client_states, bytes);
+  bytes.Put(record.commit.gradient_scale);
+  bytes.Put(record.commit.max_grad_norm.has_value());
+  bytes.Put(record.commit.max_grad_norm.value_or(0.0f));
   bytes.Put(static_cast<uint32_t>(record.commit.groups.size()));
   for (const Hyperparameters& group : record.commit.groups) {
     for (const HyperparameterTraits& traits : kHyperparameters) bytes.Put(group.*traits.member);
@@ -282,6 +286,10 @@ bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, Prepared
   if (record.key.commit_number < 0) return reader.done();
   record.commit.commit_number = record.key.commit_number;
   Get(reader, record.client_states);
+  reader.Get(record.commit.gradient_scale);
+  const bool has_max = reader.Next<bool>();
+  const auto max_grad_norm = reader.Next<float>();
+  if (has_max) record.commit.max_grad_norm = max_grad_norm;
   record.commit.groups.resize(reader.Count(kGroupBytes));
   for (Hyperparameters& group : record.commit.groups) {
     for (const HyperparameterTraits& traits : kHyperparameters) {
@@ -305,6 +313,7 @@ void Encode(const DecidedRecord& record, JournalBytes& bytes) {
   bytes.Put(record.commit.gradient_scale);
   bytes.Put(record.commit.gradient_norm);
   bytes.Put(record.commit.non_finite_count);
+  bytes.Put(record.commit.square_sum);
 }
 
 bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record) {
@@ -315,6 +324,7 @@ bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record) {
   reader.Get(record.commit.gradient_scale);
   reader.Get(record.commit.gradient_norm);
   reader.Get(record.commit.non_finite_count);
+  reader.Get(record.commit.square_sum);
   return reader.done();
 }
 
@@ -342,7 +352,7 @@ int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
       return 4 * 8 + kAnswerBytes + kRefBytes + 8 + shape.ranks * 8 + shape.parameters * 8 +
              shape.scalings * kScalingBytes;
     case JournalRecord::kPrepared:
-      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters) + 1;
+      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters) + 1 + kScaleBytes;
     case JournalRecord::kDecided:
       return kDecidedBytes;
   }

@@ -127,6 +127,8 @@ struct PreparedCommit {
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
   bool save = false;                       // its trainers want its state saved
+  float gradient_scale = 1.0f;             // that gradients were multiplied by
+  std::optional<float> max_grad_norm = {};
 };
 bool operator==(const PreparedCommit& a, const PreparedCommit& b);
 
@@ -137,6 +139,7 @@ struct DecidedCommit {
   float gradient_scale = 1.0f;
   double gradient_norm = 0.0;
   int64_t non_finite_count = 0;
+  double square_sum = 0.0;  // which scale and norm are made from, as node 0 tells it
   friend bool operator==(const DecidedCommit&, const DecidedCommit&) = default;
 };
 

@@ -59,7 +59,7 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
   if (peers == nullptr) {
     restored.source = source_;
   } else {
-    restored.source = {.kind = ChangeSource::Kind::kCheckpoint};
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = {}};
     restored.history = peers->history();
     steps.begin = [&]() -> absl::Status {
       RETURN_IF_ERROR(begun());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "proto/model/group_hyperparameters.h"
 
@@ -13,14 +14,15 @@ struct GradientScale {
   float factor = 1;
 };
 
-GradientScale ScaleOf(const v1::Commit& commit, double square_sum, bool mean, int world_size) {
-  float inverse_scale = 1.0f / (commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f);
+GradientScale ScaleOf(float gradient_scale, std::optional<float> max_grad_norm, double square_sum, bool mean,
+                      int world_size) {
+  float inverse_scale = 1.0f / gradient_scale;
   if (mean) inverse_scale /= static_cast<float>(world_size);
   GradientScale scale;
   scale.norm = static_cast<double>(inverse_scale) * std::sqrt(square_sum);
   float clip = 1.0f;
-  if (commit.has_max_grad_norm()) {
-    clip = static_cast<float>(std::min(1.0, static_cast<double>(commit.max_grad_norm()) / (scale.norm + 1e-6)));
+  if (max_grad_norm.has_value()) {
+    clip = static_cast<float>(std::min(1.0, static_cast<double>(*max_grad_norm) / (scale.norm + 1e-6)));
   }
   scale.factor = inverse_scale * clip;
   return scale;
@@ -46,13 +48,29 @@ std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
   return sums;
 }
 
+float GradientScaleOf(const v1::Commit& commit) { return commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f; }
+
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size) {
-  const GradientScale scale = ScaleOf(commit, decision.square_sum, mean, world_size);
+  const std::optional<float> max_grad_norm =
+      commit.has_max_grad_norm() ? std::optional(commit.max_grad_norm()) : std::nullopt;
+  const GradientScale scale = ScaleOf(GradientScaleOf(commit), max_grad_norm, decision.square_sum, mean, world_size);
   return {.apply = decision.apply,
           .save = commit.save(),
           .non_finite_count = decision.non_finite_count,
           .gradient_norm = scale.norm,
+          .square_sum = decision.square_sum,
           .step = StepOf(commit, scale.factor)};
+}
+
+DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean, int world_size) {
+  const GradientScale scale =
+      ScaleOf(commit.gradient_scale, commit.max_grad_norm, decision.square_sum, mean, world_size);
+  return {.commit_number = commit.commit_number,
+          .apply = decision.apply,
+          .gradient_scale = scale.factor,
+          .gradient_norm = scale.norm,
+          .non_finite_count = decision.non_finite_count,
+          .square_sum = decision.square_sum};
 }
 
 }  // namespace paramshard::server

@@ -10,6 +10,7 @@
 #include "paramshard/v1/trainer.pb.h"
 #include "server/base/clock.h"
 #include "server/cluster/cluster.h"
+#include "server/journal/journal_content.h"
 #include "server/store/shard.h"
 
 namespace paramshard::server {
@@ -20,11 +21,17 @@ struct Decided {
   bool save = false;  // what it leaves
   int64_t non_finite_count = 0;
   double gradient_norm = 0;
+  double square_sum = 0;  // as node 0 tells it
   StepParameters step;
 };
 
+// That the trainers have multiplied their gradients by.
+float GradientScaleOf(const v1::Commit& commit);
+
 // Norm, clip and unscaling, in the order of docs/numerics.md. `mean`: over the ranks of the world.
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size);
+// The same of a commit that another server has prepared.
+DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean, int world_size);
 
 // Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
 class CommitUnderWay {

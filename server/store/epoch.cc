@@ -152,6 +152,7 @@ absl::Status Epoch::EncodeByAmax() {
   if (book.empty()) return absl::OkStatus();
   for (const auto& shard : options_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book));
   RETURN_IF_ERROR(ShareAmaxes(0));
+  if (options_.journal != nullptr) RETURN_IF_ERROR(options_.journal->Settle(journaled_state()));
   for (const auto& shard : options_.shards) RETURN_IF_ERROR(shard->EncodePlanes(book));
   return absl::OkStatus();
 }

@@ -50,6 +50,7 @@ class Epoch : private TrainerWords {
  public:
   struct Options {
     int64_t number = 0;
+    std::string history_id = {};      // of the state that it began with
     const ModelSpec* spec = nullptr;  // these six outlive the epoch
     const Layout* layout = nullptr;
     const Topology* topology = nullptr;
@@ -213,7 +214,7 @@ class Epoch : private TrainerWords {
   void RunSum(int rank);
   void RunVote(const Sequence::PushWork& work);
   // Writes down what is voted on, and what comes of it, where somebody keeps it.
-  absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, const CommitVote& vote);
+  absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote);
   JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
   void RunApply(int rank);
   void RunShareAmaxes(const v1::Command& command);

@@ -23,6 +23,11 @@ constexpr int kMostCommandsAtOnce = 64;
 // Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
 constexpr int kShareOfStepForCopies = 2;
 
+// Of a vote: no daemon applies the commit.
+bool IsGivenUp(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
+}
+
 }  // namespace
 
 // --- Threads ---
@@ -258,8 +263,11 @@ void Epoch::RunSum(int rank) {
 
 void Epoch::RunVote(const Sequence::PushWork& work) {
   const v1::Commit& commit = work.command->commit();
-  CommitVote vote{
-      .model = options_.spec->name, .epoch = options_.number, .commit_number = commit.commit_number(), .sums = {}};
+  CommitVote vote{.model = options_.spec->name,
+                  .history_id = options_.history_id,
+                  .epoch = options_.number,
+                  .commit_number = commit.commit_number(),
+                  .sums = {}};
   {
     absl::MutexLock lock(&mu_);
     vote.sums = commit_.Sums(options_.first_rank);
@@ -267,7 +275,7 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
     // A gather thread watches the deadline.
     seats_[0]->Call();
   }
-  const absl::StatusOr<Decided> decided = Vote(work, vote);
+  const absl::StatusOr<Decided> decided = Vote(work, std::move(vote));
   auto verdict = Sequence::Verdict::kGivenUp;
   if (decided.ok()) {
     const bool encodes = decided->apply && !options_.scaling_book->empty();
@@ -284,21 +292,27 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
 }
 
 // Nobody hears of a decision before it is written down.
-absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, const CommitVote& vote) {
+absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote vote) {
   const v1::Commit& commit = work.command->commit();
   ModelJournal* const journal = options_.journal;
-  if (journal != nullptr) RETURN_IF_ERROR(journal->Prepare(commit, *work.client_states, journaled_state()));
+  const auto decided = [&](const CommitDecision& decision) {
+    return Decide(commit, decision, options_.spec->gradient_reduction == GradientReduction::kMean,
+                  options_.topology->world_size());
+  };
+  if (journal != nullptr) {
+    RETURN_IF_ERROR(journal->Prepare(commit, *work.client_states, journaled_state()));
+    vote.write_down = [&](const CommitDecision& decision) {
+      return journal->Decide(commit.commit_number(), decided(decision));
+    };
+  }
   const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
   if (!decision.ok()) {
-    // A world of one daemon has no doubts: what was not decided is not applied.
-    if (journal != nullptr) RETURN_IF_ERROR(journal->Withdraw());
+    // What is in doubt stays prepared: the next server asks again.
+    if (journal != nullptr && IsGivenUp(decision.status())) RETURN_IF_ERROR(journal->Withdraw());
     return decision.status();
   }
-  Decided decided = Decide(commit, *decision, options_.spec->gradient_reduction == GradientReduction::kMean,
-                           options_.topology->world_size());
   if (decision->save.has_value()) options_.on_save_order(*decision->save);
-  if (journal != nullptr) RETURN_IF_ERROR(journal->Decide(commit.commit_number(), decided));
-  return decided;
+  return decided(*decision);
 }
 
 void Epoch::RunApply(int rank) {

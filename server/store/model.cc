@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   if (left == nullptr) RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->OpenJournal(left.get()));
   RETURN_IF_ERROR(model->AllocateShards(left.get()));
-  RETURN_IF_ERROR(left == nullptr ? model->EncodePlanes({}) : model->ResumeState(left->plan));
+  RETURN_IF_ERROR(left == nullptr ? model->EncodePlanes({}) : model->ResumeState(*left));
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
@@ -196,7 +196,8 @@ absl::Status Model::Publish() {
   return absl::OkStatus();
 }
 
-absl::Status Model::ResumeState(const RecoveryPlan& plan) {
+absl::Status Model::ResumeState(const LeftModel& left) {
+  const RecoveryPlan& plan = left.plan;
   {
     absl::MutexLock lock(&mu_);
     published_ = true;
@@ -205,7 +206,7 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   }
   // A checkpoint replaces everything.
   if (!plan.numbers.has_value()) return absl::OkStatus();
-  RETURN_IF_ERROR(RecoverState(plan, journaled_state(), commit_log_, *journal_));
+  RETURN_IF_ERROR(RecoverState(plan, journaled_state(), topology_.spans_daemons(), commit_log_, *journal_));
   for (const auto& shard : shards_) {
     RETURN_IF_ERROR(shard->BringBackPlanes());
     RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
@@ -216,6 +217,7 @@ absl::Status Model::ResumeState(const RecoveryPlan& plan) {
   history_begin_ = epoch.history_begin;
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
+  if (!left.doubt.ok()) SetDoubt(left.doubt);
   return absl::OkStatus();
 }
 
@@ -423,6 +425,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   RETURN_IF_ERROR(AdoptHistory(start));
   if (journal_ != nullptr) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
   Epoch::Options options{.number = start.epoch,
+                         .history_id = start.history_id,
                          .spec = &options_.spec,
                          .layout = layout_.get(),
                          .topology = &topology_,
@@ -498,10 +501,13 @@ void Model::Settle(const Epoch& epoch) {
     options_.log->Write(LogLevel::kError, "an answer could not be written down",
                         {{"model", spec().name}, {"why", doubt_.ToString()}});
   }
-  const absl::Status unknown = epoch.doubt();
-  if (unknown.ok()) return;
+  if (const absl::Status unknown = epoch.doubt(); !unknown.ok()) SetDoubt(unknown);
+}
+
+void Model::SetDoubt(const absl::Status& why) {
+  const int64_t last = commit_log_.numbers().commit_number;
   doubt_ = absl::DataLossError(
-      absl::StrCat("model ", spec().name, ": commit ", last + 1, " is in doubt (", unknown.message(),
+      absl::StrCat("model ", spec().name, ": commit ", last + 1, " is in doubt (", why.message(),
                    "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
                    last, ", which can be exported; import a state, or delete the model"));
   options_.log->Write(LogLevel::kError, "a commit stays in doubt",

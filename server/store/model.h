@@ -297,7 +297,7 @@ class Model {
   // The journal comes first: whatever is allocated after it belongs to a model that is being made.
   absl::Status OpenJournal(const LeftModel* left);
   absl::Status AllocateShards(const LeftModel* left);
-  absl::Status ResumeState(const RecoveryPlan& plan);
+  absl::Status ResumeState(const LeftModel& left);
   void SaveAnswered(const RecoveryPlan& plan);
   // What the journal says of the history and of epochs.
   JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
@@ -314,6 +314,8 @@ class Model {
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
+  // Whether other daemons have applied the commit behind the last one cannot be learnt.
+  void SetDoubt(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Settles what the epoch leaves behind when one of its commits came to no end.
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The state is lost, by `what`; the first loss stays.

@@ -64,7 +64,11 @@ std::vector<JournalIdentity::BookParameter> DescribeBook(const ModelSpec& spec) 
 }
 
 JournalScaling ScalingOf(const ScalingBook::Record& record) {
-  JournalScaling scaling{.amax = record.amax, .scale = record.scale, .is_fresh = record.is_fresh};
+  JournalScaling scaling{.amax = record.amax,
+                         .scale = record.scale,
+                         .offered = record.offered,
+                         .stepped = record.stepped,
+                         .is_fresh = record.is_fresh};
   if (record.history.has_value()) {
     scaling.history = JournalScaling::History{.scale = record.history->scale, .amaxes = record.history->amaxes};
   }
@@ -158,7 +162,9 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, const std::vector<s
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
                           .client_states = client_states,
-                          .save = commit.save()};
+                          .save = commit.save(),
+                          .gradient_scale = GradientScaleOf(commit)};
+  if (commit.has_max_grad_norm()) prepared.max_grad_norm = commit.max_grad_norm();
   for (const v1::GroupHyperparameters& group : commit.groups()) {
     prepared.groups.push_back(HyperparametersFromProto(group));
   }
@@ -171,7 +177,8 @@ absl::Status ModelJournal::Decide(int64_t commit_number, const Decided& decided)
                            .apply = decided.apply,
                            .gradient_scale = decided.step.gradient_scale,
                            .gradient_norm = decided.gradient_norm,
-                           .non_finite_count = decided.non_finite_count});
+                           .non_finite_count = decided.non_finite_count,
+                           .square_sum = decided.square_sum});
 }
 
 StepProgress ModelJournal::Marks(int rank) const {

@@ -58,6 +58,8 @@ class ModelJournal {
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
 
   absl::Status BeginEpoch(int64_t epoch, const HistoryId& history) { return journal_->BeginEpoch(epoch, history); }
+  // The daemons have settled amaxes at the start of an epoch.
+  absl::Status Settle(const JournaledState& state) { return journal_->Settle(state.book->TakeChanges()); }
   // Before the vote: what the step will be made of, and what the trainers sent with it.
   absl::Status Prepare(const v1::Commit& commit, const std::vector<std::string>& client_states,
                        const JournaledState& state);

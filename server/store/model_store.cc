@@ -169,8 +169,9 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
   ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
   if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal is one of model ", spec.name));
-  if (!IsRecoverable(left.plan.action) && left.plan.action != RecoveryAction::kRedoChange) {
-    return absl::FailedPreconditionError("a daemon of a world of several expected, which asks node 0");
+  if (left.plan.action == RecoveryAction::kQueryNode0) {
+    RETURN_IF_ERROR(left.AskNode0(spec, *options_.world.cluster));
+    if (left.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(left.plan.loss);
   }
   Model::Options options = OptionsFor(std::move(spec));
   options.left = std::make_unique<LeftModel>(std::move(left));
@@ -189,7 +190,13 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
-  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", LostModel(name, why.message()).ToString()}});
+  const absl::Status lost = LostModel(name, why.message());
+  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  // Trainers of other daemons need not wait for it.
+  ModelReport report;
+  report.model = name;
+  report.lost = lost;
+  options_.world.cluster->Report(report);
   absl::MutexLock lock(&mu_);
   models_.erase(name);
   lost_[name] = std::string(why.message());
@@ -343,6 +350,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
   }
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
   log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
+  options_.world.cluster->Forget(name);
   absl::MutexLock lock(&mu_);
   lost_.erase(name);
   if (!request_id.empty()) deletions_[request_id] = name;

@@ -117,6 +117,8 @@ std::vector<ScalingBook::Record> ScalingBook::records() const {
     record.amax = entry.amax;
     record.scale = entry.scale;
     record.is_fresh = entry.is_fresh;
+    record.offered = entry.offered;
+    record.stepped = entry.stepped;
     if (entry.delayed.has_value()) record.history = {entry.delayed->scale(), entry.delayed->history()};
   }
   return records;
@@ -146,6 +148,8 @@ void ScalingBook::Restore(absl::Span<const Record> records) {
     entry->amax = record.amax;
     entry->scale = record.scale;
     entry->is_fresh = record.is_fresh;
+    entry->offered = record.offered;
+    entry->stepped = record.stepped;
     if (entry->is_delayed) {
       entry->delayed.emplace(entry->options, entry->fp8_max, record.history->scale, record.history->amaxes);
     }

@@ -34,13 +34,16 @@ namespace paramshard::server {
 // Thread-safe.
 class ScalingBook {
  public:
-  // What the book says of one parameter between two commits: whoever begins with it goes on with the same bits.
+  // What the book says of one parameter between two commits: whoever begins with it goes on with the same bits. What is
+  // offered and not settled is known of commits alone whose amaxes were not exchanged, because a daemon was lost.
   struct Record {
     int unit = 0;
     int parameter = 0;
     float amax = 0.0f;
-    float scale = 1.0f;    // of the present planes
-    bool is_fresh = true;  // no step has entered the history
+    float scale = 1.0f;     // of the present planes
+    bool is_fresh = true;   // no step has entered the history
+    float offered = -1.0f;  // as in ScalingChange
+    bool stepped = false;
     struct History {
       float scale = 1.0f;              // of the next step
       std::vector<float> amaxes = {};  // newest first
@@ -77,7 +80,7 @@ class ScalingBook {
   // The masters are replaced.
   void Restart();
 
-  // In the order of the model. Nothing may be offered and not yet settled.
+  // In the order of the model.
   std::vector<Record> records() const;
   // What has become of each since the last call, in the same order.
   std::vector<ScalingChange> TakeChanges();

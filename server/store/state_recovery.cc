@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,7 +16,9 @@
 #include "proto/model/model_spec_difference.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/base/thread.h"
+#include "server/journal/journal.h"
 #include "server/journal/journal_reader.h"
+#include "server/store/commit_under_way.h"
 
 namespace paramshard::server {
 namespace {
@@ -28,6 +32,8 @@ ScalingBook::Record RecordOf(const JournalIdentity::BookParameter& parameter, co
                              .amax = scaling.amax,
                              .scale = scaling.scale,
                              .is_fresh = scaling.is_fresh,
+                             .offered = scaling.offered,
+                             .stepped = scaling.stepped,
                              .history = {}};
   if (scaling.history.has_value()) {
     record.history = ScalingBook::Record::History{.scale = scaling.history->scale, .amaxes = scaling.history->amaxes};
@@ -51,10 +57,29 @@ std::string ReadLostMark(KeptMemory& memory) {
   return absl::CHexEscape({text, strnlen(text, size)});
 }
 
+// Nothing of a model that is lost: not all of its journal was read.
+std::optional<ClosedEpoch> ClosedEpochOf(const std::string& name, const RecoveryPlan& plan) {
+  if (!IsRecoverable(plan.action)) return std::nullopt;
+  const std::string history = plan.epoch->history.ToString();
+  ClosedEpoch closed{.model = name,
+                     .history_id = history,
+                     .epoch = plan.epoch->epoch,
+                     .commit_number = plan.numbers->commit_number + (plan.decided.has_value() ? 1 : 0)};
+  const std::optional<LastDecision>& last = plan.last_decision;
+  if (!last.has_value() || last->history != plan.epoch->history) return closed;
+  closed.last_decision = {.epoch = last->epoch,
+                          .commit_number = last->commit.commit_number,
+                          .decision = {.apply = last->commit.apply,
+                                       .square_sum = last->commit.square_sum,
+                                       .non_finite_count = last->commit.non_finite_count}};
+  return closed;
+}
+
 class Recovery {
  public:
-  Recovery(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits, ModelJournal& journal)
-      : plan_(plan), state_(state), commits_(commits), journal_(journal) {}
+  Recovery(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
+           ModelJournal& journal)
+      : plan_(plan), state_(state), shares_amaxes_(shares_amaxes), commits_(commits), journal_(journal) {}
 
   absl::Status Run() {
     TakeNumbers();
@@ -86,7 +111,7 @@ class Recovery {
   absl::Status FinishStep() {
     RETURN_IF_ERROR(OnAllRanks([this](int rank) { return StepRank(rank); }));
     for (const auto& shard : state_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(*state_.book));
-    state_.book->Settle(state_.book->Offer());
+    if (!shares_amaxes_) state_.book->Settle(state_.book->Offer());
     return absl::OkStatus();
   }
 
@@ -124,6 +149,7 @@ class Recovery {
 
   const RecoveryPlan& plan_;
   const JournaledState& state_;
+  const bool shares_amaxes_;
   CommitLog& commits_;
   ModelJournal& journal_;
 };
@@ -180,9 +206,46 @@ absl::StatusOr<ModelSpec> LeftModel::Spec() const {
   return absl::FailedPreconditionError("a spec that this version reads alike expected, got another");
 }
 
-absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
+absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
+  const absl::StatusOr<CommitDecision> decision = cluster.QueryCommit({.model = spec.name,
+                                                                       .history_id = plan.epoch->history.ToString(),
+                                                                       .epoch = plan.epoch->epoch,
+                                                                       .commit_number = plan.prepared->commit_number});
+  if (absl::IsDataLoss(decision.status())) {
+    doubt = decision.status();
+    plan.action = RecoveryAction::kServe;
+    plan.prepared.reset();
+    return absl::OkStatus();
+  }
+  if (!decision.ok() && !absl::IsAborted(decision.status())) return decision.status();
+  const absl::Span<uint8_t> bytes = absl::MakeSpan(journal->data(), journal->size_bytes());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Journal> writer, Journal::Adopt(bytes));
+  if (decision.ok()) {
+    const std::vector<int32_t>& devices = plan.identity->device_counts;
+    RETURN_IF_ERROR(
+        writer->Decide(Decide(*plan.prepared, *decision, spec.gradient_reduction == GradientReduction::kMean,
+                              std::accumulate(devices.begin(), devices.end(), 0))));
+  } else {
+    RETURN_IF_ERROR(writer->Withdraw());
+  }
+  ASSIGN_OR_RETURN(plan, PlanRecovery(bytes));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept) {
+  ASSIGN_OR_RETURN(KeptStore::Descriptors all, kept.TakeAll());
+  KeptModels left = KeptModels::Sort(std::move(all));
+  std::vector<ClosedEpoch> closed;
+  for (auto& [name, pieces] : left.models) {
+    ASSIGN_OR_RETURN(const LeftModel model, LeftModel::Read(name, &kept, std::move(pieces)));
+    if (std::optional<ClosedEpoch> epoch = ClosedEpochOf(name, model.plan)) closed.push_back(*std::move(epoch));
+  }
+  return closed;
+}
+
+absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
                           ModelJournal& journal) {
-  return Recovery(plan, state, commits, journal).Run();
+  return Recovery(plan, state, shares_amaxes, commits, journal).Run();
 }
 
 }  // namespace paramshard::server

@@ -4,11 +4,13 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/model/model_spec.h"
+#include "server/cluster/cluster.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/recovery.h"
 #include "server/keeper/kept_store.h"
@@ -24,17 +26,26 @@ struct LeftModel {
   std::unique_ptr<KeptMemory> memory;
   const Memory* journal = nullptr;  // a piece of it
   RecoveryPlan plan;
+  absl::Status doubt;  // whether a commit was applied on other daemons cannot be learnt: DATA_LOSS
 
   // `pieces` may be anything. FAILED_PRECONDITION a journal of a newer version, which is to be left alone.
   static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
   // DATA_LOSS where there is no telling, or the plan says so.
   absl::StatusOr<ModelSpec> Spec() const;
+  // Asks node 0 what became of the commit of a plan that is kQueryNode0, writes it down, and plans anew. Where that
+  // cannot be learnt the state is that of the commit before, in doubt, and the journal stays as it is: the next server
+  // asks again. UNAVAILABLE the cluster has stopped.
+  absl::Status AskNode0(const ModelSpec& spec, Cluster& cluster);
 };
 
 // Lets the next server know that a model is lost, and why, whatever else is kept of it: until its journal says that it
 // was made anew, or DropLostMark. Errors of KeptStore.
 absl::Status KeepLostMark(const std::string& name, KeptStore* store, absl::string_view why);
 absl::Status DropLostMark(const std::string& name, KeptStore* store);
+
+// What a node 0 that is started again has to know of epochs of the one before it, which wrote each of its decisions
+// down. FAILED_PRECONDITION a journal of a newer version.
+absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept);
 
 // Whether a model can go on from what its journal says: its state is there, whole or with a step to finish.
 inline bool IsRecoverable(RecoveryAction action) {
@@ -44,8 +55,10 @@ inline bool IsRecoverable(RecoveryAction action) {
 
 // Brings shards, book and log to the end of a commit, the one that is answered or, where a decision was made, the next
 // one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and has numbers: of a
-// model that is to be changed again those before it. Shards have adopted the memory. No epoch runs. What breaks a device.
-absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, CommitLog& commits,
+// model that is to be changed again those before it. Shards have adopted the memory. `shares_amaxes`: rows of a
+// parameter lie on other daemons too, with which the next epoch settles the amaxes of a step that is finished here. No
+// epoch runs. What breaks a device.
+absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
                           ModelJournal& journal);
 
 }  // namespace paramshard::server

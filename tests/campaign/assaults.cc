@@ -129,12 +129,22 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
 // Of a server, until it serves.
 constexpr absl::Duration kLongestStart = absl::Milliseconds(100);
 
-// The server is killed up to `longest` after a trainer's board has reached the next commit. The last one is left to the
-// last server, so that there is always something to do.
-absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
-  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options()));
+// Some of the daemons, one at least.
+std::vector<int> Victims(const KeptServer& server, std::mt19937_64& random) {
+  std::vector<int> victims;
+  const uint64_t bits = random() % ((uint64_t{1} << server.daemons()) - 1) + 1;
+  for (int daemon = 0; daemon < server.daemons(); ++daemon) {
+    if ((bits >> daemon & 1) != 0) victims.push_back(daemon);
+  }
+  return victims;
+}
+
+// Servers are killed up to `longest` after a trainer's board has reached the next commit. The last one is left to the
+// last servers, so that there is always something to do.
+absl::Status KillServerAfter(Round& round, KeptServer::Shape shape, int number, absl::Duration longest) {
+  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options(), shape));
   std::string expected = round.world.state_hash();
-  if (round.world.options().rows_factor > 1) {
+  if (shape != KeptServer::Shape::kOneDaemon || round.world.options().rows_factor > 1) {
     ASSIGN_OR_RETURN(expected, TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
   }
   const auto kill = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
@@ -146,8 +156,9 @@ absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
       absl::SleepFor(UpTo(longest, round.random));
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestStart, round.random);
-      RETURN_IF_ERROR(server.Kill(followers));
-      round.count.kills += 1 + static_cast<int64_t>(followers.size());
+      const std::vector<int> victims = Victims(server, round.random);
+      RETURN_IF_ERROR(server.Kill(victims, followers));
+      round.count.kills += static_cast<int64_t>(victims.size() * (1 + followers.size()));
     }
     return absl::OkStatus();
   };
@@ -157,11 +168,19 @@ absl::Status KillServerAfter(Round& round, int number, absl::Duration longest) {
 }
 
 absl::Status KillServer(Round& round) {
-  return KillServerAfter(round, kBegunCommit, round.world.options().server_kill_within);
+  return KillServerAfter(round, KeptServer::Shape::kOneDaemon, kBegunCommit, round.world.options().server_kill_within);
+}
+
+absl::Status KillWorld(Round& round) {
+  const auto shape = round.random() % 2 == 0 ? KeptServer::Shape::kReplicas : KeptServer::Shape::kShards;
+  if (round.random() % 2 == 0) {
+    return KillServerAfter(round, shape, kBegunCommit, round.world.options().server_kill_within);
+  }
+  return KillServerAfter(round, shape, kSentCommit, round.world.options().decided_kill_within);
 }
 
 absl::Status KillDecided(Round& round) {
-  return KillServerAfter(round, kSentCommit, round.world.options().decided_kill_within);
+  return KillServerAfter(round, KeptServer::Shape::kOneDaemon, kSentCommit, round.world.options().decided_kill_within);
 }
 
 // Trains while `disturb` happens at a random time. Trainers may fail, but must end.
@@ -343,6 +362,7 @@ constexpr Assault kAssaults[] = {
     {.name = "memory", .run = LimitMemory, .alone = true},
     {.name = "kill-server", .run = KillServer, .ranks = 1},
     {.name = "kill-decided", .run = KillDecided, .ranks = 1},
+    {.name = "kill-world", .run = KillWorld},
     {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
     {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
 };

@@ -28,9 +28,11 @@ namespace paramshard::test {
 //   threads        a limit on its address space, so that stacks of threads do not fit
 //   memory         the same, so that a large model does not fit
 //   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round
-//                  is to kill, and now and then of those that follow while they start: trainers that come again make no answered commit twice, and end in the bytes of the
-//                  bystander
+//                  is to kill, and now and then of those that follow while they start: trainers that come again make no
+//                  answered commit twice, and end in the bytes of the bystander
 //   kill-decided   the same soon after a commit was sent, so that many steps are cut off
+//   kill-world     either of them, in a world of two daemons: the server of one or of both; replicas or shards, which
+//                  end in the bytes of a training that nobody has disturbed
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();

@@ -26,6 +26,18 @@ absl::StatusOr<nlohmann::json> Json(const std::string& command) {
   return nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
 }
 
+// The keeper's child, serving or not; another one than `before`.
+absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
+  pid_t child = -1;
+  const auto is_there = [&]() -> absl::StatusOr<bool> {
+    std::ifstream children(absl::StrCat("/proc/", keeper, "/task/", keeper, "/children"));
+    return (children >> child) && child != before;
+  };
+  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
+  if (there) return child;
+  return absl::DeadlineExceededError("a server expected after one that was killed");
+}
+
 void AwaitLeaveToEnd(Board& board) {
   const absl::StatusOr<bool> may_end =
       Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayEnd] != 0; });
@@ -34,29 +46,45 @@ void AwaitLeaveToEnd(Board& board) {
 
 }  // namespace
 
-KeptServer::KeptServer(const CampaignOptions& options, TemporaryDirectory directory, DaemonProcess daemon)
-    : options_(options), directory_(std::move(directory)), daemon_(std::move(daemon)) {}
+absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
+  KeptServer world(options, shape);
+  if (shape == Shape::kOneDaemon) {
+    RETURN_IF_ERROR(world.Spawn({absl::StrCat("--device=", absl::StrJoin(options.devices, ","))}));
+  } else {
+    const int nodes = static_cast<int>(options.devices.size());
+    const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+    for (int node = 0; node < nodes; ++node) {
+      RETURN_IF_ERROR(world.Spawn({absl::StrCat("--device=", options.devices[node]), address,
+                                   absl::StrCat("--nodes=", nodes), absl::StrCat("--node=", node)}));
+    }
+  }
+  for (Daemon& daemon : world.daemons_) {
+    RETURN_IF_ERROR(daemon.keeper.AwaitReady(kPatience));
+    ASSIGN_OR_RETURN(daemon.server, world.ServerPid(daemon));
+  }
+  return world;
+}
 
-absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options) {
+absl::Status KeptServer::Spawn(const std::vector<std::string>& flags) {
   TemporaryDirectory directory;
   const wire::FileDescriptor log(open(LogPath(directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
-  ASSIGN_OR_RETURN(DaemonProcess daemon,
-                   DaemonProcess::Start(options.daemon, directory.path(),
-                                        {absl::StrCat("--device=", absl::StrJoin(options.devices, ",")), "--keeper=on",
-                                         "--log-level=info"},
-                                        kPatience, {.standard_error = log.get()}));
-  KeptServer server(options, std::move(directory), std::move(daemon));
-  ASSIGN_OR_RETURN(server.server_, server.ServerPid());
-  return server;
+  std::vector<std::string> all = flags;
+  all.insert(all.end(), {"--keeper=on", "--log-level=info"});
+  DaemonProcess keeper = DaemonProcess::Spawn(options_.daemon, directory.path(), all, {.standard_error = log.get()});
+  daemons_.push_back({.directory = std::move(directory), .keeper = std::move(keeper)});
+  return absl::OkStatus();
 }
 
 Training KeptServer::TrainingOf(const std::string& model, int rank) const {
-  return {.socket_dir = directory_.path(),
-          .model = model,
-          .rows_factor = options_.rows_factor,
-          .rank = rank,
-          .commits = kCommits};
+  Training training{.socket_dir = daemons_[shape_ == Shape::kOneDaemon ? 0 : rank].directory.path(),
+                    .model = model,
+                    .rows_factor = options_.rows_factor,
+                    .scaled = shape_ != Shape::kOneDaemon,
+                    .rank = rank};
+  if (shape_ == Shape::kShards) training.shard_size = daemons();
+  training.commits = kCommits;
+  return training;
 }
 
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const {
@@ -70,43 +98,44 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const 
       if (point == Point::kCommitted) answered = commit;
     };
     absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time latest = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < latest;) {
+    // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.
+    for (const absl::Time latest = absl::Now() + 5 * kPatience; absl::IsUnavailable(status) && absl::Now() < latest;) {
       status = Train(training);
     }
     return status;
   });
 }
 
-absl::StatusOr<pid_t> KeptServer::ServerPid() const {
-  ASSIGN_OR_RETURN(const nlohmann::json version,
-                   Json(absl::StrCat(options_.ctl, " --socket-dir=", directory_.path(), " -o json version 2>&1")));
+absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
+  ASSIGN_OR_RETURN(
+      const nlohmann::json version,
+      Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json version 2>&1")));
   if (!version.is_object()) return absl::UnavailableError("no server answers");
   return static_cast<pid_t>(std::stol(version["pid"].get<std::string>()));
 }
 
-absl::StatusOr<pid_t> KeptServer::AwaitChild(pid_t before) const {
-  pid_t child = -1;
-  const auto is_there = [&]() -> absl::StatusOr<bool> {
-    std::ifstream children(absl::StrCat("/proc/", daemon_.pid(), "/task/", daemon_.pid(), "/children"));
-    return (children >> child) && child != before;
-  };
-  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
-  if (there) return child;
-  return absl::DeadlineExceededError("a server expected after one that was killed");
+absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers) {
+  std::vector<pid_t> killed;
+  for (const int daemon : daemons) {
+    killed.push_back(daemons_[daemon].server);
+    kill(killed.back(), SIGKILL);
+  }
+  for (const absl::Duration after : followers) {
+    for (size_t i = 0; i < daemons.size(); ++i) {
+      ASSIGN_OR_RETURN(killed[i], AwaitChild(daemons_[daemons[i]].keeper.pid(), killed[i]));
+    }
+    absl::SleepFor(after);
+    for (const pid_t server : killed) kill(server, SIGKILL);
+  }
+  for (size_t i = 0; i < daemons.size(); ++i) RETURN_IF_ERROR(AwaitNext(daemons_[daemons[i]], killed[i]));
+  return absl::OkStatus();
 }
 
-absl::Status KeptServer::Kill(absl::Span<const absl::Duration> followers) {
-  kill(server_, SIGKILL);
-  pid_t killed = server_;
-  for (const absl::Duration after : followers) {
-    ASSIGN_OR_RETURN(killed, AwaitChild(killed));
-    absl::SleepFor(after);
-    kill(killed, SIGKILL);
-  }
+absl::Status KeptServer::AwaitNext(Daemon& daemon, pid_t killed) const {
   const auto is_followed = [&]() -> absl::StatusOr<bool> {
-    const absl::StatusOr<pid_t> pid = ServerPid();
-    if (!pid.ok() || *pid == server_ || *pid == killed) return false;
-    server_ = *pid;
+    const absl::StatusOr<pid_t> pid = ServerPid(daemon);
+    if (!pid.ok() || *pid == daemon.server || *pid == killed) return false;
+    daemon.server = *pid;
     return true;
   };
   ASSIGN_OR_RETURN(const bool followed, Poll({.timeout = kPatience}, is_followed));
@@ -114,15 +143,24 @@ absl::Status KeptServer::Kill(absl::Span<const absl::Duration> followers) {
 }
 
 absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) const {
-  ASSIGN_OR_RETURN(const nlohmann::json verified, Json(absl::StrCat(options_.ctl, " --socket-dir=", directory_.path(),
-                                                                    " -o json verify --quiet ", model)));
-  return verified.value("/summary/stateHash"_json_pointer, std::string());
+  std::vector<std::string> hashes;
+  for (const Daemon& daemon : daemons_) {
+    ASSIGN_OR_RETURN(
+        const nlohmann::json verified,
+        Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json verify --quiet ", model)));
+    hashes.push_back(verified.value("/summary/stateHash"_json_pointer, std::string()));
+  }
+  return absl::StrJoin(hashes, " ");
 }
 
 absl::StatusOr<int64_t> KeptServer::StepsFinished() const {
-  ASSIGN_OR_RETURN(const std::string count,
-                   OutputOf(absl::StrCat("grep --count 'redo the apply' ", LogPath(directory_), " || true")));
-  return std::stol(count);
+  int64_t steps = 0;
+  for (const Daemon& daemon : daemons_) {
+    ASSIGN_OR_RETURN(const std::string count,
+                     OutputOf(absl::StrCat("grep --count 'redo the apply' ", LogPath(daemon.directory), " || true")));
+    steps += std::stol(count);
+  }
+  return steps;
 }
 
 }  // namespace paramshard::test

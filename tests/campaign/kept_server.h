@@ -1,4 +1,4 @@
-// A daemon with a keeper, whose server is killed.
+// A world of daemons with keepers, whose servers are killed.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_KEPT_SERVER_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_KEPT_SERVER_H_
 
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,29 +27,40 @@ inline constexpr int kMayEnd = 2;
 
 class KeptServer {
  public:
-  static absl::StatusOr<KeptServer> Start(const CampaignOptions& options);
+  // The daemons: one of both ranks, or two of one each, that hold replicas or share a model.
+  enum class Shape { kOneDaemon, kReplicas, kShards };
+  static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
+
+  int daemons() const { return static_cast<int>(daemons_.size()); }
 
   int ranks() const { return options_.ranks(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;
 
-  // Kills the server, then as many that follow it, each so long after its process began, and waits for the next one.
-  absl::Status Kill(absl::Span<const absl::Duration> followers);
+  // Kills the servers of these daemons, then as many that follow each, so long after their processes began, and waits
+  // for the next ones.
+  absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers);
+  // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps that were decided and not finished, and that servers have finished that followed.
   absl::StatusOr<int64_t> StepsFinished() const;
 
  private:
-  KeptServer(const CampaignOptions& options, TemporaryDirectory directory, DaemonProcess daemon);
-  absl::StatusOr<pid_t> ServerPid() const;
-  // The keeper's child, serving or not; another one than `before`.
-  absl::StatusOr<pid_t> AwaitChild(pid_t before) const;
+  struct Daemon {
+    TemporaryDirectory directory;
+    DaemonProcess keeper;
+    pid_t server = -1;
+  };
+
+  KeptServer(const CampaignOptions& options, Shape shape) : options_(options), shape_(shape) {}
+  absl::Status Spawn(const std::vector<std::string>& flags);
+  absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
+  absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;
 
   CampaignOptions options_;
-  TemporaryDirectory directory_;
-  DaemonProcess daemon_;
-  pid_t server_ = -1;
+  Shape shape_;
+  std::vector<Daemon> daemons_;
 };
 
 }  // namespace paramshard::test

@@ -75,7 +75,7 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
 }
 
 absl::Status TrainEpoch(Client& client, const Training& training) {
-  ModelSpec spec = SmallModel(training.model, training.rows_factor);
+  ModelSpec spec = SmallModel(training.model, training.rows_factor, training.scaled);
   spec.shard_size = training.shard_size;
   spec.accumulator_type = training.accumulators;
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
@@ -95,7 +95,7 @@ int DevicesUpTo(int most) {
   return gpus.ok() ? std::min(most, std::atoi(gpus->c_str())) : 0;
 }
 
-ModelSpec SmallModel(const std::string& name, int64_t rows_factor) {
+ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) {
   ModelSpec spec;
   spec.name = name;
   spec.seed = 7;
@@ -108,6 +108,10 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor) {
   second.name = kUnits[1];
   second.parameters = {Parameter("second.weight", {300 * rows_factor, 64}, Format::kFP8Block128x128),
                        Parameter("second.scale", {}, Format::kBF16)};
+  if (scaled) {
+    first.parameters.push_back(Parameter("first.current", {70, 48}, Format::kFP8TensorCurrent));
+    second.parameters.push_back(Parameter("second.delayed", {90, 32}, Format::kFP8TensorDelayed));
+  }
   spec.units = {first, second};
   return spec;
 }

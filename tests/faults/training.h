@@ -30,8 +30,8 @@ enum class Point : int {
 };
 inline constexpr int kPointCount = 11;
 
-// With so many times the rows.
-ModelSpec SmallModel(const std::string& name, int64_t rows_factor = 1);
+// With so many times the rows; `scaled`: and with parameters whose formats need the amax of the whole tensor.
+ModelSpec SmallModel(const std::string& name, int64_t rows_factor = 1, bool scaled = false);
 
 // How many devices of the tests' kind this machine has, `most` at most: as many cpu devices as one likes.
 int DevicesUpTo(int most);
@@ -40,6 +40,7 @@ struct Training {
   std::string socket_dir;
   std::string model;
   int64_t rows_factor = 1;
+  bool scaled = false;  // SmallModel
   int rank = 0;
   std::optional<int> shard_size = std::nullopt;
   GradientType accumulators = GradientType::kFP32;

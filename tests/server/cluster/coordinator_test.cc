@@ -169,6 +169,19 @@ TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
+TEST_F(CoordinatorTest, TrainersThatWaitForAModelThatANodeHasLostAreTold) {
+  ModelReport lost;
+  lost.model = "m";
+  lost.lost = absl::DataLossError("model m: its state was lost with the server before this one");
+  coordinator_.Report(1, lost);
+  EXPECT_TRUE(sinks_[0].empty()) << "nobody waits";
+  coordinator_.Report(0, MakeReport({0}));
+  ExpectRefusal(absl::StatusCode::kDataLoss, "got none on node 1 (rank 2): model m: its state was lost");
+  coordinator_.Report(1, MakeReport({2}));
+  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(sinks_[0].Next().start);
+}
+
 TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
   coordinator_.Report(0, MakeReport({0, 1}, 0, 0, 0xabc));
   coordinator_.Report(1, MakeReport({2}, 0, 0, 0xdef));
@@ -181,7 +194,7 @@ TEST_F(CoordinatorTest, ALostNodeEndsEveryEpochAndIsNamed) {
   const EpochNews news = sinks_[0].Next();
   EXPECT_EQ(news.epoch, epoch);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kUnavailable,
-                                 HasSubstr("node 1 (rank 2) lost: its shards of m are gone unless exported")));
+                                 HasSubstr("node 1 (rank 2) lost: attach again when its daemon serves again")));
   EXPECT_TRUE(sinks_[1].empty());
   // Its reports have gone with it.
   ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
@@ -256,6 +269,8 @@ TEST_F(CoordinatorTest, VotesOnDifferentCommitsAreRefusedNamingBoth) {
   EXPECT_THAT(Vote1(epoch, 6), StatusIs(absl::StatusCode::kFailedPrecondition, message));
   EXPECT_THAT(Vote0(epoch, 5), StatusIs(absl::StatusCode::kFailedPrecondition, message));
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "votes on commit 5");
+  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "m", .epoch = epoch, .commit_number = 5}),
+              StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {
@@ -301,6 +316,104 @@ TEST_F(CoordinatorTest, AVoteOfAnEpochThatACoordinatorBeforeHasStartedStaysInDou
   EXPECT_THAT(Vote1(3, 9), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
   StartEpoch();
   EXPECT_THAT(Vote1(3, 9), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(CoordinatorTest, ADecisionIsWrittenDownOnceWithWhatAllAreTold) {
+  const int64_t epoch = StartEpoch();
+  std::vector<double> written;
+  CommitVote vote = MakeVote(epoch, 1, {{0, 0.5, 0}, {1, 0.25, 0}});
+  vote.write_down = [&](const CommitDecision& decision) {
+    written.push_back(decision.square_sum);
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(coordinator_.Vote(0, vote, kNow), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(written, testing::IsEmpty());
+  EXPECT_OK(Vote1(epoch, 1));
+  EXPECT_OK(Vote1(epoch, 1));
+  EXPECT_THAT(written, ElementsAre(0.875));
+}
+
+TEST_F(CoordinatorTest, WhatCannotBeWrittenDownIsNotDecided) {
+  const int64_t epoch = StartEpoch();
+  CommitVote vote = MakeVote(epoch, 1, {{0, 0.5, 0}, {1, 0.25, 0}});
+  vote.write_down = [](const CommitDecision&) { return absl::FailedPreconditionError("no"); };
+  EXPECT_THAT(coordinator_.Vote(0, vote, kNow), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted, HasSubstr("could not be written down: no")));
+  ExpectEnd(epoch, absl::StatusCode::kInternal, "could not be written down");
+  EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(CoordinatorTest, AQuestionEndsTheEpochSoThatNothingIsDecidedAnyMore) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_FALSE(Vote1(epoch, 1).ok());
+  const CommitQuery query{.model = "m", .epoch = epoch, .commit_number = 1};
+  EXPECT_THAT(coordinator_.QueryCommit(1, query), StatusIs(absl::StatusCode::kAborted));
+  ExpectEnd(epoch, absl::StatusCode::kUnavailable, "node 1 (rank 2) was restarted, and asks what became of commit 1");
+  EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted)) << "with it all would have voted";
+}
+
+TEST_F(CoordinatorTest, AQuestionAboutWhatWasDecidedIsAnsweredWithIt) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_FALSE(Vote1(epoch, 1).ok());
+  ASSERT_OK(Vote0(epoch, 1));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision,
+                       coordinator_.QueryCommit(1, {.model = "m", .epoch = epoch, .commit_number = 1}));
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 0.875);
+}
+
+// What a coordinator of a node 0 that was started again knows: epoch 5, in which commit 8 was the last one decided.
+class RestartedCoordinatorTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<CommitDecision> Ask(int64_t epoch, int64_t commit_number, const std::string& history = "aa") {
+    const CommitQuery query{.model = "m", .history_id = history, .epoch = epoch, .commit_number = commit_number};
+    const absl::StatusOr<CommitDecision> answer = coordinator_.QueryCommit(1, query);
+    CommitVote vote = MakeVote(epoch, commit_number, {{2, 0.125, 0}});
+    vote.history_id = history;
+    EXPECT_EQ(coordinator_.Vote(1, vote, kNow).status().code(), answer.status().code()) << "votes hear the same";
+    return answer;
+  }
+
+  Coordinator coordinator_{
+      2,
+      "",
+      {{.model = "m",
+        .history_id = "aa",
+        .epoch = 5,
+        .commit_number = 8,
+        .last_decision = ClosedEpoch::Decided{
+            .epoch = 5, .commit_number = 8, .decision = {.apply = true, .square_sum = 3, .non_finite_count = 0}}}}};
+};
+
+TEST_F(RestartedCoordinatorTest, TheLastDecisionIsAnsweredAsItWas) {
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Ask(5, 8));
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.square_sum, 3);
+}
+
+TEST_F(RestartedCoordinatorTest, TheCommitBehindTheLastDecisionWasNotDecided) {
+  EXPECT_THAT(Ask(5, 9), StatusIs(absl::StatusCode::kAborted, HasSubstr("node 0 was restarted")));
+  EXPECT_THAT(Ask(6, 9), StatusIs(absl::StatusCode::kAborted)) << "an epoch that node 0 died before";
+}
+
+TEST_F(RestartedCoordinatorTest, WhatItKnowsNothingOfStaysInDoubt) {
+  const auto in_doubt = StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0"));
+  EXPECT_THAT(Ask(5, 9, "bb"), in_doubt) << "another history";
+  EXPECT_THAT(Ask(5, 7), in_doubt);
+  EXPECT_THAT(Ask(5, 10), in_doubt);
+  EXPECT_THAT(Ask(4, 9), in_doubt);
+  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "n", .history_id = "aa", .epoch = 5, .commit_number = 9}),
+              in_doubt);
+}
+
+TEST_F(RestartedCoordinatorTest, TheNextEpochIsBehindAllBefore) {
+  RecordingListener sinks[2];
+  ASSERT_OK(coordinator_.Join(0, 2, &sinks[0]));
+  ASSERT_OK(coordinator_.Join(1, 1, &sinks[1]));
+  coordinator_.Report(0, MakeReport({0, 1}, 8, 8));
+  coordinator_.Report(1, MakeReport({2}, 8, 8));
+  EXPECT_EQ(sinks[1].Next().epoch, 6);
+  EXPECT_OK(Ask(5, 8));
 }
 
 TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {

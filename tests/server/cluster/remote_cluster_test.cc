@@ -145,6 +145,18 @@ TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
 }
 
+TEST_F(RemoteClusterTest, LossesTravelWithReports) {
+  ModelReport lost;
+  lost.model = "m";
+  lost.lost = absl::DataLossError("gone");
+  one_->Report(lost);
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  // The loss may have come there before this report, or comes behind it.
+  const EpochNews news = zero_.news.Next();
+  EXPECT_TRUE(news.refused);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got none on node 1 (rank 2): gone")));
+}
+
 TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
   ModelReport of_zero = MakeReport({0, 1}, 3, 3);
   of_zero.history_id = "aa";
@@ -194,7 +206,7 @@ TEST_F(RemoteClusterTest, NodeZeroNamesTheNodeThatIsLost) {
   one_.reset();
   EXPECT_THAT(zero_.news.Next().why,
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("node 1 (rank 2) lost: its shards of m are gone unless exported")));
+                       HasSubstr("node 1 (rank 2) lost: attach again when its daemon serves again")));
 }
 
 TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
@@ -234,6 +246,39 @@ TEST_F(RemoteClusterTest, AVoteInDoubtThatWasNotDecidedIsAborted) {
   zero_.Close();
   zero_.Open();
   EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("ended before the decision")));
+}
+
+TEST_F(RemoteClusterTest, ADecisionIsWrittenDownBeforeAVoteReturns) {
+  const int64_t epoch = StartEpoch();
+  CommitVote vote = VoteOfOne(epoch, 1);
+  double written = 0;
+  vote.write_down = [&](const CommitDecision& decision) {
+    written = decision.square_sum;
+    return absl::InternalError("no");
+  };
+  auto zero = std::async(std::launch::async, [&] { return VoteOfZero(epoch, 1); });
+  EXPECT_THAT(one_->Vote(vote), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_OK(zero.get());
+  EXPECT_EQ(written, 7);
+}
+
+TEST_F(RemoteClusterTest, NodeZeroIsAskedWhatBecameOfACommitUntilItAnswers) {
+  const int64_t epoch = StartEpoch();
+  auto lost = std::async(std::launch::async, [&] { return zero_.coordinator().Vote(1, VoteOfOne(epoch, 1), kLong); });
+  ASSERT_OK(VoteOfZero(epoch, 1));
+  ASSERT_OK(lost.get());
+  zero_.Close();
+  const auto ask = [&](int64_t commit_number) {
+    return one_->QueryCommit({.model = "m", .epoch = epoch, .commit_number = commit_number});
+  };
+  auto decision = std::async(std::launch::async, [&] { return ask(1); });
+  zero_.Open();
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decided, decision.get());
+  EXPECT_TRUE(decided.apply);
+  EXPECT_EQ(decided.square_sum, 7);
+  EXPECT_THAT(ask(2), StatusIs(absl::StatusCode::kAborted, HasSubstr("ended before the decision")));
+  EXPECT_THAT(one_->QueryCommit({.model = "n", .epoch = epoch, .commit_number = 1}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
 }
 
 TEST_F(RemoteClusterTest, StopEndsAVoteThatStaysInDoubt) {

@@ -142,6 +142,8 @@ TEST_F(JournalTest, CallsOutOfTurnAreRefusedAndWriteNothing) {
   const RecoveryPlan prepared = PlanOf(buffer_);
   EXPECT_THAT(journal_->Prepare(training_.Prepared(1)), not_next);
   EXPECT_THAT(journal_->BeginEpoch(2, training_.epoch().history), not_next);
+  training_.Settle(0.5f);
+  EXPECT_THAT(journal_->Settle(training_.settled()), not_next);
   EXPECT_THAT(journal_->Decide(training_.Decided(2)), not_next);
   Training next = training_;
   next.Answer();
@@ -177,6 +179,7 @@ TEST_F(JournalTest, AnEpochTakesOverTheHistorysId) {
 
 TEST_F(JournalTest, WhatDoesNotFitIsRefused) {
   const auto invalid = StatusIs(absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(journal_->Settle({}), invalid);
   PreparedCommit commit = training_.Prepared(1);
   commit.client_states[1] = std::string(25, 'x');
   EXPECT_THAT(journal_->Prepare(commit), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 24 bytes")));

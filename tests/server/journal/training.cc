@@ -128,6 +128,10 @@ class Script {
         absl::StrCat("begin epoch ", epoch),
         [epoch, history = training_.epoch().history](Journal& journal) { return journal.BeginEpoch(epoch, history); },
         Serving(training_));
+    training_.Settle(0.75f * static_cast<float>(epoch));
+    Add(
+        absl::StrCat("settle amaxes of epoch ", epoch),
+        [settled = training_.settled()](Journal& journal) { return journal.Settle(settled); }, Serving(training_));
   }
 
   void Prepare(int64_t number) {
@@ -232,8 +236,13 @@ Training::Training(JournalIdentity identity) : identity_(std::move(identity)) {
 }
 
 PreparedCommit Training::Prepared(int64_t number) const {
-  PreparedCommit commit{
-      .commit_number = number, .groups = {}, .has_gradient = {}, .client_states = {}, .save = number % 3 == 0};
+  PreparedCommit commit{.commit_number = number,
+                        .groups = {},
+                        .has_gradient = {},
+                        .client_states = {},
+                        .save = number % 3 == 0,
+                        .gradient_scale = 0.5f * static_cast<float>(number)};
+  if (number % 2 == 0) commit.max_grad_norm = 0.25f * static_cast<float>(number);
   for (int64_t group = 0; group <= number % 2; ++group) {
     commit.groups.push_back(
         {.learning_rate = 0.5f * static_cast<float>(number), .beta1 = 0.25f * static_cast<float>(group)});
@@ -252,7 +261,8 @@ DecidedCommit Training::Decided(int64_t number) const {
           .apply = number % 3 != 0,
           .gradient_scale = 1.0f / static_cast<float>(number),
           .gradient_norm = 0.1 * static_cast<double>(number),
-          .non_finite_count = number % 3 == 0 ? number : 0};
+          .non_finite_count = number % 3 == 0 ? number : 0,
+          .square_sum = 0.7 * static_cast<double>(number)};
 }
 
 std::vector<Training::Band> Training::Bands(int rank) const {
@@ -312,6 +322,22 @@ void Training::AnswerScaling(size_t index, int64_t number) {
   scaling.history->amaxes.insert(scaling.history->amaxes.begin(), scaling.amax);
   scaling.history->amaxes.resize(length);
   change.history = begins ? ScalingChange::History::kBegun : ScalingChange::History::kAppended;
+}
+
+void Training::Settle(float amax) {
+  for (size_t i = 0; i < changes_.size(); ++i) {
+    JournalScaling& scaling = numbers_.scalings[i];
+    scaling.amax = amax;
+    scaling.offered = -1.0f;
+    scaling.stepped = false;
+    changes_[i] = {.amax = amax, .scale = scaling.scale, .is_fresh = scaling.is_fresh};
+    if (!scaling.history.has_value()) continue;
+    std::vector<float>& amaxes = scaling.history->amaxes;
+    amaxes.insert(amaxes.begin(), amax);
+    amaxes.pop_back();
+    changes_[i].next_scale = scaling.history->scale;
+    changes_[i].history = ScalingChange::History::kAppended;
+  }
 }
 
 // A skipped commit leaves the book as it was.

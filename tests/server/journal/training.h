@@ -54,6 +54,9 @@ class Training {
   std::vector<Band> Bands(int rank) const;
 
   void BeginEpoch(int64_t epoch) { epoch_.epoch = epoch; }
+  // Daemons settle amaxes: those of commits before, into histories that are there.
+  void Settle(float amax);
+  const std::vector<ScalingChange>& settled() const { return changes_; }
   // Advances by the next commit.
   void Answer();
   // What the journal is told of it: valid until the next one.

@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/store/inspection.h"
+#include "server/store/state_recovery.h"
 #include "tests/server/store/command.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/status_matchers.h"
@@ -22,10 +23,12 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
   const int nodes = static_cast<int>(device_counts.size());
   clusters_.resize(nodes);
   if (nodes == 1) {
-    clusters_[0] = *MakeLocalCluster(device_counts[0]);
+    clusters_[0] = std::make_unique<HookedCluster>(device_counts[0]);
   } else {
-    zero_ = std::make_unique<CoordinatorNode>(
-        *MakeCoordinatorCluster({.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir}));
+    CoordinatorOptions coordinator{.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir};
+    if (!options.kept.empty()) coordinator.closed = *ReadClosedEpochs(*options.kept[0]);
+    zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster(coordinator));
+    clusters_[0] = std::make_unique<HookedCluster>(std::move(zero_->cluster));
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -38,22 +41,24 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
                                        .save_dir = options.save_dir,
                                        .join_timeout = kPatience});
       PARAMSHARD_CHECK(joined.ok());
-      clusters_[node] = *std::move(joined);
+      clusters_[node] = std::make_unique<HookedCluster>(*std::move(joined));
     }
   }
   for (int node = 0; node < nodes; ++node) {
-    PARAMSHARD_CHECK(cluster(node)->AwaitWorld(kPatience).ok());
-    World world{.cluster = cluster(node), .devices = {}, .first_rank = ranks(), .world_size = 0};
+    PARAMSHARD_CHECK(clusters_[node]->AwaitWorld(kPatience).ok());
+    World world{.cluster = clusters_[node].get(), .devices = {}, .first_rank = ranks(), .world_size = 0};
     world.world_size = std::accumulate(device_counts.begin(), device_counts.end(), 0);
     for (int device = 0; device < device_counts[node]; ++device) {
-      devices_.push_back(MakeCpuDevice(device));
+      devices_.push_back(options.make_device(node, device));
       world.devices.push_back(devices_.back().get());
       node_of_.push_back(node);
     }
     stores_.push_back(std::make_unique<ModelStore>(
         ModelStore::Options{.world = world,
                             .save_dir = options.save_dir,
-                            .savers = options.savers.empty() ? nullptr : options.savers[node]}));
+                            .savers = options.savers.empty() ? nullptr : options.savers[node],
+                            .moves = options.moves,
+                            .kept = options.kept.empty() ? nullptr : options.kept[node]}));
   }
 }
 
@@ -61,17 +66,24 @@ Daemons::~Daemons() {
   trainers_.clear();
   models_.clear();
   stores_.clear();
-  for (int node = 0; node < static_cast<int>(clusters_.size()); ++node) cluster(node)->Stop();
+  for (int node = 0; node < static_cast<int>(clusters_.size()); ++node) clusters_[node]->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
 }
 
-void Daemons::Stop(int node) { cluster(node)->Stop(); }
+void Daemons::Stop(int node) { clusters_[node]->Stop(); }
 
 void Daemons::Create(const v1::ModelSpec& spec) {
   for (const auto& store : stores_) {
     auto created = store->CreateOrJoin(Parse(spec));
     PARAMSHARD_CHECK(created.ok());
     models_.push_back(created->model);
+  }
+}
+
+void Daemons::TakeOver(const std::string& model) {
+  for (const auto& store : stores_) {
+    PARAMSHARD_CHECK(store->TakeOver().ok());
+    models_.push_back(*store->Find(model));
   }
 }
 
@@ -106,9 +118,13 @@ void Daemons::Discard() {
   for (const auto& trainer : trainers_) trainer->Discard();
 }
 
-wire::CommitRecord Daemons::Commit() {
+wire::CommitRecord Daemons::Commit(const std::function<void(v1::Commit&)>& change) {
   const int64_t number = models_[0]->commit_log().numbers().commit_number + 1;
-  for (const auto& trainer : trainers_) trainer->Commit(number);
+  for (const auto& trainer : trainers_) {
+    v1::Command command = CommitCommand(trainer->next_command(), number, "");
+    if (change) change(*command.mutable_commit());
+    trainer->Send(command);
+  }
   wire::CommitRecord answer{};
   for (const auto& trainer : trainers_) {
     const auto record = trainer->AwaitCommitted(number);

@@ -15,6 +15,7 @@
 #include "server/store/model.h"
 #include "server/store/model_store.h"
 #include "tests/server/store/fake_trainer.h"
+#include "tests/server/store/hooked_cluster.h"
 
 namespace paramshard::server {
 
@@ -23,6 +24,11 @@ class Daemons {
   struct Options {
     std::string save_dir = {};  // and who saves, by node; they outlive the world
     std::vector<const SaverSource*> savers = {};
+    std::vector<KeptStore*> kept = {};  // by node: what models outlive the world in
+    MovePolicy moves = {};
+    std::function<std::unique_ptr<ComputeDevice>(int node, int device)> make_device = [](int, int device) {
+      return MakeCpuDevice(device);
+    };
   };
   // By node.
   explicit Daemons(const std::vector<int>& device_counts) : Daemons(device_counts, Options()) {}
@@ -31,7 +37,10 @@ class Daemons {
 
   // On every daemon. Ends the test program when one refuses.
   void Create(const v1::ModelSpec& spec);
+  // What a world before this one has left in `kept`. Ends the test program when a daemon refuses.
+  void TakeOver(const std::string& model);
   ModelStore& store(int node) { return *stores_[node]; }
+  HookedCluster& cluster(int node) const { return *clusters_[node]; }
   // The others lose the daemon.
   void Stop(int node);
   Model& model(int node) { return *models_[node]; }
@@ -49,20 +58,18 @@ class Daemons {
   void Push(int unit, const std::function<std::vector<float>(int rank)>& gradients);
   void Discard();
   // The answer that all ranks get.
-  wire::CommitRecord Commit();
+  wire::CommitRecord Commit(const std::function<void(v1::Commit&)>& change = {});
 
   // Hashes of planes and state of every extent, in the order of parameters and ranks. Planes that do not match their
   // master are GoogleTest failures.
   std::vector<std::string> Hashes() const;
 
  private:
-  Cluster* cluster(int node) const { return node == 0 && zero_ ? zero_->cluster.get() : clusters_[node].get(); }
-
   std::vector<int> node_of_;  // by rank
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
-  std::unique_ptr<CoordinatorNode> zero_;  // of several
+  std::unique_ptr<CoordinatorNode> zero_;  // of several; its cluster is among the others
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::unique_ptr<Cluster>> clusters_;
+  std::vector<std::unique_ptr<HookedCluster>> clusters_;
   std::vector<std::unique_ptr<ModelStore>> stores_;
   std::vector<std::shared_ptr<Model>> models_;
   std::vector<std::unique_ptr<FakeTrainer>> trainers_;

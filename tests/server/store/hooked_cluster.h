@@ -19,7 +19,8 @@ namespace paramshard::server {
 
 class HookedCluster final : public Cluster {
  public:
-  explicit HookedCluster(int devices) : cluster_(*MakeLocalCluster(devices)) {}
+  explicit HookedCluster(int devices) : HookedCluster(*MakeLocalCluster(devices)) {}
+  explicit HookedCluster(std::unique_ptr<Cluster> cluster) : cluster_(std::move(cluster)) {}
 
   // Called before every vote that is yet to come, and after every decision; an error is the vote's answer.
   void BeforeVote(std::function<absl::Status()> hook) {
@@ -53,6 +54,7 @@ class HookedCluster final : public Cluster {
     return decision;
   }
 
+  absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override { return cluster_->QueryCommit(query); }
   int node() const override { return cluster_->node(); }
   int nodes() const override { return cluster_->nodes(); }
   std::vector<int> device_counts() const override { return cluster_->device_counts(); }

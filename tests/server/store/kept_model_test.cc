@@ -9,10 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/kept_memory.h"
@@ -22,6 +20,7 @@
 #include "tests/server/store/left_memory.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"
+#include "tests/server/store/watched_device.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -47,104 +46,6 @@ v1::ModelSpec Spec() {
   return spec;
 }
 constexpr int kUnits = 4;
-
-// What a test has another thread do: it is set while that one may be at work.
-class Hook {
- public:
-  void Set(std::function<void()> hook) {
-    absl::MutexLock lock(&mu_);
-    hook_ = std::move(hook);
-  }
-  void Call() {
-    std::function<void()> hook;
-    {
-      absl::MutexLock lock(&mu_);
-      hook = hook_;
-    }
-    if (hook) hook();
-  }
-
- private:
-  absl::Mutex mu_;
-  std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
-};
-
-// Calls what a test gives it around every step of a rank.
-class WatchedDevice final : public ComputeDevice {
- public:
-  struct Hooks {
-    Hook before_step;
-    Hook after_step;
-  };
-  WatchedDevice(std::unique_ptr<ComputeDevice> inner, Hooks* hooks)
-      : ComputeDevice(inner->id()), inner_(std::move(inner)), hooks_(hooks) {}
-
-  absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override {
-    return inner_->Allocate(name, size_bytes, sharing);
-  }
-  absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override {
-    return inner_->Adopt(name, size_bytes, std::move(fd));
-  }
-  int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
-  absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
-    return inner_->OpenHostMemory(page);
-  }
-  absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
-    return inner_->Read(data, size_bytes);
-  }
-  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
-    return inner_->ReadTo(data, size_bytes, sink);
-  }
-  absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override {
-    return inner_->Write(data, bytes);
-  }
-  absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
-                                                                  StateMoves moves) override;
-  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return inner_->MakeQueue(); }
-
- private:
-  const std::unique_ptr<ComputeDevice> inner_;
-  Hooks* const hooks_;
-};
-
-class WatchedArithmetic final : public ShardArithmetic {
- public:
-  WatchedArithmetic(std::unique_ptr<ShardArithmetic> inner, WatchedDevice::Hooks* hooks)
-      : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
-
-  absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
-    return inner_->EncodePlanes(scalings);
-  }
-  absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
-    return inner_->EncodeAfterAmax(active, scalings);
-  }
-  absl::StatusOr<std::vector<float>> MeasureAmaxes() override { return inner_->MeasureAmaxes(); }
-  absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
-                                                    absl::Span<const SumTask> sums) override {
-    return inner_->SumSquares(active, sums);
-  }
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
-                                          absl::Span<const TensorScaling> scalings,
-                                          const StepProgress& progress) override {
-    hooks_->before_step.Call();
-    auto amaxes = inner_->Step(steps, scalings, progress);
-    set_position(inner_->position());
-    hooks_->after_step.Call();
-    return amaxes;
-  }
-
- private:
-  const std::unique_ptr<ShardArithmetic> inner_;
-  WatchedDevice::Hooks* const hooks_;
-};
-
-absl::StatusOr<std::unique_ptr<ShardArithmetic>> WatchedDevice::MakeArithmetic(std::vector<ExtentTensors> tensors,
-                                                                               StateMoves moves) {
-  auto made = inner_->MakeArithmetic(std::move(tensors), std::move(moves));
-  if (!made.ok()) return made.status();
-  return std::make_unique<WatchedArithmetic>(*std::move(made), hooks_);
-}
 
 // Hears which commits are answered, and which of them are to be saved. It saves nothing.
 class HearingSaver final : public ModelSaver {

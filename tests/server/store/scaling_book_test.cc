@@ -178,6 +178,20 @@ TEST_F(ScalingBookTest, AnotherBookGoesOnFromItsRecords) {
   }
 }
 
+TEST_F(ScalingBookTest, AnotherBookMakesUpForAStepThatWasNotSettled) {
+  Begin(7);
+  book_.AddStep(0, kDelayed, 14);
+  ScalingBook other(spec_);
+  other.Restore(book_.records());
+  for (ScalingBook* const book : {&book_, &other}) {
+    EXPECT_EQ(book->Next(0, kDelayed).scale, 64);
+    book->Settle(book->Offer());
+    EXPECT_EQ(book->Present(0, kDelayed).amax, 14);
+    EXPECT_EQ(book->Next(0, kDelayed).scale, 32);
+  }
+  EXPECT_EQ(other.records(), book_.records());
+}
+
 TEST_F(ScalingBookTest, RecordsOfAnotherHistoryLengthAreLeftOut) {
   Begin(7);
   std::vector<ScalingBook::Record> records = book_.records();

@@ -607,6 +607,10 @@ class CountingDevice final : public ComputeDevice {
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
     return kDevice->OpenHostMemory(page);
   }
+  absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override {
+    read_bytes += size_bytes;
+    return kDevice->ReadTo(data, size_bytes, sink);
+  }
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
     read_bytes += size_bytes;
     return kDevice->Read(data, size_bytes);
