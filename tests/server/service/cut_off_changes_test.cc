@@ -90,11 +90,14 @@ class CutOffChangesTest : public testing::Test {
   void MakeAgain() { ASSERT_OK_AND_ASSIGN(changes_, CutOffChanges::Start(&world_->store(), std::move(cut_off_))); }
   void AwaitChanges() { changes_->Await(); }
 
-  // What the server leaves that dies when the restore has begun; its own goes on to the end.
+  // What the server leaves that dies before the first row is written; its own goes on to the end.
   void CutRestore(const std::string& folder, FakeKeptStore& left) {
     model_ = world_->Create(ModelSpecToProto(SpecWith(MomentType::kFP32)));
     ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {.convert_moments = true}));
-    ASSERT_OK(restore->Run([&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    absl::once_flag copied;
+    faults_.before_write = [&] { absl::call_once(copied, [&] { CopyKept(*kept_, left); }); };
+    ASSERT_OK(restore->Run().status());
+    faults_.before_write = [] {};
     expected_ = StateHash(*model_);
   }
   std::string WriteCheckpoint() const {
