@@ -55,6 +55,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"convert", {"in", "--format=MXFP8", "-o", "out"}},
       {"import", {"m", "in"}},
       {"export", {"in", "--format=hf", "--like=like", "--out=out"}},
+      {"delete", {"m"}},
       {"save", {"m"}},
       {"saves", {"m"}},
       {"restore", {"m"}},
