@@ -364,9 +364,9 @@ struct CreationOptions {
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
 // whatever daemon listens at the same place by then. While there is none, OpenModel waits, and other calls are
 // UNAVAILABLE and say what to do; they may be repeated. A daemon's keeper starts the next server by itself, with the
-// models of the dead one, at their last commit. Without (`paramshardd --keeper=off`) what was saved comes back where the
-// next daemon restores (`--restore=latest`), and the rest is gone unless exported: a model that is created anew begins
-// at commit 0.
+// models of the dead one, at their last commit. Without (`paramshardd --keeper=off`) what was saved comes back where
+// the next daemon restores (`--restore=latest`), and the rest is gone unless exported: a model that is created anew
+// begins at commit 0.
 class Client {
  public:
   struct Options {

@@ -36,18 +36,18 @@ struct HuggingFaceExportReport {
 // Called with tensors' bytes written and to be written, and the tensor at hand.
 using HuggingFaceExportProgress = std::function<void(int64_t done_bytes, int64_t all_bytes, absl::string_view tensor)>;
 
-// Writes masters, joined to fp32 and rounded to the tensors' types, under the names of `like` and into files of the same
-// names; frozen parameters without a master as their row-wise planes decode. Texts beside the weights of `like` are
-// copied: config.json, with its dtype where another one is asked for, tokenizers, code. Rows are read and written a few
-// at a time, and checked against their sums.
+// Writes masters, joined to fp32 and rounded to the tensors' types, under the names of `like` and into files of the
+// same names; frozen parameters without a master as their row-wise planes decode. Texts beside the weights of `like`
+// are copied: config.json, with its dtype where another one is asked for, tokenizers, code. Rows are read and written a
+// few at a time, and checked against their sums.
 //
 // The folder comes to be when all of it is on the disk; without that nothing is left of it, unless the process is
 // killed: then OUT.tmp-PID.
 //
 // Errors of checkpoint::Reader and safetensors::Checkpoint. ALREADY_EXISTS for an `out` that is there. NOT_FOUND naming
 // the first tensor of `like` that the checkpoint lacks, or without a config.json. INVALID_ARGUMENT naming a tensor of
-// another shape, or of a type that no master can be rounded to; or a parameter that `like` lacks, unless config.json has
-// tie_word_embeddings and the parameter's master is, byte for byte, that of one that is exported.
+// another shape, or of a type that no master can be rounded to; or a parameter that `like` lacks, unless config.json
+// has tie_word_embeddings and the parameter's master is, byte for byte, that of one that is exported.
 absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
                                                             const HuggingFaceExportProgress& progress);
 

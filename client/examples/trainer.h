@@ -52,8 +52,8 @@ class Trainer {
 
   // Trains from where the daemon says that the model is to the last epoch. When another trainer leaves, and after other
   // errors that pass, attaches again and goes on from the last commit: as often as Retries allows between two commits.
-  // So it does when the daemon dies and comes back with the model as it was saved. FAILED_PRECONDITION when the model is
-  // gone: its daemon was started again without a save, or without its state.
+  // So it does when the daemon dies and comes back with the model, as it was or as it was saved. FAILED_PRECONDITION
+  // when the model is gone: its daemon was started again without keeper and save, or without its state.
   absl::Status Run();
 
  private:

@@ -73,8 +73,8 @@ struct BandedArray {
 };
 
 // Bytes by which a step has to move the state, and room that every array needs behind its end: two neighbouring bands
-// are never longer. A multiple of kMoveUnit; 0 without bands. Requires CheckBands(), and with bands a part of each array
-// for every extent.
+// are never longer. A multiple of kMoveUnit; 0 without bands. Requires CheckBands(), and with bands a part of each
+// array for every extent.
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
                      absl::Span<const BandedArray> arrays);
 

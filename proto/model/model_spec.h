@@ -97,8 +97,8 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
-// What a ParameterSpec or a FormatRule says of how a moment is stored. In a checked spec it is unset where the parameter
-// does not have the moment.
+// What a ParameterSpec or a FormatRule says of how a moment is stored. In a checked spec it is unset where the
+// parameter does not have the moment.
 template <typename Spec>
 auto& MomentTypeOf(Spec& spec, MomentKind kind) {
   switch (kind) {

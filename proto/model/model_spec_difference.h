@@ -14,8 +14,8 @@ uint64_t ModelSpecFingerprint(const ModelSpec& spec);
 // That serialization.
 std::string CanonicalBytes(const ModelSpec& spec);
 
-// Says where two specs of one name first differ, for people: "parameter blocks.0.w1: shape [4, 4] expected, got [4, 8]".
-// Empty when they are equal.
+// Says where two specs of one name first differ, for people; empty when they are equal:
+// "parameter blocks.0.w1: shape [4, 4] expected, got [4, 8]".
 std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got);
 
 }  // namespace paramshard

@@ -114,8 +114,8 @@ class EpochListener {
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // Every rank is attached, and no epoch can start: nodes hold different specs or states.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
-  // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time, and
-  // by a decision as well.
+  // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time,
+  // and by a decision as well.
   virtual void OnSaveNews(const SaveNews& news) = 0;
   // Somebody's word about a restore. At node 0 sums, reports and wishes; elsewhere all others.
   virtual void OnRestoreNews(const RestoreNews& news) = 0;
@@ -139,8 +139,8 @@ class Cluster {
   // This node's part of a model has changed: created, a trainer attached or left, state imported. When all ranks of the
   // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
   // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
-  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one. While
-  // a node has lost its part, trainers that attach elsewhere are refused.
+  // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
+  // While a node has lost its part, trainers that attach elsewhere are refused.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;

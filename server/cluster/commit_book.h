@@ -34,8 +34,8 @@ class CommitBook {
 
   // Adds a vote of the running epoch, and decides when every node has voted and the decision is written down where
   // votes say so. INVALID_ARGUMENT sums that are not those of the node's ranks (nothing changes); FAILED_PRECONDITION
-  // another commit than the next one, or than another node votes on (names both); INTERNAL it could not be written down:
-  // nothing is decided.
+  // another commit than the next one, or than another node votes on (names both); INTERNAL it could not be written
+  // down: nothing is decided.
   absl::Status Add(const Membership& members, int node, const CommitVote& vote);
 
  private:

@@ -44,8 +44,8 @@ class NodeSink {
 
 // Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks,
 // with equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that
-// model before, and than those that reports name. At most one decision is made for each (epoch, commit number), and it is answered for as long as it is
-// remembered (kKeptDecisions), whatever becomes of the epoch.
+// model before, and than those that reports name. At most one decision is made for each (epoch, commit number), and it
+// is answered for as long as it is remembered (kKeptDecisions), whatever becomes of the epoch.
 //
 //   Coordinator coordinator(/*nodes=*/2);
 //   coordinator.Join(0, /*device_count=*/2, &sink);   // every node once

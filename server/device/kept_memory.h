@@ -53,8 +53,8 @@ class KeptMemory final : public StateMemory {
   absl::Status DropPieces(const std::string& prefix);
 
   // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
-  // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what was
-  // dropped may be dropped again.
+  // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what
+  // was dropped may be dropped again.
   absl::Status Drop();
 
  private:

@@ -14,8 +14,8 @@ namespace paramshard::server {
 
 // Says how other processes may use memory.
 enum class Sharing : uint8_t {
-  kPrivate,  // not at all
-  kReadOnly,  // mapped read-only (on a GPU that is the client library's promise: whoever imports memory chooses its access)
+  kPrivate,    // not at all
+  kReadOnly,   // mapped read-only (on a GPU by the client library's promise: whoever imports memory chooses its access)
   kReadWrite,  // mapped read-write
   kKept,       // by no trainer: its descriptor is for a keeper (server/keeper/kept_store.h) and for the next server
 };

@@ -75,9 +75,9 @@ class FollowingRestore final : public RestorePeers {
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };
 
-// What is ordered, prepared: nothing has changed. FAILED_PRECONDITION where this daemon has another spec than node 0, or
-// sees another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of ChooseCheckpoint and
-// ModelRestore::Prepare.
+// What is ordered, prepared: nothing has changed. FAILED_PRECONDITION where this daemon has another spec than node 0,
+// or sees another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of ChooseCheckpoint
+// and ModelRestore::Prepare.
 struct OrderedRestore {
   CheckpointChoice choice;
   std::unique_ptr<ModelRestore> restore;

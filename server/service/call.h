@@ -107,7 +107,7 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
   std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is under way
-  // With what the call ends once the write under way is done. No worker waits for it: a cancelled call gives it up soon.
+  // With what the call ends once the write under way is done. No worker waits for it: a cancelled call gives up.
   std::optional<absl::Status> awaited_end_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };

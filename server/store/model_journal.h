@@ -41,8 +41,8 @@ class ModelJournal {
   static JournalIdentity Describe(const ModelSpec& spec, const Layout& layout, const Topology& topology,
                                   const MovePolicy& moves);
 
-  // Begins one, as the first piece of `memory`, which outlives it as the devices do, of which `device` is one. Errors of KeptMemory::HostPiece and
-  // of ComputeDevice::OpenHostMemory.
+  // Begins one, as the first piece of `memory`, which outlives it as the devices do, of which `device` is one. Errors
+  // of KeptMemory::HostPiece and of ComputeDevice::OpenHostMemory.
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Create(KeptMemory& memory, const JournalIdentity& identity,
                                                               ComputeDevice& device);
   // Goes on with the one that lies in an adopted piece. FAILED_PRECONDITION where the model would not be the same

@@ -5,8 +5,8 @@
 // client library's promise to map planes read-only.
 //
 // A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
-// that there is of it: they are made once of its initial values, or of rows that were written. Where steps move the state
-// they have a copy (KeepPlanes), for whoever adopts the state.
+// that there is of it: they are made once of its initial values, or of rows that were written. Where steps move the
+// state they have a copy (KeepPlanes), for whoever adopts the state.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
@@ -100,8 +100,8 @@ class Shard {
   // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.
   absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
-  // Sets what has a gradient, at the parameter's place in the model; and goes on with gradients that another process has
-  // left in the accumulators.
+  // Sets what has a gradient, at the parameter's place in the model; and goes on with gradients that another process
+  // has left in the accumulators.
   void MarkGradients(std::vector<bool>& has_gradient) const;
   void AdoptGradients(const std::vector<bool>& has_gradient);
   // Forgets the gradients since the last commit: the next push of a parameter overwrites them.
@@ -186,8 +186,8 @@ class Shard {
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // Replaces rows of one extent's tensor, without encoding planes: call EncodePlanes after the last. (The upper half of
-  // a master with remainder may be a plane, and is replaced.) `rows` are the parameter's, and lie in the extent. Without a
-  // master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
+  // a master with remainder may be a plane, and is replaced.) `rows` are the parameter's, and lie in the extent.
+  // Without a master, rows are kept in host memory until EncodePlanes, and all of the extent are to be written.
   absl::Status WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows, absl::Span<const float> values);
   // Does the same with bytes as Stored() gives them, in a form that RowOf() has for the parameter.
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,

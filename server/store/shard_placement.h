@@ -64,9 +64,9 @@ inline constexpr int64_t kExtentAlignment = 64;
 
 // Whether steps move the state, and how it is cut for that. These numbers decide where everything lies.
 //
-// A master with a remainder has its upper half in the row-wise plane, which trainers map where it is and which ends with
-// the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane is a
-// copy. Planes of a frozen parameter without a master, which are all that there is of it, then have a copy in host
+// A master with a remainder has its upper half in the row-wise plane, which trainers map where it is and which ends
+// with the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane
+// is a copy. Planes of a frozen parameter without a master, which are all that there is of it, then have a copy in host
 // memory that no trainer maps.
 struct MovePolicy {
   bool moves = false;

@@ -60,8 +60,8 @@ class StagedImport {
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
   };
   // Changes the model. Once. Returns the history that begins. RESOURCE_EXHAUSTED when there is no room to make planes
-  // of what has no master: nothing has changed. Errors of Model::Change too. `source` is what the same can be given from
-  // again.
+  // of what has no master: nothing has changed. Errors of Model::Change too. `source` is what the same can be given
+  // from again.
   absl::StatusOr<History> Apply(const Numbers& numbers, const ChangeSource& source = {});
 
   // How much was given.

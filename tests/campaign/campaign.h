@@ -43,7 +43,8 @@ struct CampaignOptions {
   std::string daemon;      // the program
   std::string ctl;         // the program
   std::string wall_clock;  // the library that stepped_clock.h wants
-  // The daemon's, two of one kind; one is enough for kill-server and kill-decided. On GPUs a campaign asks nvidia-smi how much of their memory is taken.
+  // The daemon's, two of one kind; one is enough for kill-server and kill-decided. On GPUs a campaign asks nvidia-smi
+  // how much of their memory is taken.
   std::vector<std::string> devices = {"cpu:0", "cpu:1"};
   int ranks() const { return static_cast<int>(devices.size()); }
   std::vector<std::string> assaults;  // empty: all, in turn
