@@ -378,9 +378,6 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
-  // Of several daemons one alone does not begin with a checkpoint.
-  lifetime.restores_models =
-      config_.nodes == 1 && MakesSaves(config_) && config_.save_on_drain && config_.restore == "latest";
   return lifetime;
 }
 

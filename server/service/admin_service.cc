@@ -11,7 +11,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
@@ -119,18 +118,6 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
 absl::Status CheckMayRestart(uid_t caller) {
   if (HasDaemonsRights(caller)) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("restart: user ", geteuid(), " expected, got user ", caller));
-}
-
-absl::Status CheckNothingIsLost(const ModelStore& store) {
-  std::vector<std::string> names;
-  for (const auto& model : store.List()) {
-    if (!model->outlives_server()) names.push_back(model->spec().name);
-  }
-  if (names.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("restart: no models expected, which end with the server, got ",
-                                                    absl::StrJoin(names, ", "),
-                                                    "; start the daemon with --save-dir and --restore=latest, or "
-                                                    "export what is to stay, then restart with lose_models"));
 }
 
 ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
@@ -294,7 +281,6 @@ absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, cons
   if (lifetime_.restart == nullptr) {
     return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
   }
-  if (!request.lose_models() && !lifetime_.restores_models) RETURN_IF_ERROR(CheckNothingIsLost(*store_));
   RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request), request.lose_models()));
   return v1::RestartResponse();
 }

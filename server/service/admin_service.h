@@ -24,8 +24,6 @@ class AdminService final : public GuardedService {
     // Another server follows. Null without a keeper.
     // `lose_models`: it has none of this one's.
     std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
-    // Models are saved at the daemon's end, and begin with what is saved when they are created again.
-    bool restores_models = false;
   };
   AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
                Lifetime lifetime);

@@ -43,7 +43,8 @@ class Restart final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     app.add_option("--binary", program_, "the program to start instead of the one that serves now");
-    app.add_flag("--lose-models", lose_models_, "restart although there are models, which end with the server");
+    app.add_flag("--lose-models", lose_models_,
+                 "the next server has none of this one's models: for another device list");
     app.add_option("flags", flags_, "behind --: the daemon's flags from now on, instead of those that it has");
   }
   absl::StatusOr<int> Run(const Context& context) override;
