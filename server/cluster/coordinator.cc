@@ -460,7 +460,10 @@ absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
     RETURN_IF_ERROR(CheckAllHere("restore", news.model));
     restores_.insert_or_assign(news.model, order->id);
   }
-  if (std::holds_alternative<RestoreEnd>(news.what)) restores_.erase(news.model);
+  // All is written, but node 0 still waits for those who say that they are through: until the next order a node that is
+  // lost is told of.
+  const auto* const end = std::get_if<RestoreEnd>(&news.what);
+  if (end != nullptr && !end->status.ok()) restores_.erase(news.model);
   for (size_t node = 1; node < sinks_.size(); ++node) {
     if (sinks_[node] != nullptr) sinks_[node]->OnRestoreNews(news);
   }

@@ -311,6 +311,7 @@ void WorldRestores::TakeLoss(const absl::Status& why) {
     if (ordered->second.taken == nullptr) {
       ordered = ordered_.erase(ordered);
     } else {
+      ordered->second.next.reset();
       (ordered++)->second.taken->OnEnd(why);
     }
   }

@@ -759,6 +759,8 @@ absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, Ma
   if (copy_gate_.is_copying()) return BeingCopied(name.operation);
   ASSIGN_OR_RETURN(Replacement replacement, make());
   replacement.source = Remembered(replacement.source);
+  // What an import from files leaves would be read at the journal's commit, and that is not the one it is applied to.
+  if (!doubt_.ok() && replacement.source.kind == ChangeSource::Kind::kFiles) replacement.source = ChangeSource();
   changing_ = true;
   change_ = name.noun;
   watch_ = watch;
@@ -818,6 +820,11 @@ absl::StatusOr<Model::HeldState> Model::HoldState() {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(usable_);
     RETURN_IF_ERROR(CheckNotChanging("save"));
+    if (topology_.spans_daemons() && !scaling_book_.is_settled()) {
+      return absl::UnavailableError(absl::StrCat("save ", spec().name,
+                                                 ": amaxes of the last commit that all daemons share expected, which "
+                                                 "the next epoch begins with; save after that"));
+    }
     if (!copy_gate_.BeginCopy()) {
       return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
     }

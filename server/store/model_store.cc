@@ -182,7 +182,9 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
   if (status.ok()) return;
   {
     absl::MutexLock lock(&mu_);
-    if (draining_) return;
+    // Another one may have its name by now.
+    const auto found = models_.find(model->spec().name);
+    if (draining_ || found == models_.end() || found->second != model) return;
   }
   // Whoever still holds the model must not hold its folder of checkpoints.
   if (model->saver() != nullptr) model->saver()->Stop();
@@ -192,14 +194,16 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
   const absl::Status lost = LostModel(name, why.message());
   log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  {
+    absl::MutexLock lock(&mu_);
+    models_.erase(name);
+    lost_[name] = std::string(why.message());
+  }
   // Trainers of other daemons need not wait for it.
   ModelReport report;
   report.model = name;
   report.lost = lost;
   options_.world.cluster->Report(report);
-  absl::MutexLock lock(&mu_);
-  models_.erase(name);
-  lost_[name] = std::string(why.message());
 }
 
 std::map<std::string, absl::Status, std::less<>> ModelStore::ListLost() const {
@@ -211,10 +215,7 @@ std::map<std::string, absl::Status, std::less<>> ModelStore::ListLost() const {
 
 // What is left may be as large as the model that is made.
 absl::Status ModelStore::FreeLost(const std::string& name) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (lost_.find(name) == lost_.end()) return absl::OkStatus();
-  }
+  if (!IsLost(name)) return absl::OkStatus();
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
   log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
   return KeepLost(name);
@@ -341,13 +342,16 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   return absl::OkStatus();
 }
 
+bool ModelStore::IsLost(const std::string& name) const {
+  absl::MutexLock lock(&mu_);
+  return lost_.find(name) != lost_.end();
+}
+
 // Nobody makes a model of that name meanwhile; whoever asks for others does not wait for the keeper.
 absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
+  if (!IsLost(name)) return false;
   absl::MutexLock creating(&creating_);
-  {
-    absl::MutexLock lock(&mu_);
-    if (lost_.find(name) == lost_.end()) return false;
-  }
+  if (!IsLost(name)) return false;
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
   log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
   options_.world.cluster->Forget(name);

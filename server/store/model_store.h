@@ -129,6 +129,7 @@ class ModelStore : public EpochListener {
   absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
+  bool IsLost(const std::string& name) const;
   absl::Status LostLocked(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Null when there is none that is full.
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;

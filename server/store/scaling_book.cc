@@ -98,6 +98,11 @@ void ScalingBook::Settle(absl::Span<const float> offers) {
   }
 }
 
+bool ScalingBook::is_settled() const {
+  absl::MutexLock lock(&mu_);
+  return std::none_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.stepped; });
+}
+
 void ScalingBook::Restart() {
   absl::MutexLock lock(&mu_);
   for (auto& [key, entry] : entries_) {

@@ -77,6 +77,9 @@ class ScalingBook {
   // Takes over the largest of all daemons' offers, element by element.
   void Settle(absl::Span<const float> offers);
 
+  // Whether the amaxes of every step have been taken over by Settle.
+  bool is_settled() const;
+
   // The masters are replaced.
   void Restart();
 
