@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
 #include "proto/safetensors/checkpoint.h"
 #include "proto/safetensors/conversion.h"
 #include "server/store/staged_import.h"
@@ -219,8 +220,16 @@ absl::StatusOr<Checkpoint> OpenFiles(const v1::ImportFileRequest& request) {
 // ImportTurn::Begin, or BeginAgain.
 using TakeTurn = absl::StatusOr<ImportTurn> (*)(std::shared_ptr<Model> model);
 
+// What the next server needs to do it again: which bytes they were, in the digits of HashText, and the request.
+constexpr size_t kDigits = 32;
+
+std::string SourceText(const ImportedContent& content, const v1::ImportFileRequest& request) {
+  return checkpoint::HashText(content.digest) + request.SerializeAsString();
+}
+
+// With `digits` those of what is imported again.
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
-                                              TakeTurn take_turn, Cancelled cancelled) {
+                                              TakeTurn take_turn, Cancelled cancelled, absl::string_view digits = {}) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenFiles(request));
   StagedImport::Numbers numbers;
   if (request.has_history_id()) {
@@ -231,7 +240,12 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
   ASSIGN_OR_RETURN(ImportTurn turn, take_turn(model));
   StagedImport staged(std::move(turn));
   RETURN_IF_ERROR(import.Read(cancelled, staged));
-  const ChangeSource source{.kind = ChangeSource::Kind::kFiles, .text = request.SerializeAsString()};
+  const ChangeSource source{.kind = ChangeSource::Kind::kFiles, .text = SourceText(staged.Content(numbers), request)};
+  if (!digits.empty() && !absl::StartsWith(source.text, digits)) {
+    return absl::DataLossError(
+        absl::StrCat("import a file: ", NameText(request.path()),
+                     " as it was when the import began expected, got other bytes, and a part of those is written"));
+  }
   ASSIGN_OR_RETURN(const History history, staged.Apply(numbers, source));
   return import.Response(staged, history);
 }
@@ -247,14 +261,23 @@ absl::Status CheckMayImportFile(uid_t caller) {
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
                                                   const Call& context) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
-  return Import(model, request, &ImportTurn::Begin, [&] { return context.IsCancelled(); });
+  return ImportFile(model, request, [&] { return context.IsCancelled(); });
 }
 
-absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& request,
+absl::StatusOr<v1::ImportFileResponse> ImportFile(const std::shared_ptr<Model>& model,
+                                                  const v1::ImportFileRequest& request,
+                                                  absl::FunctionRef<bool()> cancelled) {
+  return Import(model, request, &ImportTurn::Begin, cancelled);
+}
+
+absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& source,
                              absl::FunctionRef<bool()> cancelled) {
-  v1::ImportFileRequest message;
-  if (!message.ParseFromString(request)) return absl::DataLossError("journal: a request to import files expected");
-  return Import(model, message, &ImportTurn::BeginAgain, cancelled).status();
+  v1::ImportFileRequest request;
+  if (source.size() < kDigits || !request.ParseFromString(source.substr(kDigits))) {
+    return absl::DataLossError("journal: a request to import files expected");
+  }
+  return Import(model, request, &ImportTurn::BeginAgain, cancelled, absl::string_view(source).substr(0, kDigits))
+      .status();
 }
 
 }  // namespace paramshard::server

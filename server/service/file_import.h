@@ -25,9 +25,14 @@ absl::Status CheckMayImportFile(uid_t caller);
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
                                                   const Call& context);
 
-// Does an import again that was cut off with the server before this one: `request` is what ImportFile has left of it
-// (ChangeSource::Kind::kFiles), `model` unfinished(). Looks at `cancelled` until the model is changed.
-absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& request,
+absl::StatusOr<v1::ImportFileResponse> ImportFile(const std::shared_ptr<Model>& model,
+                                                  const v1::ImportFileRequest& request,
+                                                  absl::FunctionRef<bool()> cancelled);
+
+// Does an import again that was cut off with the server before this one: `source` is what ImportFile has left of it
+// (ChangeSource::Kind::kFiles), `model` unfinished(). Looks at `cancelled` until the model is changed. DATA_LOSS where
+// the files have changed since.
+absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& source,
                              absl::FunctionRef<bool()> cancelled);
 
 }  // namespace paramshard::server

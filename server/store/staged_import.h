@@ -64,6 +64,9 @@ class StagedImport {
   // from again.
   absl::StatusOr<History> Apply(const Numbers& numbers, const ChangeSource& source = {});
 
+  // What was given, of which Apply makes the lineage.
+  ImportedContent Content(const Numbers& numbers) const;
+
   // How much was given.
   int64_t tensor_count() const { return static_cast<int64_t>(tensors_.size()); }
   int64_t slice_count() const { return slice_count_; }
@@ -104,7 +107,6 @@ class StagedImport {
   void KeepOwnedElements(absl::Span<const uint8_t> elements);
   bool IsWhole(const Numbers& numbers) const;
   bool IsWhole(int unit, int parameter, StateTensor tensor) const;
-  ImportedContent Content(const Numbers& numbers) const;
   absl::Status MakeRoom() const;
   absl::Status Write() const;
   absl::Status WriteTensor(const Key& key, const StagedTensor& tensor) const;

@@ -243,10 +243,12 @@ TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   FakeKeptStore left;
   absl::once_flag once;
   faults_.before_write = [&] { absl::call_once(once, [&] { CopyKept(*kept_, left); }); };
-  ASSERT_OK(ImportFileAgain(model_, request.SerializeAsString(), [] { return false; }));
+  ASSERT_OK(ImportFile(model_, request, [] { return false; }));
   faults_.before_write = [] {};
   expected_ = StateHash(*model_);
 
+  FakeKeptStore again;
+  CopyKept(left, again);
   StartAfter(left);
   EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("an import was cut off"));
   MakeAgain();
@@ -258,6 +260,15 @@ TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   EXPECT_EQ(numbers.history, HistoryId{.value = 77});
   EXPECT_EQ(numbers.commit_number, 7);
   EXPECT_EQ(numbers.version, 5);
+
+  // Rows of two files in one tensor would be nobody's state.
+  values[0] = 77.0f;
+  safetensors::WriteFile(path, {safetensors::FloatTensor("w", {kRows, kColumns}, values)});
+  StartAfter(again);
+  MakeAgain();
+  AwaitChanges();
+  EXPECT_THAT(world_->store().Find(spec.name).status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("as it was when the import began expected")));
 }
 
 }  // namespace
