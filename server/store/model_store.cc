@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
@@ -134,6 +135,9 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
   std::vector<CutOffChange> cut_off;
   if (options_.kept == nullptr) return cut_off;
+  // What other daemons say meanwhile, of a save that another one has begun, is heard when the models are here.
+  options_.world.cluster->SetListener(nullptr);
+  const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   KeptModels kept = KeptModels::Sort(std::move(all));
   for (const std::string& stranger : kept.strangers) {
