@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/polling.h"
 #include "kernels/formats/format.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/model_fixture.h"
@@ -135,6 +136,9 @@ TEST_F(KeptStateTest, AnAnswerThatIsNotWrittenDownIsTheLastOne) {
               AllOf(HasSubstr("commit 2 is answered, and could not be written down (the test lets it fail)"),
                     HasSubstr("resume from commit 2")));
   trainers_.clear();
+  // Who attaches before the epoch has settled is told later.
+  const absl::StatusOr<bool> settled = Poll({.timeout = absl::Minutes(1)}, [&] { return !model_->doubt().ok(); });
+  ASSERT_TRUE(settled.value_or(false));
   Trainer trainer;
   trainer.session = 1;
   EXPECT_THAT(model_->Attach(trainer), StatusIs(absl::StatusCode::kInternal, HasSubstr("restart the daemon")));
