@@ -75,7 +75,7 @@ class Planner {
     plan_.change = source;
     if (!source.repeatable()) {
       return Lost(source.kind == ChangeSource::Kind::kCheckpoint
-                      ? "a restore of several daemons was cut off: restore it again at node 0"
+                      ? "a restore of several daemons was cut off"
                       : "an import was cut off, and whoever sent it is gone");
     }
     // A checkpoint replaces everything.

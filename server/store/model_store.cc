@@ -40,9 +40,11 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
   return available;
 }
 
-absl::Status LostModel(absl::string_view name, absl::string_view why) {
+absl::Status LostModel(const World& world, absl::string_view name, absl::string_view why) {
   return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
-                                          "); create it with a restore, or delete it"));
+                                          world.rank_count() == world.world_size
+                                              ? "); create it with a restore, or delete it"
+                                              : "); delete it, create it without a restore, and restore it at node 0"));
 }
 
 }  // namespace
@@ -196,7 +198,7 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
-  const absl::Status lost = LostModel(name, why.message());
+  const absl::Status lost = LostModel(options_.world, name, why.message());
   log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
   {
     absl::MutexLock lock(&mu_);
@@ -213,7 +215,7 @@ void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
 std::map<std::string, absl::Status, std::less<>> ModelStore::ListLost() const {
   absl::MutexLock lock(&mu_);
   std::map<std::string, absl::Status, std::less<>> lost;
-  for (const auto& [name, why] : lost_) lost[name] = LostModel(name, why);
+  for (const auto& [name, why] : lost_) lost[name] = LostModel(options_.world, name, why);
   return lost;
 }
 
@@ -247,7 +249,7 @@ void ModelStore::EndLost(const std::string& name) {
 
 absl::Status ModelStore::LostLocked(absl::string_view name) const {
   const auto found = lost_.find(name);
-  return found == lost_.end() ? absl::OkStatus() : LostModel(name, found->second);
+  return found == lost_.end() ? absl::OkStatus() : LostModel(options_.world, name, found->second);
 }
 
 absl::Status ModelStore::CheckNotLost(const Model& made) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "client/client.h"
@@ -24,6 +25,9 @@ inline constexpr BlockWeight kBlockWeights[] = {{"q", 4096, 4096},    {"k", 1024
                                                 {"down", 4096, 14336}};
 
 int64_t BlockElements();
+
+// Such blocks in FP8 with fp32 moments and bf16 gradients, a unit each.
+ModelSpec BlockSpec(const std::string& name, int blocks);
 
 // The use of one block in a step.
 struct BlockUse {

@@ -92,23 +92,8 @@ struct Arguments {
 };
 
 ModelSpec Spec(int blocks, GradientSums sums) {
-  ModelSpec spec;
-  spec.name = sums == GradientSums::kAtPush ? "sums-at-push" : "sums-at-commit";
+  ModelSpec spec = BlockSpec(sums == GradientSums::kAtPush ? "sums-at-push" : "sums-at-commit", blocks);
   spec.gradient_sums = sums;
-  spec.gather_slots = 4;
-  for (int block = 0; block < blocks; ++block) {
-    UnitSpec unit;
-    unit.name = absl::StrCat("block", block);
-    for (const BlockWeight& weight : kBlockWeights) {
-      ParameterSpec& parameter = unit.parameters.emplace_back();
-      parameter.name = absl::StrCat(unit.name, ".", weight.name);
-      parameter.shape = {weight.rows, weight.columns};
-      parameter.encoding.format = Format::kFP8Block128x128;
-      parameter.gradient_type = GradientType::kBF16;
-      parameter.initial_value = {Initializer::kNormal, 0.0f, 0.02f};
-    }
-    spec.units.push_back(std::move(unit));
-  }
   return spec;
 }
 

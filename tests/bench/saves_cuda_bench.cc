@@ -39,6 +39,8 @@
 #include "absl/time/time.h"
 #include "client/client.h"
 #include "client/ctl/admin_client.h"
+#include "kernels/base/polling.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/gpu/nccl.h"
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/stream.h"
@@ -59,6 +61,7 @@ constexpr int64_t kPieceBytes = int64_t{16} << 20;
 // What the disk is measured with, piece after piece: more than a cache holds, as a state is.
 constexpr int64_t kSourceBytes = int64_t{1} << 30;
 constexpr char kModel[] = "blocks";
+constexpr absl::Duration kLongestSave = absl::Minutes(5);
 
 struct Arguments {
   int gpus = 1;
@@ -76,26 +79,6 @@ double Quantile(std::vector<double> values, double q) {
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
 double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
-
-ModelSpec Spec(int blocks) {
-  ModelSpec spec;
-  spec.name = kModel;
-  spec.gather_slots = 4;
-  for (int block = 0; block < blocks; ++block) {
-    UnitSpec unit;
-    unit.name = absl::StrCat("block", block);
-    for (const BlockWeight& weight : kBlockWeights) {
-      ParameterSpec& parameter = unit.parameters.emplace_back();
-      parameter.name = absl::StrCat(unit.name, ".", weight.name);
-      parameter.shape = {weight.rows, weight.columns};
-      parameter.encoding.format = Format::kFP8Block128x128;
-      parameter.gradient_type = GradientType::kBF16;
-      parameter.initial_value = {Initializer::kNormal, 0.0f, 0.02f};
-    }
-    spec.units.push_back(std::move(unit));
-  }
-  return spec;
-}
 
 void OnAll(int count, const std::function<void(int)>& work) {
   std::vector<std::thread> threads;
@@ -230,7 +213,7 @@ class Trainer {
   void Open(const Daemon& daemon) {
     client_ =
         OrDie(Client::Connect({.rank = rank_, .socket_dir = daemon.sockets.path(), .prefetch = false}), "connect");
-    model_ = OrDie(client_->OpenModel(Spec(arguments_.blocks)), "open");
+    model_ = OrDie(client_->OpenModel(BlockSpec(kModel, arguments_.blocks)), "open");
     OrDie(gpu::ToStatus(cudaSetDevice(model_->gpu()), "choose a GPU"), "choose a GPU");
   }
   void MakeCalls() {
@@ -270,16 +253,19 @@ class Training {
 
 // --- Saves ---
 
+// The last save, once it is published.
 v1::Save AwaitLastSave(AdminClient& admin) {
-  while (true) {
+  v1::Save last;
+  const auto is_published = [&]() -> absl::StatusOr<bool> {
     v1::ListSavesResponse saves;
-    OrDie(admin.Call(&AdminClient::Stub::ListSaves, v1::ListSavesRequest(), saves), "list saves");
-    if (saves.saves().empty()) OrDie(absl::NotFoundError("no save"), "save");
-    v1::Save last = *saves.saves().rbegin();
-    if (last.state() == v1::SAVE_STATE_PUBLISHED) return last;
-    if (last.has_error()) OrDie(absl::AbortedError(last.error().text()), "save");
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+    RETURN_IF_ERROR(admin.Call(&AdminClient::Stub::ListSaves, v1::ListSavesRequest(), saves));
+    if (saves.saves().empty()) return absl::NotFoundError("no save");
+    last = *saves.saves().rbegin();
+    if (last.has_error()) return absl::AbortedError(last.error().text());
+    return last.state() == v1::SAVE_STATE_PUBLISHED;
+  };
+  if (!OrDie(Poll({.timeout = kLongestSave}, is_published), "save")) OrDie(absl::DeadlineExceededError("late"), "save");
+  return last;
 }
 
 // Else the next save deletes them, which takes a disk as long as an eighth of what it was to write them.
