@@ -52,6 +52,8 @@ class Journal {
   static absl::StatusOr<std::unique_ptr<Journal>> Adopt(absl::Span<uint8_t> memory, StoreLimit* limit = nullptr);
 
   const JournalIdentity& identity() const { return identity_; }
+  // Whether the model has been usable: the next server has something of it.
+  bool is_made() const { return lifecycle_ != JournalLifecycle::kCreating; }
 
   // --- Lifecycle
 

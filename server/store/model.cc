@@ -53,14 +53,6 @@ int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
 }
 
-// A journal has not room for every request.
-ChangeSource Remembered(const ChangeSource& source) {
-  return static_cast<int64_t>(source.text.size()) > kMostSourceBytes ? ChangeSource() : source;
-}
-
-constexpr char kImport[] = "an import";
-constexpr char kRestore[] = "a restore";
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
@@ -104,6 +96,7 @@ Model::Model(Options options, Topology topology)
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
       copy_gate_(options_.world.rank_count(), options_.clock),
+      condition_(options_.spec.name, options_.log),
       history_({.id = options_.draw_history(), .lineage = LineageOfCreation(fingerprint_)}) {}
 
 Model::~Model() {
@@ -189,20 +182,16 @@ absl::Status Model::AllocateShards(const LeftModel* left) {
 
 absl::Status Model::Publish() {
   absl::MutexLock lock(&mu_);
-  if (journal_ == nullptr || published_) return absl::OkStatus();
-  RETURN_IF_ERROR(
-      journal_->SetUsable(EpochOf(history_, history_begin_, generation_), commit_log_.state(), journaled_state()));
-  published_ = true;
-  return absl::OkStatus();
+  if (journal_ == nullptr || is_published()) return absl::OkStatus();
+  return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), commit_log_.state(), journaled_state());
 }
 
 absl::Status Model::ResumeState(const LeftModel& left) {
   const RecoveryPlan& plan = left.plan;
-  {
+  if (plan.action == RecoveryAction::kRedoChange) {
+    const bool restores = plan.change->kind == ChangeSource::Kind::kCheckpoint;
     absl::MutexLock lock(&mu_);
-    published_ = true;
-    cut_off_ = plan.action == RecoveryAction::kRedoChange;
-    if (cut_off_) change_ = plan.change->kind == ChangeSource::Kind::kCheckpoint ? kRestore : kImport;
+    condition_.Resume(restores ? ChangeKind::kRestore : ChangeKind::kImport);
   }
   // A checkpoint replaces everything.
   if (!plan.numbers.has_value()) return absl::OkStatus();
@@ -217,7 +206,7 @@ absl::Status Model::ResumeState(const LeftModel& left) {
   history_begin_ = epoch.history_begin;
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
-  if (!left.doubt.ok()) SetDoubt(left.doubt);
+  if (!left.doubt.ok()) condition_.SetInDoubt(commit_log_.numbers().commit_number, left.doubt);
   return absl::OkStatus();
 }
 
@@ -255,9 +244,9 @@ absl::Status Model::Attach(Trainer trainer) {
   const int rank = trainer.rank;
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
-  RETURN_IF_ERROR(usable_);
-  RETURN_IF_ERROR(doubt_);
-  RETURN_IF_ERROR(CheckNotChanging("attach"));
+  RETURN_IF_ERROR(condition_.usable());
+  RETURN_IF_ERROR(condition_.doubt());
+  RETURN_IF_ERROR(condition_.CheckSettled("attach"));
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
                                                    world().first_rank + world().rank_count(), ") expected, got ",
@@ -478,7 +467,7 @@ void Model::RunEpoch(Epoch& epoch) {
     copy_gate_.EndCommit();
     epoch_ = nullptr;
     changed_.SignalAll();
-    lost = usable_.ok() ? doubt_ : usable_;
+    lost = condition_.usable().ok() ? condition_.doubt() : condition_.usable();
     last_end_ = lost.ok() ? end : lost.ToString();
     // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
     // given up an import may settle the doubt.
@@ -491,27 +480,9 @@ void Model::RunEpoch(Epoch& epoch) {
 
 void Model::Settle(const Epoch& epoch) {
   const int64_t last = commit_log_.numbers().commit_number;
-  if (const absl::Status torn = epoch.torn(); !torn.ok()) Spoil(absl::StrCat("commit ", last + 1), torn);
-  if (const absl::Status unwritten = epoch.unwritten(); !unwritten.ok()) {
-    doubt_ = absl::InternalError(
-        absl::StrCat("model ", spec().name, ": ", unwritten.message(),
-                     ": its state is whole, and can be exported or saved, but would be lost with the server from the "
-                     "next commit on; restart the daemon, whose next server writes it down, import a state, or delete "
-                     "the model"));
-    options_.log->Write(LogLevel::kError, "an answer could not be written down",
-                        {{"model", spec().name}, {"why", doubt_.ToString()}});
-  }
-  if (const absl::Status unknown = epoch.doubt(); !unknown.ok()) SetDoubt(unknown);
-}
-
-void Model::SetDoubt(const absl::Status& why) {
-  const int64_t last = commit_log_.numbers().commit_number;
-  doubt_ = absl::DataLossError(
-      absl::StrCat("model ", spec().name, ": commit ", last + 1, " is in doubt (", why.message(),
-                   "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
-                   last, ", which can be exported; import a state, or delete the model"));
-  options_.log->Write(LogLevel::kError, "a commit stays in doubt",
-                      {{"model", spec().name}, {"why", doubt_.ToString()}});
+  if (const absl::Status torn = epoch.torn(); !torn.ok()) condition_.BreakCommit(last, torn);
+  if (const absl::Status unwritten = epoch.unwritten(); !unwritten.ok()) condition_.SetUnwritten(unwritten);
+  if (const absl::Status unknown = epoch.doubt(); !unknown.ok()) condition_.SetInDoubt(last, unknown);
 }
 
 void Model::OnLastCommand(int64_t number, int64_t command) {
@@ -544,7 +515,7 @@ void Model::BeginDrain(const absl::Status& why) {
     draining_ = true;
     drain_reason_ = why;
     epoch = epoch_;
-    if (watch_.cancel) watch_.cancel();
+    condition_.Cancel();
   }
   OnEpochRefused(why);
   if (epoch != nullptr) epoch->EndAfterCommits(why);
@@ -555,7 +526,7 @@ void Model::BeginDrain(const absl::Status& why) {
 void Model::FinishDrain(SteadyTime deadline) {
   const Clock& clock = *options_.clock;
   absl::MutexLock lock(&mu_);
-  while ((!Idle() || changing_) && clock.Now() < deadline) {
+  while ((!Idle() || condition_.is_changing()) && clock.Now() < deadline) {
     changed_.WaitUntil(&mu_, After(SteadyNow(), Until(deadline, clock.Now())));
   }
   if (!Idle()) epoch_->End(drain_reason_);
@@ -614,7 +585,7 @@ absl::Status Model::Close(const absl::Status& why) {
 absl::Status Model::CloseToTrainers(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckVacant("delete model"));
-  RETURN_IF_ERROR(CheckNotChanging("delete model"));
+  RETURN_IF_ERROR(condition_.CheckSettled("delete model"));
   if (!closed_) {
     draining_ = true;
     closed_ = true;
@@ -629,197 +600,14 @@ absl::Status Model::CloseToTrainers(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-absl::Status Model::CheckMayReplace() const { return draining_ ? drain_reason_ : CheckDevices(); }
-
-absl::Status Model::CheckMayImport() const {
-  RETURN_IF_ERROR(CheckMayReplace());
-  return usable_;
-}
-
-absl::Status Model::CheckNotChanging(absl::string_view operation) const {
-  return changing_ || cut_off_ ? BeingChanged(operation) : absl::OkStatus();
-}
-
-absl::Status Model::BeingChanged(absl::string_view operation) const {
-  const std::optional<RestoreProgress> progress = ProgressLocked();
-  const std::string share = progress.has_value() ? absl::StrCat(" (", progress->percent(), " %)") : "";
-  return absl::UnavailableError(absl::StrCat(operation, " ", spec().name, ": ", change_, share,
-                                             " is being applied; try again when it is through"));
-}
-
-std::optional<Model::RestoreProgress> Model::ProgressLocked() const {
-  if (!watch_.progress) return std::nullopt;
-  return watch_.progress();
-}
-
-absl::Status Model::BeginImport() {
-  absl::MutexLock lock(&mu_);
-  if (cut_off_) return BeingChanged("import into");
-  RETURN_IF_ERROR(CheckMayImport());
-  return TakeTurn("import into");
-}
-
-absl::Status Model::BeginImportAgain() {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckMayImport());
-  return TakeTurn("import into");
-}
-
-absl::Status Model::BeginRestore() {
-  absl::MutexLock lock(&mu_);
-  if (cut_off_) return BeingChanged("restore");
-  RETURN_IF_ERROR(CheckMayReplace());
-  return TakeTurn("restore");
-}
-
-absl::Status Model::TakeTurn(absl::string_view operation) {
-  if (importing_) {
-    return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
-                                               ": one import at a time expected; try again when the other is through"));
-  }
-  importing_ = true;
-  return absl::OkStatus();
-}
-
-void Model::EndImport() {
-  absl::MutexLock lock(&mu_);
-  importing_ = false;
-}
-
-absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
-  return Replace({.operation = "import into", .noun = kImport},
-                 [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Imported(change); }, write, {}, {});
-}
-
-absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
-                                       const RestoreWatch& watch, const RestoreSteps& steps) {
-  const auto make = [&]() -> absl::StatusOr<Replacement> {
-    RETURN_IF_ERROR(CheckNumbers("restore", restored.commits.numbers));
-    return Replacement{.history = {.id = restored.history.has_value() ? *restored.history : options_.draw_history(),
-                                   .lineage = LineageOfRestore(fingerprint_, restored.checkpoint_id),
-                                   .parent = restored.parent},
-                       .commits = restored.commits,
-                       .scaling = restored.scaling,
-                       .source = restored.source};
-  };
-  return Replace({.operation = "restore", .noun = kRestore, .whole = true}, make, write, watch, steps);
-}
-
-absl::StatusOr<History> Model::Replace(const ChangeName& name, MakeReplacement make,
-                                       absl::FunctionRef<absl::Status()> write, const RestoreWatch& watch,
-                                       const RestoreSteps& steps) {
-  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(name, make, watch));
-  RETURN_IF_ERROR(CommitChange(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
-  // Whoever reads the old state learns of the change before it meets the first new byte.
-  for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
-  absl::Status status = write();
-  if (status.ok()) status = EncodePlanes(replacement.scaling);
-  if (status.ok() && steps.conclude) status = steps.conclude();
-  for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
-  return EndChange(replacement, status);
-}
-
-absl::StatusOr<Model::Replacement> Model::Imported(const StateChange& change) const {
-  const CommitLog::Numbers before = commit_log_.numbers();
-  const CommitLog::Numbers after{.commit_number = change.commit_number.value_or(before.commit_number),
-                                 .version = change.version.value_or(before.version)};
-  RETURN_IF_ERROR(CheckNumbers("import into", after));
-  Replacement replacement{.history = {}, .commits = {.numbers = after}, .source = change.source};
-  if (change.history.has_value()) {
-    replacement.history = {.id = *change.history, .lineage = {change.history->value}};
-  } else {
-    const StateBefore state{.origin = Untouched() ? history_.lineage.value : history_.id.value,
-                            .commit_number = before.commit_number,
-                            .version = before.version};
-    replacement.history = {
-        .id = options_.draw_history(),
-        .lineage = LineageOfImport(fingerprint_, change.content, state, after.commit_number, after.version)};
-  }
-  return replacement;
-}
-
-absl::Status Model::CheckNumbers(absl::string_view operation, const CommitLog::Numbers& numbers) const {
-  if (numbers.version >= 0 && numbers.commit_number >= numbers.version && numbers.commit_number < kNumberLimit) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(operation, " ", spec().name, ": 0 <= version <= commit number < ",
-                                                 kNumberLimit, " expected, got version ", numbers.version,
-                                                 " and commit number ", numbers.commit_number));
-}
-
-absl::StatusOr<Model::Replacement> Model::BeginChange(const ChangeName& name, MakeReplacement make,
-                                                      const RestoreWatch& watch) {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
-  RETURN_IF_ERROR(AwaitCopied(name.operation));
-  RETURN_IF_ERROR(AwaitVacant(name.operation));
-  // Things may have changed while it waited.
-  RETURN_IF_ERROR(name.whole ? CheckMayReplace() : CheckMayImport());
-  if (changing_) return BeingChanged(name.operation);
-  if (copy_gate_.is_copying()) return BeingCopied(name.operation);
-  ASSIGN_OR_RETURN(Replacement replacement, make());
-  replacement.source = Remembered(replacement.source);
-  // What an import from files leaves would be read at the journal's commit, and that is not the one it is applied to.
-  if (!doubt_.ok() && replacement.source.kind == ChangeSource::Kind::kFiles) replacement.source = ChangeSource();
-  changing_ = true;
-  change_ = name.noun;
-  watch_ = watch;
-  replacement.generation = generation_ + 1;
-  return replacement;
-}
-
-absl::Status Model::CommitChange(const Replacement& replacement, const absl::Status& begun) {
-  absl::MutexLock lock(&mu_);
-  absl::Status status = begun;
-  if (status.ok() && journal_ != nullptr && published_) status = journal_->BeginChange(replacement.source);
-  if (status.ok()) return status;
-  changing_ = false;
-  watch_ = {};
-  changed_.SignalAll();
-  return status;
-}
-
-absl::StatusOr<History> Model::EndChange(const Replacement& replacement, const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
-  changing_ = false;
-  watch_ = {};
-  changed_.SignalAll();
-  generation_ = replacement.generation;
-  const int64_t begin = replacement.commits.numbers.commit_number;
-  absl::Status ended = status;
-  if (ended.ok() && journal_ != nullptr) {
-    ended =
-        journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
-  }
-  // The journal says that it was changed.
-  cut_off_ = !ended.ok() && draining_ && published_ && replacement.source.repeatable();
-  if (cut_off_) {
-    return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_, " was given up (", ended.message(),
-                                               "); the next server makes it again"));
-  }
-  if (!ended.ok()) {
-    Spoil(change_, ended);
-    return usable_;
-  }
-  published_ = journal_ != nullptr;
-  history_ = replacement.history;
-  history_begin_ = begin;
-  commit_log_.Restore(replacement.commits);
-  // Of an import it was; a restore has replaced what was torn.
-  usable_ = absl::OkStatus();
-  doubt_ = absl::OkStatus();
-  Report();
-  return history_;
-}
-
 // --- Copies ---
 
 absl::StatusOr<Model::HeldState> Model::HoldState() {
   HeldState held;
   {
     absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(usable_);
-    RETURN_IF_ERROR(CheckNotChanging("save"));
+    RETURN_IF_ERROR(condition_.usable());
+    RETURN_IF_ERROR(condition_.CheckSettled("save"));
     if (topology_.spans_daemons() && !scaling_book_.is_settled()) {
       return absl::UnavailableError(absl::StrCat("save ", spec().name,
                                                  ": amaxes of the last commit that all daemons share expected, which "
@@ -867,18 +655,6 @@ absl::Status Model::CheckHeld() const {
                                          "not wait any longer"));
 }
 
-absl::Status Model::BeingCopied(absl::string_view operation) const {
-  return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
-                                             ": the state is being copied for a save; try again when it is through"));
-}
-
-absl::Status Model::AwaitCopied(absl::string_view operation) const {
-  const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
-  while (copy_gate_.is_copying() && !changed_.WaitUntil(&mu_, deadline)) {
-  }
-  return copy_gate_.is_copying() ? BeingCopied(operation) : absl::OkStatus();
-}
-
 Model::State Model::StateLocked() const {
   const CommitLog::Numbers numbers = commit_log_.numbers();
   return {.numbers = {.history = history_.id, .commit_number = numbers.commit_number, .version = numbers.version},
@@ -898,34 +674,24 @@ History Model::history() const {
 
 absl::StatusOr<Model::State> Model::Look(absl::string_view operation) const {
   absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(usable_);
-  RETURN_IF_ERROR(CheckNotChanging(operation));
+  RETURN_IF_ERROR(condition_.usable());
+  RETURN_IF_ERROR(condition_.CheckSettled(operation));
   return StateLocked();
-}
-
-void Model::Spoil(absl::string_view what, const absl::Status& why) {
-  if (!usable_.ok()) return;
-  usable_ = absl::DataLossError(
-      absl::StrCat("model ", spec().name, ": ", what, " broke off in the middle (", why.message(),
-                   "), its state is partly the old and partly the new one; restore it, or delete the model"));
-  options_.log->Write(LogLevel::kError, "model is unusable", {{"model", spec().name}, {"why", usable_.ToString()}});
 }
 
 absl::Status Model::usable() const {
   absl::MutexLock lock(&mu_);
-  return usable_;
+  return condition_.usable();
 }
 
 absl::Status Model::doubt() const {
   absl::MutexLock lock(&mu_);
-  return doubt_;
+  return condition_.doubt();
 }
 
 absl::Status Model::unfinished() const {
   absl::MutexLock lock(&mu_);
-  if (!cut_off_) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("model ", spec().name, ": ", change_,
-                                             " was cut off with the server before this one, and is made again"));
+  return condition_.unfinished();
 }
 
 // --- Inspection ---
@@ -939,7 +705,7 @@ Model::Activity Model::activity() const {
     activity.epoch = last_epoch_;
     activity.running = Running();
     activity.last_end = last_end_;
-    activity.restore = ProgressLocked();
+    activity.restore = condition_.progress();
     for (const auto& [rank, trainer] : waiting_)
       activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }

@@ -35,8 +35,10 @@
 #include "server/store/model_budget.h"
 #include "server/store/model_journal.h"
 #include "server/store/model_saver.h"
+#include "server/store/replacement.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
+#include "server/store/state_condition.h"
 #include "server/store/state_recovery.h"
 #include "server/store/trainer.h"
 
@@ -138,14 +140,7 @@ class Model {
   // state is changed or saved.
   absl::Status Close(const absl::Status& why);
 
-  // Says what an import makes of the numbers and of the history.
-  struct StateChange {
-    std::optional<int64_t> commit_number = {};  // unset: they stay
-    std::optional<int64_t> version = {};
-    std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
-    ImportedContent content = {};
-    ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one
-  };
+  using StateChange = ImportedState;
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
   // the history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the
   // state that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state
@@ -154,31 +149,9 @@ class Model {
   // and the next server can make the change again; what broke a device; usable().
   absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
-  // Says what a restore makes of all that is not in tensors.
-  struct Restored {
-    CommitLog::State commits;
-    std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
-    absl::uint128 checkpoint_id = 0;                // which the lineage is made from
-    HistoryParent parent;
-    ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one, where that can do it alone
-    std::optional<HistoryId> history = {};  // that begins; unset: drawn
-  };
-  struct RestoreProgress {
-    int64_t done_bytes = 0;
-    int64_t all_bytes = 0;
-
-    // Rounded down. 100 where there is nothing to do.
-    int64_t percent() const {
-      if (all_bytes <= 0) return 100;
-      return static_cast<int64_t>(100.0 * static_cast<double>(done_bytes) / static_cast<double>(all_bytes));
-    }
-  };
-  // Looks at a restore that is under way, and gives it up. The model calls both from any thread, and not after Restore
-  // has returned. They do not block.
-  struct RestoreWatch {
-    std::function<RestoreProgress()> progress;
-    std::function<void()> cancel;  // at a drain: what is restored would be lost with the daemon
-  };
+  using Restored = RestoredState;
+  using RestoreProgress = server::RestoreProgress;
+  using RestoreWatch = server::RestoreWatch;  // is not called any more when Restore has returned
   // What happens around the writing, on the thread of the restore; it may wait, within bounds.
   struct RestoreSteps {
     // Trainers and readers are held off, and nothing has changed: an error leaves it so.
@@ -314,52 +287,35 @@ class Model {
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ == nullptr; }
   bool Running() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return epoch_ != nullptr && !epoch_->ended(); }
-  // Whether other daemons have applied the commit behind the last one cannot be learnt.
-  void SetDoubt(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Settles what the epoch leaves behind when one of its commits came to no end.
   void Settle(const Epoch& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The state is lost, by `what`; the first loss stays.
-  void Spoil(absl::string_view what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The trainers of the epoch that have not left it.
   std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckMayImport() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Of a change of the whole state.
-  absl::Status CheckMayReplace() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status TakeTurn(absl::string_view operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // UNAVAILABLE while the state is being changed, or before a change that was cut off is made again.
-  absl::Status CheckNotChanging(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status BeingChanged(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  std::optional<RestoreProgress> ProgressLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // What takes the place of the state's tensors, and all that is beside them.
-  struct Replacement {
-    History history;
-    CommitLog::State commits;
-    std::vector<ScalingBook::Record> scaling = {};
-    ChangeSource source = {};
-    int64_t generation = 0;  // that begins; BeginChange sets it
-  };
-  absl::StatusOr<Replacement> Imported(const StateChange& change) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckNumbers(absl::string_view operation, const CommitLog::Numbers& numbers) const;
-  // Puts what `make` gives in the place of the state: "import into" and "an import" name it to those whom it concerns.
-  using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>()>;
-  struct ChangeName {
-    absl::string_view operation;
-    absl::string_view noun;
-    bool whole = false;  // nothing of the state stays
-  };
-  absl::StatusOr<History> Replace(const ChangeName& name, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
-                                  const RestoreWatch& watch, const RestoreSteps& steps);
   absl::Status CloseToTrainers(const absl::Status& why);
+  // Whether the journal says more than that the model is being made.
+  bool is_published() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return journal_ != nullptr && journal_->is_made(); }
+
+  // How the state is replaced, in model_change.cc.
+  absl::Status CheckMayChange(ChangeKind kind) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status BeginTurn(ChangeKind kind);
+  PresentState present_state() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>(const PresentState& present)>;
+  // Puts what `make` gives in the place of the state.
+  absl::StatusOr<History> Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
+                                  const RestoreWatch& watch, const RestoreSteps& steps);
   // UNAVAILABLE.
   absl::Status BeingCopied(absl::string_view operation) const;
   // Waits until nothing is copied, for as long as a step may take. UNAVAILABLE.
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
-  absl::StatusOr<Replacement> BeginChange(const ChangeName& name, MakeReplacement make, const RestoreWatch& watch);
+  absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch);
   // The first byte follows. An error ends the change: the state stays as it was.
   absl::Status CommitChange(const Replacement& replacement, const absl::Status& begun);
-  absl::StatusOr<History> EndChange(const Replacement& replacement, const absl::Status& status);
+  absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status);
+  // What to tell whoever has made a change that came to nothing.
+  absl::Status Fail(const Replacement& replacement, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
@@ -397,15 +353,7 @@ class Model {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
-  absl::Status usable_ ABSL_GUARDED_BY(mu_);
-  absl::Status doubt_ ABSL_GUARDED_BY(mu_);
-  bool published_ ABSL_GUARDED_BY(mu_) = false;  // the journal says more than that the model is being made
-  bool importing_ ABSL_GUARDED_BY(mu_) = false;  // somebody has the turn
-  bool changing_ ABSL_GUARDED_BY(mu_) = false;   // then no epoch runs, and no trainer waits for one
-  // A server before this one was changing it: as changing_, until that is made again.
-  bool cut_off_ ABSL_GUARDED_BY(mu_) = false;
-  absl::string_view change_ ABSL_GUARDED_BY(mu_);  // "an import", while it does
-  RestoreWatch watch_ ABSL_GUARDED_BY(mu_);        // of a restore, while it does
+  StateCondition condition_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);
   int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;

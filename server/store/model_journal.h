@@ -53,6 +53,8 @@ class ModelJournal {
   // Tests let answers fail: its error is that of the journal.
   void BeforeAnswer(std::function<absl::Status()> hook) { before_answer_ = std::move(hook); }
 
+  // As Journal::is_made.
+  bool is_made() const { return journal_->is_made(); }
   // The state is all there, and is this.
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }

@@ -1,0 +1,149 @@
+// How the state of a model is replaced.
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+// --- The turn
+
+absl::Status Model::CheckMayChange(ChangeKind kind) const {
+  if (draining_) return drain_reason_;
+  RETURN_IF_ERROR(CheckDevices());
+  return kind == ChangeKind::kImport ? condition_.usable() : absl::OkStatus();
+}
+
+absl::Status Model::BeginTurn(ChangeKind kind) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(condition_.CheckFinished(OperationOf(kind)));
+  RETURN_IF_ERROR(CheckMayChange(kind));
+  return condition_.TakeTurn(kind);
+}
+
+absl::Status Model::BeginImport() { return BeginTurn(ChangeKind::kImport); }
+
+absl::Status Model::BeginRestore() { return BeginTurn(ChangeKind::kRestore); }
+
+absl::Status Model::BeginImportAgain() {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayChange(ChangeKind::kImport));
+  return condition_.TakeTurn(ChangeKind::kImport);
+}
+
+void Model::EndImport() {
+  absl::MutexLock lock(&mu_);
+  condition_.EndTurn();
+}
+
+// --- The change
+
+absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {
+  const auto make = [&](const PresentState& present) {
+    return Replacement::OfImport(change, present, options_.draw_history);
+  };
+  return Replace(ChangeKind::kImport, make, write, {}, {});
+}
+
+absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
+                                       const RestoreWatch& watch, const RestoreSteps& steps) {
+  const auto make = [&](const PresentState& present) {
+    return Replacement::OfRestore(restored, present, options_.draw_history);
+  };
+  return Replace(ChangeKind::kRestore, make, write, watch, steps);
+}
+
+absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
+                                       const RestoreWatch& watch, const RestoreSteps& steps) {
+  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(kind, make, watch));
+  RETURN_IF_ERROR(CommitChange(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
+  // Whoever reads the old state learns of the change before it meets the first new byte.
+  for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
+  absl::Status status = write();
+  if (status.ok()) status = EncodePlanes(replacement.scaling);
+  if (status.ok() && steps.conclude) status = steps.conclude();
+  for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
+  return EndChange(replacement, status);
+}
+
+PresentState Model::present_state() const {
+  return {.model = spec().name,
+          .spec_fingerprint = fingerprint_,
+          .numbers = commit_log_.numbers(),
+          .history = history_,
+          .untouched = Untouched(),
+          .generation = generation_,
+          .in_doubt = !condition_.doubt().ok()};
+}
+
+absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch) {
+  const absl::string_view operation = OperationOf(kind);
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckMayChange(kind));
+  RETURN_IF_ERROR(AwaitCopied(operation));
+  RETURN_IF_ERROR(AwaitVacant(operation));
+  // Things may have changed while it waited.
+  RETURN_IF_ERROR(CheckMayChange(kind));
+  RETURN_IF_ERROR(condition_.CheckNotChanging(operation));
+  if (copy_gate_.is_copying()) return BeingCopied(operation);
+  ASSIGN_OR_RETURN(Replacement replacement, make(present_state()));
+  condition_.Begin(kind, watch);
+  return replacement;
+}
+
+absl::Status Model::CommitChange(const Replacement& replacement, const absl::Status& begun) {
+  absl::MutexLock lock(&mu_);
+  absl::Status status = begun;
+  if (status.ok() && is_published()) status = journal_->BeginChange(replacement.source);
+  if (status.ok()) {
+    condition_.Write();
+    return status;
+  }
+  condition_.GiveUp();
+  changed_.SignalAll();
+  return status;
+}
+
+absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::Status status) {
+  absl::MutexLock lock(&mu_);
+  changed_.SignalAll();
+  generation_ = replacement.generation;
+  const int64_t begin = replacement.commits.numbers.commit_number;
+  if (status.ok() && journal_ != nullptr) {
+    status =
+        journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
+  }
+  if (!status.ok()) return Fail(replacement, status);
+  history_ = replacement.history;
+  history_begin_ = begin;
+  commit_log_.Restore(replacement.commits);
+  condition_.Settle();
+  Report();
+  return history_;
+}
+
+// Where the journal has what the change is made from, a drain leaves it to the next server.
+absl::Status Model::Fail(const Replacement& replacement, const absl::Status& why) {
+  if (draining_ && is_published() && replacement.source.repeatable()) return condition_.CutOff(why);
+  condition_.Break(why);
+  return condition_.usable();
+}
+
+// --- What a change waits for
+
+absl::Status Model::BeingCopied(absl::string_view operation) const {
+  return absl::UnavailableError(absl::StrCat(operation, " ", spec().name,
+                                             ": the state is being copied for a save; try again when it is through"));
+}
+
+absl::Status Model::AwaitCopied(absl::string_view operation) const {
+  const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
+  while (copy_gate_.is_copying() && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return copy_gate_.is_copying() ? BeingCopied(operation) : absl::OkStatus();
+}
+
+}  // namespace paramshard::server

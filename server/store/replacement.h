@@ -1,0 +1,66 @@
+// What takes the place of a model's state.
+#ifndef PARAMSHARD_SERVER_STORE_REPLACEMENT_H_
+#define PARAMSHARD_SERVER_STORE_REPLACEMENT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/statusor.h"
+#include "server/journal/journal_content.h"
+#include "server/store/commit_log.h"
+#include "server/store/history.h"
+#include "server/store/scaling_book.h"
+
+namespace paramshard::server {
+
+// Says what an import makes of the numbers and of the history.
+struct ImportedState {
+  std::optional<int64_t> commit_number = {};  // unset: they stay
+  std::optional<int64_t> version = {};
+  std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
+  ImportedContent content = {};
+  ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one
+};
+
+// Says what a restore makes of all that is not in tensors.
+struct RestoredState {
+  CommitLog::State commits;
+  std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
+  absl::uint128 checkpoint_id = 0;                // which the lineage is made from
+  HistoryParent parent;
+  ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one, where that can do it alone
+  std::optional<HistoryId> history = {};  // that begins; unset: drawn
+};
+
+// The state whose place is taken.
+struct PresentState {
+  std::string model;
+  uint64_t spec_fingerprint = 0;
+  CommitLog::Numbers numbers;
+  History history;
+  bool untouched = false;  // no commit since the history began
+  int64_t generation = 0;
+  bool in_doubt = false;  // its numbers are not those of the journal, or other daemons may have others
+};
+
+// All of the new state that is beside its tensors.
+struct Replacement {
+  // INVALID_ARGUMENT numbers out of order; then no id is drawn.
+  static absl::StatusOr<Replacement> OfImport(const ImportedState& imported, const PresentState& present,
+                                              const HistoryIdSource& draw_history);
+  static absl::StatusOr<Replacement> OfRestore(const RestoredState& restored, const PresentState& present,
+                                               const HistoryIdSource& draw_history);
+
+  History history;
+  CommitLog::State commits;
+  std::vector<ScalingBook::Record> scaling = {};
+  ChangeSource source = {};  // as far as a journal has room for it, and the next server could use it
+  int64_t generation = 0;    // that begins
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_REPLACEMENT_H_
