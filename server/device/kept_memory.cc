@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <cstring>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -43,6 +45,14 @@ absl::StatusOr<const Memory*> KeptMemory::HostPiece(const std::string& name, int
   }
   ASSIGN_OR_RETURN(Memory memory, Memory::Allocate(MemoryName(name), size_bytes, Sharing::kKept));
   return Keep(name, std::move(memory));
+}
+
+absl::Status KeptMemory::KeepText(const std::string& name, absl::string_view text) {
+  RETURN_IF_ERROR(CheckNew(name));
+  ASSIGN_OR_RETURN(Memory memory,
+                   Memory::Allocate(MemoryName(name), static_cast<int64_t>(text.size()), Sharing::kKept));
+  std::memcpy(memory.data(), text.data(), text.size());
+  return Keep(name, std::move(memory)).status();
 }
 
 absl::StatusOr<const Memory*> KeptMemory::AdoptHostPiece(const std::string& name) {
@@ -101,6 +111,16 @@ absl::StatusOr<std::vector<std::string>> KeptMemory::DropUnclaimed() {
 }
 
 absl::Status KeptMemory::DropPieces(const std::string& prefix) { return store_->DropPrefix(PrefixOf(model_) + prefix); }
+
+absl::Status KeptMemory::DropAllBut(const std::string& piece) {
+  ASSIGN_OR_RETURN(KeptStore::Descriptors all, store_->TakeAll());
+  const KeptStore::Descriptors kept = std::move(KeptModels::Sort(std::move(all)).models[model_]);
+  for (const auto& [name, fd] : kept) {
+    if (!absl::StartsWith(piece, name)) RETURN_IF_ERROR(DropPieces(name));
+  }
+  unclaimed_.clear();
+  return absl::OkStatus();
+}
 
 absl::Status KeptMemory::Drop() {
   RETURN_IF_ERROR(store_->DropPrefix(PrefixOf(model_)));

@@ -42,6 +42,8 @@ class KeptMemory final : public StateMemory {
   bool adopted() const override { return adopted_; }
   absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) override;
   absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) override;
+  // One with these bytes, at least one: they are there before it is kept.
+  absl::Status KeepText(const std::string& name, absl::string_view text);
   // One that has the size that it has: what it holds says which one it should have.
   absl::StatusOr<const Memory*> AdoptHostPiece(const std::string& name);
 
@@ -51,6 +53,9 @@ class KeptMemory final : public StateMemory {
   absl::StatusOr<std::vector<std::string>> DropUnclaimed();
   // Takes pieces from the store whose names begin so.
   absl::Status DropPieces(const std::string& prefix);
+  // Takes all that is kept under the model's name from the store, whoever has asked for it, but this piece. Others whose
+  // names it begins with stay too. After an error some may be dropped, and the call may be repeated.
+  absl::Status DropAllBut(const std::string& piece);
 
   // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
   // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what

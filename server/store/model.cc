@@ -566,12 +566,20 @@ bool Model::outlives_server() const { return journal_ != nullptr; }
 
 // A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
 // says nothing of it, which an epoch that ends may still write to.
-absl::Status Model::DropMemory() {
+absl::Status Model::DropMemory(absl::FunctionRef<absl::Status(KeptMemory& memory)> drop) {
   absl::MutexLock lock(&dropping_);
   if (options_.memory == nullptr || memory_dropped_) return absl::OkStatus();
-  RETURN_IF_ERROR(options_.memory->Drop());
+  RETURN_IF_ERROR(drop(*options_.memory));
   memory_dropped_ = true;
   return absl::OkStatus();
+}
+
+absl::Status Model::DropMemory() {
+  return DropMemory([](KeptMemory& memory) { return memory.Drop(); });
+}
+
+absl::Status Model::DropMemoryBut(const std::string& piece) {
+  return DropMemory([&](KeptMemory& memory) { return memory.DropAllBut(piece); });
 }
 
 absl::Status Model::Close(const absl::Status& why) {

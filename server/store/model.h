@@ -132,6 +132,8 @@ class Model {
   absl::Status Publish();
   // Takes the memory from whoever keeps it: it ends with the model. Idempotent; an error leaves all as it was.
   absl::Status DropMemory();
+  // The same of all pieces but one. Of an error some may be dropped.
+  absl::Status DropMemoryBut(const std::string& piece);
   // Whether the next server can go on with it.
   bool outlives_server() const;
 
@@ -293,6 +295,7 @@ class Model {
   std::vector<const Trainer*> Present() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CloseToTrainers(const absl::Status& why);
+  absl::Status DropMemory(absl::FunctionRef<absl::Status(KeptMemory& memory)> drop);
   // Whether the journal says more than that the model is being made.
   bool is_published() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return journal_ != nullptr && journal_->is_made(); }
 

@@ -40,25 +40,21 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
   return available;
 }
 
-absl::Status LostModel(const World& world, absl::string_view name, absl::string_view why) {
-  return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
-                                          world.rank_count() == world.world_size
-                                              ? "); create it with a restore, or delete it"
-                                              : "); delete it, create it without a restore, and restore it at node 0"));
-}
-
 }  // namespace
 
-ModelStore::ModelStore(Options options) : options_(std::move(options)) { options_.world.cluster->SetListener(this); }
+ModelStore::ModelStore(Options options)
+    : options_(std::move(options)),
+      lost_({.kept = options_.kept,
+             .is_one_of_several = options_.world.rank_count() != options_.world.world_size,
+             .log = log_}) {
+  options_.world.cluster->SetListener(this);
+}
 
 // The listener goes first: nothing may call into models that are being destroyed.
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
-  {
-    absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(LostLocked(spec.name));
-  }
+  RETURN_IF_ERROR(lost_.Check(spec.name));
   return CreateOrJoin(std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); });
 }
 
@@ -70,14 +66,10 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
   ASSIGN_OR_RETURN(found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   const std::string name = spec.name;
-  RETURN_IF_ERROR(FreeLost(name));
-  absl::StatusOr<std::shared_ptr<Model>> made = MakeFull(std::move(spec), fill);
-  if (!made.ok()) {
-    if (const absl::Status kept = KeepLost(name); !kept.ok()) LogStillKept(name, kept);
-    return made.status();
-  }
-  EndLost(name);
-  std::shared_ptr<Model> model = *std::move(made);
+  // What is left of a lost one may be as large as the one that is made.
+  RETURN_IF_ERROR(lost_.Free(name));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, MakeFull(std::move(spec), fill));
+  lost_.End(name);
   absl::MutexLock lock(&mu_);
   // One that was shown may have been deleted since it was full.
   if (filling_ != model) models_[model->spec().name] = model;
@@ -110,14 +102,14 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .log = log_};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec) const {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec) {
   const std::string name = spec.name;
   Model::Options options = OptionsFor(std::move(spec));
   if (options_.kept != nullptr) options.memory = std::make_unique<KeptMemory>(name, options_.kept);
   absl::StatusOr<std::unique_ptr<Model>> made = Model::Create(std::move(options));
   if (made.ok() || options_.kept == nullptr) return made;
   // Where that fails, the next server finds a model that was being made, and drops it.
-  const absl::Status dropped = KeptMemory(name, options_.kept).Drop();
+  const absl::Status dropped = lost_.Contains(name) ? lost_.Free(name) : KeptMemory(name, options_.kept).Drop();
   if (!dropped.ok()) LogStillKept(name, dropped);
   return made;
 }
@@ -125,7 +117,9 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec) const {
 void ModelStore::Discard(Model& model) const {
   // Whoever still holds the model must not hold its folder of checkpoints.
   if (model.saver() != nullptr) model.saver()->Stop();
-  if (const absl::Status dropped = model.DropMemory(); !dropped.ok()) LogStillKept(model.spec().name, dropped);
+  const std::string& name = model.spec().name;
+  const absl::Status dropped = lost_.Contains(name) ? model.DropMemoryBut(kLostPiece) : model.DropMemory();
+  if (!dropped.ok()) LogStillKept(name, dropped);
 }
 
 void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) const {
@@ -198,64 +192,19 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
 }
 
 void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
-  const absl::Status lost = LostModel(options_.world, name, why.message());
-  log_->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  ModelReport report;
+  report.model = name;
   {
     absl::MutexLock lock(&mu_);
     models_.erase(name);
-    lost_[name] = std::string(why.message());
+    report.lost = lost_.Add(name, why.message());
   }
   // Trainers of other daemons need not wait for it.
-  ModelReport report;
-  report.model = name;
-  report.lost = lost;
   options_.world.cluster->Report(report);
 }
 
-std::map<std::string, absl::Status, std::less<>> ModelStore::ListLost() const {
-  absl::MutexLock lock(&mu_);
-  std::map<std::string, absl::Status, std::less<>> lost;
-  for (const auto& [name, why] : lost_) lost[name] = LostModel(options_.world, name, why);
-  return lost;
-}
-
-// What is left may be as large as the model that is made.
-absl::Status ModelStore::FreeLost(const std::string& name) {
-  if (!IsLost(name)) return absl::OkStatus();
-  RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
-  log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
-  return KeepLost(name);
-}
-
-absl::Status ModelStore::KeepLost(const std::string& name) {
-  std::string why;
-  {
-    absl::MutexLock lock(&mu_);
-    const auto found = lost_.find(name);
-    if (found == lost_.end()) return absl::OkStatus();
-    why = found->second;
-  }
-  return KeepLostMark(name, options_.kept, why);
-}
-
-// A mark that stays says nothing beside the journal of a model that is made.
-void ModelStore::EndLost(const std::string& name) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (lost_.erase(name) == 0) return;
-  }
-  if (const absl::Status dropped = DropLostMark(name, options_.kept); !dropped.ok()) LogStillKept(name, dropped);
-}
-
-absl::Status ModelStore::LostLocked(absl::string_view name) const {
-  const auto found = lost_.find(name);
-  return found == lost_.end() ? absl::OkStatus() : LostModel(options_.world, name, found->second);
-}
-
 absl::Status ModelStore::CheckNotLost(const Model& made) const {
-  if (made.history().parent.has_value()) return absl::OkStatus();
-  absl::MutexLock lock(&mu_);
-  return LostLocked(made.spec().name);
+  return made.history().parent.has_value() ? absl::OkStatus() : lost_.Check(made.spec().name);
 }
 
 absl::Status ModelStore::ShowFilling(const std::shared_ptr<Model>& model) {
@@ -296,7 +245,7 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) 
   absl::MutexLock lock(&mu_);
   const auto found = models_.find(std::string(name));
   if (found != models_.end()) return found->second;
-  RETURN_IF_ERROR(LostLocked(name));
+  RETURN_IF_ERROR(lost_.Check(name));
   const absl::string_view object = name.substr(0, kMaxNameBytes);
   if (models_.empty()) {
     return absl::NotFoundError(absl::StrCat("model ", object, ": a created model expected, this daemon holds none"));
@@ -334,8 +283,12 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
                                                      "the one that deleted ", answered->second));
     }
   }
-  ASSIGN_OR_RETURN(const bool was_lost, DeleteLost(name, request_id));
-  if (was_lost) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool was_lost, DeleteLost(name));
+  if (was_lost) {
+    absl::MutexLock lock(&mu_);
+    RememberDeletion(name, request_id);
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
@@ -343,28 +296,23 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   absl::MutexLock lock(&mu_);
   // Of two calls at once the first has erased it; a new model of that name may stand there by now.
   if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);
-  if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
-  if (!request_id.empty()) deletions_[request_id] = name;
+  RememberDeletion(name, request_id);
   return absl::OkStatus();
 }
 
-bool ModelStore::IsLost(const std::string& name) const {
-  absl::MutexLock lock(&mu_);
-  return lost_.find(name) != lost_.end();
+void ModelStore::RememberDeletion(const std::string& name, const std::string& request_id) {
+  if (request_id.empty()) return;
+  if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
+  deletions_[request_id] = name;
 }
 
 // Nobody makes a model of that name meanwhile; whoever asks for others does not wait for the keeper.
-absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
-  if (!IsLost(name)) return false;
+absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name) {
+  if (!lost_.Contains(name)) return false;
   absl::MutexLock creating(&creating_);
-  if (!IsLost(name)) return false;
-  RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
-  log_->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
-  options_.world.cluster->Forget(name);
-  absl::MutexLock lock(&mu_);
-  lost_.erase(name);
-  if (!request_id.empty()) deletions_[request_id] = name;
-  return true;
+  ASSIGN_OR_RETURN(const bool deleted, lost_.Delete(name));
+  if (deleted) options_.world.cluster->Forget(name);
+  return deleted;
 }
 
 void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {

@@ -18,6 +18,7 @@
 #include "server/base/clock.h"
 #include "server/cluster/cluster.h"
 #include "server/keeper/kept_store.h"
+#include "server/store/lost_models.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
@@ -84,7 +85,7 @@ class ModelStore : public EpochListener {
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
   // Models that were lost with the server before this one: what every call on them answers, by name.
-  std::map<std::string, absl::Status, std::less<>> ListLost() const;
+  std::map<std::string, absl::Status, std::less<>> ListLost() const { return lost_.List(); }
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT.
@@ -112,7 +113,7 @@ class ModelStore : public EpochListener {
   // Makes one that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, Fill fill);
   // Makes one, in memory that is kept where there is somebody to keep it.
-  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec) const;
+  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec);
   Model::Options OptionsFor(ModelSpec spec) const;
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
                              std::vector<CutOffChange>& cut_off);
@@ -121,16 +122,11 @@ class ModelStore : public EpochListener {
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   void SetLost(const std::string& name, const absl::Status& why);
-  // A lost model is made anew, in the place of what is left of it: until it is made it is lost.
-  absl::Status FreeLost(const std::string& name);
-  absl::Status KeepLost(const std::string& name);
-  void EndLost(const std::string& name);
   // What is left of a lost model; whether there was one.
-  absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
+  absl::StatusOr<bool> DeleteLost(const std::string& name);
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
-  bool IsLost(const std::string& name) const;
-  absl::Status LostLocked(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void RememberDeletion(const std::string& name, const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null when there is none that is full.
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
@@ -142,14 +138,14 @@ class ModelStore : public EpochListener {
   const Options options_;
   // One for all models, which may outlive the store: whoever creates and deletes them in a loop writes no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
+  LostModels lost_;
   absl::Mutex hearing_;  // held while the listener is called
   RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;
   absl::Mutex creating_;  // one creation at a time; taken before mu_
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, std::string, std::less<>> lost_ ABSL_GUARDED_BY(mu_);  // why, by name
-  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);          // names of models, by request id
-  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                        // among models_; null when all are full
+  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
+  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

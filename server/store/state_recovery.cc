@@ -1,7 +1,5 @@
 #include "server/store/state_recovery.h"
 
-#include <algorithm>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -10,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/model_spec_difference.h"
@@ -19,12 +16,10 @@
 #include "server/journal/journal.h"
 #include "server/journal/journal_reader.h"
 #include "server/store/commit_under_way.h"
+#include "server/store/lost_models.h"
 
 namespace paramshard::server {
 namespace {
-
-// Of the text that says why a model is lost.
-constexpr size_t kMostLostBytes = 1024;
 
 ScalingBook::Record RecordOf(const JournalIdentity::BookParameter& parameter, const JournalScaling& scaling) {
   ScalingBook::Record record{.unit = parameter.unit,
@@ -46,15 +41,6 @@ RecoveryPlan LossBy(absl::string_view why) {
   plan.action = RecoveryAction::kDataLoss;
   plan.loss = std::string(why);
   return plan;
-}
-
-// Whatever it holds: it is shown, and nothing else.
-std::string ReadLostMark(KeptMemory& memory) {
-  const absl::StatusOr<const Memory*> mark = memory.AdoptHostPiece(kLostPiece);
-  if (!mark.ok()) return std::string(mark.status().message());
-  const auto* const text = reinterpret_cast<const char*>((*mark)->data());
-  const size_t size = std::min<size_t>((*mark)->size_bytes(), kMostLostBytes);
-  return absl::CHexEscape({text, strnlen(text, size)});
 }
 
 // Nothing of a model that is lost: not all of its journal was read.
@@ -177,24 +163,11 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
   }
   if (left.plan.action != RecoveryAction::kDrop) return left;
   if (has_mark) {
-    left.plan = LossBy(ReadLostMark(*left.memory));
+    left.plan = LossBy(LostModels::ReadMark(*left.memory));
   } else if (!begun && has_state) {
     left.plan = LossBy("a journal expected beside its memory, got none that was begun");
   }
   return left;
-}
-
-// There before anybody may look at it: what is kept is the memory, not its bytes.
-absl::Status KeepLostMark(const std::string& name, KeptStore* store, absl::string_view why) {
-  KeptMemory memory(name, store);
-  const absl::string_view text = why.empty() ? "its state was lost" : why.substr(0, kMostLostBytes);
-  ASSIGN_OR_RETURN(const Memory* const mark, memory.HostPiece(kLostPiece, static_cast<int64_t>(text.size())));
-  std::memcpy(mark->data(), text.data(), text.size());
-  return absl::OkStatus();
-}
-
-absl::Status DropLostMark(const std::string& name, KeptStore* store) {
-  return KeptMemory(name, store).DropPieces(kLostPiece);
 }
 
 absl::StatusOr<ModelSpec> LeftModel::Spec() const {

@@ -21,7 +21,7 @@ namespace paramshard::server {
 
 // A model that another server has left, and what its journal says. The journal is the first piece that a model has: one
 // that has it alone, and not begun, is dropped; where other pieces are there and no journal is it is lost. A model that
-// was lost before, and was being made anew, is still lost (KeepLostMark).
+// was lost before, and was being made anew, is still lost (LostModels).
 struct LeftModel {
   std::unique_ptr<KeptMemory> memory;
   const Memory* journal = nullptr;  // a piece of it
@@ -37,11 +37,6 @@ struct LeftModel {
   // asks again. UNAVAILABLE the cluster has stopped.
   absl::Status AskNode0(const ModelSpec& spec, Cluster& cluster);
 };
-
-// Lets the next server know that a model is lost, and why, whatever else is kept of it: until its journal says that it
-// was made anew, or DropLostMark. Errors of KeptStore.
-absl::Status KeepLostMark(const std::string& name, KeptStore* store, absl::string_view why);
-absl::Status DropLostMark(const std::string& name, KeptStore* store);
 
 // What a node 0 that is started again has to know of epochs of the one before it, which wrote each of its decisions
 // down. FAILED_PRECONDITION a journal of a newer version.

@@ -219,6 +219,21 @@ TEST_F(KeptMemoryTest, AnAdoptedModelIsDroppedWithWhatNobodyAskedFor) {
   EXPECT_THAT(memory.unclaimed(), IsEmpty());
 }
 
+TEST_F(KeptMemoryTest, AllButAPieceIsDroppedWhoeverHasAskedForIt) {
+  KeptMemory memory("m", &store_);
+  ASSERT_OK(memory.HostPiece(kJournalPiece, kBytes));
+  ASSERT_OK(memory.Piece(kMaster, kBytes, *device_));
+  ASSERT_OK(KeptMemory("m", &store_).HostPiece(kLostPiece, kBytes));
+  ASSERT_OK(KeptMemory("m", &store_).HostPiece("lost too", kBytes));
+  ASSERT_OK(KeptMemory("lost", &store_).HostPiece(kJournalPiece, kBytes));
+  ASSERT_OK(memory.DropAllBut(kLostPiece));
+  EXPECT_THAT(store_.Names(), ElementsAre(Key("lost", kJournalPiece), Key("m", kLostPiece)));
+  // A piece whose name the other's begins with cannot be taken without it.
+  ASSERT_OK(KeptMemory("m", &store_).HostPiece("lo", kBytes));
+  ASSERT_OK(memory.DropAllBut(kLostPiece));
+  EXPECT_THAT(store_.Names(), ElementsAre(Key("lost", kJournalPiece), Key("m", "lo"), Key("m", kLostPiece)));
+}
+
 TEST_F(KeptMemoryTest, PrivatePiecesAreZeroed) {
   PrivateStateMemory memory;
   EXPECT_FALSE(memory.adopted());

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/kept_memory.h"
+#include "server/device/memory.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/left_memory.h"
 #include "tests/server/store/model_fixture.h"
@@ -31,14 +32,45 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
+// Copies what is kept behind every call that changes it: what a server leaves that dies there.
+class RecordedStore final : public KeptStore {
+ public:
+  explicit RecordedStore(FakeKeptStore* store) : store_(store) {}
+
+  absl::Status Keep(absl::string_view name, int fd) override {
+    if (!refused.empty() && absl::EndsWith(name, refused)) return absl::ResourceExhaustedError("the test refuses it");
+    const absl::Status kept = store_->Keep(name, fd);
+    Record();
+    return kept;
+  }
+  absl::Status DropPrefix(absl::string_view prefix) override {
+    const absl::Status dropped = store_->DropPrefix(prefix);
+    Record();
+    return dropped;
+  }
+  absl::StatusOr<Descriptors> TakeAll() override { return store_->TakeAll(); }
+
+  std::string refused;  // the end of names of what cannot be kept
+  std::vector<std::unique_ptr<FakeKeptStore>> left;
+
+ private:
+  void Record() {
+    left.push_back(std::make_unique<FakeKeptStore>());
+    CopyKept(*store_, *left.back());
+  }
+
+  FakeKeptStore* const store_;
+};
+
 class LostModelTest : public ModelTest {
  protected:
   void SetUp() override { Start(); }
 
   // A server in the place of the one before, which takes over what that one has left.
-  void Start() {
+  void Start() { StartWith(kept_.get()); }
+  void StartWith(KeptStore* store) {
     CloseWorld();
-    world_ = std::make_unique<TestWorld>(TestWorld::Options{.moves = {.moves = true}, .kept = kept_.get()});
+    world_ = std::make_unique<TestWorld>(TestWorld::Options{.moves = {.moves = true}, .kept = store});
     ASSERT_OK(world_->store().TakeOver());
   }
   void StartAfter(FakeKeptStore& left) {
@@ -135,6 +167,50 @@ TEST_F(LostModelTest, IsLostUntilItIsMadeAnew) {
   ASSERT_OK(CreateByRestore([] { return absl::OkStatus(); }));
   Start();
   EXPECT_OK(world_->store().Find("m"));
+}
+
+TEST_F(LostModelTest, WhereverAServerDiesThatMakesItAnewItIsLostOrMade) {
+  Create();
+  LoseAllBut("rank-0/master");
+  RecordedStore store(kept_.get());
+  StartWith(&store);
+  // It is not restored, then not allocated, and then made.
+  EXPECT_THAT(CreateByRestore([] { return absl::DataLossError("damaged"); }), StatusIs(absl::StatusCode::kDataLoss));
+  store.refused = "rank-1/master";
+  EXPECT_THAT(CreateByRestore([] { return absl::OkStatus(); }), StatusIs(absl::StatusCode::kResourceExhausted));
+  const size_t failed = store.left.size();
+  store.refused.clear();
+  ASSERT_OK(CreateByRestore([] { return absl::OkStatus(); }));
+  ASSERT_GT(store.left.size(), failed + 5);
+  for (size_t i = 0; i < store.left.size(); ++i) {
+    StartAfter(*store.left[i]);
+    const absl::Status found = world_->store().Find("m").status();
+    if (i >= failed && found.ok()) continue;
+    EXPECT_THAT(found, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a journal expected beside its memory")))
+        << "behind call " << i;
+  }
+  EXPECT_OK(world_->store().Find("m")) << "behind the last one";
+  CloseWorld();
+}
+
+TEST_F(LostModelTest, SoManyDeletionsAreRemembered) {
+  const auto memory = Memory::Allocate("lost", 1, Sharing::kKept);
+  ASSERT_OK(memory);
+  const int fd = memory->fd();
+  constexpr int kAtOnce = 103;
+  for (int first = 0; first < 10 * kAtOnce; first += kAtOnce) {
+    for (int i = first; i < first + kAtOnce; ++i) {
+      ASSERT_OK(kept_->Keep(absl::StrCat("lost-", i, absl::string_view("\0", 1), "rank-0/master"), fd));
+    }
+    ASSERT_OK(world_->store().TakeOver());
+    for (int i = first; i < first + kAtOnce; ++i) {
+      const std::string name = absl::StrCat("lost-", i);
+      ASSERT_OK(world_->store().Delete(name, name));
+      ASSERT_OK(world_->store().Delete(name, name)) << "repeated";
+    }
+  }
+  EXPECT_THAT(world_->store().Delete("lost-0", "lost-0"), StatusIs(absl::StatusCode::kNotFound))
+      << "older ones make room";
 }
 
 TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {

@@ -1,0 +1,100 @@
+#include "server/store/lost_models.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/log/log.h"
+
+namespace paramshard::server {
+namespace {
+
+// Of the text that says why a model is lost.
+constexpr size_t kMostMarkBytes = 1024;
+
+}  // namespace
+
+absl::Status LostModels::Lost(absl::string_view name, absl::string_view why) const {
+  return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
+                                          options_.is_one_of_several
+                                              ? "); delete it, create it without a restore, and restore it at node 0"
+                                              : "); create it with a restore, or delete it"));
+}
+
+absl::Status LostModels::Add(const std::string& name, absl::string_view why) {
+  const absl::Status lost = Lost(name, why);
+  options_.log->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+  absl::MutexLock lock(&mu_);
+  why_[name] = std::string(why);
+  return lost;
+}
+
+absl::Status LostModels::Check(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = why_.find(name);
+  return found == why_.end() ? absl::OkStatus() : Lost(name, found->second);
+}
+
+std::map<std::string, absl::Status, std::less<>> LostModels::List() const {
+  absl::MutexLock lock(&mu_);
+  std::map<std::string, absl::Status, std::less<>> lost;
+  for (const auto& [name, why] : why_) lost[name] = Lost(name, why);
+  return lost;
+}
+
+absl::Status LostModels::Free(const std::string& name) {
+  std::string why;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = why_.find(name);
+    if (found == why_.end()) return absl::OkStatus();
+    why = found->second;
+  }
+  RETURN_IF_ERROR(MakeMark(name, why));
+  RETURN_IF_ERROR(KeptMemory(name, options_.kept).DropAllBut(kLostPiece));
+  LogFreed(name);
+  return absl::OkStatus();
+}
+
+void LostModels::End(const std::string& name) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (why_.erase(name) == 0) return;
+  }
+  const absl::Status dropped = KeptMemory(name, options_.kept).DropPieces(kLostPiece);
+  if (dropped.ok()) return;
+  options_.log->Write(LogLevel::kWarning, "memory of a model is still kept",
+                      {{"model", name}, {"why", dropped.ToString()}});
+}
+
+absl::StatusOr<bool> LostModels::Delete(const std::string& name) {
+  if (!Contains(name)) return false;
+  RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
+  LogFreed(name);
+  absl::MutexLock lock(&mu_);
+  why_.erase(name);
+  return true;
+}
+
+absl::Status LostModels::MakeMark(const std::string& name, absl::string_view why) const {
+  return KeptMemory(name, options_.kept)
+      .KeepText(kLostPiece, why.empty() ? "its state was lost" : why.substr(0, kMostMarkBytes));
+}
+
+std::string LostModels::ReadMark(KeptMemory& memory) {
+  const absl::StatusOr<const Memory*> mark = memory.AdoptHostPiece(kLostPiece);
+  if (!mark.ok()) return std::string(mark.status().message());
+  const auto* const text = reinterpret_cast<const char*>((*mark)->data());
+  const size_t size = std::min<size_t>((*mark)->size_bytes(), kMostMarkBytes);
+  return absl::CHexEscape({text, strnlen(text, size)});
+}
+
+void LostModels::LogFreed(const std::string& name) const {
+  options_.log->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
+}
+
+}  // namespace paramshard::server
