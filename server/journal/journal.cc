@@ -1,6 +1,7 @@
 #include "server/journal/journal.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -80,14 +81,18 @@ absl::Status Journal::GoOn(const JournalReader& reader) {
   }
   ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader.Lifecycle());
   lifecycle_ = lifecycle.lifecycle;
-  if (lifecycle_ != JournalLifecycle::kUsable) return absl::OkStatus();
+  absl::StatusOr<NumbersRecord> numbers = reader.StoredNumbers();
+  if (lifecycle_ == JournalLifecycle::kChanging && numbers.ok()) numbers_ = *std::move(numbers);
+  if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanged) return absl::OkStatus();
+  RETURN_IF_ERROR(numbers.status());
+  numbers_ = *std::move(numbers);
   ASSIGN_OR_RETURN(epoch_, reader.Epoch());
-  ASSIGN_OR_RETURN(numbers_, reader.StoredNumbers());
   ASSIGN_OR_RETURN(const PreparedRecord prepared, reader.Prepared());
   ASSIGN_OR_RETURN(const DecidedRecord decided, reader.Decided());
   prepared_ = prepared.key;
   prepared_states_ = prepared.client_states;
   decided_ = decided.key;
+  if (lifecycle_ == JournalLifecycle::kChanged) FinishChange(lifecycle);
   return absl::OkStatus();
 }
 
@@ -105,7 +110,7 @@ void Journal::WriteHeader(absl::Span<const uint8_t> identity) {
   stores_.Publish(offsetof(JournalHeader, magic), header.magic);
 }
 
-void Journal::Publish(JournalRecord record) {
+uint32_t Journal::WriteSlot(JournalRecord record) {
   const int kind = static_cast<int>(record);
   const uint32_t sequence = sequences_[kind] + 1;
   const int64_t offset = layout_.records[kind].slots[sequence % 2];
@@ -113,7 +118,12 @@ void Journal::Publish(JournalRecord record) {
   SetHash(slot.hash, JournalHash(bytes_.bytes(), SlotSeed(record, sequence)));
   stores_.Put(offset, slot);
   stores_.Copy(offset + static_cast<int64_t>(sizeof(slot)), bytes_.bytes());
-  stores_.Publish(layout_.records[kind].word, slot.word);
+  return sequence;
+}
+
+void Journal::PublishWord(JournalRecord record, uint32_t sequence) {
+  const int kind = static_cast<int>(record);
+  stores_.Publish(layout_.records[kind].word, PublishedWord(sequence));
   sequences_[kind] = sequence;
 }
 
@@ -121,7 +131,7 @@ ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<con
   bytes_.Clear();
   EncodeClientStates(states, bytes_);
   stores_.Copy(layout_.states[commit_number % 2 != 0], bytes_.bytes());
-  return {.size_bytes = static_cast<int64_t>(bytes_.bytes().size()), .hash = JournalHash(bytes_.bytes(), kStatesSeed)};
+  return RefOf(bytes_);
 }
 
 absl::Status Journal::CheckClientStates(absl::Span<const std::string> states) const {
@@ -150,48 +160,75 @@ absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers&
   }
   RETURN_IF_ERROR(CheckNumbers(identity_, numbers));
   RETURN_IF_ERROR(CheckClientStates(numbers.client_states));
-  epoch_ = epoch;
+  // Of a model that is made or changed nobody reads them.
   prepared_ = decided_ = CommitKey();
   Publish(JournalRecord::kPrepared, PreparedRecord());
   Publish(JournalRecord::kDecided, DecidedRecord());
-  numbers_ = {.commit_number = numbers.commit_number,
-              .version = numbers.version,
-              .skipped = numbers.skipped,
-              .generation = epoch.generation,
-              .last_answer = numbers.last_answer,
-              .client_states = WriteClientStates(numbers.commit_number, numbers.client_states),
-              .rings_hash = 0,
-              .positions = numbers.positions,
-              .steps = numbers.steps,
-              .scalings = {}};
-  WriteHistories(numbers.scalings);
-  Publish(JournalRecord::kNumbers, numbers_);
-  Publish(JournalRecord::kEpoch, epoch_);
-  WriteLifecycle(JournalLifecycle::kUsable, {});
+  // States of an import are empty, and the place that they belong to may be the one of those before.
+  const bool has_states = std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
+                                      [](const std::string& state) { return !state.empty(); });
+  if (has_states) WriteClientStates(numbers.commit_number, numbers.client_states);
+  numbers_ = WriteNumbers(epoch, numbers);
+  epoch_ = epoch;
+  // Up to the word of this one the state is that of before, from which a change can be made again; then it is this one.
+  const LifecycleRecord changed{.lifecycle = JournalLifecycle::kChanged,
+                                .source = {},
+                                .numbers = Write(JournalRecord::kNumbers, numbers_),
+                                .epoch = Write(JournalRecord::kEpoch, epoch_)};
+  Publish(JournalRecord::kLifecycle, changed);
+  if (!has_states) WriteClientStates(numbers.commit_number, numbers.client_states);
+  FinishChange(changed);
   return absl::OkStatus();
 }
 
-void Journal::WriteHistories(absl::Span<const JournalScaling> scalings) {
-  for (size_t i = 0; i < scalings.size(); ++i) {
-    const JournalScaling& scaling = scalings[i];
-    NumbersRecord::Scaling& stored = numbers_.scalings.emplace_back();
-    stored = {.amax = scaling.amax,
-              .scale = scaling.scale,
-              .offered = scaling.offered,
-              .stepped = scaling.stepped,
-              .is_fresh = scaling.is_fresh,
-              .window = {}};
-    if (!scaling.history.has_value()) continue;
-    const std::vector<float>& amaxes = scaling.history->amaxes;
-    const auto length = static_cast<int64_t>(amaxes.size());
-    stored.window = {.exists = true,
-                     .next_scale = scaling.history->scale,
-                     .newest = static_cast<uint32_t>(length - 1),
-                     .filled = static_cast<uint32_t>(length)};
-    for (int64_t age = 0; age < length; ++age) SetRingValue(i, length - 1 - age, amaxes[age]);
-    for (int64_t age = 0; age < length; ++age) {
-      numbers_.rings_hash += RingHash(static_cast<int64_t>(i), length - 1 - age, amaxes[age]);
-    }
+void Journal::FinishChange(const LifecycleRecord& changed) {
+  PublishWord(JournalRecord::kNumbers, changed.numbers);
+  PublishWord(JournalRecord::kEpoch, changed.epoch);
+  WriteLifecycle(JournalLifecycle::kUsable, {});
+}
+
+NumbersRecord Journal::WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const {
+  JournalBytes client_states;
+  EncodeClientStates(numbers.client_states, client_states);
+  NumbersRecord record{.commit_number = numbers.commit_number,
+                       .version = numbers.version,
+                       .skipped = numbers.skipped,
+                       .generation = epoch.generation,
+                       .last_answer = numbers.last_answer,
+                       .client_states = RefOf(client_states),
+                       .rings_hash = 0,
+                       .positions = numbers.positions,
+                       .steps = numbers.steps,
+                       .scalings = {}};
+  for (size_t i = 0; i < numbers.scalings.size(); ++i) {
+    const JournalScaling& scaling = numbers.scalings[i];
+    record.scalings.push_back({.amax = scaling.amax,
+                               .scale = scaling.scale,
+                               .offered = scaling.offered,
+                               .stepped = scaling.stepped,
+                               .is_fresh = scaling.is_fresh,
+                               .window = {}});
+    if (scaling.history.has_value()) WriteHistory(i, *scaling.history, record);
+  }
+  return record;
+}
+
+// Zeros at its end take no place: one that an import begins takes one, which no history of before has.
+void Journal::WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const {
+  const auto is_kept = [](float amax) { return amax != 0.0f || std::signbit(amax); };
+  const auto last = std::find_if(history.amaxes.rbegin(), history.amaxes.rend(), is_kept);
+  const auto filled = static_cast<int64_t>(history.amaxes.rend() - last);
+  const int64_t places = identity_.book[scaling].history_length + 1;
+  const int64_t before = scaling < numbers_.scalings.size() ? numbers_.scalings[scaling].window.newest : 0;
+  const int64_t newest = (before + filled) % places;
+  record.scalings[scaling].window = {.exists = true,
+                                     .next_scale = history.scale,
+                                     .newest = static_cast<uint32_t>(newest),
+                                     .filled = static_cast<uint32_t>(filled)};
+  for (int64_t age = 0; age < filled; ++age) {
+    const int64_t place = (newest + places - age) % places;
+    SetRingValue(scaling, place, history.amaxes[age]);
+    record.rings_hash += RingHash(static_cast<int64_t>(scaling), place, history.amaxes[age]);
   }
 }
 

@@ -57,7 +57,9 @@ class Journal {
 
   // --- Lifecycle
 
-  // The state is all there, and is this: after it was made, or changed.
+  // The state is all there, and is this: after it was made, or changed. One store makes it the one that holds. Up to
+  // that one the numbers of before stay whole where the new state has no client states and histories of one amax, as
+  // after an import: one from files is made again over them.
   absl::Status SetUsable(const JournalEpoch& epoch, const JournalNumbers& numbers);
   // Before the first byte of the state is replaced. A change that fails stays one.
   absl::Status BeginChange(const ChangeSource& source);
@@ -100,17 +102,28 @@ class Journal {
   Journal(JournalIdentity identity, const JournalLayout& layout, const JournalShape& shape, JournalStores stores);
 
   void WriteHeader(absl::Span<const uint8_t> identity);
-  void WriteHistories(absl::Span<const JournalScaling> scalings);
+  void WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const;
   void WriteLifecycle(JournalLifecycle lifecycle, const ChangeSource& source);
-  // What the encoder has put into bytes_.
-  void Publish(JournalRecord record);
+  // Into the slot that is not published. Returns its number.
   template <typename Record>
-  void Publish(JournalRecord record, const Record& content) {
+  uint32_t Write(JournalRecord record, const Record& content) {
     bytes_.Clear();
     Encode(content, bytes_);
-    Publish(record);
+    return WriteSlot(record);
   }
+  // What the encoder has put into bytes_.
+  uint32_t WriteSlot(JournalRecord record);
+  void PublishWord(JournalRecord record, uint32_t sequence);
+  template <typename Record>
+  void Publish(JournalRecord record, const Record& content) {
+    PublishWord(record, Write(record, content));
+  }
+  // What the lifecycle names is published.
+  void FinishChange(const LifecycleRecord& changed);
   ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states);
+  // The numbers of a state that replaces the one of `numbers_`, with histories, in places of rings that `numbers_` does
+  // not have as far as there are.
+  NumbersRecord WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const;
   void Mark(int64_t offset, int count) const { stores_.Publish(offset, MarkWord(decided_.commit_number, count)); }
 
   // Takes over what a reader has found.
@@ -144,7 +157,7 @@ class Journal {
   JournalBytes bytes_;  // of the record that is written
   std::array<uint32_t, kJournalRecords> sequences_ = {};
   JournalLifecycle lifecycle_ = JournalLifecycle::kCreating;
-  // Those of a usable model.
+  // Those of a usable model. Of one that is changed the numbers of before, as far as they are known.
   JournalEpoch epoch_;
   NumbersRecord numbers_;
   CommitKey prepared_;

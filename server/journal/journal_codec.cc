@@ -187,6 +187,9 @@ void Encode(const LifecycleRecord& record, JournalBytes& bytes) {
   bytes.Put(record.source.kind);
   bytes.Put(record.source.text);
   bytes.Put(record.source.convert_moments);
+  if (record.lifecycle != JournalLifecycle::kChanged) return;
+  bytes.Put(record.numbers);
+  bytes.Put(record.epoch);
 }
 
 bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record) {
@@ -197,7 +200,11 @@ bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record) {
   reader.Get(record.source.convert_moments);
   record.lifecycle = static_cast<JournalLifecycle>(lifecycle);
   record.source.kind = static_cast<ChangeSource::Kind>(kind);
-  return reader.done() && lifecycle <= static_cast<uint8_t>(JournalLifecycle::kDeleting) &&
+  if (record.lifecycle == JournalLifecycle::kChanged) {
+    reader.Get(record.numbers);
+    reader.Get(record.epoch);
+  }
+  return reader.done() && lifecycle <= static_cast<uint8_t>(JournalLifecycle::kChanged) &&
          kind <= static_cast<uint8_t>(ChangeSource::Kind::kCheckpoint);
 }
 
@@ -330,6 +337,11 @@ bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record) {
 
 void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes) {
   for (const std::string& state : states) bytes.Put(state);
+}
+
+ClientStatesRef RefOf(const JournalBytes& client_states) {
+  return {.size_bytes = static_cast<int64_t>(client_states.bytes().size()),
+          .hash = JournalHash(client_states.bytes(), kStatesSeed)};
 }
 
 bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states) {

@@ -15,17 +15,27 @@
 
 namespace paramshard::server {
 
-enum class JournalLifecycle : uint8_t { kCreating, kChanging, kUsable, kDeleting };
+enum class JournalLifecycle : uint8_t {
+  kCreating,
+  kChanging,
+  kUsable,
+  kDeleting,
+  kChanged,  // as usable; which numbers and which epoch it has says this record, whatever is published of them
+};
 
 // Where client states are: `size_bytes` of those of the commit's parity.
 struct ClientStatesRef {
   int64_t size_bytes = 0;
   absl::uint128 hash = 0;
+  friend bool operator==(const ClientStatesRef&, const ClientStatesRef&) = default;
 };
 
 struct LifecycleRecord {
   JournalLifecycle lifecycle = JournalLifecycle::kCreating;
   ChangeSource source;  // while it is changed
+  // Sequence numbers of records, when it was changed.
+  uint32_t numbers = 0;
+  uint32_t epoch = 0;
 };
 
 // Which window of a ring a history is: `filled` values that end with the one at `newest`, and zeros before them.
@@ -84,6 +94,8 @@ void Encode(const NumbersRecord& record, JournalBytes& bytes);
 void Encode(const PreparedRecord& record, JournalBytes& bytes);
 void Encode(const DecidedRecord& record, JournalBytes& bytes);
 void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes);
+// Of these bytes, wherever they are.
+ClientStatesRef RefOf(const JournalBytes& client_states);
 
 // False for bytes that are none, or not of these counts.
 bool Decode(absl::Span<const uint8_t> bytes, JournalIdentity& identity);

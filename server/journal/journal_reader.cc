@@ -32,7 +32,15 @@ absl::Status JournalReader::Read() {
   if (Word(offsetof(JournalHeader, magic)) == 0) return absl::OkStatus();
   begun_ = true;
   RETURN_IF_ERROR(ReadHeader());
-  return ReadIdentity();
+  RETURN_IF_ERROR(ReadIdentity());
+  ReadChanged();
+  return absl::OkStatus();
+}
+
+// What is damaged of the lifecycle is found by whoever asks for it.
+void JournalReader::ReadChanged() {
+  const absl::StatusOr<LifecycleRecord> lifecycle = Lifecycle();
+  if (lifecycle.ok() && lifecycle->lifecycle == JournalLifecycle::kChanged) changed_ = *lifecycle;
 }
 
 absl::Status JournalReader::ReadHeader() {
@@ -75,12 +83,14 @@ uint64_t JournalReader::Word(int64_t offset) const {
 }
 
 std::optional<uint32_t> JournalReader::Sequence(JournalRecord record) const {
+  if (changed_.has_value() && record == JournalRecord::kNumbers) return changed_->numbers;
+  if (changed_.has_value() && record == JournalRecord::kEpoch) return changed_->epoch;
   const uint64_t word = Word(layout_.of(record).word);
   if (!IsPublishedWord(word)) return std::nullopt;
   return static_cast<uint32_t>(word);
 }
 
-absl::StatusOr<absl::Span<const uint8_t>> JournalReader::Published(JournalRecord record) const {
+absl::StatusOr<absl::Span<const uint8_t>> JournalReader::Bytes(JournalRecord record) const {
   const JournalLayout::Record& place = layout_.of(record);
   const std::optional<uint32_t> sequence = Sequence(record);
   if (!sequence.has_value()) return Damaged(JournalRecordName(record));
@@ -96,21 +106,21 @@ absl::StatusOr<absl::Span<const uint8_t>> JournalReader::Published(JournalRecord
 }
 
 absl::StatusOr<LifecycleRecord> JournalReader::Lifecycle() const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Published(JournalRecord::kLifecycle));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Bytes(JournalRecord::kLifecycle));
   LifecycleRecord record;
   if (!Decode(bytes, record)) return Damaged(JournalRecordName(JournalRecord::kLifecycle));
   return record;
 }
 
 absl::StatusOr<JournalEpoch> JournalReader::Epoch() const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Published(JournalRecord::kEpoch));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Bytes(JournalRecord::kEpoch));
   JournalEpoch record;
   if (!Decode(bytes, record)) return Damaged(JournalRecordName(JournalRecord::kEpoch));
   return record;
 }
 
 absl::StatusOr<NumbersRecord> JournalReader::StoredNumbers() const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Published(JournalRecord::kNumbers));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Bytes(JournalRecord::kNumbers));
   NumbersRecord record;
   if (!Decode(bytes, shape_, record)) return Damaged(JournalRecordName(JournalRecord::kNumbers));
   RETURN_IF_ERROR(CheckWindows(record));
@@ -179,7 +189,7 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
 }
 
 absl::StatusOr<PreparedRecord> JournalReader::Prepared() const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Published(JournalRecord::kPrepared));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Bytes(JournalRecord::kPrepared));
   PreparedRecord record;
   if (!Decode(bytes, shape_, record)) return Damaged(JournalRecordName(JournalRecord::kPrepared));
   return record;
@@ -187,9 +197,12 @@ absl::StatusOr<PreparedRecord> JournalReader::Prepared() const {
 
 absl::StatusOr<std::vector<std::string>> JournalReader::ClientStates(int64_t commit_number,
                                                                      const ClientStatesRef& ref) const {
+  std::vector<std::string> states(shape_.ranks);
+  JournalBytes none;
+  EncodeClientStates(states, none);
+  if (ref == RefOf(none)) return states;  // whose place the writer takes late
   if (ref.size_bytes < 0 || ref.size_bytes > layout_.states_capacity) return Damaged("client states");
   const auto bytes = absl::MakeConstSpan(bytes_).subspan(layout_.states[commit_number % 2 != 0], ref.size_bytes);
-  std::vector<std::string> states;
   if (JournalHash(bytes, kStatesSeed) != ref.hash || !DecodeClientStates(bytes, shape_, states)) {
     return Damaged(absl::StrCat("client states of commit ", commit_number));
   }
@@ -197,7 +210,7 @@ absl::StatusOr<std::vector<std::string>> JournalReader::ClientStates(int64_t com
 }
 
 absl::StatusOr<DecidedRecord> JournalReader::Decided() const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Published(JournalRecord::kDecided));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, Bytes(JournalRecord::kDecided));
   DecidedRecord record;
   if (!Decode(bytes, record)) return Damaged(JournalRecordName(JournalRecord::kDecided));
   return record;

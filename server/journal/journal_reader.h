@@ -42,7 +42,8 @@ class JournalReader {
   // How far a rank of this daemon is with applying a commit that was decided.
   absl::StatusOr<RankProgress> Progress(int rank, int64_t commit_number) const;
 
-  // The number of the record that is published; null where there is none.
+  // The number of the record that holds, which is the one that is published but where the lifecycle names another; null
+  // where there is none.
   std::optional<uint32_t> Sequence(JournalRecord record) const;
 
  private:
@@ -50,9 +51,10 @@ class JournalReader {
   absl::Status Read();
   absl::Status ReadHeader();
   absl::Status ReadIdentity();
+  void ReadChanged();
   uint64_t Word(int64_t offset) const;
-  // The bytes of the record that is published.
-  absl::StatusOr<absl::Span<const uint8_t>> Published(JournalRecord record) const;
+  // The bytes of the record that holds.
+  absl::StatusOr<absl::Span<const uint8_t>> Bytes(JournalRecord record) const;
   absl::StatusOr<LaneProgress> Lane(int rank, int lane, int64_t commit_number) const;
   absl::StatusOr<int32_t> Mark(int64_t offset, int64_t commit_number) const;
   // The value at a place of the ring that begins with the `first`-th value of all.
@@ -64,6 +66,7 @@ class JournalReader {
   JournalShape shape_;
   JournalLayout layout_;
   JournalIdentity identity_;
+  std::optional<LifecycleRecord> changed_;  // set where it names records
 };
 
 }  // namespace paramshard::server

@@ -65,6 +65,7 @@ class Planner {
       case JournalLifecycle::kChanging:
         return PlanChange(lifecycle.source);
       case JournalLifecycle::kUsable:
+      case JournalLifecycle::kChanged:
         return PlanUsable();
     }
     return Lost("journal: a lifecycle that there is not");

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/journal/journal.h"
+#include "server/journal/journal_reader.h"
 #include "server/journal/recovery.h"
 #include "tests/server/journal/training.h"
 #include "tests/status_matchers.h"
@@ -120,6 +123,85 @@ TEST_P(CutTest, WhoeverAdoptsWhatIsFoundEndsWithTheSameState) {
     }
   }
 }
+
+// Where the writer dies in a call that ends a change.
+class ChangeEndTest : public CutTest {
+ protected:
+  void SetUp() override {
+    CutTest::SetUp();
+    DyingWriter counter(INT64_MAX, 8);
+    JournalBuffer buffer(GetParam());
+    std::unique_ptr<Journal> journal;
+    for (size_t step = 0; step < steps_.size(); ++step) {
+      const int64_t first = counter.made() + 1;
+      ASSERT_OK(steps_[step].call(journal, buffer.bytes(), &counter));
+      const std::string& name = steps_[step].name;
+      if (absl::StartsWith(name, "end import") || name == "end a restore") {
+        ends_.push_back({.step = step, .first = first, .last = counter.made()});
+      }
+    }
+  }
+  struct End {
+    size_t step = 0;
+    int64_t first = 0;  // store
+    int64_t last = 0;
+  };
+  // A journal whose writer has made so many stores.
+  JournalBuffer Behind(int64_t stores) {
+    JournalBuffer buffer(GetParam());
+    DyingWriter writer(stores, 8);
+    RunUntilDeath(writer, buffer);
+    return buffer;
+  }
+
+  std::vector<End> ends_;
+};
+
+TEST_P(ChangeEndTest, OneStoreBehindAllThatIsOfTheNewStateMakesItTheOneThatHolds) {
+  ASSERT_EQ(ends_.size(), 4u) << "imports, and a restore";
+  for (const End& end : ends_) {
+    bool holds = false;
+    int64_t unpublished = 0;
+    for (int64_t n = end.first; n <= end.last; ++n) {
+      JournalBuffer buffer = Behind(n);
+      ASSERT_OK_AND_ASSIGN(const RecoveryPlan plan, PlanRecovery(buffer.bytes()));
+      ASSERT_TRUE(!holds || SamePlan(plan, steps_[end.step].after)) << "store " << n;
+      holds = SamePlan(plan, steps_[end.step].after);
+      ASSERT_OK_AND_ASSIGN(const JournalReader reader, JournalReader::Open(buffer.bytes()));
+      if (!holds || reader.Lifecycle()->lifecycle != JournalLifecycle::kChanged) continue;
+      ++unpublished;
+      ASSERT_OK(Journal::Adopt(buffer.bytes()).status());
+      ASSERT_OK_AND_ASSIGN(const JournalReader adopted, JournalReader::Open(buffer.bytes()));
+      EXPECT_EQ(adopted.Lifecycle()->lifecycle, JournalLifecycle::kUsable);
+      EXPECT_EQ(PlanRecovery(buffer.bytes()).value(), plan) << "store " << n;
+    }
+    EXPECT_TRUE(holds) << steps_[end.step].name;
+    EXPECT_GT(unpublished, 2) << "it holds before its records are published";
+  }
+}
+
+TEST_P(ChangeEndTest, AFlippedBitOfAWordIsFoundOrChangesNothingThere) {
+  const End& end = ends_.front();
+  int64_t store = end.last;
+  const auto is_changed = [](JournalBuffer& buffer) {
+    return JournalReader::Open(buffer.bytes())->Lifecycle()->lifecycle == JournalLifecycle::kChanged;
+  };
+  for (JournalBuffer buffer = Behind(store); !is_changed(buffer); buffer = Behind(--store)) ASSERT_GT(store, end.first);
+  JournalBuffer buffer = Behind(store);
+  ASSERT_OK_AND_ASSIGN(const RecoveryPlan expected, PlanRecovery(buffer.bytes()));
+  ASSERT_OK_AND_ASSIGN(const JournalReader reader, JournalReader::Open(buffer.bytes()));
+  for (const JournalLayout::Record& record : reader.layout().records) {
+    for (int64_t bit = 8 * record.word; bit < 8 * record.word + 64; ++bit) {
+      uint8_t& byte = buffer.bytes()[bit / 8];
+      byte = static_cast<uint8_t>(byte ^ 1 << bit % 8);
+      ASSERT_OK_AND_ASSIGN(const RecoveryPlan plan, PlanRecovery(buffer.bytes()));
+      EXPECT_TRUE(plan.action == RecoveryAction::kDataLoss || plan == expected) << "bit " << bit;
+      byte = static_cast<uint8_t>(byte ^ 1 << bit % 8);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ChangeEndTest, testing::Values(BandedIdentity()));
 
 INSTANTIATE_TEST_SUITE_P(All, CutTest, testing::Values(SmallIdentity(), BandedIdentity()),
                          [](const auto& info) { return info.param.ranks.size() == 3 ? "InPlaceToo" : "InBands"; });

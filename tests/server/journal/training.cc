@@ -82,9 +82,14 @@ class Script {
       if (n == 2) GiveUp();
       Commit();
     }
+    Import(ChangeSource::Kind::kFiles);
+    BeginEpoch(6);
+    Commit();
+    Import(ChangeSource::Kind::kStream);
     Change();
     BeginEpoch(7);
     Commit();
+    Import(ChangeSource::Kind::kFiles);
     Add(
         "delete", [](Journal& journal) { return journal.BeginDelete(), absl::OkStatus(); }, RecoveryPlan());
     return std::move(steps_);
@@ -204,7 +209,28 @@ class Script {
     AddSetUsable("end a restore");
   }
 
+  void Import(ChangeSource::Kind kind) {
+    RecoveryPlan changing;
+    changing.identity = training_.identity();
+    changing.change = ChangeSource{.kind = kind, .text = kind == ChangeSource::Kind::kFiles ? "in.safetensors" : ""};
+    if (kind == ChangeSource::Kind::kFiles) {
+      changing.action = RecoveryAction::kRedoChange;
+      changing.epoch = training_.epoch();
+      changing.numbers = training_.numbers();
+    } else {
+      changing.action = RecoveryAction::kDataLoss;
+      changing.loss = "an import was cut off";
+    }
+    decision_ = std::nullopt;
+    Add(
+        absl::StrCat("begin import ", ++imports_),
+        [source = *changing.change](Journal& journal) { return journal.BeginChange(source); }, changing);
+    training_.Import();
+    AddSetUsable(absl::StrCat("end import ", imports_));
+  }
+
   Training training_;
+  int imports_ = 0;
   const int commits_;
   std::optional<LastDecision> decision_;
   std::vector<TrainingStep> steps_;
@@ -370,6 +396,27 @@ void Training::Replace() {
     if (length > 0) numbers_.scalings[i].history = {.scale = 4.0f, .amaxes = std::vector<float>(length, 0.5f)};
     if (length > 0) numbers_.scalings[i].history->amaxes[0] = 3.0f;
     if (length > 0) changes_[i].next_scale = 4.0f;
+  }
+}
+
+// Histories begin anew; the numbers stay.
+void Training::Import() {
+  epoch_.history.value += 100;
+  epoch_.lineage.value += 100;
+  epoch_.history_begin = numbers_.commit_number;
+  ++epoch_.generation;
+  numbers_.skipped = 0;
+  numbers_.last_answer = std::nullopt;
+  numbers_.client_states.assign(identity_.ranks.size(), "");
+  for (size_t i = 0; i < numbers_.scalings.size(); ++i) {
+    const float amax = 5.0f + static_cast<float>(i);
+    numbers_.scalings[i] = {.amax = amax};
+    changes_[i] = {.amax = amax};
+    const auto length = static_cast<size_t>(identity_.book[i].history_length);
+    if (length == 0) continue;
+    numbers_.scalings[i].history = {.scale = 6.0f, .amaxes = std::vector<float>(length)};
+    numbers_.scalings[i].history->amaxes[0] = amax;
+    changes_[i].next_scale = 6.0f;
   }
 }
 

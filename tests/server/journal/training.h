@@ -61,8 +61,9 @@ class Training {
   void Answer();
   // What the journal is told of it: valid until the next one.
   AnsweredCommit Answered() const;
-  // Another state takes the place of this one.
+  // Another state takes the place of this one: all of it, or of masters alone.
   void Replace();
+  void Import();
 
  private:
   void AnswerScaling(size_t index, int64_t number);
@@ -80,7 +81,8 @@ struct TrainingStep {
   RecoveryPlan after;
 };
 
-// A whole life: creation, epochs, commits of which some are skipped and one is given up, a restore, the deletion.
+// A whole life: creation, epochs, commits of which some are skipped and one is given up, imports, a restore, the
+// deletion.
 std::vector<TrainingStep> WholeTraining(const JournalIdentity& identity, int commits);
 
 // Equal, or lost for the reason that is expected.
