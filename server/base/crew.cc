@@ -54,4 +54,10 @@ void Crew::Finish(const absl::Status& status) {
   next_ = count_;
 }
 
+absl::Status OnAllRanks(absl::string_view purpose, int ranks, absl::FunctionRef<absl::Status(int rank)> work) {
+  const absl::StatusOr<std::unique_ptr<Crew>> crew = Crew::Start(purpose, ranks);
+  if (!crew.ok()) return crew.status();
+  return (*crew)->Run(ranks, [&](int, int64_t rank) { return work(static_cast<int>(rank)); });
+}
+
 }  // namespace paramshard::server

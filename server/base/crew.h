@@ -55,6 +55,10 @@ class Crew {
   std::vector<std::thread> threads_;  // constant after Start
 };
 
+// Does the work of every rank of [0, ranks) at once, on threads that are all there before, and waits for all. Errors of
+// Crew::Start, with nothing done, or the first one of a rank.
+absl::Status OnAllRanks(absl::string_view purpose, int ranks, absl::FunctionRef<absl::Status(int rank)> work);
+
 }  // namespace paramshard::server
 
 #endif  // PARAMSHARD_SERVER_BASE_CREW_H_

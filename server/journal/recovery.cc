@@ -61,6 +61,7 @@ class Planner {
       case JournalLifecycle::kCreating:
       case JournalLifecycle::kDeleting:
         plan_ = RecoveryPlan();
+        plan_.action = RecoveryAction::kDrop;
         return absl::OkStatus();
       case JournalLifecycle::kChanging:
         return PlanChange(lifecycle.source);
@@ -142,6 +143,8 @@ class Planner {
 
 const char* RecoveryActionName(RecoveryAction action) {
   switch (action) {
+    case RecoveryAction::kNotBegun:
+      return "nothing";
     case RecoveryAction::kDrop:
       return "drop";
     case RecoveryAction::kRedoChange:

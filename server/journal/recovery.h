@@ -17,6 +17,7 @@
 namespace paramshard::server {
 
 enum class RecoveryAction : uint8_t {
+  kNotBegun,    // there is no journal yet: nothing of a model can be there either
   kDrop,        // it was being made or deleted: free all of it
   kRedoChange,  // do the change again, from `change`, over `numbers` where there are any
   kServe,       // the state is that of `numbers`: drop gradients, encode planes, serve
@@ -46,9 +47,9 @@ struct LastDecision {
 };
 
 struct RecoveryPlan {
-  RecoveryAction action = RecoveryAction::kDrop;
+  RecoveryAction action = RecoveryAction::kNotBegun;
   std::string loss;                         // kDataLoss: what is lost, and why
-  std::optional<JournalIdentity> identity;  // unset where it is not known: kDrop, kDataLoss
+  std::optional<JournalIdentity> identity;  // unset where it is not known: kDataLoss, or dropped
   std::optional<ChangeSource> change;       // while the state is changed
   // Set unless the model is dropped, lost, or replaced by a checkpoint; then as far as they are known. Of a model that
   // was changed in part those before the change.

@@ -6,7 +6,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/thread.h"
+#include "server/base/crew.h"
 #include "server/saves/disk.h"
 #include "server/store/pinned_state.h"
 
@@ -53,27 +53,9 @@ int64_t DaemonImages::file_bytes() const {
   return bytes;
 }
 
-absl::Status DaemonImages::OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const {
-  std::vector<absl::Status> results(ranks());
-  std::vector<std::thread> threads;
-  for (int rank = 1; rank < ranks(); ++rank) {
-    absl::StatusOr<std::thread> thread = StartThread(purpose, [&results, work, rank] { results[rank] = work(rank); });
-    // A thread that runs may have written its result already.
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-    } else {
-      results[rank] = thread.status();
-    }
-  }
-  results[0] = work(0);
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& result : results) RETURN_IF_ERROR(result);
-  return absl::OkStatus();
-}
-
 absl::Status DaemonImages::Fill(const Model::HeldState& state, GoOn go_on) {
   const absl::Cleanup release = [this] { model_.ReleaseState(); };
-  return OnAllRanks("a copy for a save", [&](int rank) {
+  return OnAllRanks("a copy for a save", ranks(), [&](int rank) {
     before_copy_(rank);
     const absl::Status copied = FillRank(state, rank, go_on);
     model_.ReleaseState(rank);
@@ -94,7 +76,7 @@ absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoO
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,
                                                GoOn go_on) {
   const SaveFolder folder(Disk(calls_), model_folder, identity);
-  RETURN_IF_ERROR(OnAllRanks("files of a save", [&](int rank) { return WriteRank(folder, rank, go_on); }));
+  RETURN_IF_ERROR(OnAllRanks("files of a save", ranks(), [&](int rank) { return WriteRank(folder, rank, go_on); }));
   std::vector<const StateImage*> images;
   for (const auto& image : images_) images.push_back(image.get());
   return folder.Finish(model_.world().cluster->node(), images);

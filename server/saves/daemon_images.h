@@ -12,7 +12,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "proto/checkpoint/rank_file.h"
 #include "server/saves/disk_calls.h"
 #include "server/saves/save_folder.h"
@@ -23,8 +22,8 @@ namespace paramshard::server {
 
 checkpoint::World WorldOf(const Layout& layout, const World& world);
 
-// A save goes through one image per rank, on the caller's thread and one for each further rank. One thread at a time,
-// but for the counters.
+// A save goes through one image per rank, all of them at once, and each on a thread of its own. One caller at a time, but
+// for the counters.
 //
 //   ASSIGN_OR_RETURN(auto images, DaemonImages::Create(model, calls, before_copy));
 //   RETURN_IF_ERROR(images->Fill(state, go_on));   // steps may go on from here
@@ -56,8 +55,6 @@ class DaemonImages {
   int ranks() const { return static_cast<int>(images_.size()); }
   absl::Status FillRank(const Model::HeldState& state, int rank, GoOn go_on);
   absl::Status WriteRank(const SaveFolder& folder, int rank, GoOn go_on);
-  // Does something for every rank of the daemon at once, and waits for all. The first error.
-  absl::Status OnAllRanks(absl::string_view purpose, absl::FunctionRef<absl::Status(int rank)> work) const;
 
   // Constant after Create.
   Model& model_;

@@ -1,10 +1,8 @@
 #include "server/store/state_recovery.h"
 
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,9 +10,8 @@
 #include "kernels/base/status_macros.h"
 #include "proto/model/model_spec_difference.h"
 #include "proto/model/model_spec_proto.h"
-#include "server/base/thread.h"
+#include "server/base/crew.h"
 #include "server/journal/journal.h"
-#include "server/journal/journal_reader.h"
 #include "server/store/commit_under_way.h"
 #include "server/store/lost_models.h"
 
@@ -95,7 +92,8 @@ class Recovery {
 
   // Amaxes of what was done before are measured: nobody knows them any more.
   absl::Status FinishStep() {
-    RETURN_IF_ERROR(OnAllRanks([this](int rank) { return StepRank(rank); }));
+    RETURN_IF_ERROR(OnAllRanks("a step that goes on", static_cast<int>(state_.shards.size()),
+                               [this](int rank) { return StepRank(rank); }));
     for (const auto& shard : state_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(*state_.book));
     if (!shares_amaxes_) state_.book->Settle(state_.book->Offer());
     return absl::OkStatus();
@@ -108,22 +106,6 @@ class Recovery {
     shard.AdoptGradients(plan_.prepared->has_gradient);
     return shard.Step({.groups = plan_.prepared->groups, .gradient_scale = plan_.decided->gradient_scale}, progress,
                       *state_.book);
-  }
-
-  // The first error.
-  absl::Status OnAllRanks(const std::function<absl::Status(int rank)>& work) const {
-    std::vector<absl::Status> done(state_.shards.size());
-    std::vector<std::thread> threads;
-    absl::Status status;
-    for (size_t rank = 0; rank < done.size() && status.ok(); ++rank) {
-      absl::StatusOr<std::thread> thread = StartThread(absl::StrCat("a step that goes on, of rank ", rank),
-                                                       [&, rank] { done[rank] = work(static_cast<int>(rank)); });
-      status = thread.status();
-      if (thread.ok()) threads.push_back(*std::move(thread));
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const absl::Status& one : done) status.Update(one);
-    return status;
   }
 
   absl::Status Answer() {
@@ -148,7 +130,6 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
   const bool has_mark = pieces.find(kLostPiece) != pieces.end();
   const bool has_state = pieces.size() > (has_journal ? 1u : 0u) + (has_mark ? 1u : 0u);
   left.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
-  bool begun = false;
   if (has_journal) {
     const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
     if (!journal.ok()) {
@@ -158,14 +139,15 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
     left.journal = *journal;
     const auto bytes = absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes());
     ASSIGN_OR_RETURN(left.plan, PlanRecovery(bytes));
-    const absl::StatusOr<JournalReader> reader = JournalReader::Open(bytes);
-    begun = !reader.ok() || reader->begun();
   }
-  if (left.plan.action != RecoveryAction::kDrop) return left;
+  const bool is_begun = left.plan.action != RecoveryAction::kNotBegun;
+  if (is_begun && left.plan.action != RecoveryAction::kDrop) return left;
   if (has_mark) {
     left.plan = LossBy(LostModels::ReadMark(*left.memory));
-  } else if (!begun && has_state) {
+  } else if (!is_begun && has_state) {
     left.plan = LossBy("a journal expected beside its memory, got none that was begun");
+  } else {
+    left.plan.action = RecoveryAction::kDrop;
   }
   return left;
 }

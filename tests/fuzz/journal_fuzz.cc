@@ -73,9 +73,12 @@ std::string Mend(std::string bytes, Mutator& mutator) {
   return bytes;
 }
 
+bool IsThere(RecoveryAction action) {
+  return action != RecoveryAction::kNotBegun && action != RecoveryAction::kDrop && action != RecoveryAction::kDataLoss;
+}
+
 void CheckPlan(const RecoveryPlan& plan) {
-  const bool known = plan.action != RecoveryAction::kDrop && plan.action != RecoveryAction::kDataLoss;
-  PARAMSHARD_CHECK(!known || plan.identity.has_value());
+  PARAMSHARD_CHECK(!IsThere(plan.action) || plan.identity.has_value());
   PARAMSHARD_CHECK((plan.action == RecoveryAction::kDataLoss) == !plan.loss.empty());
   if (plan.identity.has_value()) PARAMSHARD_CHECK(CheckIdentity(*plan.identity).ok());
   if (plan.numbers.has_value()) PARAMSHARD_CHECK(CheckNumbers(*plan.identity, *plan.numbers).ok());
@@ -89,7 +92,7 @@ void CheckPlan(const RecoveryPlan& plan) {
 // The next server does what the plan says, as far as the journal hears of it.
 void GoOn(const RecoveryPlan& plan, absl::Span<uint8_t> memory) {
   const absl::StatusOr<std::unique_ptr<Journal>> adopted = Journal::Adopt(memory);
-  if (plan.action == RecoveryAction::kDataLoss || plan.action == RecoveryAction::kDrop) return;
+  if (!IsThere(plan.action)) return;
   PARAMSHARD_CHECK(adopted.ok());
   if (plan.action != RecoveryAction::kServe) return;
   Journal& journal = **adopted;

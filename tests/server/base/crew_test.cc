@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "server/base/thread.h"
 #include "tests/status_matchers.h"
@@ -11,6 +13,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 TEST(CrewTest, EveryWorkIsDoneOnce) {
   ASSERT_OK_AND_ASSIGN(const auto crew, Crew::Start("a test", 3));
@@ -37,6 +40,32 @@ TEST(CrewTest, AnErrorEndsTheListAndNotTheCrew) {
   EXPECT_EQ(done, 8);
   EXPECT_OK(crew->Run(5, fail_at_7));
   EXPECT_EQ(done, 13);
+}
+
+// Each waits until all are there.
+TEST(CrewTest, RanksAreAtWorkAtOnce) {
+  constexpr int kRanks = 3;
+  absl::Mutex mu;
+  std::vector<int> here;
+  EXPECT_OK(OnAllRanks("a test", kRanks, [&](int rank) -> absl::Status {
+    absl::MutexLock lock(&mu);
+    here.push_back(rank);
+    const auto all = [&] { return here.size() == kRanks; };
+    if (mu.AwaitWithTimeout(absl::Condition(&all), absl::Minutes(1))) return absl::OkStatus();
+    return absl::DeadlineExceededError("one after the other");
+  }));
+  EXPECT_THAT(here, UnorderedElementsAre(0, 1, 2));
+}
+
+TEST(CrewTest, TheErrorOfARankIsReturned) {
+  EXPECT_THAT(
+      OnAllRanks("a test", 2, [](int rank) { return rank == 1 ? absl::DataLossError("rank 1") : absl::OkStatus(); }),
+      StatusIs(absl::StatusCode::kDataLoss, "rank 1"));
+  const ThreadShortage shortage(1);
+  int done = 0;
+  EXPECT_THAT(OnAllRanks("a test", 2, [&](int) { return ++done, absl::OkStatus(); }),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
+  EXPECT_EQ(done, 0);
 }
 
 TEST(CrewTest, WithoutAThreadNothingIsDone) {

@@ -52,7 +52,7 @@ class Server {
 
   absl::Status Recover() {
     ASSIGN_OR_RETURN(const RecoveryPlan plan, PlanRecovery(memory_));
-    if (plan.action == RecoveryAction::kDrop) return Create();
+    if (!plan.identity.has_value()) return Create();
     ASSIGN_OR_RETURN(journal_, Journal::Adopt(memory_));
     while (training_.numbers().commit_number < plan.numbers->commit_number) training_.Answer();
     training_.BeginEpoch(plan.epoch->epoch);
@@ -116,7 +116,7 @@ class Oracle {
  public:
   // Fails the test unless the plan is that of a state that the training has.
   void Check(const RecoveryPlan& plan) {
-    if (plan.action == RecoveryAction::kDrop) {
+    if (plan.action == RecoveryAction::kNotBegun || plan.action == RecoveryAction::kDrop) {
       ASSERT_EQ(training_.numbers().commit_number, 0);
       return;
     }

@@ -71,20 +71,23 @@ class Node1RecoveryTest : public RecoveryTest {
   Node1RecoveryTest() : RecoveryTest(OnNode1(SmallIdentity())) {}
 };
 
-TEST_F(RecoveryTest, MemoryInWhichNothingWasWrittenIsDropped) {
-  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
+TEST_F(RecoveryTest, MemoryInWhichNothingWasWrittenIsNoJournal) {
+  EXPECT_EQ(Plan(), RecoveryPlan());
+  EXPECT_EQ(Plan().action, RecoveryAction::kNotBegun);
   EXPECT_THAT(Journal::Adopt(buffer_.bytes()), StatusIs(absl::StatusCode::kDataLoss));
 }
 
 TEST_F(RecoveryTest, AModelThatWasBeingMadeIsDropped) {
   Create();
-  EXPECT_EQ(Plan(), RecoveryPlan());
+  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
+  EXPECT_EQ(Plan().identity.has_value(), false);
 }
 
 TEST_F(RecoveryTest, AModelThatWasBeingDeletedIsDropped) {
   Begin();
   journal_->BeginDelete();
-  EXPECT_EQ(Plan(), RecoveryPlan());
+  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
+  EXPECT_EQ(Plan().identity.has_value(), false);
 }
 
 TEST_F(RecoveryTest, AChangeFromWhatIsStillThereIsDoneAgain) {

@@ -57,6 +57,12 @@ RecoveryPlan Preparing(const Training& training, int64_t number) {
   return plan;
 }
 
+RecoveryPlan Dropped() {
+  RecoveryPlan plan;
+  plan.action = RecoveryAction::kDrop;
+  return plan;
+}
+
 RecoveryPlan Applying(const Training& training, int64_t number) {
   RecoveryPlan plan = Preparing(training, number);
   plan.decided = training.Decided(number);
@@ -91,7 +97,7 @@ class Script {
     Commit();
     Import(ChangeSource::Kind::kFiles);
     Add(
-        "delete", [](Journal& journal) { return journal.BeginDelete(), absl::OkStatus(); }, RecoveryPlan());
+        "delete", [](Journal& journal) { return journal.BeginDelete(), absl::OkStatus(); }, Dropped());
     return std::move(steps_);
   }
 
@@ -115,7 +121,7 @@ class Script {
                             if (created.ok()) journal = *std::move(created);
                             return created.status();
                           },
-                      .after = RecoveryPlan()});
+                      .after = Dropped()});
   }
 
   void AddSetUsable(const std::string& name) {
