@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {
@@ -50,41 +49,56 @@ absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, 
   return absl::OkStatus();
 }
 
-absl::Status CommitBook::Add(const Membership& members, int node, const CommitVote& vote) {
+CommitBook::Cast CommitBook::Add(const Membership& members, int node, const CommitVote& vote) {
   CommitVote sorted = vote;
   std::sort(sorted.sums.begin(), sorted.sums.end(), [](const RankSum& a, const RankSum& b) { return a.rank < b.rank; });
   if (!Covers(sorted.sums, members.ranks(node))) {
-    return absl::InvalidArgumentError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
-                                                   ": one sum for each rank of ", NodeName(members, node),
-                                                   " expected, got ", vote.sums.size()));
+    return {Cast::Result::kRefused,
+            absl::InvalidArgumentError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
+                                                    ": one sum for each rank of ", NodeName(members, node),
+                                                    " expected, got ", vote.sums.size()))};
   }
-  RETURN_IF_ERROR(CheckCommitNumber(members, node, vote));
+  if (const absl::Status next = CheckCommitNumber(members, node, vote); !next.ok()) {
+    return {Cast::Result::kDisagrees, next};
+  }
   votes_.try_emplace(node, std::move(sorted));  // a repeated vote says the same
-  return votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : absl::OkStatus();
+  return votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : Cast();
 }
 
-absl::Status CommitBook::Decide() {
-  const CommitVote& any = votes_.begin()->second;
-  Record record{any.epoch, any.commit_number, {}};
+CommitDecision CommitBook::Sum() const {
+  CommitDecision decision;
   for (const auto& [node, vote] : votes_) {
     for (const RankSum& sum : vote.sums) {
-      if (sum.rank < shard_size_) record.decision.square_sum += sum.square_sum;
-      record.decision.non_finite_count += sum.non_finite_count;
+      if (sum.rank < shard_size_) decision.square_sum += sum.square_sum;
+      decision.non_finite_count += sum.non_finite_count;
     }
   }
-  record.decision.apply = record.decision.non_finite_count == 0;
+  decision.apply = decision.non_finite_count == 0;
+  return decision;
+}
+
+absl::Status CommitBook::WriteDown(const CommitDecision& decision) const {
   for (const auto& [node, vote] : votes_) {
     if (vote.write_down == nullptr) continue;
-    const absl::Status written = vote.write_down(record.decision);
+    const absl::Status written = vote.write_down(decision);
     if (written.ok()) continue;
     return absl::InternalError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
                                             ": the decision could not be written down: ", written.message()));
+  }
+  return absl::OkStatus();
+}
+
+CommitBook::Cast CommitBook::Decide() {
+  const CommitVote& any = votes_.begin()->second;
+  const Record record{any.epoch, any.commit_number, Sum()};
+  if (const absl::Status written = WriteDown(record.decision); !written.ok()) {
+    return {Cast::Result::kUnwritten, written};
   }
   last_commit_number_ = record.commit_number;
   records_.push_back(record);
   if (records_.size() > kKeptDecisions) records_.pop_front();
   votes_.clear();
-  return absl::OkStatus();
+  return {};
 }
 
 }  // namespace paramshard::server

@@ -32,11 +32,20 @@ class CommitBook {
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
 
-  // Adds a vote of the running epoch, and decides when every node has voted and the decision is written down where
-  // votes say so. INVALID_ARGUMENT sums that are not those of the node's ranks (nothing changes); FAILED_PRECONDITION
-  // another commit than the next one, or than another node votes on (names both); INTERNAL it could not be written
-  // down: nothing is decided.
-  absl::Status Add(const Membership& members, int node, const CommitVote& vote);
+  // What has become of a vote.
+  struct Cast {
+    enum class Result : uint8_t {
+      kCounted,    // it is among the votes, and was the last one where there is a decision now
+      kRefused,    // nothing has changed; INVALID_ARGUMENT
+      kDisagrees,  // it is on another commit than the next one, or than another node votes on; FAILED_PRECONDITION
+      kUnwritten,  // it was the last one, and the decision could not be written down: nothing is decided; INTERNAL
+    };
+    Result result = Result::kCounted;
+    absl::Status why = {};  // OK when it was counted
+  };
+  // Takes a vote of the running epoch, and decides when every node has voted and the decision is written down where
+  // votes say so.
+  Cast Add(const Membership& members, int node, const CommitVote& vote);
 
  private:
   struct Record {
@@ -45,8 +54,12 @@ class CommitBook {
     CommitDecision decision;
   };
 
+  // FAILED_PRECONDITION naming both sides.
   absl::Status CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const;
-  absl::Status Decide();
+  CommitDecision Sum() const;
+  // INTERNAL.
+  absl::Status WriteDown(const CommitDecision& decision) const;
+  Cast Decide();
 
   int64_t last_commit_number_ = 0;
   int shard_size_ = 0;

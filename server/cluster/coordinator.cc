@@ -339,14 +339,21 @@ absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vot
 
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
-  absl::Status status = model.book.Add(members_, node, vote);
-  if (absl::IsFailedPrecondition(status)) End(vote.model, model, status, /*by_votes=*/true);
-  if (absl::IsInternal(status)) {
-    End(vote.model, model, status);
-    return absl::OkStatus();  // the end answers all votes
+  const CommitBook::Cast cast = model.book.Add(members_, node, vote);
+  switch (cast.result) {
+    case CommitBook::Cast::Result::kCounted:
+      changed_.SignalAll();
+      return absl::OkStatus();
+    case CommitBook::Cast::Result::kRefused:
+      return cast.why;
+    case CommitBook::Cast::Result::kDisagrees:
+      End(vote.model, model, cast.why, /*by_votes=*/true);
+      return cast.why;
+    case CommitBook::Cast::Result::kUnwritten:
+      End(vote.model, model, cast.why);
+      return absl::OkStatus();  // the end answers all votes
   }
-  if (status.ok()) changed_.SignalAll();
-  return status;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {

@@ -314,7 +314,7 @@ class Model {
   // Begins a change: readers and trainers are held off from then on.
   absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch);
   // The first byte follows. An error ends the change: the state stays as it was.
-  absl::Status CommitChange(const Replacement& replacement, const absl::Status& begun);
+  absl::Status BeginWriting(const Replacement& replacement, const absl::Status& begun);
   absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status);
   // What to tell whoever has made a change that came to nothing.
   absl::Status Fail(const Replacement& replacement, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

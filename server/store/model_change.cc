@@ -59,7 +59,7 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
 absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
                                        const RestoreWatch& watch, const RestoreSteps& steps) {
   ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(kind, make, watch));
-  RETURN_IF_ERROR(CommitChange(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
+  RETURN_IF_ERROR(BeginWriting(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
@@ -94,7 +94,7 @@ absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement 
   return replacement;
 }
 
-absl::Status Model::CommitChange(const Replacement& replacement, const absl::Status& begun) {
+absl::Status Model::BeginWriting(const Replacement& replacement, const absl::Status& begun) {
   absl::MutexLock lock(&mu_);
   absl::Status status = begun;
   if (status.ok() && is_published()) status = journal_->BeginChange(replacement.source);
