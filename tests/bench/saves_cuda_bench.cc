@@ -8,7 +8,7 @@
 //
 // A save begins with each other round. `steps` compares the steps of such a round with those of the round before it;
 // `stall` is the daemon's word for how long a step waited for the copy. Ceilings are measured in the same run: copies
-// between each GPU and pinned memory, and reads and writes of 16 MiB around the page cache, a file for each GPU at once.
+// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at once.
 // `keeper` is the step with journal and moved state against the step of a daemon without keeper. After a kill the time
 // runs from the signal until a commit is answered again; one step's products are in it.
 
