@@ -81,11 +81,12 @@ absl::Status Journal::GoOn(const JournalReader& reader) {
   }
   ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader.Lifecycle());
   lifecycle_ = lifecycle.lifecycle;
+  const bool is_usable = lifecycle_ == JournalLifecycle::kUsable || lifecycle_ == JournalLifecycle::kChanged;
+  // Those before a change are of use where they are whole.
   absl::StatusOr<NumbersRecord> numbers = reader.StoredNumbers();
-  if (lifecycle_ == JournalLifecycle::kChanging && numbers.ok()) numbers_ = *std::move(numbers);
-  if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanged) return absl::OkStatus();
-  RETURN_IF_ERROR(numbers.status());
-  numbers_ = *std::move(numbers);
+  if (is_usable) RETURN_IF_ERROR(numbers.status());
+  if (numbers.ok()) numbers_ = *std::move(numbers);
+  if (!is_usable) return absl::OkStatus();
   ASSIGN_OR_RETURN(epoch_, reader.Epoch());
   ASSIGN_OR_RETURN(const PreparedRecord prepared, reader.Prepared());
   ASSIGN_OR_RETURN(const DecidedRecord decided, reader.Decided());
