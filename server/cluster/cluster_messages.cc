@@ -167,13 +167,18 @@ struct RestoreWriter {
     *ended.mutable_id() = IdMessage(end.id);
     if (!end.status.ok()) *ended.mutable_error() = StatusToProto(end.status);
   }
-  void operator()(const RestoreWish& wish) const { *message.mutable_wish()->mutable_id() = IdMessage(wish.id); }
+  void operator()(const RestoreWish& wish) const {
+    v1::RestoreWish& told = *message.mutable_wish();
+    *told.mutable_id() = IdMessage(wish.id);
+    told.set_withdrawn(wish.withdrawn);
+  }
   void operator()(const RestoreAnswer& answer) const {
     v1::RestoreAnswer& answered = *message.mutable_answer();
     *answered.mutable_id() = IdMessage(answer.id);
     if (!answer.status.ok()) *answered.mutable_error() = StatusToProto(answer.status);
   }
   void operator()(const RestoreLeaderLost&) const {}
+  void operator()(const RestoreFollowerLost&) const {}
 };
 
 }  // namespace
@@ -370,7 +375,7 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
       break;
     }
     case v1::RestoreNews::kWish:
-      news.what = RestoreWish{.id = IdOf(message.wish().id())};
+      news.what = RestoreWish{.id = IdOf(message.wish().id()), .withdrawn = message.wish().withdrawn()};
       break;
     case v1::RestoreNews::kAnswer: {
       RestoreAnswer answer{.id = IdOf(message.answer().id())};

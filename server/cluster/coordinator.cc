@@ -490,6 +490,7 @@ void Coordinator::TellLostRestores(int node) {
                .what = RestoreReport{
                    .id = id, .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
   }
+  if (sinks_[0] != nullptr) sinks_[0]->OnRestoreNews({.model = {}, .what = RestoreFollowerLost{.node = node}});
 }
 
 // Rendezvous.

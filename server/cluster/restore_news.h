@@ -80,7 +80,8 @@ struct RestoreEnd {
 // order or by an answer.
 struct RestoreWish {
   absl::uint128 id = 0;
-  int node = 0;  // as above
+  int node = 0;            // as above
+  bool withdrawn = false;  // nobody waits for the answer any more
 };
 
 // Of node 0. OK: the model begins with its initial values.
@@ -94,10 +95,15 @@ struct RestoreLeaderLost {
   absl::Status why;
 };
 
+// Likewise, at node 0: another node is lost. Of an order that it had part in it has reported so besides.
+struct RestoreFollowerLost {
+  int node = 0;
+};
+
 struct RestoreNews {
   std::string model;
   std::variant<RestoreOrder, RestoreGo, RestoreSums, RestoreReport, RestoreEnd, RestoreWish, RestoreAnswer,
-               RestoreLeaderLost>
+               RestoreLeaderLost, RestoreFollowerLost>
       what;
 };
 

@@ -1,5 +1,6 @@
 #include "server/restores/world_restores.h"
 
+#include <algorithm>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@ namespace {
 // That node 0 remembers of others, and they of node 0. What comes beyond is refused.
 constexpr size_t kMostWishes = 1024;
 constexpr size_t kMostOrders = 1024;
+// How often a creation that waits for node 0 looks whether its caller is still there.
+constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
 absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
 
@@ -72,6 +75,7 @@ void WorldRestores::OnRestoreNews(const RestoreNews& news) {
   if (const auto* const word = std::get_if<RestoreAnswer>(&news.what); word != nullptr) TakeAnswer(news.model, *word);
   if (const auto* const loss = std::get_if<RestoreLeaderLost>(&news.what); loss != nullptr) TakeLoss(loss->why);
   if (const auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) TakeWish(news.model, *wish);
+  if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) DropWishesOf(lost->node);
   const auto leading = leading_.find(news.model);
   if (leading == leading_.end()) return;
   if (const auto* const sums = std::get_if<RestoreSums>(&news.what); sums != nullptr) leading->second->OnSums(*sums);
@@ -121,6 +125,13 @@ absl::StatusOr<std::unique_ptr<RestorePeers>> WorldRestores::LeadRestore(const M
 
 void WorldRestores::TakeWish(const std::string& model, const RestoreWish& wish) {
   const Wish known(model, wish.node);
+  if (wish.withdrawn) {
+    // A later one of that node stays.
+    if (const auto found = wishes_.find(known); found != wishes_.end() && found->second == wish.id) {
+      wishes_.erase(found);
+    }
+    return;
+  }
   if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
     return Answer(model, wish.id, absl::ResourceExhaustedError("node 0 knows of too many creations that wait"));
   }
@@ -149,6 +160,10 @@ std::optional<absl::Status> WorldRestores::AnswerFor(const std::string& name) co
 
 void WorldRestores::Answer(const std::string& model, absl::uint128 wish, const absl::Status& status) {
   cluster().TellRestore({.model = model, .what = RestoreAnswer{.id = wish, .status = status}}).IgnoreError();
+}
+
+void WorldRestores::DropWishesOf(int node) {
+  std::erase_if(wishes_, [node](const auto& wish) { return wish.first.second == node; });
 }
 
 void WorldRestores::OnCreatedFresh(const std::string& model) {
@@ -333,16 +348,31 @@ bool WorldRestores::HasOrder(absl::string_view model) const {
   return FindUntaken(model) != nullptr;
 }
 
-absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitOrder(const std::string& model) {
+absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitOrder(const std::string& model, IsGone is_gone) {
   absl::MutexLock lock(&mu_);
   Waiting& waiting = waiting_[model];
   if (waiting.callers++ == 0) waiting.wish = options_.draw_id().value;
-  absl::StatusOr<Word> word = AwaitWord(model, waiting);
-  if (--waiting.callers == 0) waiting_.erase(model);
+  absl::StatusOr<Word> word = AwaitWord(model, waiting, is_gone);
+  if (--waiting.callers == 0) {
+    WithdrawWish(model, waiting);
+    waiting_.erase(model);
+  }
   return word;
 }
 
-absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitWord(const std::string& model, Waiting& waiting) {
+absl::Status WorldRestores::TellWish(const std::string& model, Waiting& waiting) {
+  waiting.is_told = true;
+  return cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish}});
+}
+
+void WorldRestores::WithdrawWish(const std::string& model, const Waiting& waiting) {
+  // What node 0 has answered it has forgotten.
+  if (!waiting.is_told || waiting.answer.has_value()) return;
+  cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish, .withdrawn = true}}).IgnoreError();
+}
+
+absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitWord(const std::string& model, Waiting& waiting,
+                                                             IsGone is_gone) {
   const SteadyTime deadline = After(options_.clock->Now(), options_.timeout);
   bool is_told = false;
   while (true) {
@@ -354,8 +384,9 @@ absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitWord(const std::string& 
       return Word();
     }
     // Its answer may be here before this call waits.
-    if (!std::exchange(is_told, true)) {
-      RETURN_IF_ERROR(cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish}}));
+    if (!std::exchange(is_told, true)) RETURN_IF_ERROR(TellWish(model, waiting));
+    if (is_gone()) {
+      return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
     }
     const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) {
@@ -363,8 +394,16 @@ absl::StatusOr<WorldRestores::Word> WorldRestores::AwaitWord(const std::string& 
           "create model ", DisplayName(model), ": node 0's word about the checkpoint within ",
           absl::FormatDuration(options_.timeout), " expected: the trainers of its daemon have not created the model"));
     }
-    changed_.WaitUntil(&mu_, After(SteadyNow(), left));
+    changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
   }
+}
+
+void WorldRestores::RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  const Ordered* const untaken = FindUntaken(model);
+  if (untaken == nullptr || untaken->order.id != id) return;
+  ordered_.erase(model);
+  Refuse(model, id, why);
 }
 
 absl::StatusOr<std::unique_ptr<FollowingRestore>> WorldRestores::Follow(const std::string& model, absl::uint128 id) {

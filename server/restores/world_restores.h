@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -76,17 +77,22 @@ class WorldRestores final : public RestoreListener {
   absl::StatusOr<std::unique_ptr<RestorePeers>> LeadRestore(const Model& model, const CheckpointChoice& choice,
                                                             const ModelRestore& restore, const Lead& lead);
   // At another node: waits until node 0 has said what a model that is being created begins with; none: its initial
-  // values. Returns at once when the model is there. Not to be called with a lock of the store. DEADLINE_EXCEEDED;
+  // values. Returns at once when the model is there. Not to be called with a lock of the store. `is_gone` says whether
+  // nobody waits for the model any more, and does not wait itself. DEADLINE_EXCEEDED; ABORTED the caller is gone;
   // UNAVAILABLE node 0 is not reached or the daemon drains; node 0's refusal.
   struct Word {
     bool is_here = false;
     std::optional<RestoreOrder> order = {};
   };
-  absl::StatusOr<Word> AwaitOrder(const std::string& model);
+  using IsGone = absl::FunctionRef<bool()>;
+  absl::StatusOr<Word> AwaitOrder(const std::string& model, IsGone is_gone);
   // Whether node 0 has ordered a restore of a model that is not there yet.
   bool HasOrder(absl::string_view model) const;
   // Takes such an order, by its id. UNAVAILABLE: it is over, or somebody else has it.
   absl::StatusOr<std::unique_ptr<FollowingRestore>> Follow(const std::string& model, absl::uint128 id);
+  // The creation that was to take such an order has failed before it could: node 0 is told why. Nothing for one that is
+  // over, or that somebody has taken.
+  void RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why);
 
   // A model was created here with its initial values. Of node 0: creations of it that wait elsewhere begin so too.
   // Elsewhere an order that has come meanwhile is carried out.
@@ -106,6 +112,7 @@ class WorldRestores final : public RestoreListener {
   // Creations that wait for node 0's word.
   struct Waiting {
     absl::uint128 wish = 0;
+    bool is_told = false;  // to node 0
     int callers = 0;
     std::optional<absl::Status> answer = {};
   };
@@ -120,6 +127,7 @@ class WorldRestores final : public RestoreListener {
   Cluster& cluster() const { return *options_.store->world().cluster; }
 
   // Node 0's.
+  void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeWish(const std::string& model, const RestoreWish& wish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null where nothing can be said yet.
   std::optional<absl::Status> AnswerFor(const std::string& model) const;
@@ -146,7 +154,10 @@ class WorldRestores final : public RestoreListener {
   absl::Status StartWork(Worker& worker);
   void Work(int64_t number);
   static void RunOrdered(const std::shared_ptr<Model>& model, FollowingRestore& restore);
-  absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting, IsGone is_gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TellWish(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WithdrawWish(const std::string& model, const Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::string& model, absl::uint128 id);
   void JoinFinished();
 

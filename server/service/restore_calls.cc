@@ -204,7 +204,14 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, WorldRestores& res
     ASSIGN_OR_RETURN(created.restored, restoration.Run(model->spec().name, show));
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  const std::string name = spec.name;
+  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill);
+  if (!made.ok()) {
+    // Of a model that could not even be made nobody has told node 0.
+    restores.RefuseOrder(name, order, made.status());
+    return made.status();
+  }
+  created.model = *std::move(made);
   return created;
 }
 
@@ -237,10 +244,10 @@ absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec) {
 
 // At another node than 0, which chooses for all.
 absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                             bool wants_restore) {
+                                             bool wants_restore, const Call& call) {
   WorldRestores::Word word;
   if (wants_restore || restores.HasOrder(spec.name)) {
-    ASSIGN_OR_RETURN(word, restores.AwaitOrder(spec.name));
+    ASSIGN_OR_RETURN(word, restores.AwaitOrder(spec.name, [&] { return call.IsCancelled(); }));
   }
   if (word.order.has_value()) return CreateOrdered(store, restores, std::move(spec), word.order->id);
   if (word.is_here) return Join(store, std::move(spec));
@@ -290,7 +297,7 @@ absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& resto
   if (request.has_restore()) {
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
-  if (!restores.leads()) return CreateFollowing(store, restores, std::move(spec), wanted.has_value());
+  if (!restores.leads()) return CreateFollowing(store, restores, std::move(spec), wanted.has_value(), call);
   if (BeginsWithCheckpoint(store, spec.name, wanted)) {
     return CreateRestored(store, restores, std::move(spec), *wanted);
   }

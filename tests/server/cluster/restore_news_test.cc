@@ -19,6 +19,7 @@
 namespace paramshard::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 RestoreOrder Order() {
@@ -91,6 +92,11 @@ TEST_F(RestoreOrderTest, ALostNodeSaysNothingOfARestoreThatWasGivenUp) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
+TEST_F(RestoreOrderTest, NodeZeroHearsThatAnotherNodeIsLost) {
+  coordinator_.Leave(1);
+  EXPECT_THAT(sinks_[0].lost_followers(), ElementsAre(1));
+}
+
 // It may be lost before it has said that it is through.
 TEST_F(RestoreOrderTest, ANodeThatIsLostBehindAGoodEndHasReportedSo) {
   ASSERT_OK(Say(0, Order()));
@@ -116,6 +122,8 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(round_trip(RestoreEnd{.status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
   EXPECT_OK(round_trip(RestoreEnd{.id = 1}).status);
   EXPECT_EQ(round_trip(RestoreWish{.id = 6}).id, 6);
+  EXPECT_FALSE(round_trip(RestoreWish{.id = 6}).withdrawn);
+  EXPECT_TRUE(round_trip(RestoreWish{.id = 6, .withdrawn = true}).withdrawn);
   EXPECT_EQ(round_trip(RestoreAnswer{.id = 6, .status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
 }
 

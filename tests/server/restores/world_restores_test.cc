@@ -489,6 +489,48 @@ TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
   ExpectUnchanged();
 }
 
+// --- Creations that wait for node 0 ---
+
+class WishesTest : public WorldRestoresTestBase, public testing::Test {
+ protected:
+  // More than node 0 remembers.
+  static constexpr int kMany = 1100;
+
+  static bool IsGone() { return true; }
+  static bool IsHere() { return false; }
+  // A model that both are to have, which node 0 has made with its initial values.
+  absl::Status CreateElsewhere() {
+    v1::ModelSpec spec = SpecOf(2);
+    spec.set_name("fresh");
+    EXPECT_OK(world_.daemons().store(0).CreateOrJoin(Parse(spec)));
+    return world_.restores(1).AwaitOrder("fresh", IsHere).status();
+  }
+
+  RestoredWorld world_{root(), Two(), kTimeout};
+};
+
+TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
+  EXPECT_THAT(world_.restores(1).AwaitOrder("m", IsGone).status(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+}
+
+TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
+  for (int i = 0; i < kMany; ++i) {
+    EXPECT_THAT(world_.restores(1).AwaitOrder(absl::StrCat("m", i), IsGone).status(),
+                StatusIs(absl::StatusCode::kAborted));
+  }
+  EXPECT_OK(CreateElsewhere());
+}
+
+TEST_F(WishesTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
+  for (int i = 0; i < kMany; ++i) {
+    world_.restores(0).OnRestoreNews({.model = absl::StrCat("m", i), .what = RestoreWish{.id = 1, .node = 1}});
+  }
+  EXPECT_THAT(CreateElsewhere(), StatusIs(absl::StatusCode::kResourceExhausted));
+  world_.restores(0).OnRestoreNews({.model = "", .what = RestoreFollowerLost{.node = 1}});
+  EXPECT_OK(CreateElsewhere());
+}
+
 // --- A daemon that says what it should not ---
 
 struct HostileCase {
