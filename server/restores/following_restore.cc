@@ -122,11 +122,6 @@ absl::Status FollowingRestore::Conclude(const Restorer& restorer) {
   return Await(/*for_go=*/false);
 }
 
-void FollowingRestore::Finish(const absl::Status& status) { finished_ = status; }
-
-FollowingRestore::~FollowingRestore() {
-  options_.on_destroyed();
-  Report(RestorePhase::kDone, finished_);
-}
+void FollowingRestore::Finish(const absl::Status& status) { Report(RestorePhase::kDone, status); }
 
 }  // namespace paramshard::server

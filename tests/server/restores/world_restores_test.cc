@@ -104,10 +104,9 @@ class RestoredWorld {
     ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
     ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model->save_dir(), "m", request));
     ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
-    ASSIGN_OR_RETURN(const auto peers,
-                     restores_[0]->LeadRestore(*model, choice, *restore,
-                                               {.by_path = request.kind == CheckpointRequest::Kind::kPath}));
-    return restore->Run([] { return absl::OkStatus(); }, peers.get());
+    return restores_[0]->leader()->Run(*model, choice, *restore,
+                                       {.by_path = request.kind == CheckpointRequest::Kind::kPath},
+                                       [] { return absl::OkStatus(); });
   }
 
   void Step(int count) {
@@ -503,20 +502,20 @@ class WishesTest : public WorldRestoresTestBase, public testing::Test {
     v1::ModelSpec spec = SpecOf(2);
     spec.set_name("fresh");
     EXPECT_OK(world_.daemons().store(0).CreateOrJoin(Parse(spec)));
-    return world_.restores(1).AwaitOrder("fresh", IsHere).status();
+    return world_.restores(1).follower()->AwaitOrder("fresh", IsHere).status();
   }
 
   RestoredWorld world_{root(), Two(), kTimeout};
 };
 
 TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
-  EXPECT_THAT(world_.restores(1).AwaitOrder("m", IsGone).status(),
+  EXPECT_THAT(world_.restores(1).follower()->AwaitOrder("m", IsGone).status(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
 }
 
 TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
   for (int i = 0; i < kMany; ++i) {
-    EXPECT_THAT(world_.restores(1).AwaitOrder(absl::StrCat("m", i), IsGone).status(),
+    EXPECT_THAT(world_.restores(1).follower()->AwaitOrder(absl::StrCat("m", i), IsGone).status(),
                 StatusIs(absl::StatusCode::kAborted));
   }
   EXPECT_OK(CreateElsewhere());
