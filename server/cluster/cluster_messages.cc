@@ -155,6 +155,12 @@ struct RestoreWriter {
 
   void operator()(const RestoreOrder& order) const { *message.mutable_order() = OrderMessage(order); }
   void operator()(const RestoreGo& go) const { *message.mutable_go()->mutable_id() = IdMessage(go.id); }
+  void operator()(const RestorePartProgress& progress) const {
+    v1::RestorePartProgress& told = *message.mutable_progress();
+    *told.mutable_id() = IdMessage(progress.id);
+    told.set_done_bytes(progress.done_bytes);
+    told.set_all_bytes(progress.all_bytes);
+  }
   void operator()(const RestoreSums& sums) const { *message.mutable_sums() = SumsMessage(sums); }
   void operator()(const RestoreReport& report) const {
     v1::RestoreReport& told = *message.mutable_report();
@@ -358,6 +364,11 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
       break;
     case v1::RestoreNews::kGo:
       news.what = RestoreGo{.id = IdOf(message.go().id())};
+      break;
+    case v1::RestoreNews::kProgress:
+      news.what = RestorePartProgress{.id = IdOf(message.progress().id()),
+                                      .done_bytes = message.progress().done_bytes(),
+                                      .all_bytes = message.progress().all_bytes()};
       break;
     case v1::RestoreNews::kSums:
       news.what = SumsOf(message.sums());

@@ -475,6 +475,8 @@ void Coordinator::TellRestoreLeader(int node, RestoreNews news) {
     sums->node = node;
   } else if (auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
     report->node = node;
+  } else if (auto* const progress = std::get_if<RestorePartProgress>(&news.what); progress != nullptr) {
+    progress->node = node;
   } else if (auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
     wish->node = node;
   } else {

@@ -56,6 +56,14 @@ struct RestoreSums {
   std::vector<Tensor> tensors = {};
 };
 
+// Of another node, while it writes, a few times a second: how far it is with its part.
+struct RestorePartProgress {
+  absl::uint128 id = 0;
+  int node = 0;  // as above
+  int64_t done_bytes = 0;
+  int64_t all_bytes = 0;
+};
+
 enum class RestorePhase : uint8_t {
   kReady,    // all is checked and taken, trainers are held off, nothing has changed
   kWritten,  // every row, and all sums are said
@@ -102,8 +110,8 @@ struct RestoreFollowerLost {
 
 struct RestoreNews {
   std::string model;
-  std::variant<RestoreOrder, RestoreGo, RestoreSums, RestoreReport, RestoreEnd, RestoreWish, RestoreAnswer,
-               RestoreLeaderLost, RestoreFollowerLost>
+  std::variant<RestoreOrder, RestoreGo, RestorePartProgress, RestoreSums, RestoreReport, RestoreEnd, RestoreWish,
+               RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost>
       what;
 };
 

@@ -51,6 +51,7 @@ class FollowingRestore final : public RestorePeers {
   std::optional<HistoryId> history() const override { return HistoryId{order().id}; }
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
+  absl::Status Write(Restorer& restorer) override;
   absl::Status Conclude(const Restorer& restorer) override;
   Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
   void Cancel() override;
@@ -61,6 +62,8 @@ class FollowingRestore final : public RestorePeers {
 
  private:
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
+  void TellProgress(const Restorer& restorer);
+  void TellUntilWritten(const Restorer& restorer);
   void TellSums(const checkpoint::ContentHashes& sums);
   // Here, or by node 0.
   absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -72,6 +75,7 @@ class FollowingRestore final : public RestorePeers {
   absl::Mutex mu_;
   SteadyCondVar changed_;
   bool may_go_ ABSL_GUARDED_BY(mu_) = false;
+  bool written_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };

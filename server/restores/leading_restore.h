@@ -46,12 +46,13 @@ class LeadingRestore final : public RestorePeers {
   // What other daemons say. What is of another restore, or out of order, is an error of that daemon.
   void OnSums(const RestoreSums& sums);
   void OnReport(const RestoreReport& report);
+  void OnProgress(const RestorePartProgress& progress);
 
   std::optional<HistoryId> history() const override { return HistoryId{id()}; }
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
   absl::Status Conclude(const Restorer& restorer) override;
-  Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
+  Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
 
   // What came of it here: the others are told when they wait for it still.
@@ -62,6 +63,7 @@ class LeadingRestore final : public RestorePeers {
   struct Peer {
     std::optional<RestorePhase> reached = {};
     absl::Status status = absl::OkStatus();
+    Restorer::Progress progress = {};
   };
 
   template <typename News>

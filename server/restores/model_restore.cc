@@ -61,7 +61,7 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
                                   },
                                   .conclude = [&] { return peers.Conclude(*restorer_); }};
   return turn_.model().Restore(
-      restored, [&] { return restorer_->Write(); }, Watch(peers), steps);
+      restored, [&] { return peers.Write(*restorer_); }, Watch(peers), steps);
 }
 
 absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun) {

@@ -29,6 +29,9 @@ void RestoreLeader::OnNews(const RestoreNews& news) {
   if (const auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
     leading->second->OnReport(*report);
   }
+  if (const auto* const part = std::get_if<RestorePartProgress>(&news.what); part != nullptr) {
+    leading->second->OnProgress(*part);
+  }
 }
 
 // --- Restores ---

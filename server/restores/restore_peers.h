@@ -10,7 +10,7 @@
 
 namespace paramshard::server {
 
-// ModelRestore::Run calls Begin and Conclude in this order, each once at most. All waits are bounded. Of a world of one
+// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded. Of a world of one
 // daemon: NoPeers.
 class RestorePeers {
  public:
@@ -23,6 +23,8 @@ class RestorePeers {
   // This daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all daemons are. An
   // error: nothing is to change.
   virtual absl::Status Begin() = 0;
+  // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write.
+  virtual absl::Status Write(Restorer& restorer) { return restorer.Write(); }
   // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
   // was saved. An error: the state is not to be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;

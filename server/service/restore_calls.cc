@@ -112,7 +112,7 @@ absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, cons
   RETURN_IF_ERROR(restores.CheckLeads(request.model()));
   ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores.leader(), /*creates=*/false));
-  const int64_t all_bytes = restoration.all_bytes();
+  int64_t all_bytes = restoration.all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
   if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
   RestoreThread thread(std::move(restoration));
@@ -120,7 +120,11 @@ absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, cons
   std::optional<absl::StatusOr<RestoreResult>> result = thread.Await(kProgressInterval);
   while (!result.has_value()) {
     const std::optional<Model::RestoreProgress> progress = model->activity().restore;
-    if (has_caller && progress.has_value()) has_caller = writer->Write(ProgressMessage(*progress));
+    if (progress.has_value()) {
+      // What other daemons have to do is known as soon as they do it.
+      all_bytes = progress->all_bytes;
+      if (has_caller) has_caller = writer->Write(ProgressMessage(*progress));
+    }
     result = thread.Await(kProgressInterval);
   }
   RETURN_IF_ERROR(result->status());

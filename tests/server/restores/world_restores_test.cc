@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -219,6 +220,34 @@ TEST_P(WorldRestoresTest, TakesOverWhatOneDaemonHasSaved) {
   ASSERT_OK(world->Restore());
   // A step, for another history's checkpoint of the same one lies there.
   EXPECT_EQ(ContentOf(world->Save()), saved);
+}
+
+TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
+  auto world = MakeWorld();
+  SavedBy(*world);
+  // Before anybody has said what it has to do node 0 knows of its own part alone.
+  int64_t all_bytes = 0;
+  absl::Mutex mu;
+  const auto add = [&](int node) {
+    const auto progress = world->model(node).activity().restore;
+    ASSERT_TRUE(progress.has_value());
+    absl::MutexLock lock(&mu);
+    all_bytes += progress->all_bytes;
+  };
+  for (int node = 1; node < world->daemons().nodes(); ++node) {
+    world->At(node, [&, node](WorldRestores::Point point) {
+      if (point == WorldRestores::Point::kWritten) add(node);
+    });
+  }
+  world->At(0, [&](WorldRestores::Point point) {
+    if (point == WorldRestores::Point::kGo) return add(0);
+    const auto progress = world->model(0).activity().restore;
+    ASSERT_TRUE(progress.has_value());
+    absl::MutexLock lock(&mu);
+    EXPECT_EQ(progress->all_bytes, all_bytes);
+    EXPECT_EQ(progress->done_bytes, all_bytes);
+  });
+  ASSERT_OK(world->Restore());
 }
 
 TEST_P(WorldRestoresTest, OneDaemonTakesOverWhatTheWorldHasSaved) {
@@ -542,6 +571,9 @@ struct HostileCase {
 RestoreNews Sums(const std::string& key, int64_t rows) {
   return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
 }
+RestoreNews Progress(int64_t done, int64_t all) {
+  return {.model = "m", .what = RestorePartProgress{.id = kDrawn, .done_bytes = done, .all_bytes = all}};
+}
 RestoreNews Report(RestorePhase phase) { return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}}; }
 
 class HostileFollowerTest : public WorldRestoresFaultsTest, public testing::WithParamInterface<HostileCase> {};
@@ -579,6 +611,13 @@ INSTANTIATE_TEST_SUITE_P(
                                 "node 1: at most 24 rows of master/a.w"},
                     HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
                                 "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"MoreBytesDoneThanThereAre", Point::kReady, [] { return Progress(2, 1); },
+                                "node 1: bytes that are done of at most"},
+                    HostileCase{"LessThanNoBytes", Point::kReady, [] { return Progress(-1, 1); },
+                                "node 1: bytes that are done of at most"},
+                    HostileCase{"BytesBeyondAllNumbers", Point::kReady,
+                                [] { return Progress(0, std::numeric_limits<int64_t>::max()); },
+                                "node 1: bytes that are done of at most"},
                     HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
                                 "tensor master/a.w: content hash"}),
     [](const auto& info) { return info.param.name; });
