@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -26,21 +25,27 @@ class StagingLanes::Turn {
     lanes_.free_.push_back(lane_);
   }
 
-  const Lane& lane() const { return *lane_; }
-  uint8_t* buffer() const { return lane_->buffer.data(); }
+  // Pieces of a call take turns.
+  Buffer& buffer(int64_t piece) const { return (*lane_)[piece % 2]; }
 
  private:
   StagingLanes& lanes_;
   Lane* lane_ = nullptr;
 };
 
-absl::StatusOr<std::unique_ptr<StagingLanes>> StagingLanes::Create(int device, int count, int64_t lane_bytes) {
+absl::StatusOr<StagingLanes::Buffer> StagingLanes::MakeBuffer(int device, int64_t size_bytes) {
+  ASSIGN_OR_RETURN(PinnedArray<uint8_t> memory, PinnedArray<uint8_t>::Create(size_bytes));
+  ASSIGN_OR_RETURN(Stream stream, Stream::Create(device));
+  return Buffer{std::move(memory), std::move(stream)};
+}
+
+absl::StatusOr<std::unique_ptr<StagingLanes>> StagingLanes::Create(int device, int count, int64_t buffer_bytes) {
   const DeviceScope scope(device);
-  std::unique_ptr<StagingLanes> staging(new StagingLanes(device, lane_bytes));
+  std::unique_ptr<StagingLanes> staging(new StagingLanes(device, buffer_bytes));
   for (int i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(PinnedArray<uint8_t> buffer, PinnedArray<uint8_t>::Create(lane_bytes));
-    ASSIGN_OR_RETURN(Stream stream, Stream::Create(device));
-    staging->lanes_.push_back({std::move(buffer), std::move(stream)});
+    ASSIGN_OR_RETURN(Buffer first, MakeBuffer(device, buffer_bytes));
+    ASSIGN_OR_RETURN(Buffer second, MakeBuffer(device, buffer_bytes));
+    staging->lanes_.push_back({std::move(first), std::move(second)});
   }
   const absl::MutexLock lock(&staging->mu_);
   for (Lane& lane : staging->lanes_) staging->free_.push_back(&lane);
@@ -48,36 +53,45 @@ absl::StatusOr<std::unique_ptr<StagingLanes>> StagingLanes::Create(int device, i
 }
 
 absl::Status StagingLanes::Read(const uint8_t* data, int64_t size_bytes, Sink sink) {
-  if (size_bytes == 0) return absl::OkStatus();
   const DeviceScope scope(device_);
   const Turn turn(*this);
-  for (int64_t offset = 0; offset < size_bytes; offset += lane_bytes_) {
-    const int64_t piece_bytes = std::min(lane_bytes_, size_bytes - offset);
-    RETURN_IF_ERROR(Copy(turn.buffer(), data + offset, piece_bytes, turn.lane()));
-    sink(absl::MakeConstSpan(turn.buffer(), piece_bytes));
+  const auto start = [&](int64_t piece) {
+    const Buffer& buffer = turn.buffer(piece);
+    return piece == Pieces(size_bytes) ? absl::OkStatus()
+                                       : Start(buffer.memory.data(), data + piece * buffer_bytes_,
+                                               PieceBytes(piece, size_bytes), buffer.stream);
+  };
+  absl::Status started = start(0);
+  for (int64_t piece = 0; piece < Pieces(size_bytes) && started.ok(); ++piece) {
+    started = start(piece + 1);
+    // Whatever has become of the next one: a buffer that is given back is not written to any more.
+    const Buffer& buffer = turn.buffer(piece);
+    RETURN_IF_ERROR(buffer.stream.Synchronize());
+    sink(absl::MakeConstSpan(buffer.memory.data(), PieceBytes(piece, size_bytes)));
   }
-  return absl::OkStatus();
+  return started;
 }
 
 absl::Status StagingLanes::Write(uint8_t* data, absl::Span<const uint8_t> bytes) {
-  if (bytes.empty()) return absl::OkStatus();
+  const auto size_bytes = static_cast<int64_t>(bytes.size());
   const DeviceScope scope(device_);
   const Turn turn(*this);
-  while (!bytes.empty()) {
-    const auto piece = bytes.first(std::min(bytes.size(), static_cast<size_t>(lane_bytes_)));
-    std::memcpy(turn.buffer(), piece.data(), piece.size());
-    RETURN_IF_ERROR(Copy(data, turn.buffer(), static_cast<int64_t>(piece.size()), turn.lane()));
-    data += piece.size();
-    bytes.remove_prefix(piece.size());
+  absl::Status status;
+  for (int64_t piece = 0; piece < Pieces(size_bytes) && status.ok(); ++piece) {
+    const Buffer& buffer = turn.buffer(piece);
+    // The piece before the last one has left it.
+    if (piece >= 2) RETURN_IF_ERROR(buffer.stream.Synchronize());
+    const auto of_piece = bytes.subspan(piece * buffer_bytes_, PieceBytes(piece, size_bytes));
+    std::memcpy(buffer.memory.data(), of_piece.data(), of_piece.size());
+    status = Start(data + piece * buffer_bytes_, buffer.memory.data(), PieceBytes(piece, size_bytes), buffer.stream);
   }
-  return absl::OkStatus();
+  for (const int64_t piece : {0, 1}) RETURN_IF_ERROR(turn.buffer(piece).stream.Synchronize());
+  return status;
 }
 
-// Also after an error nothing uses the buffer any more, or the device is broken.
-absl::Status StagingLanes::Copy(void* target, const void* source, int64_t size_bytes, const Lane& lane) const {
-  RETURN_IF_ERROR(ToStatus(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, lane.stream.get()),
-                           absl::StrCat("copy ", size_bytes, " bytes"), device_));
-  return lane.stream.Synchronize();
+absl::Status StagingLanes::Start(void* target, const void* source, int64_t size_bytes, const Stream& stream) const {
+  return ToStatus(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream.get()),
+                  absl::StrCat("copy ", size_bytes, " bytes"), device_);
 }
 
 }  // namespace paramshard::gpu

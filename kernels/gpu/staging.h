@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_KERNELS_GPU_STAGING_H_
 #define PARAMSHARD_KERNELS_GPU_STAGING_H_
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -17,21 +19,21 @@
 
 namespace paramshard::gpu {
 
-// Some lanes, each a pinned buffer with a stream of its own: while one caller works on what has come, the others' bytes
-// are on their way. Copies straight from or to memory that is not pinned run at a fifth of the link's speed, and
-// pinning all of it would take as long as copying.
+// Some lanes, each of two pinned buffers with a stream of their own: while a caller works on what has come, its next
+// bytes and those of others are on their way. Copies straight from or to memory that is not pinned run at a fifth of
+// the link's speed, and pinning all of it would take as long as copying.
 //
 // Thread-safe. A call takes a lane, and waits while none is free: for no longer than others' copies and sinks take.
 class StagingLanes {
  public:
-  // Pins count x lane_bytes.
-  static absl::StatusOr<std::unique_ptr<StagingLanes>> Create(int device, int count, int64_t lane_bytes);
+  // Pins 2 x count x buffer_bytes.
+  static absl::StatusOr<std::unique_ptr<StagingLanes>> Create(int device, int count, int64_t buffer_bytes);
   StagingLanes(const StagingLanes&) = delete;
   StagingLanes& operator=(const StagingLanes&) = delete;
   // The device is not broken: then it would wait for work that may never end.
   ~StagingLanes() = default;
 
-  // Gives `sink` the bytes of device memory in order, in pieces of at most a lane, which it may read until it returns.
+  // Gives `sink` the bytes of device memory in order, in pieces of at most a buffer, which it may read until it returns.
   // It makes no call on these lanes. Errors of AwaitStream.
   using Sink = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
   absl::Status Read(const uint8_t* data, int64_t size_bytes, Sink sink);
@@ -39,22 +41,29 @@ class StagingLanes {
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes);
 
  private:
-  struct Lane {
-    PinnedArray<uint8_t> buffer;
+  struct Buffer {
+    PinnedArray<uint8_t> memory;
     Stream stream;
   };
+  using Lane = std::array<Buffer, 2>;
   // A lane for as long as a call has it.
   class Turn;
 
-  StagingLanes(int device, int64_t lane_bytes) : device_(device), lane_bytes_(lane_bytes) {}
-  absl::Status Copy(void* target, const void* source, int64_t size_bytes, const Lane& lane) const;
+  StagingLanes(int device, int64_t buffer_bytes) : device_(device), buffer_bytes_(buffer_bytes) {}
+  static absl::StatusOr<Buffer> MakeBuffer(int device, int64_t size_bytes);
+  int64_t Pieces(int64_t size_bytes) const { return (size_bytes + buffer_bytes_ - 1) / buffer_bytes_; }
+  // Of the pieces of so many bytes.
+  int64_t PieceBytes(int64_t piece, int64_t size_bytes) const {
+    return std::min(buffer_bytes_, size_bytes - piece * buffer_bytes_);
+  }
+  absl::Status Start(void* target, const void* source, int64_t size_bytes, const Stream& stream) const;
   bool HasFree() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !free_.empty(); }
 
   const int device_;
-  const int64_t lane_bytes_;
+  const int64_t buffer_bytes_;
   std::vector<Lane> lanes_;  // constant after Create
   absl::Mutex mu_;
-  std::vector<Lane*> free_ ABSL_GUARDED_BY(mu_);  // the one that was used last is last: its buffer is in a cache
+  std::vector<Lane*> free_ ABSL_GUARDED_BY(mu_);  // the one that was used last is last: it is in a cache
 };
 
 }  // namespace paramshard::gpu

@@ -30,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using safetensors::Dtype;
 using safetensors::Header;
+using safetensors::PageBuffer;
 using safetensors::RegularFile;
 using safetensors::TensorInfo;
 
@@ -244,7 +245,7 @@ void Reader::Opener::OpenFile(int index) {
 
 absl::StatusOr<Header> Reader::Opener::OpenHeader(const FileEntry& entry, std::optional<RegularFile>& file) const {
   RETURN_IF_ERROR(CheckOwner(PathOf(entry.name)));
-  ASSIGN_OR_RETURN(file, RegularFile::Open(PathOf(entry.name)));
+  ASSIGN_OR_RETURN(file, RegularFile::Open(PathOf(entry.name), options_.page_cache));
   return ReadHeader(entry, *file);
 }
 
@@ -426,7 +427,7 @@ absl::StatusOr<std::string> Reader::ClientState(int rank) const {
   const auto found = tensors_.find(ClientStateKey(saved_rank));
   if (found == tensors_.end()) return "";
   const Segment& segment = found->second.front();
-  std::vector<uint8_t> buffer;
+  PageBuffer buffer;
   ASSIGN_OR_RETURN(const auto bytes, ReadChunk({segment.file, segment.first_chunk, found->first, segment.run}, buffer));
   return std::string(TextOf(bytes));
 }
@@ -456,22 +457,31 @@ absl::Status Reader::CheckSum(const Place& place, absl::Span<const uint8_t> byte
   return absl::DataLossError(absl::StrCat("sum ", HashText(expected), " expected, got ", HashText(sum)));
 }
 
-std::optional<Damage> Reader::CheckChunk(const Place& place, std::vector<uint8_t>& buffer) const {
-  buffer.resize(place.rows.size_bytes());
-  absl::Status status = files_[place.file]->ReadAt(place.rows.offset_bytes, absl::MakeSpan(buffer));
-  if (status.ok()) status = CheckSum(place, buffer);
-  if (status.ok()) return std::nullopt;
-  return Damage{.file = manifest_.files[place.file].name,
-                .tensor = std::string(place.key),
-                .rows = RowRange{place.rows.first_row, place.rows.first_row + place.rows.rows},
-                .code = status.code(),
-                .message = std::string(status.message())};
+absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadBytes(const Place& place, PageBuffer& buffer) const {
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes,
+                   files_[place.file]->ReadAt(place.rows.offset_bytes, place.rows.size_bytes(), buffer));
+  RETURN_IF_ERROR(CheckSum(place, bytes));
+  return bytes;
 }
 
-absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadChunk(const Place& place, std::vector<uint8_t>& buffer) const {
-  const std::optional<Damage> damage = CheckChunk(place, buffer);
-  if (damage.has_value()) return damage->ToStatus(folder_);
-  return absl::MakeConstSpan(buffer);
+Damage Reader::DamageOf(const Place& place, const absl::Status& status) const {
+  return {.file = manifest_.files[place.file].name,
+          .tensor = std::string(place.key),
+          .rows = RowRange{place.rows.first_row, place.rows.first_row + place.rows.rows},
+          .code = status.code(),
+          .message = std::string(status.message())};
+}
+
+std::optional<Damage> Reader::CheckChunk(const Place& place, PageBuffer& buffer) const {
+  const absl::Status status = ReadBytes(place, buffer).status();
+  if (status.ok()) return std::nullopt;
+  return DamageOf(place, status);
+}
+
+absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadChunk(const Place& place, PageBuffer& buffer) const {
+  absl::StatusOr<absl::Span<const uint8_t>> bytes = ReadBytes(place, buffer);
+  if (bytes.ok()) return bytes;
+  return DamageOf(place, bytes.status()).ToStatus(folder_);
 }
 
 absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, RowSink sink) const {
@@ -487,7 +497,7 @@ absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const Row
     return absl::InvalidArgumentError(absl::StrCat(folder_, ": tensor ", DisplayName(key), ": rows in [0, ",
                                                    shape->rows, ") expected, got [", rows.begin, ", ", rows.end, ")"));
   }
-  std::vector<uint8_t> buffer;
+  PageBuffer buffer;
   int64_t next_row = rows.begin;
   const auto found = tensors_.find(key);
   static const Segments kNone;

@@ -24,6 +24,7 @@
 #include "proto/model/model_spec.h"
 #include "proto/model/name_index.h"
 #include "proto/model/row_range.h"
+#include "proto/safetensors/page_buffer.h"
 #include "proto/safetensors/regular_file.h"
 
 namespace paramshard::checkpoint {
@@ -44,6 +45,8 @@ class Reader {
     // Demands that the folder and every file belong to this user or to root, and that nobody else may write to them.
     // Unset: whoever can be read from.
     std::optional<uid_t> owner = {};
+    // Of the files of ranks.
+    safetensors::RegularFile::PageCache page_cache = safetensors::RegularFile::PageCache::kUsed;
   };
 
   // Errors name the file, and tensor and rows where it is about them: NOT_FOUND without a folder or a manifest in it;
@@ -84,11 +87,11 @@ class Reader {
     RowRun rows;
   };
   std::vector<Place> Places() const;
-  // Reads a chunk into `buffer` and returns its bytes. DATA_LOSS naming file, tensor and rows where they do not have
+  // Reads a chunk into memory of `buffer`. DATA_LOSS naming file, tensor and rows where they do not have
   // their sum; UNAVAILABLE.
-  absl::StatusOr<absl::Span<const uint8_t>> ReadChunk(const Place& place, std::vector<uint8_t>& buffer) const;
+  absl::StatusOr<absl::Span<const uint8_t>> ReadChunk(const Place& place, safetensors::PageBuffer& buffer) const;
   // The same, but null or what is wrong.
-  std::optional<Damage> CheckChunk(const Place& place, std::vector<uint8_t>& buffer) const;
+  std::optional<Damage> CheckChunk(const Place& place, safetensors::PageBuffer& buffer) const;
 
  private:
   class Opener;
@@ -105,8 +108,10 @@ class Reader {
   Reader() = default;
   // The chunks of some files.
   std::vector<Place> PlacesIn(absl::FunctionRef<bool(int file)> wanted) const;
-  // DATA_LOSS, which does not say where.
+  // Errors of these two do not say where.
+  absl::StatusOr<absl::Span<const uint8_t>> ReadBytes(const Place& place, safetensors::PageBuffer& buffer) const;
   absl::Status CheckSum(const Place& place, absl::Span<const uint8_t> bytes) const;
+  Damage DamageOf(const Place& place, const absl::Status& status) const;
 
   std::string folder_;
   Manifest manifest_;

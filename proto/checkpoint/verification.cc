@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/step_folder.h"
 #include "proto/checkpoint/tensor_key.h"
+#include "proto/safetensors/page_buffer.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -85,7 +86,7 @@ Verification VerifyCheckpoint(const std::string& folder, const Reader::Options& 
     all_bytes += place.rows.size_bytes();
     tensors.insert(place.key);
   }
-  std::vector<uint8_t> buffer;
+  safetensors::PageBuffer buffer;
   for (const Reader::Place& place : places) {
     if (reader->manifest().files[place.file].name != kCommonFileName) {
       const std::optional<Damage> damage = reader->CheckChunk(place, buffer);

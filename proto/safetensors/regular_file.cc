@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -11,28 +12,63 @@
 
 namespace paramshard::safetensors {
 
-absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
+absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache page_cache) {
   // O_NONBLOCK, because a pipe of this name may have nobody who writes to it.
-  wire::FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  bool is_direct = page_cache == PageCache::kAvoided;
+  wire::FileDescriptor fd(open(path.c_str(), kFlags | (is_direct ? O_DIRECT : 0)));
+  if (fd.get() < 0 && errno == EINVAL && is_direct) {
+    is_direct = false;  // The file system does not have it.
+    fd = wire::FileDescriptor(open(path.c_str(), kFlags));
+  }
   struct stat status;
   if (fd.get() < 0 || fstat(fd.get(), &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat(path, ": open failed"));
   }
-  if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status.st_size);
+  if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status.st_size, is_direct);
   return absl::InvalidArgumentError(absl::StrCat(path, ": a regular file expected"));
 }
 
 absl::Status RegularFile::ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const {
-  while (!out.empty()) {
+  const auto size_bytes = static_cast<int64_t>(out.size());
+  if (!is_direct_) return Read(offset_bytes, size_bytes, out);
+  PageBuffer buffer;
+  const absl::StatusOr<absl::Span<const uint8_t>> bytes = ReadAt(offset_bytes, size_bytes, buffer);
+  if (!bytes.ok()) return bytes.status();
+  std::copy(bytes->begin(), bytes->end(), out.begin());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Span<const uint8_t>> RegularFile::ReadAt(int64_t offset_bytes, int64_t size_bytes,
+                                                              PageBuffer& buffer) const {
+  const int64_t before_bytes = offset_bytes % kPageBytes;
+  const absl::Span<uint8_t> pages = buffer.Take(before_bytes + size_bytes);
+  if (absl::Status status = Read(offset_bytes - before_bytes, before_bytes + size_bytes, pages); !status.ok()) {
+    return status;
+  }
+  return pages.subspan(before_bytes, size_bytes);
+}
+
+// Reads until it has `needed_bytes`, and no more than `out` holds.
+absl::Status RegularFile::Read(int64_t offset_bytes, int64_t needed_bytes, absl::Span<uint8_t> out) const {
+  bool may_end_direct = is_direct_;
+  while (needed_bytes > 0) {
     const ssize_t count = pread(fd_.get(), out.data(), out.size(), offset_bytes);
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EINVAL && may_end_direct) {
+      // The file system has larger pages, or a read ended within one. Other threads may read on, one way or the other.
+      may_end_direct = false;
+      fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+      continue;
+    }
     if (count < 0) return absl::UnavailableError(absl::StrCat("read failed: ", strerror(errno)));
     if (count == 0) {
       return absl::DataLossError(
-          absl::StrCat(out.size(), " bytes at ", offset_bytes, " expected, got the end of the file"));
+          absl::StrCat(needed_bytes, " bytes at ", offset_bytes, " expected, got the end of the file"));
     }
     out.remove_prefix(count);
     offset_bytes += count;
+    needed_bytes -= count;
   }
   return absl::OkStatus();
 }

@@ -9,17 +9,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/safetensors/page_buffer.h"
 #include "proto/wire/handoff.h"
 
 namespace paramshard::safetensors {
 
 // An open regular file. Devices and pipes, which need have no end, are refused, and opening one does not wait. Data are
 // read where they are asked for, not mapped: a file that is cut meanwhile is an error, not a signal. Movable; several
-// threads may call ReadAt.
+// threads may read.
 class RegularFile {
  public:
+  enum class PageCache : uint8_t {
+    kUsed,
+    // Reads go around it where the file system lets them: at the disk's own speed, when several threads read large
+    // pieces, and without taking memory for what is read once. One thread alone is slower: nothing is read ahead.
+    kAvoided,
+  };
   // NOT_FOUND and what else the file system says; INVALID_ARGUMENT for anything but a regular file. Both name it.
-  static absl::StatusOr<RegularFile> Open(const std::string& path);
+  static absl::StatusOr<RegularFile> Open(const std::string& path, PageCache page_cache = PageCache::kUsed);
 
   // The size that it had when it was opened.
   int64_t size_bytes() const { return size_bytes_; }
@@ -27,12 +34,17 @@ class RegularFile {
   // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. Errors do
   // not name the file: the caller does, who knows what was to be read.
   absl::Status ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const;
+  // The same, into memory of the buffer, without a copy: whole pages are read, of which these bytes are a part.
+  absl::StatusOr<absl::Span<const uint8_t>> ReadAt(int64_t offset_bytes, int64_t size_bytes, PageBuffer& buffer) const;
 
  private:
-  RegularFile(wire::FileDescriptor fd, int64_t size_bytes) : fd_(std::move(fd)), size_bytes_(size_bytes) {}
+  RegularFile(wire::FileDescriptor fd, int64_t size_bytes, bool is_direct)
+      : fd_(std::move(fd)), size_bytes_(size_bytes), is_direct_(is_direct) {}
+  absl::Status Read(int64_t offset_bytes, int64_t needed_bytes, absl::Span<uint8_t> out) const;
 
   wire::FileDescriptor fd_;
   int64_t size_bytes_;
+  bool is_direct_;  // opened so: reads are of whole pages
 };
 
 // A whole file. Errors of RegularFile, all with the file's name; INVALID_ARGUMENT for one of more than `max_bytes`.

@@ -42,10 +42,9 @@ class OwnerOf final : public Memory::Owner {
   };
 };
 
-// As many as threads that a save or a restore has for one device, and a few for others. What is saved of an extent is
-// read in parts of 4 MiB of each array.
-constexpr int kStagingLanes = 16;
-constexpr int64_t kStagingLaneBytes = int64_t{4} << 20;
+// As many as threads that a save has for one device. With less in a buffer the link waits between copies.
+constexpr int kStagingLanes = 12;
+constexpr int64_t kStagingBufferBytes = int64_t{4} << 20;
 
 using GpuRange = OwnerOf<gpu::DeviceMemory>;
 using OpenHostRange = OwnerOf<gpu::HostRegistration>;
@@ -379,7 +378,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> OpenCudaDevice(const Device& id, 
   // Threads that wait for the device sleep instead of spinning.
   RETURN_IF_ERROR(gpu::ToStatus(cudaInitDevice(id.index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid),
                                 absl::StrCat("open ", id.Name())));
-  ASSIGN_OR_RETURN(auto lanes, gpu::StagingLanes::Create(id.index, kStagingLanes, kStagingLaneBytes));
+  ASSIGN_OR_RETURN(auto lanes, gpu::StagingLanes::Create(id.index, kStagingLanes, kStagingBufferBytes));
   return std::make_unique<CudaDevice>(id, group, std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)),
                                       std::move(lanes));
 }

@@ -18,7 +18,10 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_
 
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(ImportTurn turn, const std::string& folder,
                                                                     const RestorePlan::Options& options) {
-  ASSIGN_OR_RETURN(checkpoint::Reader reader, checkpoint::Reader::Open(folder, {.owner = geteuid()}));
+  // Many threads read each file once, from end to end.
+  constexpr auto kPageCache = safetensors::RegularFile::PageCache::kAvoided;
+  ASSIGN_OR_RETURN(checkpoint::Reader reader,
+                   checkpoint::Reader::Open(folder, {.owner = geteuid(), .page_cache = kPageCache}));
   ChangeSource source{.kind = ChangeSource::Kind::kCheckpoint,
                       .text = std::filesystem::absolute(folder),
                       .convert_moments = options.convert_moments};

@@ -269,7 +269,7 @@ absl::Status Restorer::Write() {
 
 absl::Status Restorer::WriteAll() {
   torn_ = true;
-  std::vector<std::vector<uint8_t>> buffers(crew_->threads());
+  std::vector<safetensors::PageBuffer> buffers(crew_->threads());
   RETURN_IF_ERROR(crew_->Run(static_cast<int64_t>(pieces_.size()),
                              [&](int thread, int64_t i) { return WritePiece(pieces_[i], buffers[thread]); }));
   buffers.clear();
@@ -280,14 +280,14 @@ absl::Status Restorer::WriteAll() {
   return absl::OkStatus();
 }
 
-absl::Status Restorer::WritePiece(const Piece& piece, std::vector<uint8_t>& buffer) {
+absl::Status Restorer::WritePiece(const Piece& piece, safetensors::PageBuffer& buffer) {
   RETURN_IF_ERROR(CheckGoesOn());
   RETURN_IF_ERROR(piece.tensor.has_value() ? WriteTensor(piece) : WriteArray(piece, buffer));
   done_bytes_ += piece.size_bytes();
   return absl::OkStatus();
 }
 
-absl::Status Restorer::WriteArray(const Piece& piece, std::vector<uint8_t>& buffer) const {
+absl::Status Restorer::WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const {
   const ArrayShape shape = *checkpoint::ShapeOf(SavedSpec(piece.parameter), piece.kind);
   ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, reader().ReadChunk(piece.places.front(), buffer));
   for (const Target& target : targets_[piece.parameter]) {

@@ -17,6 +17,7 @@
 #include "proto/checkpoint/reader.h"
 #include "proto/model/model_spec.h"
 #include "proto/model/row_range.h"
+#include "proto/safetensors/page_buffer.h"
 #include "server/base/crew.h"
 #include "server/restores/restore_plan.h"
 #include "server/store/model.h"
@@ -138,8 +139,8 @@ class Restorer {
 
   absl::Status CheckGoesOn() const;
   absl::Status WriteAll();
-  absl::Status WritePiece(const Piece& piece, std::vector<uint8_t>& buffer);
-  absl::Status WriteArray(const Piece& piece, std::vector<uint8_t>& buffer) const;
+  absl::Status WritePiece(const Piece& piece, safetensors::PageBuffer& buffer);
+  absl::Status WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const;
   absl::Status WriteTensor(const Piece& piece) const;
   void SetSteps() const;
   absl::Status CompareHeld(const Held& held);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/safetensors/page_buffer.h"
 
 namespace paramshard::server {
 namespace {
@@ -82,9 +83,9 @@ ssize_t Disk::File::WriteSome(int64_t offset_bytes, absl::Span<const uint8_t> by
 }
 
 size_t Disk::File::DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> bytes) const {
-  constexpr size_t kPageBytes = 4096;
-  const bool at_pages = offset_bytes % kPageBytes == 0 && reinterpret_cast<uintptr_t>(bytes.data()) % kPageBytes == 0;
-  return may_be_direct_ && at_pages ? bytes.size() / kPageBytes * kPageBytes : 0;
+  constexpr size_t kPage = safetensors::kPageBytes;
+  const bool at_pages = offset_bytes % kPage == 0 && reinterpret_cast<uintptr_t>(bytes.data()) % kPage == 0;
+  return may_be_direct_ && at_pages ? bytes.size() / kPage * kPage : 0;
 }
 
 // Whether it is so now.

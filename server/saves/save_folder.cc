@@ -12,7 +12,8 @@
 namespace paramshard::server {
 namespace {
 
-constexpr int64_t kWriteBytes = int64_t{16} << 20;
+// A disk that has more of them to do at once is a little faster.
+constexpr int64_t kWriteBytes = int64_t{64} << 20;
 
 }  // namespace
 

@@ -42,7 +42,7 @@ class SaveFolder {
 
   const std::string& path() const { return path_; }
 
-  // Writes the files of a filled image and syncs them. `go_on` is called before every 16 MiB and every sync, with the
+  // Writes the files of a filled image and syncs them. `go_on` is called before every 64 MiB and every sync, with the
   // bytes that this call has written; its error ends the writing and is answered. What was written stays: node 0
   // removes the folder.
   using GoOn = absl::FunctionRef<absl::Status(int64_t written_bytes)>;

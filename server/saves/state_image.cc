@@ -10,7 +10,6 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/optim/moment.h"
 #include "proto/checkpoint/content_hash.h"
 #include "proto/checkpoint/rank_image.h"
 #include "proto/model/limits.h"
@@ -23,10 +22,6 @@ namespace {
 using checkpoint::PlannedFile;
 using checkpoint::PlannedTensor;
 using checkpoint::RankFilePlan;
-
-// Read at a time: 4 MiB in fp32. Whole blocks of moments.
-constexpr int64_t kElementsOfAPart = int64_t{1} << 20;
-static_assert(kElementsOfAPart % kMomentBlockSize == 0);
 
 // Files begin at pages, so that they can also be written around the page cache.
 constexpr int64_t kFileAlignment = 4096;
@@ -49,9 +44,9 @@ absl::Span<const uint8_t> PieceOf(const std::vector<PlaneViews>& planes, const c
   return plane.amax.bytes();
 }
 
-// Whole granules of rows of about kElementsOfAPart.
+// Whole granules of rows of about StateImage::kElementsOfAPart.
 std::vector<RowRange> RowsOfPieces(const RowRange& rows, int64_t columns, int64_t granule) {
-  const int64_t rows_of_a_piece = std::max(granule, kElementsOfAPart / columns / granule * granule);
+  const int64_t rows_of_a_piece = std::max(granule, StateImage::kElementsOfAPart / columns / granule * granule);
   std::vector<RowRange> pieces;
   for (int64_t row = rows.begin; row < rows.end; row += rows_of_a_piece) {
     pieces.push_back({row, std::min(row + rows_of_a_piece, rows.end)});
@@ -61,12 +56,14 @@ std::vector<RowRange> RowsOfPieces(const RowRange& rows, int64_t columns, int64_
 
 // A piece whose rows are longer than a part is read row by row, and by parts of a row.
 std::vector<ExtentPart> PartsOf(const RowRange& rows, int64_t columns, bool may_cut_rows) {
-  if (!may_cut_rows || columns <= kElementsOfAPart) return {{.rows = rows, .first_column = 0, .columns = columns}};
+  if (!may_cut_rows || columns <= StateImage::kElementsOfAPart)
+    return {{.rows = rows, .first_column = 0, .columns = columns}};
   std::vector<ExtentPart> parts;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
-    for (int64_t column = 0; column < columns; column += kElementsOfAPart) {
-      parts.push_back(
-          {.rows = {row, row + 1}, .first_column = column, .columns = std::min(kElementsOfAPart, columns - column)});
+    for (int64_t column = 0; column < columns; column += StateImage::kElementsOfAPart) {
+      parts.push_back({.rows = {row, row + 1},
+                       .first_column = column,
+                       .columns = std::min(StateImage::kElementsOfAPart, columns - column)});
     }
   }
   return parts;

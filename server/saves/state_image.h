@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "kernels/optim/moment.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/rank_file.h"
 #include "proto/checkpoint/tensor_key.h"
@@ -41,6 +42,11 @@ class StateImage {
   static absl::StatusOr<std::unique_ptr<StateImage>> Create(
       const Layout& layout, const checkpoint::World& world, int rank,
       int64_t max_header_bytes = checkpoint::RankFilePlan::kMaxHeaderBytes);
+  // Elements of an array that are read at a time, 16 MiB in fp32: several pieces of what a device gives, so that one
+  // comes while another is copied. Whole blocks of moments.
+  static constexpr int64_t kElementsOfAPart = int64_t{1} << 22;
+  static_assert(kElementsOfAPart % kMomentBlockSize == 0);
+
   // What Create will take of the host's memory: for the model's budget.
   static int64_t SizeOf(const checkpoint::RankFilePlan& plan);
 

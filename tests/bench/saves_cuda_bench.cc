@@ -8,7 +8,7 @@
 //
 // A save begins with each other round. `steps` compares the steps of such a round with those of the round before it;
 // `stall` is the daemon's word for how long a step waited for the copy. Ceilings are measured in the same run: copies
-// between each GPU and pinned memory, and reads and writes of 16 MiB around the page cache, a file for each GPU at once.
+// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at once.
 // `keeper` is the step with journal and moved state against the step of a daemon without keeper. After a kill the time
 // runs from the signal until a commit is answered again; one step's products are in it.
 
@@ -57,10 +57,11 @@ namespace {
 using ctl::AdminClient;
 
 constexpr int kMaxGpus = 8;
-constexpr int64_t kPieceBytes = int64_t{16} << 20;
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
 // What the disk is measured with, piece after piece: more than a cache holds, as a state is.
 constexpr int64_t kSourceBytes = int64_t{1} << 30;
 constexpr char kModel[] = "blocks";
+constexpr int kRestores = 3;
 constexpr absl::Duration kLongestSave = absl::Minutes(5);
 
 struct Arguments {
@@ -405,13 +406,12 @@ void Main(const Arguments& arguments) {
                                      Median(kills), Quantile(kills, 1), static_cast<int>(kills.size()));
       }
     }
-    // What was saved around the page cache is not in it before the first one.
-    for (const char* const from : {"the disk", "the page cache"}) {
-      const double restored = GigabytesPerSecond(bytes, RestoreSeconds(daemon));
-      std::cout << absl::StrFormat("restore from %-14s %6.2f GB/s, of disk %.3f, of link %.3f\n", from, restored,
-                                   restored / disk.read, restored / up)
-                << std::flush;
-    }
+    std::vector<double> restores;
+    for (int i = 0; i < kRestores; ++i) restores.push_back(RestoreSeconds(daemon));
+    const double restored = GigabytesPerSecond(bytes, Median(restores));
+    std::cout << absl::StrFormat("restore, median of %d: %6.2f GB/s, of disk %.3f, of link %.3f\n", kRestores, restored,
+                                 restored / disk.read, restored / up)
+              << std::flush;
   }
   CompareKeeper(arguments);
   std::filesystem::remove_all(folder);

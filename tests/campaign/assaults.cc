@@ -107,9 +107,14 @@ absl::Status KillStart(Round& round) {
   return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
 }
 
-// Trains a model on the server to its end, while `disturb` happens; its hash.
+struct Trained {
+  std::string hash;
+  absl::Duration answer;  // what a commit took on average
+};
+
+// Trains a model on the server to its end, while `disturb` happens.
 template <typename Disturb>
-absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
+absl::StatusOr<Trained> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
@@ -117,13 +122,16 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   // One that fails leaves the other waiting: both are asked.
   std::vector<std::string> ends;
   bool all_ok = true;
+  int64_t answer_us = 0;
   for (ChildProcess& trainer : trainers) {
     const absl::Status end = trainer.Await(kPatience);
     all_ok = all_ok && end.ok();
     ends.push_back(end.ToString());
+    answer_us += trainer.board().numbers[kAnswerMicroseconds];
   }
   if (!all_ok) return absl::InternalError(absl::StrCat("trainers ended with ", absl::StrJoin(ends, " and ")));
-  return server.StateHash(model);
+  ASSIGN_OR_RETURN(std::string hash, server.StateHash(model));
+  return Trained{std::move(hash), absl::Microseconds(answer_us / server.ranks() / kCommits)};
 }
 
 // Of a server, until it serves.
@@ -139,14 +147,20 @@ std::vector<int> Victims(const KeptServer& server, std::mt19937_64& random) {
   return victims;
 }
 
-// Servers are killed up to `longest` after a trainer's board has reached the next commit. The last one is left to the
-// last servers, so that there is always something to do.
-absl::Status KillServerAfter(Round& round, KeptServer::Shape shape, int number, absl::Duration longest) {
+// When servers are killed.
+enum class Moment {
+  kInAStep,     // after one has begun
+  kInAnAnswer,  // after a commit was sent, while it is applied
+};
+
+// Servers are killed at such moments of one commit after another. The last one is left to the last servers, so that
+// there is always something to do.
+absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment) {
   ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options(), shape));
-  std::string expected = round.world.state_hash();
-  if (shape != KeptServer::Shape::kOneDaemon || round.world.options().rows_factor > 1) {
-    ASSIGN_OR_RETURN(expected, TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
-  }
+  ASSIGN_OR_RETURN(const Trained calm,
+                   TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
+  const int number = moment == Moment::kInAStep ? kBegunCommit : kSentCommit;
+  const absl::Duration longest = moment == Moment::kInAStep ? round.world.options().server_kill_within : calm.answer;
   const auto kill = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
     const int64_t kills = std::min(round.kills, kCommits - 1);
     for (int64_t commit = 1; commit <= kills; ++commit) {
@@ -162,25 +176,21 @@ absl::Status KillServerAfter(Round& round, KeptServer::Shape shape, int number, 
     }
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, kill));
+  ASSIGN_OR_RETURN(const Trained killed, TrainOn(server, round.model, kill));
   ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished());
-  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
+  return Expect(killed.hash == calm.hash,
+                absl::StrCat("the hash ", calm.hash, " expected after kills, got ", killed.hash));
 }
 
-absl::Status KillServer(Round& round) {
-  return KillServerAfter(round, KeptServer::Shape::kOneDaemon, kBegunCommit, round.world.options().server_kill_within);
-}
+absl::Status KillServer(Round& round) { return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kInAStep); }
 
 absl::Status KillWorld(Round& round) {
   const auto shape = round.random() % 2 == 0 ? KeptServer::Shape::kReplicas : KeptServer::Shape::kShards;
-  if (round.random() % 2 == 0) {
-    return KillServerAfter(round, shape, kBegunCommit, round.world.options().server_kill_within);
-  }
-  return KillServerAfter(round, shape, kSentCommit, round.world.options().decided_kill_within);
+  return KillServersAt(round, shape, round.random() % 2 == 0 ? Moment::kInAStep : Moment::kInAnAnswer);
 }
 
 absl::Status KillDecided(Round& round) {
-  return KillServerAfter(round, KeptServer::Shape::kOneDaemon, kSentCommit, round.world.options().decided_kill_within);
+  return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kInAnAnswer);
 }
 
 // Trains while `disturb` happens at a random time. Trainers may fail, but must end.

@@ -90,12 +90,19 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const {
   return ChildProcess::Run([training = TrainingOf(model, rank)](Board& board) mutable {
     int64_t answered = 0;
-    training.at = [&board, &answered](Point point, int64_t commit) {
+    absl::Time sent;
+    training.at = [&](Point point, int64_t commit) {
       if (point == Point::kStart && commit <= answered) std::_Exit(2);
       if (point == Point::kStart && commit == kCommits) AwaitLeaveToEnd(board);
       if (point == Point::kStart) Reach(board, kBegunCommit, static_cast<uint32_t>(commit));
-      if (point == Point::kCommitting) Reach(board, kSentCommit, static_cast<uint32_t>(commit));
-      if (point == Point::kCommitted) answered = commit;
+      if (point == Point::kCommitting) {
+        sent = absl::Now();
+        Reach(board, kSentCommit, static_cast<uint32_t>(commit));
+      }
+      if (point == Point::kCommitted) {
+        answered = commit;
+        board.numbers[kAnswerMicroseconds] += static_cast<uint32_t>(absl::ToInt64Microseconds(absl::Now() - sent));
+      }
     };
     absl::Status status = absl::UnavailableError("not yet");
     // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.

@@ -19,11 +19,13 @@
 
 namespace paramshard::test {
 
-// Of a trainer's board: the last commit that it has begun, the last that it has sent, and whether it may begin its last
-// one. Who has that one's answer is gone, and another rank whose answer died with the server would wait for it.
+// Of a trainer's board: the last commit that it has begun, the last that it has sent, whether it may begin its last one,
+// and how many microseconds it has waited for answers to commits in all. Who has the last one's answer is gone, and
+// another rank whose answer died with the server would wait for it.
 inline constexpr int kBegunCommit = 0;
 inline constexpr int kSentCommit = 1;
 inline constexpr int kMayEnd = 2;
+inline constexpr int kAnswerMicroseconds = 3;
 
 class KeptServer {
  public:

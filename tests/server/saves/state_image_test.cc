@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 // Rows that are longer than what is read at a time, of every kind of state.
 ModelSpec WideSpec() {
-  constexpr int64_t kColumns = (int64_t{1} << 20) + 300;
+  constexpr int64_t kColumns = StateImage::kElementsOfAPart + 300;
   ModelSpec spec{.name = "wide"};
   ParameterSpec wide{.name = "wide", .shape = {2, kColumns}};
   wide.encoding.format = Format::kBF16;
@@ -65,7 +65,7 @@ TEST(StateImageTest, TheBytesOfEveryKindOfStateAreTheShards) {
 }
 
 TEST(StateImageTest, TensorsOfManyChunksAreReadInParts) {
-  SavedShards shards(checkpoint::TallSpec(9001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
+  SavedShards shards(checkpoint::TallSpec(36'001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
   ExpectFilled(shards, 0);
 }
 
@@ -85,7 +85,7 @@ TEST(StateImageTest, AStateThatMovesIsSavedAsOneThatStays) {
 // Pieces come in any order, and a chunk's rows in several of them.
 TEST(StateImageTest, ManyThreadsFillTheSameBytesAndSums) {
   SavedShards wide(WideSpec(), /*seed=*/6, {.world = {.size = 1, .shard_size = 1}});
-  SavedShards tall(checkpoint::TallSpec(9001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
+  SavedShards tall(checkpoint::TallSpec(36'001), /*seed=*/5, {.world = {.size = 1, .shard_size = 1}});
   SavedShards all(checkpoint::SpecOfEverything(), /*seed=*/4);
   for (SavedShards* shards : {&wide, &tall, &all}) {
     for (int rank = 0; rank < shards->world().size; ++rank) {
@@ -98,7 +98,7 @@ TEST(StateImageTest, ManyThreadsFillTheSameBytesAndSums) {
 
 class FillTest : public testing::Test {
  protected:
-  FillTest() : shards_(checkpoint::TallSpec(20'000), /*seed=*/7, {.world = {.size = 1, .shard_size = 1}}) {}
+  FillTest() : shards_(checkpoint::TallSpec(80'000), /*seed=*/7, {.world = {.size = 1, .shard_size = 1}}) {}
   StateImage& image() { return shards_.image(0); }
 
   SavedShards shards_;
@@ -110,7 +110,7 @@ TEST_F(FillTest, AStateThatChangesMeanwhileIsNotFilled) {
     ++checks;
     return absl::OkStatus();
   }));
-  // 20 MB a tensor in parts of 4 MiB.
+  // 82 MB a tensor in parts of 16 MiB.
   EXPECT_GE(checks, 5);
   for (int at = 1; at <= checks; ++at) {
     int check = 0;
