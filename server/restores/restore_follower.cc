@@ -169,7 +169,7 @@ FollowingRestore* RestoreFollower::Take(const std::string& model, Ordered& order
 }
 
 void RestoreFollower::End(const FollowingRestore& restore, const absl::Status& status) {
-  const std::string model = restore.model();
+  const std::string& model = restore.model();
   std::unique_ptr<FollowingRestore> ended;
   std::optional<RestoreOrder> next;
   {
