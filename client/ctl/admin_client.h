@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -42,25 +43,18 @@ class AdminClient {
   // this user.
   static absl::StatusOr<AdminClient> Connect(const Options& options);
 
-  template <typename Request, typename Response>
-  using Rpc = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
-  template <typename Request, typename Response>
-  using TrainerRpc = grpc::Status (TrainerStub::*)(grpc::ClientContext*, const Request&, Response*);
+  // Of one of the two services.
+  template <typename Service, typename Request, typename Response>
+  using Rpc = grpc::Status (Service::*)(grpc::ClientContext*, const Request&, Response*);
   template <typename Request, typename Response>
   using StreamRpc = std::unique_ptr<grpc::ClientReader<Response>> (Stub::*)(grpc::ClientContext*, const Request&);
 
   // Calls an RPC with one answer.
-  template <typename Request, typename Response>
-  absl::Status Call(Rpc<Request, Response> rpc, const Request& request, Response& response,
+  template <typename Service, typename Request, typename Response>
+  absl::Status Call(Rpc<Service, Request, Response> rpc, const Request& request, Response& response,
                     RpcLength length = RpcLength::kShort) {
     const std::unique_ptr<grpc::ClientContext> context = NewContext(length);
-    return Converted((stub_.get()->*rpc)(context.get(), request, &response));
-  }
-  template <typename Request, typename Response>
-  absl::Status Call(TrainerRpc<Request, Response> rpc, const Request& request, Response& response,
-                    RpcLength length = RpcLength::kShort) {
-    const std::unique_ptr<grpc::ClientContext> context = NewContext(length);
-    return Converted((trainer_stub_.get()->*rpc)(context.get(), request, &response));
+    return Converted((StubOf<Service>().*rpc)(context.get(), request, &response));
   }
 
   // Calls an RPC with a stream of answers, which reads a whole model, and `sink` for each.
@@ -78,6 +72,14 @@ class AdminClient {
   AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub,
               std::unique_ptr<TrainerStub> trainer_stub);
 
+  template <typename Service>
+  Service& StubOf() const {
+    if constexpr (std::is_same_v<Service, Stub>) {
+      return *stub_;
+    } else {
+      return *trainer_stub_;
+    }
+  }
   // A call's token and deadline.
   std::unique_ptr<grpc::ClientContext> NewContext(RpcLength length) const;
   static absl::Status Converted(const grpc::Status& status);

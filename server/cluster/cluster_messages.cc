@@ -155,6 +155,12 @@ struct RestoreWriter {
 
   void operator()(const RestoreOrder& order) const { *message.mutable_order() = OrderMessage(order); }
   void operator()(const RestoreGo& go) const { *message.mutable_go()->mutable_id() = IdMessage(go.id); }
+  void operator()(const RestorePartProgress& progress) const {
+    v1::RestorePartProgress& told = *message.mutable_progress();
+    *told.mutable_id() = IdMessage(progress.id);
+    told.set_done_bytes(progress.done_bytes);
+    told.set_all_bytes(progress.all_bytes);
+  }
   void operator()(const RestoreSums& sums) const { *message.mutable_sums() = SumsMessage(sums); }
   void operator()(const RestoreReport& report) const {
     v1::RestoreReport& told = *message.mutable_report();
@@ -167,13 +173,18 @@ struct RestoreWriter {
     *ended.mutable_id() = IdMessage(end.id);
     if (!end.status.ok()) *ended.mutable_error() = StatusToProto(end.status);
   }
-  void operator()(const RestoreWish& wish) const { *message.mutable_wish()->mutable_id() = IdMessage(wish.id); }
+  void operator()(const RestoreWish& wish) const {
+    v1::RestoreWish& told = *message.mutable_wish();
+    *told.mutable_id() = IdMessage(wish.id);
+    told.set_withdrawn(wish.withdrawn);
+  }
   void operator()(const RestoreAnswer& answer) const {
     v1::RestoreAnswer& answered = *message.mutable_answer();
     *answered.mutable_id() = IdMessage(answer.id);
     if (!answer.status.ok()) *answered.mutable_error() = StatusToProto(answer.status);
   }
   void operator()(const RestoreLeaderLost&) const {}
+  void operator()(const RestoreFollowerLost&) const {}
 };
 
 }  // namespace
@@ -354,6 +365,11 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
     case v1::RestoreNews::kGo:
       news.what = RestoreGo{.id = IdOf(message.go().id())};
       break;
+    case v1::RestoreNews::kProgress:
+      news.what = RestorePartProgress{.id = IdOf(message.progress().id()),
+                                      .done_bytes = message.progress().done_bytes(),
+                                      .all_bytes = message.progress().all_bytes()};
+      break;
     case v1::RestoreNews::kSums:
       news.what = SumsOf(message.sums());
       break;
@@ -370,7 +386,7 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
       break;
     }
     case v1::RestoreNews::kWish:
-      news.what = RestoreWish{.id = IdOf(message.wish().id())};
+      news.what = RestoreWish{.id = IdOf(message.wish().id()), .withdrawn = message.wish().withdrawn()};
       break;
     case v1::RestoreNews::kAnswer: {
       RestoreAnswer answer{.id = IdOf(message.answer().id())};

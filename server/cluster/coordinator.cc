@@ -482,6 +482,8 @@ void Coordinator::TellRestoreLeader(int node, RestoreNews news) {
     sums->node = node;
   } else if (auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
     report->node = node;
+  } else if (auto* const progress = std::get_if<RestorePartProgress>(&news.what); progress != nullptr) {
+    progress->node = node;
   } else if (auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
     wish->node = node;
   } else {
@@ -497,6 +499,7 @@ void Coordinator::TellLostRestores(int node) {
                .what = RestoreReport{
                    .id = id, .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
   }
+  if (sinks_[0] != nullptr) sinks_[0]->OnRestoreNews({.model = {}, .what = RestoreFollowerLost{.node = node}});
 }
 
 // Rendezvous.

@@ -56,6 +56,14 @@ struct RestoreSums {
   std::vector<Tensor> tensors = {};
 };
 
+// Of another node, while it writes, a few times a second: how far it is with its part.
+struct RestorePartProgress {
+  absl::uint128 id = 0;
+  int node = 0;  // as above
+  int64_t done_bytes = 0;
+  int64_t all_bytes = 0;
+};
+
 enum class RestorePhase : uint8_t {
   kReady,    // all is checked and taken, trainers are held off, nothing has changed
   kWritten,  // every row, and all sums are said
@@ -80,7 +88,8 @@ struct RestoreEnd {
 // order or by an answer.
 struct RestoreWish {
   absl::uint128 id = 0;
-  int node = 0;  // as above
+  int node = 0;            // as above
+  bool withdrawn = false;  // nobody waits for the answer any more
 };
 
 // Of node 0. OK: the model begins with its initial values.
@@ -94,10 +103,15 @@ struct RestoreLeaderLost {
   absl::Status why;
 };
 
+// Likewise, at node 0: another node is lost. Of an order that it had part in it has reported so besides.
+struct RestoreFollowerLost {
+  int node = 0;
+};
+
 struct RestoreNews {
   std::string model;
-  std::variant<RestoreOrder, RestoreGo, RestoreSums, RestoreReport, RestoreEnd, RestoreWish, RestoreAnswer,
-               RestoreLeaderLost>
+  std::variant<RestoreOrder, RestoreGo, RestorePartProgress, RestoreSums, RestoreReport, RestoreEnd, RestoreWish,
+               RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost>
       what;
 };
 

@@ -63,11 +63,21 @@ absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+// Without what names no other folder, so that daemons which write the same one differently have the same text of it.
+// ".." stays: behind a symlink it leads elsewhere.
+std::string PlainPath(absl::string_view path) {
+  std::string plain;
+  for (const absl::string_view part : absl::StrSplit(path, '/')) {
+    if (!part.empty() && part != ".") absl::StrAppend(&plain, "/", part);
+  }
+  return plain.empty() ? "/" : plain;
+}
+
 absl::Status ParseSaveDir(absl::string_view text, DaemonConfig& config) {
   if (!absl::StartsWith(text, "/")) {
     return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
   }
-  config.save_dir = std::string(text);
+  config.save_dir = PlainPath(text);
   return absl::OkStatus();
 }
 

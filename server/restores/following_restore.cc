@@ -1,15 +1,21 @@
 #include "server/restores/following_restore.h"
 
+#include <thread>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/model/names.h"
+#include "server/base/steady_time.h"
+#include "server/base/thread.h"
 
 namespace paramshard::server {
 namespace {
 
 // In one message: a tensor's name is at most a few hundred bytes long.
 constexpr size_t kSumsOfMessage = 1000;
+// Between two words about how far this daemon is.
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
 
 absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOrder& order) {
   ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(order.folder));
@@ -71,6 +77,12 @@ void FollowingRestore::Report(RestorePhase phase, const absl::Status& status) {
       .IgnoreError();
 }
 
+void FollowingRestore::TellProgress(const Restorer& restorer) {
+  const Restorer::Progress progress = restorer.progress();
+  const RestorePartProgress news{.id = order().id, .done_bytes = progress.done_bytes, .all_bytes = progress.all_bytes};
+  options_.cluster->TellRestore({.model = options_.model, .what = news}).IgnoreError();
+}
+
 void FollowingRestore::TellSums(const checkpoint::ContentHashes& sums) {
   RestoreSums news{.id = order().id};
   const auto tell = [&] {
@@ -115,6 +127,31 @@ absl::Status FollowingRestore::Begin() {
   return Await(/*for_go=*/true);
 }
 
+absl::Status FollowingRestore::Write(Restorer& restorer) {
+  // Where there is no thread for it, nobody but who watches misses what is told meanwhile.
+  absl::StatusOr<std::thread> teller =
+      StartThread("the progress of a restore", [this, &restorer] { TellUntilWritten(restorer); });
+  const absl::Status status = restorer.Write();
+  {
+    absl::MutexLock lock(&mu_);
+    written_ = true;
+    changed_.SignalAll();
+  }
+  if (teller.ok()) teller->join();
+  TellProgress(restorer);
+  return status;
+}
+
+void FollowingRestore::TellUntilWritten(const Restorer& restorer) {
+  absl::MutexLock lock(&mu_);
+  while (!written_) {
+    TellProgress(restorer);
+    const SteadyTime next = SteadyDeadline(kProgressInterval);
+    while (!written_ && !changed_.WaitUntil(&mu_, next)) {
+    }
+  }
+}
+
 absl::Status FollowingRestore::Conclude(const Restorer& restorer) {
   options_.before_written();
   TellSums(restorer.content());
@@ -122,11 +159,6 @@ absl::Status FollowingRestore::Conclude(const Restorer& restorer) {
   return Await(/*for_go=*/false);
 }
 
-void FollowingRestore::Finish(const absl::Status& status) { finished_ = status; }
-
-FollowingRestore::~FollowingRestore() {
-  options_.on_destroyed();
-  Report(RestorePhase::kDone, finished_);
-}
+void FollowingRestore::Finish(const absl::Status& status) { Report(RestorePhase::kDone, status); }
 
 }  // namespace paramshard::server

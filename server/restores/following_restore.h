@@ -26,7 +26,7 @@ namespace paramshard::server {
 // Does what the LeadingRestore of node 0 orders, and reports how far it has come. When node 0 gives the restore up, is
 // lost, or says nothing until the deadline, it is over here as well.
 //
-// One thread calls what RestorePeers has; On...() and Cancel() are for any.
+// One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
 class FollowingRestore final : public RestorePeers {
  public:
   struct Options {
@@ -37,28 +37,33 @@ class FollowingRestore final : public RestorePeers {
     const Clock* clock = &Clock::Steady();         // outlives the restore
     std::function<void()> before_ready = [] {};    // tests hold the restore back
     std::function<void()> before_written = [] {};  // likewise
-    std::function<void()> on_destroyed = [] {};
   };
 
   explicit FollowingRestore(Options options) : options_(std::move(options)) {}
-  // Reports that it is over here: then this daemon takes the next order for the model. To be destroyed behind the
-  // ModelRestore, which has the model's turn.
-  ~FollowingRestore() override;
 
+  const std::string& model() const { return options_.model; }
   const RestoreOrder& order() const { return options_.order; }
 
   // What node 0 says; an error of OnEnd: it is given up, or lost.
   void OnGo();
   void OnEnd(const absl::Status& status);
 
-  HistoryId history() const override { return {order().id}; }
+  std::optional<HistoryId> history() const override { return HistoryId{order().id}; }
+  bool can_redo() const override { return false; }
   absl::Status Begin() override;
+  absl::Status Write(Restorer& restorer) override;
   absl::Status Conclude(const Restorer& restorer) override;
-  void Finish(const absl::Status& status) override;
+  Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
   void Cancel() override;
+
+  // Reports what came of it, behind the end of the ModelRestore, which has the model's turn: node 0 may order the next
+  // one then.
+  void Finish(const absl::Status& status);
 
  private:
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
+  void TellProgress(const Restorer& restorer);
+  void TellUntilWritten(const Restorer& restorer);
   void TellSums(const checkpoint::ContentHashes& sums);
   // Here, or by node 0.
   absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -66,11 +71,11 @@ class FollowingRestore final : public RestorePeers {
   absl::Status Await(bool for_go);
 
   const Options options_;
-  absl::Status finished_ = absl::CancelledError("the restore was not begun");  // of the restore's own thread
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
   bool may_go_ ABSL_GUARDED_BY(mu_) = false;
+  bool written_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };

@@ -16,6 +16,9 @@ absl::Status OfNode(int node, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
+// Of a daemon's part: those of all daemons can be added.
+constexpr int64_t kMostPartBytes = int64_t{1} << 48;
+
 absl::string_view PhaseText(RestorePhase phase) {
   switch (phase) {
     case RestorePhase::kReady:
@@ -60,6 +63,31 @@ void LeadingRestore::OnSums(const RestoreSums& sums) {
   const bool is_expected = allowed_ == RestorePhase::kWritten && peer.reached == RestorePhase::kReady;
   peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("no sums expected, got some");
   changed_.SignalAll();
+}
+
+void LeadingRestore::OnProgress(const RestorePartProgress& progress) {
+  if (progress.id != id()) return;
+  absl::MutexLock lock(&mu_);
+  Peer& peer = peers_[progress.node];
+  if (!peer.status.ok()) return;
+  if (0 <= progress.done_bytes && progress.done_bytes <= progress.all_bytes && progress.all_bytes <= kMostPartBytes) {
+    peer.progress = {.done_bytes = progress.done_bytes, .all_bytes = progress.all_bytes};
+    return;
+  }
+  peer.status =
+      absl::InvalidArgumentError(absl::StrCat("bytes that are done of at most ", kMostPartBytes, " expected, got ",
+                                              progress.done_bytes, " of ", progress.all_bytes));
+  changed_.SignalAll();
+}
+
+Restorer::Progress LeadingRestore::Whole(const Restorer::Progress& own) const {
+  absl::MutexLock lock(&mu_);
+  Restorer::Progress whole = own;
+  for (const auto& [node, peer] : peers_) {
+    whole.done_bytes += peer.progress.done_bytes;
+    whole.all_bytes += peer.progress.all_bytes;
+  }
+  return whole;
 }
 
 absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {

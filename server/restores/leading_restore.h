@@ -24,7 +24,7 @@ namespace paramshard::server {
 // Orders, lets all daemons go, adds up what they have written, and says what came of it: see restore_news.h. What the
 // others do: FollowingRestore.
 //
-// One thread calls what RestorePeers has; On...() and Cancel() are for any.
+// One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
 class LeadingRestore final : public RestorePeers {
  public:
   struct Options {
@@ -37,29 +37,33 @@ class LeadingRestore final : public RestorePeers {
     const Clock* clock = &Clock::Steady();     // outlives the restore
     std::function<void()> before_go = [] {};   // tests hold the restore back
     std::function<void()> before_end = [] {};  // likewise, before all are told that the state is whole
-    std::function<void(const LeadingRestore&)> on_destroyed = [](const LeadingRestore&) {};
   };
 
   explicit LeadingRestore(Options options) : options_(std::move(options)) {}
-  ~LeadingRestore() override { options_.on_destroyed(*this); }
 
   absl::uint128 id() const { return options_.order.id; }
 
   // What other daemons say. What is of another restore, or out of order, is an error of that daemon.
   void OnSums(const RestoreSums& sums);
   void OnReport(const RestoreReport& report);
+  void OnProgress(const RestorePartProgress& progress);
 
-  HistoryId history() const override { return {id()}; }
+  std::optional<HistoryId> history() const override { return HistoryId{id()}; }
+  bool can_redo() const override { return false; }
   absl::Status Begin() override;
   absl::Status Conclude(const Restorer& restorer) override;
-  void Finish(const absl::Status& status) override;
+  Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
+
+  // What came of it here: the others are told when they wait for it still.
+  void Finish(const absl::Status& status);
 
  private:
   // How far another daemon has come.
   struct Peer {
     std::optional<RestorePhase> reached = {};
     absl::Status status = absl::OkStatus();
+    Restorer::Progress progress = {};
   };
 
   template <typename News>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "server/restores/no_peers.h"
 
 namespace paramshard::server {
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_ptr<Model> model,
@@ -39,47 +40,39 @@ absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(ImportTurn t
 
 int ModelRestore::replicas() const { return turn_.model().world().world_size / turn_.model().topology().shard_size(); }
 
-Model::RestoreWatch ModelRestore::Watch(RestorePeers* peers) const {
+Model::RestoreWatch ModelRestore::Watch(RestorePeers& peers) const {
   return {.progress =
-              [restorer = restorer_.get()] {
-                const Restorer::Progress progress = restorer->progress();
+              [restorer = restorer_.get(), &peers] {
+                const Restorer::Progress progress = peers.Whole(restorer->progress());
                 return Model::RestoreProgress{.done_bytes = progress.done_bytes, .all_bytes = progress.all_bytes};
               },
           .cancel =
-              [restorer = restorer_.get(), peers] {
+              [restorer = restorer_.get(), &peers] {
                 restorer->Cancel();
-                if (peers != nullptr) peers->Cancel();
+                peers.Cancel();
               }};
 }
 
-absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun, RestorePeers* peers) {
-  if (const World& world = turn_.model().world(); peers == nullptr && world.rank_count() != world.world_size) {
-    return absl::FailedPreconditionError("restore: the other daemons of the world expected, got none");
-  }
+absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun, RestorePeers& peers) {
   Model::Restored restored = restorer_->restored();
-  Model::RestoreSteps steps;
-  steps.begin = [&] { return begun(); };
-  if (peers == nullptr) {
-    restored.source = source_;
-  } else {
-    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = {}};
-    restored.history = peers->history();
-    steps.begin = [&]() -> absl::Status {
-      RETURN_IF_ERROR(begun());
-      return peers->Begin();
-    };
-    steps.conclude = [&] { return peers->Conclude(*restorer_); };
-  }
-  absl::StatusOr<History> history = turn_.model().Restore(
-      restored, [&] { return Write(peers); }, Watch(peers), steps);
-  if (peers != nullptr) peers->Finish(history.status());
-  return history;
+  restored.source = source_;
+  if (!peers.can_redo()) restored.source.text.clear();
+  restored.history = peers.history();
+  const Model::RestoreSteps steps{.begin = [&]() -> absl::Status {
+                                    RETURN_IF_ERROR(begun());
+                                    return peers.Begin();
+                                  },
+                                  .conclude = [&] { return peers.Conclude(*restorer_); }};
+  return turn_.model().Restore(
+      restored, [&] { return peers.Write(*restorer_); }, Watch(peers), steps);
 }
 
-// The sums are those of all ranks: who has peers compares them together with theirs.
-absl::Status ModelRestore::Write(const RestorePeers* peers) {
-  RETURN_IF_ERROR(restorer_->Write());
-  return peers == nullptr ? restorer_->Check(restorer_->content(), replicas()) : absl::OkStatus();
+absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun) {
+  if (const World& world = turn_.model().world(); world.rank_count() != world.world_size) {
+    return absl::FailedPreconditionError("restore: the other daemons of the world expected, got none");
+  }
+  NoPeers nobody(replicas());
+  return Run(begun, nobody);
 }
 
 }  // namespace paramshard::server

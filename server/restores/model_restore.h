@@ -42,9 +42,11 @@ class ModelRestore {
   int64_t all_bytes() const { return restorer_->progress().all_bytes; }
 
   // Changes the model. Once. `begun` is called first, when trainers and readers are held off; its error ends the
-  // restore, with nothing changed. `peers` are the other daemons: null in a world of one. Errors of Model::Restore:
-  // FAILED_PRECONDITION naming a trainer, with nothing changed; those of Begin of the peers, likewise; DATA_LOSS.
-  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun, RestorePeers* peers = nullptr);
+  // restore, with nothing changed. `peers` are the other daemons. Errors of Model::Restore: FAILED_PRECONDITION naming
+  // a trainer, with nothing changed; those of Begin of the peers, likewise; DATA_LOSS.
+  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun, RestorePeers& peers);
+  // The same of a model that this daemon has all of. FAILED_PRECONDITION for another one.
+  absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun);
   absl::StatusOr<History> Run() {
     return Run([] { return absl::OkStatus(); });
   }
@@ -55,8 +57,7 @@ class ModelRestore {
  private:
   ModelRestore(ImportTurn turn, ChangeSource source, checkpoint::Reader reader)
       : turn_(std::move(turn)), source_(std::move(source)), reader_(std::move(reader)) {}
-  Model::RestoreWatch Watch(RestorePeers* peers) const;
-  absl::Status Write(const RestorePeers* peers);
+  Model::RestoreWatch Watch(RestorePeers& peers) const;
 
   // The restorer refers to what is above it.
   ImportTurn turn_;

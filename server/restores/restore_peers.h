@@ -2,28 +2,34 @@
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORE_PEERS_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORE_PEERS_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"
 
 namespace paramshard::server {
 
-// ModelRestore::Run calls Begin, Conclude and Finish in this order, each once at most and Finish always. All waits are
-// bounded.
+// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded. Of a world of one
+// daemon: NoPeers.
 class RestorePeers {
  public:
   virtual ~RestorePeers() = default;
 
-  // That begins at every daemon.
-  virtual HistoryId history() const = 0;
+  // That begins at every daemon; none: whoever restores draws it.
+  virtual std::optional<HistoryId> history() const = 0;
+  // Whether this daemon's next server can make a restore again that is cut off.
+  virtual bool can_redo() const = 0;
   // This daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all daemons are. An
   // error: nothing is to change.
   virtual absl::Status Begin() = 0;
+  // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write.
+  virtual absl::Status Write(Restorer& restorer) { return restorer.Write(); }
   // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
   // was saved. An error: the state is not to be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;
-  // The restore is over at this daemon; the others are told when this object ends at the latest.
-  virtual void Finish(const absl::Status& status) = 0;
+  // How far all of them are, as far as this daemon knows: it is that far itself. For any thread.
+  virtual Restorer::Progress Whole(const Restorer::Progress& own) const = 0;
   // Ends waits soon, with CANCELLED. For any thread.
   virtual void Cancel() = 0;
 };

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "paramshard/v1/admin.pb.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/world_restores.h"
 #include "server/service/call.h"
@@ -23,14 +24,10 @@ absl::Status CheckMayNameFolder(uid_t caller);
 absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
                           const Call& call, MessageWriter<v1::RestoreModelResponse>* writer);
 
-// TrainerService.CreateModel, but for `model` of the response. `restore` holds where the request says nothing.
-struct CreatedModel {
-  ModelStore::Created model;
-  std::optional<v1::RestoreSummary> restored = {};
-};
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores,
-                                         const std::optional<CheckpointRequest>& restore,
-                                         const v1::CreateModelRequest& request, const Call& call);
+// TrainerService.CreateModel. `restore` holds where the request says nothing.
+absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRestores& restores,
+                                                    const std::optional<CheckpointRequest>& restore,
+                                                    const v1::CreateModelRequest& request, const Call& call);
 
 }  // namespace paramshard::server
 

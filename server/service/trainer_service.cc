@@ -54,12 +54,7 @@ absl::StatusOr<v1::GetCapabilitiesResponse> TrainerService::GetCapabilities(cons
 
 absl::StatusOr<v1::CreateModelResponse> TrainerService::CreateModel(const Call& call,
                                                                     const v1::CreateModelRequest& request) {
-  ASSIGN_OR_RETURN(const CreatedModel created, server::CreateModel(*store_, *restores_, restore_, request, call));
-  v1::CreateModelResponse response;
-  response.set_created(created.model.created);
-  *response.mutable_model() = ToProto(*created.model.model);
-  if (created.restored.has_value()) *response.mutable_restored() = *created.restored;
-  return response;
+  return server::CreateModel(*store_, *restores_, restore_, request, call);
 }
 
 absl::StatusOr<v1::GetModelResponse> TrainerService::GetModel(const Call&, const v1::GetModelRequest& request) {

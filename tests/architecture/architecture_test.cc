@@ -70,8 +70,8 @@ const std::vector<Rule> kRules = {
      {"server/saves/", "server/store/", "server/cluster/save_news.h", "server/base/", "kernels/base/", "absl/"}},
     {"server/saves/save_records", {"server/saves/", "server/store/model_saver.h", "server/log/log.h", "absl/"}},
     {"server/restores/",
-     {"server/restores/", "server/store/", "server/cluster/restore_news.h", "server/base/", "proto/checkpoint/",
-      "proto/model/", "kernels/", "absl/"}},
+     {"server/restores/", "server/store/", "server/cluster/restore_news.h", "server/base/", "server/log/",
+      "proto/checkpoint/", "proto/model/", "proto/safetensors/page_buffer.h", "kernels/", "absl/"}},
     // A journal's reader knows no model: what it says is a server's to do.
     {"server/journal/",
      {"server/journal/", "server/store/commit_log.h", "server/store/history.h", "kernels/base/",

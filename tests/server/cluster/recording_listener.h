@@ -49,6 +49,11 @@ class RecordingListener final : public EpochListener, public NodeSink {
     if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
   }
   void OnRestoreNews(const RestoreNews& news) override {
+    if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
+      absl::MutexLock lock(&mu_);
+      lost_followers_.push_back(lost->node);
+      return;
+    }
     if (!std::holds_alternative<RestoreLeaderLost>(news.what)) Add({.model = news.model, .restore = news});
   }
   void OnWorld(const std::vector<int>&) override {}
@@ -71,6 +76,11 @@ class RecordingListener final : public EpochListener, public NodeSink {
     absl::MutexLock lock(&mu_);
     return news_.empty();
   }
+  // Which is no news of a model.
+  std::vector<int> lost_followers() {
+    absl::MutexLock lock(&mu_);
+    return lost_followers_;
+  }
 
  private:
   void Add(EpochNews news) {
@@ -82,6 +92,7 @@ class RecordingListener final : public EpochListener, public NodeSink {
   absl::Mutex mu_;
   SteadyCondVar changed_;
   std::deque<EpochNews> news_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> lost_followers_ ABSL_GUARDED_BY(mu_);
 };
 
 inline CommitVote MakeVote(int64_t epoch, int64_t commit_number, std::vector<RankSum> sums) {

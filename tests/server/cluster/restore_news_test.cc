@@ -19,6 +19,7 @@
 namespace paramshard::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 RestoreOrder Order() {
@@ -55,13 +56,15 @@ TEST_F(RestoreOrderTest, OthersHearWhatNodeZeroSays) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
-TEST_F(RestoreOrderTest, NodeZeroHearsSumsReportsAndWishesOfOthersAndNothingElse) {
+TEST_F(RestoreOrderTest, NodeZeroHearsProgressSumsReportsAndWishesOfOthersAndNothingElse) {
   ASSERT_OK(Say(1, RestoreSums{.id = 9, .node = 77, .tensors = {{.key = "k", .sum = 5, .rows = 6}}}));
   ASSERT_OK(Say(1, RestoreReport{.id = 9, .node = 77, .phase = RestorePhase::kWritten}));
   ASSERT_OK(Say(1, RestoreWish{.id = 9, .node = 77}));
+  ASSERT_OK(Say(1, RestorePartProgress{.id = 9, .node = 77}));
   EXPECT_EQ(std::get<RestoreSums>(sinks_[0].Next().restore->what).node, 1) << "whose stream it came by";
   EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).node, 1);
   EXPECT_EQ(std::get<RestoreWish>(sinks_[0].Next().restore->what).node, 1);
+  EXPECT_EQ(std::get<RestorePartProgress>(sinks_[0].Next().restore->what).node, 1);
   ASSERT_OK(Say(1, Order()));
   ASSERT_OK(Say(1, RestoreGo{}));
   ASSERT_OK(Say(1, RestoreEnd{}));
@@ -91,6 +94,11 @@ TEST_F(RestoreOrderTest, ALostNodeSaysNothingOfARestoreThatWasGivenUp) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
+TEST_F(RestoreOrderTest, NodeZeroHearsThatAnotherNodeIsLost) {
+  coordinator_.Leave(1);
+  EXPECT_THAT(sinks_[0].lost_followers(), ElementsAre(1));
+}
+
 // It may be lost before it has said that it is through.
 TEST_F(RestoreOrderTest, ANodeThatIsLostBehindAGoodEndHasReportedSo) {
   ASSERT_OK(Say(0, Order()));
@@ -116,6 +124,12 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(round_trip(RestoreEnd{.status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
   EXPECT_OK(round_trip(RestoreEnd{.id = 1}).status);
   EXPECT_EQ(round_trip(RestoreWish{.id = 6}).id, 6);
+  EXPECT_FALSE(round_trip(RestoreWish{.id = 6}).withdrawn);
+  EXPECT_TRUE(round_trip(RestoreWish{.id = 6, .withdrawn = true}).withdrawn);
+  const auto progress = round_trip(RestorePartProgress{.id = 6, .done_bytes = 7, .all_bytes = 8});
+  EXPECT_EQ(progress.id, 6);
+  EXPECT_EQ(progress.done_bytes, 7);
+  EXPECT_EQ(progress.all_bytes, 8);
   EXPECT_EQ(round_trip(RestoreAnswer{.id = 6, .status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
 }
 

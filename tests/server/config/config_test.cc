@@ -106,6 +106,16 @@ TEST(ParseArgumentsTest, ARestoreGoesWithAFolderOfCheckpoints) {
   EXPECT_EQ(ParseConfig({"--save-dir=/saves"}, {{"PARAMSHARD_RESTORE", "12000"}}).restore, "12000");
 }
 
+// The daemons of a world compare the texts.
+TEST(ParseArgumentsTest, AFolderOfCheckpointsHasOneText) {
+  for (const char* const text : {"/saves/run", "/saves/run/", "//saves///run//", "/saves/./run/.", "/./saves/run"}) {
+    EXPECT_EQ(ParseConfig({absl::StrCat("--save-dir=", text)}).save_dir, "/saves/run") << text;
+  }
+  EXPECT_EQ(ParseConfig({"--save-dir=//"}).save_dir, "/");
+  EXPECT_EQ(ParseConfig({"--save-dir=/link/../saves/"}).save_dir, "/link/../saves");
+  EXPECT_EQ(ParseConfig({"--save-dir=/saves/.run"}).save_dir, "/saves/.run");
+}
+
 TEST(ParseArgumentsTest, FlagGoesBeforeEnvironmentBeforeDefault) {
   const Environment environment = {{"PARAMSHARD_LOG_LEVEL", "debug"}, {"PARAMSHARD_DEVICE", "cpu:7,cpu:8"}};
   EXPECT_EQ(ParseConfig({}, environment).log_level, "debug");

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -104,10 +105,9 @@ class RestoredWorld {
     ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
     ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model->save_dir(), "m", request));
     ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
-    ASSIGN_OR_RETURN(const auto peers,
-                     restores_[0]->LeadRestore(*model, choice, *restore,
-                                               {.by_path = request.kind == CheckpointRequest::Kind::kPath}));
-    return restore->Run([] { return absl::OkStatus(); }, peers.get());
+    return restores_[0]->leader()->Run(*model, choice, *restore,
+                                       {.by_path = request.kind == CheckpointRequest::Kind::kPath},
+                                       [] { return absl::OkStatus(); });
   }
 
   void Step(int count) {
@@ -220,6 +220,34 @@ TEST_P(WorldRestoresTest, TakesOverWhatOneDaemonHasSaved) {
   ASSERT_OK(world->Restore());
   // A step, for another history's checkpoint of the same one lies there.
   EXPECT_EQ(ContentOf(world->Save()), saved);
+}
+
+TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
+  auto world = MakeWorld();
+  SavedBy(*world);
+  // Before anybody has said what it has to do node 0 knows of its own part alone.
+  int64_t all_bytes = 0;
+  absl::Mutex mu;
+  const auto add = [&](int node) {
+    const auto progress = world->model(node).activity().restore;
+    ASSERT_TRUE(progress.has_value());
+    absl::MutexLock lock(&mu);
+    all_bytes += progress->all_bytes;
+  };
+  for (int node = 1; node < world->daemons().nodes(); ++node) {
+    world->At(node, [&, node](WorldRestores::Point point) {
+      if (point == WorldRestores::Point::kWritten) add(node);
+    });
+  }
+  world->At(0, [&](WorldRestores::Point point) {
+    if (point == WorldRestores::Point::kGo) return add(0);
+    const auto progress = world->model(0).activity().restore;
+    ASSERT_TRUE(progress.has_value());
+    absl::MutexLock lock(&mu);
+    EXPECT_EQ(progress->all_bytes, all_bytes);
+    EXPECT_EQ(progress->done_bytes, all_bytes);
+  });
+  ASSERT_OK(world->Restore());
 }
 
 TEST_P(WorldRestoresTest, OneDaemonTakesOverWhatTheWorldHasSaved) {
@@ -489,6 +517,48 @@ TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
   ExpectUnchanged();
 }
 
+// --- Creations that wait for node 0 ---
+
+class WishesTest : public WorldRestoresTestBase, public testing::Test {
+ protected:
+  // More than node 0 remembers.
+  static constexpr int kMany = 1100;
+
+  static bool IsGone() { return true; }
+  static bool IsHere() { return false; }
+  // A model that both are to have, which node 0 has made with its initial values.
+  absl::Status CreateElsewhere() {
+    v1::ModelSpec spec = SpecOf(2);
+    spec.set_name("fresh");
+    EXPECT_OK(world_.daemons().store(0).CreateOrJoin(Parse(spec)));
+    return world_.restores(1).follower()->AwaitOrder("fresh", IsHere).status();
+  }
+
+  RestoredWorld world_{root(), Two(), kTimeout};
+};
+
+TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
+  EXPECT_THAT(world_.restores(1).follower()->AwaitOrder("m", IsGone).status(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+}
+
+TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
+  for (int i = 0; i < kMany; ++i) {
+    EXPECT_THAT(world_.restores(1).follower()->AwaitOrder(absl::StrCat("m", i), IsGone).status(),
+                StatusIs(absl::StatusCode::kAborted));
+  }
+  EXPECT_OK(CreateElsewhere());
+}
+
+TEST_F(WishesTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
+  for (int i = 0; i < kMany; ++i) {
+    world_.restores(0).OnRestoreNews({.model = absl::StrCat("m", i), .what = RestoreWish{.id = 1, .node = 1}});
+  }
+  EXPECT_THAT(CreateElsewhere(), StatusIs(absl::StatusCode::kResourceExhausted));
+  world_.restores(0).OnRestoreNews({.model = "", .what = RestoreFollowerLost{.node = 1}});
+  EXPECT_OK(CreateElsewhere());
+}
+
 // --- A daemon that says what it should not ---
 
 struct HostileCase {
@@ -500,6 +570,9 @@ struct HostileCase {
 
 RestoreNews Sums(const std::string& key, int64_t rows) {
   return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
+}
+RestoreNews Progress(int64_t done, int64_t all) {
+  return {.model = "m", .what = RestorePartProgress{.id = kDrawn, .done_bytes = done, .all_bytes = all}};
 }
 RestoreNews Report(RestorePhase phase) { return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}}; }
 
@@ -538,6 +611,13 @@ INSTANTIATE_TEST_SUITE_P(
                                 "node 1: at most 24 rows of master/a.w"},
                     HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
                                 "node 1: at most 24 rows of master/a.w"},
+                    HostileCase{"MoreBytesDoneThanThereAre", Point::kReady, [] { return Progress(2, 1); },
+                                "node 1: bytes that are done of at most"},
+                    HostileCase{"LessThanNoBytes", Point::kReady, [] { return Progress(-1, 1); },
+                                "node 1: bytes that are done of at most"},
+                    HostileCase{"BytesBeyondAllNumbers", Point::kReady,
+                                [] { return Progress(0, std::numeric_limits<int64_t>::max()); },
+                                "node 1: bytes that are done of at most"},
                     HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
                                 "tensor master/a.w: content hash"}),
     [](const auto& info) { return info.param.name; });

@@ -263,6 +263,16 @@ TEST_F(WorldRestoreCallsTest, ADaemonWithAnotherSpecLeavesNoModelAnywhere) {
   EXPECT_THAT(Models(1), IsEmpty());
 }
 
+// It fails before there is a model that could follow node 0's order.
+TEST_F(WorldRestoreCallsTest, ADaemonWithoutRoomForTheModelSaysSoAtOnce) {
+  Write(12);
+  Start([](DaemonConfig& config) { config.memory_limit_bytes = config.node == 1 ? 1 : 0; });
+  const Answers answers = CreateAtBoth("latest");
+  EXPECT_THAT(answers[0].status(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("node 1: ")));
+  EXPECT_THAT(answers[1].status(), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(Models(0), IsEmpty());
+}
+
 TEST_F(WorldRestoreCallsTest, ACreationThatNobodyJoinsEndsAtTheTimeout) {
   Write(12);
   Start([](DaemonConfig& config) { config.restore_timeout = absl::Milliseconds(200); });

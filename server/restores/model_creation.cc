@@ -1,0 +1,123 @@
+#include "server/restores/model_creation.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/model/names.h"
+#include "server/log/log.h"
+#include "server/log/log_throttle.h"
+#include "server/restores/checkpoint_choice.h"
+#include "server/restores/restore_follower.h"
+#include "server/restores/restore_leader.h"
+
+namespace paramshard::server {
+namespace {
+
+// Callers may create and delete in a loop.
+ThrottledLog& CreationLog() {
+  static auto* const log = new ThrottledLog();
+  return *log;
+}
+
+// Whether a model that is created begins with a checkpoint: `latest` of none is a fresh start. A folder that cannot be
+// read is an error to whoever restores from it.
+bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
+                          const std::optional<WantedRestore>& wanted) {
+  if (!wanted.has_value()) return false;
+  if (wanted->checkpoint.kind != CheckpointRequest::Kind::kLatest || store.save_dir().empty()) return true;
+  return HasCheckpoint(store.save_dir(), name).value_or(true);
+}
+
+// With the state that a restore brings.
+absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
+                                            const WantedRestore& wanted) {
+  CreatedModel created;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader, /*creates=*/true));
+    ASSIGN_OR_RETURN(created.restored, restoration.Run(show));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  return created;
+}
+
+// With the state that node 0 has ordered.
+absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
+                                           absl::uint128 order) {
+  CreatedModel created;
+  const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
+    return follower.Follow(model->spec().name, order, [&](FollowingRestore& following) -> absl::Status {
+      ASSIGN_OR_RETURN(created.restored, FollowOrder(model, following, show));
+      return absl::OkStatus();
+    });
+  };
+  const std::string name = spec.name;
+  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill);
+  if (!made.ok()) {
+    // Of a model that could not even be made nobody has told node 0.
+    follower.RefuseOrder(name, order, made.status());
+    return made.status();
+  }
+  created.model = *std::move(made);
+  return created;
+}
+
+// With initial values, as other daemons do that wait for this one's word.
+absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                         bool wants_restore) {
+  CreatedModel created;
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
+  const std::string& name = created.model.model->spec().name;
+  if (!created.model.created) return created;
+  if (wants_restore) {
+    CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                        {{"model", name}, {"save_dir", store.save_dir()}});
+  }
+  restores.OnCreatedFresh(name);
+  return created;
+}
+
+// One that somebody else was creating a moment ago.
+absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec) {
+  const std::string name = spec.name;
+  const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    return absl::UnavailableError(
+        absl::StrCat("create model ", DisplayName(name), ": another creation of it has failed; try again"));
+  };
+  CreatedModel joined;
+  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail));
+  return joined;
+}
+
+absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                             bool wants_restore, absl::FunctionRef<bool()> is_gone) {
+  RestoreFollower& follower = *restores.follower();
+  RestoreFollower::Word word;
+  if (wants_restore || follower.HasOrder(spec.name)) {
+    ASSIGN_OR_RETURN(word, follower.AwaitOrder(spec.name, is_gone));
+  }
+  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id);
+  if (word.is_here) return Join(store, std::move(spec));
+  return CreateFresh(store, restores, std::move(spec), wants_restore);
+}
+
+}  // namespace
+
+absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                         const std::optional<WantedRestore>& wanted,
+                                         absl::FunctionRef<bool()> is_gone) {
+  if (restores.leader() == nullptr) {
+    return CreateFollowing(store, restores, std::move(spec), wanted.has_value(), is_gone);
+  }
+  if (BeginsWithCheckpoint(store, spec.name, wanted)) {
+    return CreateRestored(store, *restores.leader(), std::move(spec), *wanted);
+  }
+  return CreateFresh(store, restores, std::move(spec), wanted.has_value());
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,32 @@
+// A restore of a model that one daemon has all of.
+#ifndef PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_
+#define PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "server/restores/restore_peers.h"
+#include "server/restores/restorer.h"
+#include "server/store/history.h"
+
+namespace paramshard::server {
+
+// There is nobody to agree with: what this daemon holds is to be what was saved.
+class NoPeers final : public RestorePeers {
+ public:
+  explicit NoPeers(int replicas) : replicas_(replicas) {}
+
+  std::optional<HistoryId> history() const override { return std::nullopt; }
+  bool can_redo() const override { return true; }
+  absl::Status Begin() override { return absl::OkStatus(); }
+  absl::Status Conclude(const Restorer& restorer) override { return restorer.Check(restorer.content(), replicas_); }
+  Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
+  void Cancel() override {}
+
+ private:
+  const int replicas_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_

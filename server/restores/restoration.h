@@ -1,0 +1,81 @@
+// A restore from what was asked for to what came of it.
+#ifndef PARAMSHARD_SERVER_RESTORES_RESTORATION_H_
+#define PARAMSHARD_SERVER_RESTORES_RESTORATION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/steady_time.h"
+#include "server/restores/checkpoint_choice.h"
+#include "server/restores/following_restore.h"
+#include "server/restores/model_restore.h"
+#include "server/restores/restore_leader.h"
+#include "server/restores/restore_plan.h"
+#include "server/store/history.h"
+#include "server/store/model.h"
+
+namespace paramshard::server {
+
+struct WantedRestore {
+  CheckpointRequest checkpoint = {};
+  RestorePlan::Options plan = {};
+};
+
+// What a model has been restored from, and what it is now.
+struct RestoreResult {
+  std::string path = {};
+  absl::uint128 save_id = 0;
+  int64_t step = 0;
+  int64_t version = 0;
+  History history = {};
+  absl::uint128 saved_history = 0;
+  int saved_world_size = 0;
+  int saved_shard_size = 0;
+  int64_t size_bytes = 0;  // of the checkpoint
+  absl::Duration elapsed = absl::ZeroDuration();
+};
+
+// At node 0, which chooses the checkpoint. Holds the model's turn from Prepare to the end of Run.
+//
+//   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader, /*creates=*/false));
+//   ASSIGN_OR_RETURN(const RestoreResult result, restoration.Run([] { return absl::OkStatus(); }));
+//
+// One thread at a time.
+class Restoration {
+ public:
+  // Nothing has changed. `leader` outlives it. `creates`: the model is being created. Errors of ChooseCheckpoint and
+  // ModelRestore::Prepare.
+  static absl::StatusOr<Restoration> Prepare(std::shared_ptr<Model> model, const WantedRestore& wanted,
+                                             RestoreLeader* leader, bool creates);
+
+  int64_t all_bytes() const { return restore_->all_bytes(); }
+
+  // Once, and writes to the log what came of it. Errors of RestoreLeader::Run.
+  absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun);
+
+ private:
+  Restoration(std::shared_ptr<Model> model, RestoreLeader* leader, const RestoreLeader::Terms& terms)
+      : model_(std::move(model)), leader_(leader), terms_(terms) {}
+
+  SteadyTime begin_ = SteadyNow();
+  std::shared_ptr<Model> model_;
+  RestoreLeader* leader_;
+  RestoreLeader::Terms terms_;
+  CheckpointChoice choice_;
+  std::unique_ptr<ModelRestore> restore_;
+};
+
+// The same at another node, of what node 0 has chosen. Errors of PrepareOrdered and ModelRestore::Run.
+absl::StatusOr<RestoreResult> FollowOrder(const std::shared_ptr<Model>& model, FollowingRestore& following,
+                                          absl::FunctionRef<absl::Status()> begun);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_RESTORES_RESTORATION_H_

@@ -1,0 +1,302 @@
+#include "server/restores/restore_follower.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/model/names.h"
+#include "server/base/thread.h"
+#include "server/restores/checkpoint_choice.h"
+
+namespace paramshard::server {
+namespace {
+
+// That are remembered. What comes beyond is refused.
+constexpr size_t kMostOrders = 1024;
+// How often a creation that waits for node 0 looks whether its caller is still there.
+constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
+
+absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
+
+// Of a model that is there. Gives its turn back.
+absl::Status RunOrdered(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+  ASSIGN_OR_RETURN(const OrderedRestore ordered, PrepareOrdered(model, restore.order()));
+  return ordered.restore->Run([] { return absl::OkStatus(); }, restore).status();
+}
+
+}  // namespace
+
+// --- From start to end ---
+
+RestoreFollower::RestoreFollower(Options options) : options_(std::move(options)) {}
+
+RestoreFollower::~RestoreFollower() {
+  BeginDrain();
+  {
+    absl::MutexLock lock(&mu_);
+    while (!works_.empty()) changed_.Wait(&mu_);
+  }
+  JoinFinished();
+}
+
+void RestoreFollower::BeginDrain() {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+  for (const auto& [model, ordered] : ordered_) {
+    if (ordered.taken != nullptr) ordered.taken->Cancel();
+  }
+  changed_.SignalAll();
+}
+
+void RestoreFollower::JoinFinished() {
+  std::vector<std::thread> finished;
+  {
+    absl::MutexLock lock(&mu_);
+    finished = std::exchange(finished_, {});
+  }
+  for (std::thread& thread : finished) thread.join();
+}
+
+// --- What node 0 says ---
+
+void RestoreFollower::OnNews(const RestoreNews& news) {
+  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+    return TakeOrder(news.model, *order);
+  }
+  absl::MutexLock lock(&mu_);
+  if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) TakeGo(news.model, go->id);
+  if (const auto* const end = std::get_if<RestoreEnd>(&news.what); end != nullptr) TakeEnd(news.model, *end);
+  if (const auto* const word = std::get_if<RestoreAnswer>(&news.what); word != nullptr) TakeAnswer(news.model, *word);
+  if (const auto* const loss = std::get_if<RestoreLeaderLost>(&news.what); loss != nullptr) TakeLoss(loss->why);
+}
+
+void RestoreFollower::TakeOrder(const std::string& model, const RestoreOrder& order) {
+  JoinFinished();
+  const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
+  if (!found.ok() && !order.creates) return Refuse(model, order.id, found.status());
+  if (const auto request = ParseCheckpointRequest(order.folder); !request.ok()) {
+    return Refuse(model, order.id, request.status());
+  }
+  FollowingRestore* restore = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (draining_) return Refuse(model, order.id, DrainError());
+    if (Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
+      other->next = order;
+      return;
+    }
+    DropLateOrders();
+    if (ordered_.size() >= kMostOrders) {
+      return Refuse(model, order.id, absl::ResourceExhaustedError("too many orders wait for their models there"));
+    }
+    Ordered& ordered = ordered_[model];
+    ordered = {.order = order, .deadline = After(options_.clock->Now(), order.timeout)};
+    if (found.ok()) restore = Take(model, ordered);
+    changed_.SignalAll();
+  }
+  if (restore != nullptr) CarryOut(*found, *restore);
+}
+
+void RestoreFollower::DropLateOrders() {
+  const SteadyTime now = options_.clock->Now();
+  std::erase_if(ordered_,
+                [&](const auto& entry) { return entry.second.taken == nullptr && entry.second.deadline <= now; });
+}
+
+void RestoreFollower::TakeGo(absl::string_view model, absl::uint128 id) {
+  Ordered* const ordered = FindOrder(model);
+  if (ordered != nullptr && ordered->order.id == id && ordered->taken != nullptr) ordered->taken->OnGo();
+}
+
+void RestoreFollower::TakeEnd(absl::string_view model, const RestoreEnd& end) {
+  const auto ordered = ordered_.find(model);
+  if (ordered == ordered_.end()) return;
+  if (ordered->second.next.has_value() && ordered->second.next->id == end.id) ordered->second.next.reset();
+  if (ordered->second.order.id != end.id) return;
+  if (ordered->second.taken != nullptr) return ordered->second.taken->OnEnd(end.status);
+  ordered_.erase(ordered);
+}
+
+void RestoreFollower::TakeAnswer(absl::string_view model, const RestoreAnswer& answer) {
+  const auto waiting = waiting_.find(model);
+  if (waiting == waiting_.end() || waiting->second.wish != answer.id) return;
+  waiting->second.answer = answer.status;
+  changed_.SignalAll();
+}
+
+void RestoreFollower::TakeLoss(const absl::Status& why) {
+  for (auto ordered = ordered_.begin(); ordered != ordered_.end();) {
+    if (ordered->second.taken == nullptr) {
+      ordered = ordered_.erase(ordered);
+    } else {
+      ordered->second.next.reset();
+      (ordered++)->second.taken->OnEnd(why);
+    }
+  }
+  for (auto& [model, waiting] : waiting_) waiting.answer = why;
+  changed_.SignalAll();
+}
+
+// --- Orders ---
+
+RestoreFollower::Ordered* RestoreFollower::FindOrder(absl::string_view model) {
+  const auto found = ordered_.find(model);
+  return found == ordered_.end() ? nullptr : &found->second;
+}
+
+const RestoreFollower::Ordered* RestoreFollower::FindUntaken(absl::string_view model) const {
+  const auto found = ordered_.find(model);
+  if (found == ordered_.end() || found->second.taken != nullptr) return nullptr;
+  return options_.clock->Now() < found->second.deadline ? &found->second : nullptr;
+}
+
+void RestoreFollower::Refuse(const std::string& model, absl::uint128 id, const absl::Status& why) {
+  cluster().TellRestore({.model = model, .what = RestoreReport{.id = id, .status = why}}).IgnoreError();
+}
+
+FollowingRestore* RestoreFollower::Take(const std::string& model, Ordered& ordered) {
+  ordered.taken =
+      std::make_unique<FollowingRestore>(FollowingRestore::Options{.cluster = &cluster(),
+                                                                   .model = model,
+                                                                   .order = ordered.order,
+                                                                   .deadline = ordered.deadline,
+                                                                   .clock = options_.clock,
+                                                                   .before_ready = options_.before_ready,
+                                                                   .before_written = options_.before_written});
+  return ordered.taken.get();
+}
+
+void RestoreFollower::End(const FollowingRestore& restore, const absl::Status& status) {
+  const std::string& model = restore.model();
+  std::unique_ptr<FollowingRestore> ended;
+  std::optional<RestoreOrder> next;
+  {
+    absl::MutexLock lock(&mu_);
+    Ordered& ordered = *FindOrder(model);
+    ended = std::move(ordered.taken);
+    next = ordered.next;
+    ordered_.erase(model);
+    changed_.SignalAll();
+  }
+  if (next.has_value()) TakeOrder(model, *next);
+  // Node 0 may order the next one as soon as it hears this.
+  ended->Finish(status);
+}
+
+void RestoreFollower::OnCreatedFresh(const std::string& model) {
+  const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
+  FollowingRestore* restore = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (found.ok() && FindUntaken(model) != nullptr) restore = Take(model, *FindOrder(model));
+    changed_.SignalAll();
+  }
+  if (restore != nullptr) CarryOut(*found, *restore);
+}
+
+void RestoreFollower::CarryOut(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+  if (const absl::Status started = StartWork(model, restore); !started.ok()) End(restore, started);
+}
+
+absl::Status RestoreFollower::StartWork(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+  absl::MutexLock lock(&mu_);
+  const int64_t number = ++last_work_;
+  ASSIGN_OR_RETURN(std::thread thread, StartThread(absl::StrCat("a restore of ", DisplayName(restore.model())),
+                                                   [this, number, model, &restore] { Work(number, model, restore); }));
+  works_.emplace(number, std::move(thread));
+  return absl::OkStatus();
+}
+
+void RestoreFollower::Work(int64_t number, const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+  End(restore, RunOrdered(model, restore));
+  absl::MutexLock lock(&mu_);
+  finished_.push_back(std::move(works_[number]));
+  works_.erase(number);
+  changed_.SignalAll();
+}
+
+absl::Status RestoreFollower::Follow(const std::string& model, absl::uint128 id, Body body) {
+  FollowingRestore* restore = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    const Ordered* const untaken = FindUntaken(model);
+    if (draining_ || untaken == nullptr || untaken->order.id != id) {
+      return absl::UnavailableError(absl::StrCat("create model ", DisplayName(model),
+                                                 ": a restore that goes on expected, node 0 has given it up; try "
+                                                 "again"));
+    }
+    restore = Take(model, *FindOrder(model));
+  }
+  const absl::Status status = body(*restore);
+  End(*restore, status);
+  return status;
+}
+
+void RestoreFollower::RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  const Ordered* const untaken = FindUntaken(model);
+  if (untaken == nullptr || untaken->order.id != id) return;
+  ordered_.erase(model);
+  Refuse(model, id, why);
+}
+
+// --- Creations that wait ---
+
+bool RestoreFollower::HasOrder(absl::string_view model) const {
+  absl::MutexLock lock(&mu_);
+  return FindUntaken(model) != nullptr;
+}
+
+absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitOrder(const std::string& model, IsGone is_gone) {
+  absl::MutexLock lock(&mu_);
+  Waiting& waiting = waiting_[model];
+  if (waiting.callers++ == 0) waiting.wish = options_.draw_id().value;
+  absl::StatusOr<Word> word = AwaitWord(model, waiting, is_gone);
+  if (--waiting.callers == 0) {
+    WithdrawWish(model, waiting);
+    waiting_.erase(model);
+  }
+  return word;
+}
+
+absl::Status RestoreFollower::TellWish(const std::string& model, Waiting& waiting) {
+  waiting.is_told = true;
+  return cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish}});
+}
+
+void RestoreFollower::WithdrawWish(const std::string& model, const Waiting& waiting) {
+  // What node 0 has answered it has forgotten.
+  if (!waiting.is_told || waiting.answer.has_value()) return;
+  cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish, .withdrawn = true}}).IgnoreError();
+}
+
+absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::string& model, Waiting& waiting,
+                                                                 IsGone is_gone) {
+  const SteadyTime deadline = After(options_.clock->Now(), options_.timeout);
+  bool is_told = false;
+  while (true) {
+    if (draining_) return DrainError();
+    if (options_.store->Find(model).ok()) return Word{.is_here = true};
+    if (const Ordered* const ordered = FindUntaken(model); ordered != nullptr) return Word{.order = ordered->order};
+    if (waiting.answer.has_value()) {
+      RETURN_IF_ERROR(*waiting.answer);
+      return Word();
+    }
+    // Its answer may be here before this call waits.
+    if (!std::exchange(is_told, true)) RETURN_IF_ERROR(TellWish(model, waiting));
+    if (is_gone()) {
+      return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
+    }
+    const absl::Duration left = Until(deadline, options_.clock->Now());
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "create model ", DisplayName(model), ": node 0's word about the checkpoint within ",
+          absl::FormatDuration(options_.timeout), " expected: the trainers of its daemon have not created the model"));
+    }
+    changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
+  }
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,135 @@
+#include "server/restores/restore_leader.h"
+
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "proto/model/names.h"
+
+namespace paramshard::server {
+namespace {
+
+// That are remembered. What comes beyond is refused.
+constexpr size_t kMostWishes = 1024;
+
+}  // namespace
+
+void RestoreLeader::BeginDrain() {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+  for (const auto& [model, restore] : leading_) restore->Cancel();
+}
+
+void RestoreLeader::OnNews(const RestoreNews& news) {
+  absl::MutexLock lock(&mu_);
+  if (const auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) TakeWish(news.model, *wish);
+  if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) DropWishesOf(lost->node);
+  const auto leading = leading_.find(news.model);
+  if (leading == leading_.end()) return;
+  if (const auto* const sums = std::get_if<RestoreSums>(&news.what); sums != nullptr) leading->second->OnSums(*sums);
+  if (const auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
+    leading->second->OnReport(*report);
+  }
+  if (const auto* const part = std::get_if<RestorePartProgress>(&news.what); part != nullptr) {
+    leading->second->OnProgress(*part);
+  }
+}
+
+// --- Restores ---
+
+LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const CheckpointChoice& choice,
+                                                  const ModelRestore& restore, const Terms& terms) const {
+  return {.cluster = &cluster(),
+          .model = model.spec().name,
+          .order = {.id = options_.draw_id().value,
+                    .folder = terms.by_path ? choice.path : choice.id.folder,
+                    .save_id = choice.id.save_id,
+                    .convert_moments = terms.convert_moments,
+                    .spec_fingerprint = model.fingerprint(),
+                    .creates = terms.creates},
+          .saved = restore.manifest().tensors,
+          .replicas = restore.replicas(),
+          .deadline = After(options_.clock->Now(), options_.timeout),
+          .clock = options_.clock,
+          .before_go = options_.before_go,
+          .before_end = options_.before_end};
+}
+
+void RestoreLeader::Register(const std::string& model, LeadingRestore* restore, const Terms& terms) {
+  absl::MutexLock lock(&mu_);
+  // Whoever has prepared a restore has the model's turn: there is no other one.
+  leading_[model] = restore;
+  // The order is an answer.
+  if (terms.creates) std::erase_if(wishes_, [&](const auto& wish) { return wish.first.first == model; });
+  if (draining_) restore->Cancel();
+}
+
+absl::StatusOr<History> RestoreLeader::Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
+                                           const Terms& terms, absl::FunctionRef<absl::Status()> begun) {
+  if (cluster().nodes() == 1) return restore.Run(begun);
+  LeadingRestore leading(OptionsFor(model, choice, restore, terms));
+  Register(model.spec().name, &leading, terms);
+  absl::StatusOr<History> history = restore.Run(begun, leading);
+  leading.Finish(history.status());
+  absl::MutexLock lock(&mu_);
+  leading_.erase(model.spec().name);
+  return history;
+}
+
+// --- Creations at other nodes ---
+
+void RestoreLeader::TakeWish(const std::string& model, const RestoreWish& wish) {
+  const Wish known(model, wish.node);
+  if (wish.withdrawn) {
+    // A later one of that node stays.
+    if (const auto found = wishes_.find(known); found != wishes_.end() && found->second == wish.id) {
+      wishes_.erase(found);
+    }
+    return;
+  }
+  if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
+    return Answer(model, wish.id, absl::ResourceExhaustedError("node 0 knows of too many creations that wait"));
+  }
+  const std::optional<absl::Status> answer = AnswerFor(model);
+  if (answer.has_value()) return Answer(model, wish.id, *answer);
+  wishes_[known] = wish.id;
+}
+
+void RestoreLeader::DropWishesOf(int node) {
+  std::erase_if(wishes_, [node](const auto& wish) { return wish.first.second == node; });
+}
+
+std::optional<absl::Status> RestoreLeader::AnswerFor(const std::string& name) const {
+  const auto model = options_.store->Find(name);
+  if (!model.ok()) return std::nullopt;
+  const absl::StatusOr<Model::State> state = (*model)->Look("restore");
+  // Whoever changes it orders the same everywhere.
+  if (absl::IsUnavailable(state.status())) return std::nullopt;
+  if (!state.ok()) return state.status();
+  const bool is_fresh = (*model)->untouched() && state->numbers.commit_number == 0 &&
+                        state->lineage.value == LineageOfCreation((*model)->fingerprint()).value;
+  if (is_fresh) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("create model ", DisplayName(name),
+                                                    ": a model that node 0 creates too expected, got one that is at "
+                                                    "commit ",
+                                                    state->numbers.commit_number,
+                                                    " there: delete it at all daemons and create it again, or "
+                                                    "create it without a restore, and restore it at node 0 then"));
+}
+
+void RestoreLeader::Answer(const std::string& model, absl::uint128 wish, const absl::Status& status) {
+  cluster().TellRestore({.model = model, .what = RestoreAnswer{.id = wish, .status = status}}).IgnoreError();
+}
+
+void RestoreLeader::OnCreatedFresh(const std::string& model) {
+  absl::MutexLock lock(&mu_);
+  for (auto wish = wishes_.begin(); wish != wishes_.end();) {
+    if (wish->first.first != model) {
+      ++wish;
+      continue;
+    }
+    Answer(model, wish->second, absl::OkStatus());
+    wish = wishes_.erase(wish);
+  }
+}
+
+}  // namespace paramshard::server
