@@ -41,8 +41,8 @@ namespace paramshard::server {
 // Cancel() are for any.
 class Restorer {
  public:
-  // What reads from a disk, a link and memory at once needs more than one of them keeps busy.
-  static constexpr int kDefaultThreads = 16;
+  // They wait for the disk most of the time, and many disks are as fast as they can only when asked for much at once.
+  static constexpr int kDefaultThreads = 32;
 
   struct Options {
     const checkpoint::Reader* reader = nullptr;  // outlives the restorer

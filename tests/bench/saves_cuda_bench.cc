@@ -3,12 +3,13 @@
 //
 // Usage: saves_cuda_bench [GPUS] [BLOCKS] [STEPS] [ROUNDS] [KILLS] [TOKENS]. Llama-3-8B blocks in FP8 with fp32 moments,
 // cut over the GPUs; every rank's trainer is a thread of this process. Checkpoints, and what the disk is measured with,
-// lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs twice the state.
+// lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three times the state.
 // cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
 //
 // A save begins with each other round. `steps` compares the steps of such a round with those of the round before it;
 // `stall` is the daemon's word for how long a step waited for the copy. Ceilings are measured in the same run: copies
-// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at once.
+// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at once,
+// before each save and each restore.
 // `keeper` is the step with journal and moved state against the step of a daemon without keeper. After a kill the time
 // runs from the signal until a commit is answered again; one step's products are in it.
 
@@ -117,44 +118,56 @@ double LinkCeiling(int gpus, cudaMemcpyKind direction) {
   return gpus * kTimes * static_cast<double>(kBytes) / *std::max_element(seconds.begin(), seconds.end()) / 1e9;
 }
 
-struct DiskCeiling {
-  double write = 0;
-  double read = 0;
-};
+// What the disk does for files of the bench's own, one for each GPU: around the page cache, and synced, as those of a
+// save are. In GB/s of all together.
+class DiskFiles {
+ public:
+  DiskFiles(int gpus, std::string folder, int64_t file_bytes)
+      : gpus_(gpus), folder_(std::move(folder)), pieces_(file_bytes / kPieceBytes) {}
+  ~DiskFiles() {
+    for (int gpu = 0; gpu < gpus_; ++gpu) std::filesystem::remove(PathOf(gpu));
+  }
 
-// A file for each GPU, around the page cache; synced, as those of a save are.
-DiskCeiling MeasureDisk(int gpus, const std::string& folder, int64_t bytes_of_a_file) {
-  const int64_t pieces = bytes_of_a_file / kPieceBytes;
-  const auto path = [&](int gpu) { return absl::StrCat(folder, "/ceiling-", gpu); };
-  const auto run = [&](int flags, bool writes) {
+  double Write() const {
+    return Run(O_WRONLY | O_CREAT,
+               [&](int fd, uint8_t* memory, int64_t offset) { return pwrite(fd, memory, kPieceBytes, offset); });
+  }
+  // After Write().
+  double Read() const {
+    return Run(O_RDONLY,
+               [&](int fd, uint8_t* memory, int64_t offset) { return pread(fd, memory, kPieceBytes, offset); });
+  }
+
+ private:
+  std::string PathOf(int gpu) const { return absl::StrCat(folder_, "/ceiling-", gpu); }
+
+  double Run(int flags, const std::function<ssize_t(int fd, uint8_t* memory, int64_t offset)>& move) const {
     double begin = 0;
-    std::barrier ready(gpus);
-    OnAll(gpus, [&](int gpu) {
+    std::barrier ready(gpus_);
+    OnAll(gpus_, [&](int gpu) {
       void* const memory = mmap(nullptr, kSourceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       madvise(memory, kSourceBytes, MADV_HUGEPAGE);
       std::fill_n(static_cast<uint8_t*>(memory), kSourceBytes, uint8_t{0xa5});
       ready.arrive_and_wait();
       if (gpu == 0) begin = Seconds();
-      const int fd = open(path(gpu).c_str(), flags | O_DIRECT, 0600);
+      const int fd = open(PathOf(gpu).c_str(), flags | O_DIRECT, 0600);
       if (fd < 0) OrDie(absl::ErrnoToStatus(errno, "open"), "measure the disk");
-      for (int64_t i = 0; i < pieces; ++i) {
-        auto* const buffer = static_cast<uint8_t*>(memory) + i * kPieceBytes % kSourceBytes;
-        const ssize_t done =
-            writes ? pwrite(fd, buffer, kPieceBytes, i * kPieceBytes) : pread(fd, buffer, kPieceBytes, i * kPieceBytes);
-        if (done != kPieceBytes) OrDie(absl::ErrnoToStatus(errno, "read or write"), "measure the disk");
+      for (int64_t offset = 0; offset < pieces_ * kPieceBytes; offset += kPieceBytes) {
+        if (move(fd, static_cast<uint8_t*>(memory) + offset % kSourceBytes, offset) != kPieceBytes) {
+          OrDie(absl::ErrnoToStatus(errno, "read or write"), "measure the disk");
+        }
       }
-      if (writes && fsync(fd) != 0) OrDie(absl::ErrnoToStatus(errno, "fsync"), "measure the disk");
+      if (flags != O_RDONLY && fsync(fd) != 0) OrDie(absl::ErrnoToStatus(errno, "fsync"), "measure the disk");
       close(fd);
       munmap(memory, kSourceBytes);
     });
-    return gpus * static_cast<double>(pieces * kPieceBytes) / (Seconds() - begin) / 1e9;
-  };
-  DiskCeiling ceiling;
-  ceiling.write = run(O_WRONLY | O_CREAT, true);
-  ceiling.read = run(O_RDONLY, false);
-  for (int gpu = 0; gpu < gpus; ++gpu) std::filesystem::remove(path(gpu));
-  return ceiling;
-}
+    return gpus_ * static_cast<double>(pieces_ * kPieceBytes) / (Seconds() - begin) / 1e9;
+  }
+
+  const int gpus_;
+  const std::string folder_;
+  const int64_t pieces_;
+};
 
 // --- The daemon ---
 
@@ -254,6 +267,17 @@ class Training {
 
 // --- Saves ---
 
+double GigabytesPerSecond(int64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
+
+// Beside what the disk did just before, in the same round: it is not the same minute after minute.
+void PrintOfDisk(const char* what, const std::vector<double>& speeds, const std::vector<double>& disk) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < speeds.size(); ++i) ratios.push_back(speeds[i] / disk[i]);
+  std::cout << absl::StrFormat("%s %.2f GB/s, disk %.2f GB/s; of the disk: median %.3f, %.3f to %.3f of %d\n", what,
+                               Median(speeds), Median(disk), Median(ratios), Quantile(ratios, 0), Quantile(ratios, 1),
+                               static_cast<int>(ratios.size()));
+}
+
 // The last save, once it is published.
 v1::Save AwaitLastSave(AdminClient& admin) {
   v1::Save last;
@@ -279,15 +303,17 @@ void RemoveOthers(const std::filesystem::path& checkpoint) {
 struct SaveFigures {
   std::vector<double> plain, saving;  // seconds of steps
   std::vector<double> stall, copy, write, took;
+  std::vector<double> disk;  // GB/s before each
   int64_t bytes = 0;
 };
 
-SaveFigures MeasureSaves(const Arguments& arguments, const Daemon& daemon, Training& training) {
+SaveFigures MeasureSaves(const Arguments& arguments, const DiskFiles& files, const Daemon& daemon, Training& training) {
   SaveFigures figures;
   AdminClient admin = daemon.Admin();
   v1::SaveModelRequest request;
   request.set_model(kModel);
   for (int round = 0; round < arguments.rounds; ++round) {
+    const double disk = files.Write();
     for (const double seconds : training.Run(arguments.steps)) figures.plain.push_back(seconds);
     v1::SaveModelResponse response;
     OrDie(admin.Call(&AdminClient::Stub::SaveModel, request, response), "save");
@@ -301,16 +327,15 @@ SaveFigures MeasureSaves(const Arguments& arguments, const Daemon& daemon, Train
     figures.copy.push_back(copy);
     figures.write.push_back(took - copy);
     figures.took.push_back(took);
+    figures.disk.push_back(disk);
     figures.bytes = save.size_bytes();
   }
   return figures;
 }
 
-double GigabytesPerSecond(int64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
-
 // --- Restores ---
 
-double RestoreSeconds(const Daemon& daemon) {
+double SecondsOfRestore(const Daemon& daemon) {
   AdminClient admin = daemon.Admin();
   v1::RestoreModelRequest request;
   request.set_model(kModel);
@@ -325,6 +350,16 @@ double RestoreSeconds(const Daemon& daemon) {
             }),
         "restore");
   return seconds;
+}
+
+void MeasureRestores(const DiskFiles& files, const Daemon& daemon, int64_t bytes, double link) {
+  std::vector<double> disk, restored;
+  for (int i = 0; i < kRestores; ++i) {
+    disk.push_back(files.Read());
+    restored.push_back(GigabytesPerSecond(bytes, SecondsOfRestore(daemon)));
+  }
+  PrintOfDisk("restore", restored, disk);
+  std::cout << absl::StrFormat("restore, of the link: %.3f\n", Median(restored) / link);
 }
 
 // --- Kills ---
@@ -342,10 +377,11 @@ void PrintRatio(const char* what, const std::vector<double>& values, const std::
   std::cout << absl::StrFormat("%-46s %8.3f\n", what, Quantile(values, q) / Quantile(base, q));
 }
 
-void PrintSaves(const SaveFigures& figures, double link, const DiskCeiling& disk) {
+void PrintSaves(const SaveFigures& figures, double link) {
   const double step = Median(figures.plain);
   const double copied = GigabytesPerSecond(figures.bytes, Median(figures.copy));
-  const double written = GigabytesPerSecond(figures.bytes, Median(figures.write));
+  std::vector<double> written;
+  for (const double seconds : figures.write) written.push_back(GigabytesPerSecond(figures.bytes, seconds));
   std::cout << absl::StrFormat("saved %.2f GB, step %.1f ms (p99 %.1f), save %.2f s\n",
                                static_cast<double>(figures.bytes) / 1e9, step * 1e3,
                                Quantile(figures.plain, 0.99) * 1e3, Median(figures.took));
@@ -355,7 +391,7 @@ void PrintSaves(const SaveFigures& figures, double link, const DiskCeiling& disk
                                Median(figures.stall) * 1e3, Quantile(figures.stall, 1) * 1e3,
                                100 * Median(figures.stall) / step);
   std::cout << absl::StrFormat("copy  %8.2f GB/s, link %8.2f GB/s: %.3f\n", copied, link, copied / link);
-  std::cout << absl::StrFormat("write %8.2f GB/s, disk %8.2f GB/s: %.3f\n", written, disk.write, written / disk.write);
+  PrintOfDisk("write", written, figures.disk);
 }
 
 // --- All of it ---
@@ -388,16 +424,14 @@ void Main(const Arguments& arguments) {
   std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, arguments.tokens);
   const double down = LinkCeiling(arguments.gpus, cudaMemcpyDeviceToHost);
   const double up = LinkCeiling(arguments.gpus, cudaMemcpyHostToDevice);
-  const DiskCeiling disk = MeasureDisk(arguments.gpus, folder, bytes / arguments.gpus);
-  std::cout << absl::StrFormat("link %.1f GB/s down, %.1f up; disk %.2f written, %.2f read\n", down, up, disk.write,
-                               disk.read)
-            << std::flush;
+  std::cout << absl::StrFormat("link %.1f GB/s down, %.1f up\n", down, up) << std::flush;
   {
+    const DiskFiles files(arguments.gpus, folder, bytes / arguments.gpus);
     const Daemon daemon(arguments, /*keeper=*/true, folder);
     {
       Training training(daemon, arguments);
       training.Run(2);
-      PrintSaves(MeasureSaves(arguments, daemon, training), down, disk);
+      PrintSaves(MeasureSaves(arguments, files, daemon, training), down);
       std::cout << std::flush;
       std::vector<double> kills;
       for (int i = 0; i < arguments.kills; ++i) kills.push_back(SecondsAfterKill(daemon, training));
@@ -406,12 +440,7 @@ void Main(const Arguments& arguments) {
                                      Median(kills), Quantile(kills, 1), static_cast<int>(kills.size()));
       }
     }
-    std::vector<double> restores;
-    for (int i = 0; i < kRestores; ++i) restores.push_back(RestoreSeconds(daemon));
-    const double restored = GigabytesPerSecond(bytes, Median(restores));
-    std::cout << absl::StrFormat("restore, median of %d: %6.2f GB/s, of disk %.3f, of link %.3f\n", kRestores, restored,
-                                 restored / disk.read, restored / up)
-              << std::flush;
+    MeasureRestores(files, daemon, bytes, up);
   }
   CompareKeeper(arguments);
   std::filesystem::remove_all(folder);

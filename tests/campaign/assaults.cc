@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "kernels/base/status_macros.h"
+#include "tests/campaign/decision_watch.h"
 #include "tests/campaign/hostile_client.h"
 #include "tests/campaign/hostile_trainer.h"
 #include "tests/campaign/kept_server.h"
@@ -107,31 +108,23 @@ absl::Status KillStart(Round& round) {
   return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
 }
 
-struct Trained {
-  std::string hash;
-  absl::Duration answer;  // what a commit took on average
-};
-
-// Trains a model on the server to its end, while `disturb` happens.
+// Trains a model on the server to its end, while `disturb` happens; its hash.
 template <typename Disturb>
-absl::StatusOr<Trained> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
+absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
-  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayEnd, 1);
+  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, kCommits);
   // One that fails leaves the other waiting: both are asked.
   std::vector<std::string> ends;
   bool all_ok = true;
-  int64_t answer_us = 0;
   for (ChildProcess& trainer : trainers) {
     const absl::Status end = trainer.Await(kPatience);
     all_ok = all_ok && end.ok();
     ends.push_back(end.ToString());
-    answer_us += trainer.board().numbers[kAnswerMicroseconds];
   }
   if (!all_ok) return absl::InternalError(absl::StrCat("trainers ended with ", absl::StrJoin(ends, " and ")));
-  ASSIGN_OR_RETURN(std::string hash, server.StateHash(model));
-  return Trained{std::move(hash), absl::Microseconds(answer_us / server.ranks() / kCommits)};
+  return server.StateHash(model);
 }
 
 // Of a server, until it serves.
@@ -149,48 +142,67 @@ std::vector<int> Victims(const KeptServer& server, std::mt19937_64& random) {
 
 // When servers are killed.
 enum class Moment {
-  kInAStep,     // after one has begun
-  kInAnAnswer,  // after a commit was sent, while it is applied
+  kInAStep,        // after one has begun
+  kAfterDecision,  // and before the answer, or about then
 };
 
-// Servers are killed at such moments of one commit after another. The last one is left to the last servers, so that
+// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`.
+absl::Status AwaitMoment(Round& round, const KeptServer& server, std::vector<ChildProcess>& trainers, uint32_t commit,
+                         int watched, Moment moment) {
+  const CampaignOptions& options = round.world.options();
+  for (ChildProcess& trainer : trainers) {
+    RETURN_IF_ERROR(Expect(trainer.AwaitNumber(kAtCommit, commit, kPatience), "a trainer does not move"));
+  }
+  const auto let_go = [&] {
+    for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
+  };
+  if (moment == Moment::kInAStep) {
+    let_go();
+    absl::SleepFor(UpTo(options.server_kill_within, round.random));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const DecisionWatch watch, DecisionWatch::Open(server.keeper(watched), round.model));
+  const uint64_t before = watch.word();
+  let_go();
+  RETURN_IF_ERROR(Expect(watch.AwaitOther(before, kPatience), "a decision expected"));
+  // Too short for a sleep.
+  const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, round.random);
+  while (absl::Now() < end) continue;
+  return absl::OkStatus();
+}
+
+// Servers are killed at such a moment of one commit after another. The last one is left to the last servers, so that
 // there is always something to do.
 absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment) {
   ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options(), shape));
-  ASSIGN_OR_RETURN(const Trained calm,
+  ASSIGN_OR_RETURN(const std::string expected,
                    TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
-  const int number = moment == Moment::kInAStep ? kBegunCommit : kSentCommit;
-  const absl::Duration longest = moment == Moment::kInAStep ? round.world.options().server_kill_within : calm.answer;
   const auto kill = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
     const int64_t kills = std::min(round.kills, kCommits - 1);
     for (int64_t commit = 1; commit <= kills; ++commit) {
-      ChildProcess& chosen = trainers[round.random() % trainers.size()];
-      RETURN_IF_ERROR(
-          Expect(chosen.AwaitNumber(number, static_cast<uint32_t>(commit), kPatience), "a trainer does not move"));
-      absl::SleepFor(UpTo(longest, round.random));
+      const std::vector<int> victims = Victims(server, round.random);
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestStart, round.random);
-      const std::vector<int> victims = Victims(server, round.random);
+      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), victims.front(), moment));
       RETURN_IF_ERROR(server.Kill(victims, followers));
       round.count.kills += static_cast<int64_t>(victims.size() * (1 + followers.size()));
     }
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(const Trained killed, TrainOn(server, round.model, kill));
+  ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, kill));
   ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished());
-  return Expect(killed.hash == calm.hash,
-                absl::StrCat("the hash ", calm.hash, " expected after kills, got ", killed.hash));
+  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
 }
 
 absl::Status KillServer(Round& round) { return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kInAStep); }
 
 absl::Status KillWorld(Round& round) {
   const auto shape = round.random() % 2 == 0 ? KeptServer::Shape::kReplicas : KeptServer::Shape::kShards;
-  return KillServersAt(round, shape, round.random() % 2 == 0 ? Moment::kInAStep : Moment::kInAnAnswer);
+  return KillServersAt(round, shape, round.random() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision);
 }
 
 absl::Status KillDecided(Round& round) {
-  return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kInAnAnswer);
+  return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kAfterDecision);
 }
 
 // Trains while `disturb` happens at a random time. Trainers may fail, but must end.

@@ -52,8 +52,10 @@ struct CampaignOptions {
   int64_t at_once = 1;      // rounds that run side by side, but for those that do something to the whole daemon
   int64_t kills = 1;        // in a round that kills; at most five have a step each
   int64_t rows_factor = 1;  // of models whose server is killed: how many times the rows of others they have
-  absl::Duration server_kill_within = absl::Milliseconds(20);  // after a step began, at the latest
-  absl::Duration time = absl::InfiniteDuration();              // no round begins later
+  // How long after the beginning of a step, and after a commit was decided, servers are killed at the latest.
+  absl::Duration server_kill_within = absl::Milliseconds(20);
+  absl::Duration decided_kill_within = absl::Microseconds(200);
+  absl::Duration time = absl::InfiniteDuration();  // no round begins later
   // Round r does what seed and r say. What threads make of it is up to the scheduler.
   uint64_t seed = 1;
   int64_t first_round = 0;

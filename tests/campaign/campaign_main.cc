@@ -37,8 +37,10 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   int64_t server_us = absl::ToInt64Microseconds(options.server_kill_within);
+  int64_t decided_us = absl::ToInt64Microseconds(options.decided_kill_within);
   app.add_option("--server-kill-us", server_us, "Servers are killed so long after a step began at the latest")
       ->capture_default_str();
+  app.add_option("--decided-kill-us", decided_us, "Or so long after its commit was decided")->capture_default_str();
   app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
   app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
   app.add_option("--json", json, "Write the result to this file too");
@@ -49,6 +51,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   options.server_kill_within = absl::Microseconds(server_us);
+  options.decided_kill_within = absl::Microseconds(decided_us);
   if (seconds > 0) options.time = absl::Seconds(seconds);
   const paramshard::test::CampaignResult result = paramshard::test::RunCampaign(options);
   std::cout << result.Table();

@@ -38,10 +38,11 @@ absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
   return absl::DeadlineExceededError("a server expected after one that was killed");
 }
 
-void AwaitLeaveToEnd(Board& board) {
-  const absl::StatusOr<bool> may_end =
-      Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayEnd] != 0; });
-  if (!may_end.value_or(false)) std::_Exit(3);
+void AwaitLeave(Board& board, int64_t commit) {
+  Reach(board, kAtCommit, static_cast<uint32_t>(commit));
+  const absl::StatusOr<bool> may_go =
+      Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayCommit] >= commit; });
+  if (!may_go.value_or(false)) std::_Exit(3);
 }
 
 }  // namespace
@@ -90,19 +91,10 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const {
   return ChildProcess::Run([training = TrainingOf(model, rank)](Board& board) mutable {
     int64_t answered = 0;
-    absl::Time sent;
     training.at = [&](Point point, int64_t commit) {
       if (point == Point::kStart && commit <= answered) std::_Exit(2);
-      if (point == Point::kStart && commit == kCommits) AwaitLeaveToEnd(board);
-      if (point == Point::kStart) Reach(board, kBegunCommit, static_cast<uint32_t>(commit));
-      if (point == Point::kCommitting) {
-        sent = absl::Now();
-        Reach(board, kSentCommit, static_cast<uint32_t>(commit));
-      }
-      if (point == Point::kCommitted) {
-        answered = commit;
-        board.numbers[kAnswerMicroseconds] += static_cast<uint32_t>(absl::ToInt64Microseconds(absl::Now() - sent));
-      }
+      if (point == Point::kStart) AwaitLeave(board, commit);
+      if (point == Point::kCommitted) answered = commit;
     };
     absl::Status status = absl::UnavailableError("not yet");
     // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.

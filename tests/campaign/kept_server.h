@@ -19,13 +19,10 @@
 
 namespace paramshard::test {
 
-// Of a trainer's board: the last commit that it has begun, the last that it has sent, whether it may begin its last one,
-// and how many microseconds it has waited for answers to commits in all. Who has the last one's answer is gone, and
-// another rank whose answer died with the server would wait for it.
-inline constexpr int kBegunCommit = 0;
-inline constexpr int kSentCommit = 1;
-inline constexpr int kMayEnd = 2;
-inline constexpr int kAnswerMicroseconds = 3;
+// Of a trainer's board: the commit before which it stands, and the last one that it may make. Who has the answer to the
+// last of all is gone, and another rank whose answer died with the server would wait for it.
+inline constexpr int kAtCommit = 0;
+inline constexpr int kMayCommit = 1;
 
 class KeptServer {
  public:
@@ -36,6 +33,7 @@ class KeptServer {
   int daemons() const { return static_cast<int>(daemons_.size()); }
 
   int ranks() const { return options_.ranks(); }
+  pid_t keeper(int daemon) const { return daemons_[daemon].keeper.pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;
