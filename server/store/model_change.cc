@@ -1,8 +1,5 @@
 // How the state of a model is replaced.
 
-#include <optional>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/model.h"
