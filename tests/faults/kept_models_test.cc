@@ -28,10 +28,12 @@ constexpr int kKilled = 0;    // whether the server was killed
 constexpr int kAnswered = 1;  // the last commit that rank 0 had an answer for before that
 constexpr int kResumed = 2;   // the first that it began after that
 
-class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int>> {
+// (ranks, Point, signal)
+class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> {
  protected:
   static int ranks() { return std::min(std::get<0>(GetParam()), DevicesUpTo(2)); }
   static Point point() { return static_cast<Point>(std::get<1>(GetParam())); }
+  static int signal() { return std::get<2>(GetParam()); }
 
   void Start(std::vector<std::string> flags) {
     if (daemon_.has_value()) {
@@ -102,7 +104,7 @@ TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) {
       const bool killed = board.numbers[kKilled] != 0;
       if (at == Point::kCommitted && !killed) board.numbers[kAnswered] = commit;
       if (at == Point::kStart && killed && board.numbers[kResumed] == 0) board.numbers[kResumed] = commit;
-      if (commit == 4 && at == point() && board.numbers[kKilled].exchange(1) == 0) kill(server, SIGKILL);
+      if (commit == 4 && at == point() && board.numbers[kKilled].exchange(1) == 0) kill(server, signal());
     };
   });
   EXPECT_EQ(numbers_[kKilled], 1);
@@ -112,11 +114,24 @@ TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) {
   EXPECT_EQ(StateHash(), expected);
 }
 
-std::string NameOf(const testing::TestParamInfo<std::tuple<int, int>>& info) {
+std::string NameOf(const testing::TestParamInfo<std::tuple<int, int, int>>& info) {
   return absl::StrCat("Ranks", std::get<0>(info.param), "Point", std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(, KeptModelsTest, testing::Combine(testing::Values(1, 2), testing::Range(0, kPointCount)),
+INSTANTIATE_TEST_SUITE_P(, KeptModelsTest,
+                         testing::Combine(testing::Values(1, 2), testing::Range(0, kPointCount),
+                                          testing::Values(SIGKILL)),
+                         NameOf);
+// A server that breaks by itself.
+INSTANTIATE_TEST_SUITE_P(Segv, KeptModelsTest,
+                         testing::Combine(testing::Values(2),
+                                          testing::Values(static_cast<int>(Point::kFilling),
+                                                          static_cast<int>(Point::kCommitting)),
+                                          testing::Values(SIGSEGV)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Abort, KeptModelsTest,
+                         testing::Combine(testing::Values(2), testing::Values(static_cast<int>(Point::kCommitting)),
+                                          testing::Values(SIGABRT)),
                          NameOf);
 
 }  // namespace
