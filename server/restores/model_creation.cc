@@ -50,20 +50,19 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
 absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
                                            absl::uint128 order) {
   CreatedModel created;
+  FollowingRestore* taken = nullptr;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    return follower.Follow(model->spec().name, order, [&](FollowingRestore& following) -> absl::Status {
-      ASSIGN_OR_RETURN(created.restored, FollowOrder(model, following, show));
-      return absl::OkStatus();
-    });
+    ASSIGN_OR_RETURN(taken, follower.TakeOrdered(model->spec().name, order));
+    ASSIGN_OR_RETURN(created.restored, FollowOrder(model, *taken, show));
+    return absl::OkStatus();
   };
   const std::string name = spec.name;
   absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill);
-  if (!made.ok()) {
-    // Of a model that could not even be made nobody has told node 0.
-    follower.RefuseOrder(name, order, made.status());
-    return made.status();
-  }
-  created.model = *std::move(made);
+  // Until now others find the model while it fills: the next order would be carried out on one that may be dropped.
+  if (taken != nullptr) follower.End(*taken, made.status());
+  // Of a model that could not even be made nobody has told node 0.
+  if (taken == nullptr && !made.ok()) follower.RefuseOrder(name, order, made.status());
+  ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
 }
 

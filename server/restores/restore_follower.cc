@@ -217,21 +217,14 @@ void RestoreFollower::Work(int64_t number, const std::shared_ptr<Model>& model, 
   changed_.SignalAll();
 }
 
-absl::Status RestoreFollower::Follow(const std::string& model, absl::uint128 id, Body body) {
-  FollowingRestore* restore = nullptr;
-  {
-    absl::MutexLock lock(&mu_);
-    const Ordered* const untaken = FindUntaken(model);
-    if (draining_ || untaken == nullptr || untaken->order.id != id) {
-      return absl::UnavailableError(absl::StrCat("create model ", DisplayName(model),
-                                                 ": a restore that goes on expected, node 0 has given it up; try "
-                                                 "again"));
-    }
-    restore = Take(model, *FindOrder(model));
+absl::StatusOr<FollowingRestore*> RestoreFollower::TakeOrdered(const std::string& model, absl::uint128 id) {
+  absl::MutexLock lock(&mu_);
+  const Ordered* const untaken = FindUntaken(model);
+  if (draining_ || untaken == nullptr || untaken->order.id != id) {
+    return absl::UnavailableError(absl::StrCat("create model ", DisplayName(model),
+                                               ": a restore that goes on expected, node 0 has given it up; try again"));
   }
-  const absl::Status status = body(*restore);
-  End(*restore, status);
-  return status;
+  return Take(model, *FindOrder(model));
 }
 
 void RestoreFollower::RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why) {

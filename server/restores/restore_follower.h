@@ -29,7 +29,7 @@
 namespace paramshard::server {
 
 // Carries out what node 0 orders: for models that are there on a thread of its own, for one that is being created on
-// that of the creation, which waits for node 0's word (AwaitOrder) and follows it (Follow). It owns what it carries
+// that of the creation, which waits for node 0's word (AwaitOrder) and follows it (TakeOrdered). It owns what it carries
 // out, and tells node 0 at the end what came of it. All waits are bounded by the timeout.
 //
 // Thread-safe.
@@ -62,11 +62,12 @@ class RestoreFollower {
   absl::StatusOr<Word> AwaitOrder(const std::string& model, IsGone is_gone);
   // Whether node 0 has ordered a restore of a model that is not there yet.
   bool HasOrder(absl::string_view model) const;
-  // Takes such an order, by its id, and carries it out by `body`, which gives the model's turn back before it returns:
-  // then this daemon takes the next order for the model, and node 0 hears of the end. Errors of `body`; UNAVAILABLE the
-  // order is over, or somebody else has it.
-  using Body = absl::FunctionRef<absl::Status(FollowingRestore& restore)>;
-  absl::Status Follow(const std::string& model, absl::uint128 id, Body body);
+  // Takes such an order, by its id, for a creation that carries it out and calls End then. UNAVAILABLE the order is
+  // over, or somebody else has it.
+  absl::StatusOr<FollowingRestore*> TakeOrdered(const std::string& model, absl::uint128 id);
+  // What came of it, when the model's turn is given back and there is a model that is full, or none: this daemon takes
+  // the next order for the model, and node 0 hears of the end. `restore` ends.
+  void End(const FollowingRestore& restore, const absl::Status& status);
   // The creation that was to take such an order has failed before it could: node 0 is told why. Nothing for one that is
   // over, or that somebody has taken.
   void RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why);
@@ -108,8 +109,6 @@ class RestoreFollower {
   Ordered* FindOrder(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   const Ordered* FindUntaken(absl::string_view model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   FollowingRestore* Take(const std::string& model, Ordered& ordered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // It lives until then.
-  void End(const FollowingRestore& restore, const absl::Status& status);
   // On a thread of its own.
   void CarryOut(const std::shared_ptr<Model>& model, FollowingRestore& restore);
   absl::Status StartWork(const std::shared_ptr<Model>& model, FollowingRestore& restore);

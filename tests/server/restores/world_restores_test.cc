@@ -21,6 +21,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/reader.h"
 #include "server/restores/checkpoint_choice.h"
+#include "server/restores/model_creation.h"
 #include "server/restores/model_restore.h"
 #include "server/saves/saver.h"
 #include "tests/proto/checkpoint/saved_model.h"
@@ -557,6 +558,67 @@ TEST_F(WishesTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
   EXPECT_THAT(CreateElsewhere(), StatusIs(absl::StatusCode::kResourceExhausted));
   world_.restores(0).OnRestoreNews({.model = "", .what = RestoreFollowerLost{.node = 1}});
   EXPECT_OK(CreateElsewhere());
+}
+
+// Two checkpoints, and no model any more.
+class CreationsTest : public WorldRestoresTestBase, public testing::Test {
+ protected:
+  void SetUp() override {
+    SavedBy(world_);
+    world_.Step(1);
+    world_.Save();
+    for (int node = 0; node < 2; ++node) ASSERT_OK(world_.daemons().store(node).Delete("m", ""));
+  }
+
+  static bool IsGone() { return true; }
+  // At node 1, for a caller who does not wait for node 0.
+  absl::StatusOr<CreatedModel> Create() {
+    return CreateModel(world_.daemons().store(1), world_.restores(1), Parse(SpecOf(2)), WantedRestore(), IsGone);
+  }
+  // As node 0 says it.
+  template <typename News>
+  void Tell(const News& news) {
+    world_.restores(1).OnRestoreNews({.model = "m", .what = news});
+  }
+  void Order(absl::uint128 id, const std::string& step) {
+    ASSERT_OK_AND_ASSIGN(const CheckpointRequest request, ParseCheckpointRequest(step));
+    ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", request));
+    Tell(RestoreOrder{.id = id,
+                      .folder = choice.id.folder,
+                      .save_id = choice.id.save_id,
+                      .spec_fingerprint = world_.model(0).fingerprint(),
+                      .creates = true,
+                      .timeout = kTimeout});
+  }
+
+  RestoredWorld world_{root(), Two(), SpecOf(2)};
+};
+
+TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) {
+  absl::Notification reached, over;
+  world_.At(1, [&](Point point) {
+    if (point != Point::kReady) return;
+    reached.Notify();
+    over.WaitForNotification();
+  });
+  Order(1, "3");
+  std::thread first([&] { EXPECT_THAT(Create().status(), StatusIs(absl::StatusCode::kAborted)); });
+  reached.WaitForNotification();
+  Tell(RestoreEnd{.id = 1, .status = absl::AbortedError("given up")});
+  Order(2, "4");
+  world_.At(1, [&](Point point) {
+    if (point == Point::kReady) Tell(RestoreGo{.id = 2});
+    if (point == Point::kWritten) Tell(RestoreEnd{.id = 2});
+  });
+  over.Notify();
+  first.join();
+  // The next creation follows it.
+  ASSERT_TRUE(world_.restores(1).follower()->HasOrder("m"));
+  ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create());
+  EXPECT_TRUE(created.model.created);
+  EXPECT_EQ(created.model.model->state().numbers.commit_number, 4);
+  EXPECT_EQ(created.model.model->history().id, HistoryId{2});
+  EXPECT_EQ(*world_.daemons().store(1).Find("m"), created.model.model);
 }
 
 // --- A daemon that says what it should not ---
