@@ -1,21 +1,16 @@
 #include "server/restores/following_restore.h"
 
-#include <thread>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/model/names.h"
 #include "server/base/steady_time.h"
-#include "server/base/thread.h"
 
 namespace paramshard::server {
 namespace {
 
 // In one message: a tensor's name is at most a few hundred bytes long.
 constexpr size_t kSumsOfMessage = 1000;
-// Between two words about how far this daemon is.
-constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
 
 absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOrder& order) {
   ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(order.folder));
@@ -60,13 +55,19 @@ void FollowingRestore::OnGo() {
 void FollowingRestore::OnEnd(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   if (!end_.has_value()) end_ = status;
+  StopWrite();
   changed_.SignalAll();
 }
 
 void FollowingRestore::Cancel() {
   absl::MutexLock lock(&mu_);
   cancelled_ = true;
+  StopWrite();
   changed_.SignalAll();
+}
+
+void FollowingRestore::StopWrite() {
+  if (const absl::Status why = GivenUp(); !why.ok()) write_.Stop(why);
 }
 
 void FollowingRestore::Report(RestorePhase phase, const absl::Status& status) {
@@ -128,28 +129,10 @@ absl::Status FollowingRestore::Begin() {
 }
 
 absl::Status FollowingRestore::Write(Restorer& restorer) {
-  // Where there is no thread for it, nobody but who watches misses what is told meanwhile.
-  absl::StatusOr<std::thread> teller =
-      StartThread("the progress of a restore", [this, &restorer] { TellUntilWritten(restorer); });
-  const absl::Status status = restorer.Write();
-  {
-    absl::MutexLock lock(&mu_);
-    written_ = true;
-    changed_.SignalAll();
-  }
-  if (teller.ok()) teller->join();
-  TellProgress(restorer);
-  return status;
-}
-
-void FollowingRestore::TellUntilWritten(const Restorer& restorer) {
-  absl::MutexLock lock(&mu_);
-  while (!written_) {
-    TellProgress(restorer);
-    const SteadyTime next = SteadyDeadline(kProgressInterval);
-    while (!written_ && !changed_.WaitUntil(&mu_, next)) {
-    }
-  }
+  const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+      "restore ", options_.model, ": all rows of this daemon within the time that node 0 has set expected"));
+  return write_.Run(
+      restorer, [&] { TellProgress(restorer); }, late);
 }
 
 absl::Status FollowingRestore::Conclude(const Restorer& restorer) {

@@ -18,13 +18,14 @@
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/model_restore.h"
 #include "server/restores/restore_peers.h"
+#include "server/restores/restore_write.h"
 #include "server/restores/restorer.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
 
 // Does what the LeadingRestore of node 0 orders, and reports how far it has come. When node 0 gives the restore up, is
-// lost, or says nothing until the deadline, it is over here as well.
+// lost, or says nothing until the deadline, it is over here as well, also while rows are written.
 //
 // One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
 class FollowingRestore final : public RestorePeers {
@@ -36,10 +37,13 @@ class FollowingRestore final : public RestorePeers {
     SteadyTime deadline = kNever;
     const Clock* clock = &Clock::Steady();         // outlives the restore
     std::function<void()> before_ready = [] {};    // tests hold the restore back
+    std::function<void()> before_rows = [] {};     // likewise
     std::function<void()> before_written = [] {};  // likewise
   };
 
-  explicit FollowingRestore(Options options) : options_(std::move(options)) {}
+  explicit FollowingRestore(Options options)
+      : options_(std::move(options)),
+        write_({.deadline = options_.deadline, .clock = options_.clock, .before_rows = options_.before_rows}) {}
 
   const std::string& model() const { return options_.model; }
   const RestoreOrder& order() const { return options_.order; }
@@ -63,19 +67,20 @@ class FollowingRestore final : public RestorePeers {
  private:
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
   void TellProgress(const Restorer& restorer);
-  void TellUntilWritten(const Restorer& restorer);
   void TellSums(const checkpoint::ContentHashes& sums);
   // Here, or by node 0.
   absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // When it is given up.
+  void StopWrite() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Waits for go or end.
   absl::Status Await(bool for_go);
 
   const Options options_;
+  RestoreWrite write_;
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
   bool may_go_ ABSL_GUARDED_BY(mu_) = false;
-  bool written_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };

@@ -52,7 +52,7 @@ void LeadingRestore::OnReport(const RestoreReport& report) {
   } else {
     peer.reached = report.phase;
   }
-  changed_.SignalAll();
+  SignalChanged();
 }
 
 void LeadingRestore::OnSums(const RestoreSums& sums) {
@@ -62,7 +62,7 @@ void LeadingRestore::OnSums(const RestoreSums& sums) {
   if (!peer.status.ok()) return;
   const bool is_expected = allowed_ == RestorePhase::kWritten && peer.reached == RestorePhase::kReady;
   peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("no sums expected, got some");
-  changed_.SignalAll();
+  SignalChanged();
 }
 
 void LeadingRestore::OnProgress(const RestorePartProgress& progress) {
@@ -77,7 +77,7 @@ void LeadingRestore::OnProgress(const RestorePartProgress& progress) {
   peer.status =
       absl::InvalidArgumentError(absl::StrCat("bytes that are done of at most ", kMostPartBytes, " expected, got ",
                                               progress.done_bytes, " of ", progress.all_bytes));
-  changed_.SignalAll();
+  SignalChanged();
 }
 
 Restorer::Progress LeadingRestore::Whole(const Restorer::Progress& own) const {
@@ -121,11 +121,21 @@ void LeadingRestore::Allow(RestorePhase phase) {
   allowed_ = phase;
 }
 
-std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
+absl::Status LeadingRestore::Broken() const {
   if (cancelled_) return absl::CancelledError("the daemon drains");
   for (const auto& [node, peer] : peers_) {
     if (!peer.status.ok()) return OfNode(node, peer.status);
   }
+  return absl::OkStatus();
+}
+
+void LeadingRestore::SignalChanged() {
+  if (const absl::Status why = Broken(); !why.ok()) write_.Stop(why);
+  changed_.SignalAll();
+}
+
+std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
+  RETURN_IF_ERROR(Broken());
   for (int node = 1; node < options_.cluster->nodes(); ++node) {
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase) return std::nullopt;
@@ -168,6 +178,13 @@ absl::Status LeadingRestore::Begin() {
   return Tell(RestoreGo{.id = id()});
 }
 
+absl::Status LeadingRestore::Write(Restorer& restorer) {
+  const absl::Status late = absl::DeadlineExceededError(
+      absl::StrCat("restore ", options_.model, ": every daemon through with its rows in time expected, node 0 is not"));
+  return write_.Run(
+      restorer, [] {}, late);
+}
+
 absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));
   checkpoint::ContentHashes sums = restorer.content();
@@ -193,7 +210,7 @@ void LeadingRestore::Finish(const absl::Status& status) {
 void LeadingRestore::Cancel() {
   absl::MutexLock lock(&mu_);
   cancelled_ = true;
-  changed_.SignalAll();
+  SignalChanged();
 }
 
 }  // namespace paramshard::server

@@ -16,13 +16,15 @@
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/restore_news.h"
 #include "server/restores/restore_peers.h"
+#include "server/restores/restore_write.h"
 #include "server/restores/restorer.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
 
 // Orders, lets all daemons go, adds up what they have written, and says what came of it: see restore_news.h. What the
-// others do: FollowingRestore.
+// others do: FollowingRestore. It is over as soon as one of them fails, and at the deadline, also while rows are
+// written.
 //
 // One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
 class LeadingRestore final : public RestorePeers {
@@ -34,12 +36,15 @@ class LeadingRestore final : public RestorePeers {
     checkpoint::ContentHashes saved = {};  // of the checkpoint
     int replicas = 1;
     SteadyTime deadline = kNever;
-    const Clock* clock = &Clock::Steady();     // outlives the restore
-    std::function<void()> before_go = [] {};   // tests hold the restore back
-    std::function<void()> before_end = [] {};  // likewise, before all are told that the state is whole
+    const Clock* clock = &Clock::Steady();      // outlives the restore
+    std::function<void()> before_go = [] {};    // tests hold the restore back
+    std::function<void()> before_rows = [] {};  // likewise
+    std::function<void()> before_end = [] {};   // likewise, before all are told that the state is whole
   };
 
-  explicit LeadingRestore(Options options) : options_(std::move(options)) {}
+  explicit LeadingRestore(Options options)
+      : options_(std::move(options)),
+        write_({.deadline = options_.deadline, .clock = options_.clock, .before_rows = options_.before_rows}) {}
 
   absl::uint128 id() const { return options_.order.id; }
 
@@ -51,6 +56,7 @@ class LeadingRestore final : public RestorePeers {
   std::optional<HistoryId> history() const override { return HistoryId{id()}; }
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
+  absl::Status Write(Restorer& restorer) override;
   absl::Status Conclude(const Restorer& restorer) override;
   Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
@@ -71,12 +77,17 @@ class LeadingRestore final : public RestorePeers {
   // Lets the others come so far; waits until they have.
   void Allow(RestorePhase phase);
   absl::Status Await(RestorePhase phase);
+  // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error.
+  absl::Status Broken() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Whoever waits looks again, and a write that is for nothing ends.
+  void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Null while it is neither reached nor out of reach.
   std::optional<absl::Status> Reached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LateError(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AddSums(const RestoreSums& sums) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
+  RestoreWrite write_;
   // The restore's own thread's.
   bool ordered_ = false;
   bool ended_ = false;

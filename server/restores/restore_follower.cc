@@ -164,6 +164,7 @@ FollowingRestore* RestoreFollower::Take(const std::string& model, Ordered& order
                                                                    .deadline = ordered.deadline,
                                                                    .clock = options_.clock,
                                                                    .before_ready = options_.before_ready,
+                                                                   .before_rows = options_.before_rows,
                                                                    .before_written = options_.before_written});
   return ordered.taken.get();
 }

@@ -41,6 +41,7 @@ class RestoreFollower {
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
     std::function<void()> before_ready = [] {};    // FollowingRestore::Options
+    std::function<void()> before_rows = [] {};     // likewise
     std::function<void()> before_written = [] {};  // likewise
   };
 

@@ -13,6 +13,7 @@ WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
                                                                .clock = options_.clock,
                                                                .draw_id = options_.draw_id,
                                                                .before_go = [this] { options_.at(Point::kGo); },
+                                                               .before_rows = [this] { options_.at(Point::kRows); },
                                                                .before_end = [this] { options_.at(Point::kEnd); }});
   } else {
     follower_ = std::make_unique<RestoreFollower>(
@@ -21,6 +22,7 @@ WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
                                  .clock = options_.clock,
                                  .draw_id = options_.draw_id,
                                  .before_ready = [this] { options_.at(Point::kReady); },
+                                 .before_rows = [this] { options_.at(Point::kRows); },
                                  .before_written = [this] { options_.at(Point::kWritten); }});
   }
   options_.store->SetRestoreListener(this);

@@ -31,6 +31,7 @@ class WorldRestores final : public RestoreListener {
   enum class Point : uint8_t {
     kReady,    // another node is about to say that it is
     kGo,       // node 0 is about to let all go
+    kRows,     // any node is about to write its rows
     kWritten,  // another node is about to say that it has
     kEnd,      // node 0 is about to say that the state is whole
   };

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -242,6 +243,7 @@ TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
   }
   world->At(0, [&](WorldRestores::Point point) {
     if (point == WorldRestores::Point::kGo) return add(0);
+    if (point != WorldRestores::Point::kEnd) return;
     const auto progress = world->model(0).activity().restore;
     ASSERT_TRUE(progress.has_value());
     absl::MutexLock lock(&mu);
@@ -310,6 +312,11 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
     const auto header = static_cast<uint8_t>(bytes[0]) + 256 * static_cast<uint8_t>(bytes[1]);
     bytes[8 + header] ^= 1;
     checkpoint::WriteText(file, bytes);
+  }
+  // Of node 0: all daemons, as far as they have told it.
+  bool HasWrittenAll(int node) {
+    const auto progress = world_.model(node).activity().restore;
+    return progress.has_value() && progress->done_bytes == progress->all_bytes;
   }
   void Remember() { before_ = world_.daemons().Hashes(); }
 
@@ -467,6 +474,9 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTra
   absl::Notification over;
   world_.At(1, [&](Point point) {
     if (point != Point::kWritten) return;
+    // Its own rows are not what is late.
+    const SteadyTime end = SteadyDeadline(kLong);
+    while (!HasWrittenAll(0) && SteadyNow() < end) std::this_thread::yield();
     world_.clock(0).Advance(kTimeout);
     // Some word of it makes node 0 look at its clock.
     const RestoreSums none{.id = kDrawn};
@@ -476,6 +486,20 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTra
   const absl::Status late = world_.Restore().status();
   over.Notify();
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("through with its rows in time expected, node 1")));
+  ExpectUnusable();
+}
+
+TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
+  std::atomic<bool> written = false;
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) written = true;
+    if (point != Point::kRows) return;
+    const RestoreEnd end{.id = kDrawn, .status = absl::AbortedError("no more")};
+    world_.restores(1).OnRestoreNews({.model = "m", .what = end});
+  });
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("node 0: no more"))));
+  EXPECT_FALSE(written);
   ExpectUnusable();
 }
 
