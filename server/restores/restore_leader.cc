@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "proto/model/names.h"
 
 namespace paramshard::server {
@@ -55,20 +56,25 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
           .before_end = options_.before_end};
 }
 
-void RestoreLeader::Register(const std::string& model, LeadingRestore* restore, const Terms& terms) {
+absl::Status RestoreLeader::Register(const std::string& model, LeadingRestore* restore, const Terms& terms) {
   absl::MutexLock lock(&mu_);
-  // Whoever has prepared a restore has the model's turn: there is no other one.
-  leading_[model] = restore;
+  // Whoever has prepared a restore has the model's turn: there is no other one of this model. But it may have been
+  // deleted since, and another one may have its name.
+  if (!leading_.try_emplace(model, restore).second) {
+    return absl::UnavailableError(
+        absl::StrCat("restore ", DisplayName(model), ": another restore of a model of that name goes on; try again"));
+  }
   // The order is an answer.
   if (terms.creates) std::erase_if(wishes_, [&](const auto& wish) { return wish.first.first == model; });
   if (draining_) restore->Cancel();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<History> RestoreLeader::Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
                                            const Terms& terms, absl::FunctionRef<absl::Status()> begun) {
   if (cluster().nodes() == 1) return restore.Run(begun);
   LeadingRestore leading(OptionsFor(model, choice, restore, terms));
-  Register(model.spec().name, &leading, terms);
+  RETURN_IF_ERROR(Register(model.spec().name, &leading, terms));
   absl::StatusOr<History> history = restore.Run(begun, leading);
   leading.Finish(history.status());
   absl::MutexLock lock(&mu_);

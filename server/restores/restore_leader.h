@@ -45,7 +45,8 @@ class RestoreLeader {
   // The daemon drains: restores end soon, also those that begin now. Idempotent.
   void BeginDrain();
 
-  // Runs a restore that is prepared here, together with the other daemons. Errors of ModelRestore::Run.
+  // Runs a restore that is prepared here, together with the other daemons. Errors of ModelRestore::Run; UNAVAILABLE
+  // another one goes on of a model of that name, of which one was deleted since its restore was prepared.
   struct Terms {
     bool by_path = false;  // the others find the checkpoint so
     bool convert_moments = false;
@@ -67,7 +68,7 @@ class RestoreLeader {
 
   LeadingRestore::Options OptionsFor(const Model& model, const CheckpointChoice& choice, const ModelRestore& restore,
                                      const Terms& terms) const;
-  void Register(const std::string& model, LeadingRestore* restore, const Terms& terms);
+  absl::Status Register(const std::string& model, LeadingRestore* restore, const Terms& terms);
   void TakeWish(const std::string& model, const RestoreWish& wish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null where nothing can be said yet.

@@ -112,6 +112,11 @@ class RestoredWorld {
                                        [] { return absl::OkStatus(); });
   }
 
+  // Of a model that may be gone by now.
+  absl::Status RunStale(const std::shared_ptr<Model>& model, const CheckpointChoice& choice, ModelRestore& restore) {
+    return restores_[0]->leader()->Run(*model, choice, restore, {}, [] { return absl::OkStatus(); }).status();
+  }
+
   void Step(int count) {
     daemons_->Attach();
     for (int i = 0; i < count; ++i) {
@@ -370,6 +375,24 @@ TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
   std::thread next([&] { EXPECT_OK(world_.Restore()); });
   over.Notify();
   next.join();
+}
+
+TEST_F(WorldRestoresFaultsTest, OneOfAModelThatWasDeletedLeavesTheOneOfItsSuccessorAlone) {
+  const std::shared_ptr<Model> deleted = *world_.daemons().store(0).Find("m");
+  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
+  ASSERT_OK_AND_ASSIGN(const auto stale, ModelRestore::Prepare(deleted, choice.path, {}));
+  ASSERT_OK(world_.daemons().store(0).Delete("m", ""));
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, world_.daemons().store(0).CreateOrJoin(Parse(SpecOf(2))));
+  absl::Status refused;
+  world_.At(0, [&](Point point) {
+    if (point != Point::kGo) return;
+    refused = world_.RunStale(deleted, choice, *stale);
+    // The one that goes on waits no longer than this where it hears nothing any more.
+    if (!absl::IsUnavailable(refused)) world_.clock(0).Advance(kTimeout);
+  });
+  EXPECT_OK(world_.Restore());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("another restore of a model of that name")));
+  EXPECT_OK(created.model->usable());
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
