@@ -18,6 +18,12 @@ constexpr size_t kMostOrders = 1024;
 // How often a creation that waits for node 0 looks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
+// What can be said of an order before it is taken. `found` is whether its model is here.
+absl::Status CheckOrder(const RestoreOrder& order, const absl::Status& found) {
+  if (!order.creates) RETURN_IF_ERROR(found);
+  return ParseCheckpointRequest(order.folder).status();
+}
+
 absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
 
 // Of a model that is there. Gives its turn back.
@@ -63,7 +69,13 @@ void RestoreFollower::JoinFinished() {
 
 void RestoreFollower::OnNews(const RestoreNews& news) {
   if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
-    return TakeOrder(news.model, *order);
+    JoinFinished();
+    Due due;
+    {
+      absl::MutexLock lock(&mu_);
+      due = TakeOrder(news.model, *order);
+    }
+    return CarryOut(due);
   }
   absl::MutexLock lock(&mu_);
   if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) TakeGo(news.model, go->id);
@@ -72,31 +84,30 @@ void RestoreFollower::OnNews(const RestoreNews& news) {
   if (const auto* const loss = std::get_if<RestoreLeaderLost>(&news.what); loss != nullptr) TakeLoss(loss->why);
 }
 
-void RestoreFollower::TakeOrder(const std::string& model, const RestoreOrder& order) {
-  JoinFinished();
+// The store is asked under the lock: whoever creates the model without a restore looks for an order behind that.
+RestoreFollower::Due RestoreFollower::TakeOrder(const std::string& model, const RestoreOrder& order) {
+  if (draining_) {
+    Refuse(model, order.id, DrainError());
+    return {};
+  }
   const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
-  if (!found.ok() && !order.creates) return Refuse(model, order.id, found.status());
-  if (const auto request = ParseCheckpointRequest(order.folder); !request.ok()) {
-    return Refuse(model, order.id, request.status());
+  if (const absl::Status status = CheckOrder(order, found.status()); !status.ok()) {
+    Refuse(model, order.id, status);
+    return {};
   }
-  FollowingRestore* restore = nullptr;
-  {
-    absl::MutexLock lock(&mu_);
-    if (draining_) return Refuse(model, order.id, DrainError());
-    if (Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
-      other->next = order;
-      return;
-    }
-    DropLateOrders();
-    if (ordered_.size() >= kMostOrders) {
-      return Refuse(model, order.id, absl::ResourceExhaustedError("too many orders wait for their models there"));
-    }
-    Ordered& ordered = ordered_[model];
-    ordered = {.order = order, .deadline = After(options_.clock->Now(), order.timeout)};
-    if (found.ok()) restore = Take(model, ordered);
-    changed_.SignalAll();
+  if (Ordered* const other = FindOrder(model); other != nullptr && other->taken != nullptr) {
+    other->next = order;
+    return {};
   }
-  if (restore != nullptr) CarryOut(*found, *restore);
+  DropLateOrders();
+  if (ordered_.size() >= kMostOrders) {
+    Refuse(model, order.id, absl::ResourceExhaustedError("too many orders wait for their models there"));
+    return {};
+  }
+  Ordered& ordered = ordered_[model];
+  ordered = {.order = order, .deadline = After(options_.clock->Now(), order.timeout)};
+  changed_.SignalAll();
+  return found.ok() ? Due{.model = *found, .restore = Take(model, ordered)} : Due{};
 }
 
 void RestoreFollower::DropLateOrders() {
@@ -172,46 +183,48 @@ FollowingRestore* RestoreFollower::Take(const std::string& model, Ordered& order
 void RestoreFollower::End(const FollowingRestore& restore, const absl::Status& status) {
   const std::string& model = restore.model();
   std::unique_ptr<FollowingRestore> ended;
-  std::optional<RestoreOrder> next;
+  Due due;
   {
     absl::MutexLock lock(&mu_);
     Ordered& ordered = *FindOrder(model);
     ended = std::move(ordered.taken);
-    next = ordered.next;
+    const std::optional<RestoreOrder> next = ordered.next;
     ordered_.erase(model);
     changed_.SignalAll();
+    if (next.has_value()) due = TakeOrder(model, *next);
   }
-  if (next.has_value()) TakeOrder(model, *next);
+  CarryOut(due);
   // Node 0 may order the next one as soon as it hears this.
   ended->Finish(status);
 }
 
 void RestoreFollower::OnCreatedFresh(const std::string& model) {
-  const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
-  FollowingRestore* restore = nullptr;
+  Due due;
   {
     absl::MutexLock lock(&mu_);
-    if (found.ok() && FindUntaken(model) != nullptr) restore = Take(model, *FindOrder(model));
+    const absl::StatusOr<std::shared_ptr<Model>> found = options_.store->Find(model);
+    if (found.ok() && FindUntaken(model) != nullptr) due = {.model = *found, .restore = Take(model, *FindOrder(model))};
     changed_.SignalAll();
   }
-  if (restore != nullptr) CarryOut(*found, *restore);
+  CarryOut(due);
 }
 
-void RestoreFollower::CarryOut(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
-  if (const absl::Status started = StartWork(model, restore); !started.ok()) End(restore, started);
+void RestoreFollower::CarryOut(const Due& due) {
+  if (due.restore == nullptr) return;
+  if (const absl::Status started = StartWork(due); !started.ok()) End(*due.restore, started);
 }
 
-absl::Status RestoreFollower::StartWork(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
+absl::Status RestoreFollower::StartWork(const Due& due) {
   absl::MutexLock lock(&mu_);
   const int64_t number = ++last_work_;
-  ASSIGN_OR_RETURN(std::thread thread, StartThread(absl::StrCat("a restore of ", DisplayName(restore.model())),
-                                                   [this, number, model, &restore] { Work(number, model, restore); }));
+  ASSIGN_OR_RETURN(std::thread thread, StartThread(absl::StrCat("a restore of ", DisplayName(due.restore->model())),
+                                                   [this, number, due] { Work(number, due); }));
   works_.emplace(number, std::move(thread));
   return absl::OkStatus();
 }
 
-void RestoreFollower::Work(int64_t number, const std::shared_ptr<Model>& model, FollowingRestore& restore) {
-  End(restore, RunOrdered(model, restore));
+void RestoreFollower::Work(int64_t number, const Due& due) {
+  End(*due.restore, RunOrdered(due.model, *due.restore));
   absl::MutexLock lock(&mu_);
   finished_.push_back(std::move(works_[number]));
   works_.erase(number);

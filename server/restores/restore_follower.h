@@ -98,7 +98,12 @@ class RestoreFollower {
 
   Cluster& cluster() const { return *options_.store->world().cluster; }
 
-  void TakeOrder(const std::string& model, const RestoreOrder& order);
+  // Of a model that is here: to be carried out, without the lock. Null otherwise.
+  struct Due {
+    std::shared_ptr<Model> model = {};
+    FollowingRestore* restore = nullptr;
+  };
+  Due TakeOrder(const std::string& model, const RestoreOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeGo(absl::string_view model, absl::uint128 id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEnd(absl::string_view model, const RestoreEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeAnswer(absl::string_view model, const RestoreAnswer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -111,9 +116,9 @@ class RestoreFollower {
   const Ordered* FindUntaken(absl::string_view model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   FollowingRestore* Take(const std::string& model, Ordered& ordered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On a thread of its own.
-  void CarryOut(const std::shared_ptr<Model>& model, FollowingRestore& restore);
-  absl::Status StartWork(const std::shared_ptr<Model>& model, FollowingRestore& restore);
-  void Work(int64_t number, const std::shared_ptr<Model>& model, FollowingRestore& restore);
+  void CarryOut(const Due& due);
+  absl::Status StartWork(const Due& due);
+  void Work(int64_t number, const Due& due);
   void JoinFinished();
 
   absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting, IsGone is_gone)
