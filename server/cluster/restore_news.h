@@ -85,7 +85,7 @@ struct RestoreEnd {
 };
 
 // Of another node, where a model is created that is to begin with a checkpoint: which one is node 0's to say, by an
-// order or by an answer.
+// order or by an answer. Said again every few seconds until then, and withdrawn where an order has come.
 struct RestoreWish {
   absl::uint128 id = 0;
   int node = 0;            // as above

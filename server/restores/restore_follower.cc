@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kMostOrders = 1024;
 // How often a creation that waits for node 0 looks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
+// How often it tells node 0 again that it waits.
+constexpr absl::Duration kTellAgainAfter = absl::Seconds(5);
 
 // What can be said of an order before it is taken. `found` is whether its model is here.
 absl::Status CheckOrder(const RestoreOrder& order, const absl::Status& found) {
@@ -269,20 +271,21 @@ absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitOrder(const std::str
 }
 
 absl::Status RestoreFollower::TellWish(const std::string& model, Waiting& waiting) {
-  waiting.is_told = true;
+  const SteadyTime now = options_.clock->Now();
+  if (waiting.told.has_value() && now < After(*waiting.told, kTellAgainAfter)) return absl::OkStatus();
+  waiting.told = now;
   return cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish}});
 }
 
 void RestoreFollower::WithdrawWish(const std::string& model, const Waiting& waiting) {
-  // What node 0 has answered it has forgotten.
-  if (!waiting.is_told || waiting.answer.has_value()) return;
+  // Also behind an answer, which may have crossed with a wish that was told again.
+  if (!waiting.told.has_value()) return;
   cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish, .withdrawn = true}}).IgnoreError();
 }
 
 absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::string& model, Waiting& waiting,
                                                                  IsGone is_gone) {
   const SteadyTime deadline = After(options_.clock->Now(), options_.timeout);
-  bool is_told = false;
   while (true) {
     if (draining_) return DrainError();
     if (options_.store->Find(model).ok()) return Word{.is_here = true};
@@ -292,7 +295,7 @@ absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::stri
       return Word();
     }
     // Its answer may be here before this call waits.
-    if (!std::exchange(is_told, true)) RETURN_IF_ERROR(TellWish(model, waiting));
+    RETURN_IF_ERROR(TellWish(model, waiting));
     if (is_gone()) {
       return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
     }

@@ -91,7 +91,7 @@ class RestoreFollower {
   // Creations that wait for node 0's word.
   struct Waiting {
     absl::uint128 wish = 0;
-    bool is_told = false;  // to node 0
+    std::optional<SteadyTime> told = {};  // to node 0, the last time
     int callers = 0;
     std::optional<absl::Status> answer = {};
   };
@@ -123,6 +123,7 @@ class RestoreFollower {
 
   absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting, IsGone is_gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Now and then again: node 0 may have dropped it, or have had no answer then.
   absl::Status TellWish(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WithdrawWish(const std::string& model, const Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -56,7 +56,7 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
           .before_end = options_.before_end};
 }
 
-absl::Status RestoreLeader::Register(const std::string& model, LeadingRestore* restore, const Terms& terms) {
+absl::Status RestoreLeader::Register(const std::string& model, LeadingRestore* restore) {
   absl::MutexLock lock(&mu_);
   // Whoever has prepared a restore has the model's turn: there is no other one of this model. But it may have been
   // deleted since, and another one may have its name.
@@ -64,8 +64,6 @@ absl::Status RestoreLeader::Register(const std::string& model, LeadingRestore* r
     return absl::UnavailableError(
         absl::StrCat("restore ", DisplayName(model), ": another restore of a model of that name goes on; try again"));
   }
-  // The order is an answer.
-  if (terms.creates) std::erase_if(wishes_, [&](const auto& wish) { return wish.first.first == model; });
   if (draining_) restore->Cancel();
   return absl::OkStatus();
 }
@@ -74,7 +72,7 @@ absl::StatusOr<History> RestoreLeader::Run(const Model& model, const CheckpointC
                                            const Terms& terms, absl::FunctionRef<absl::Status()> begun) {
   if (cluster().nodes() == 1) return restore.Run(begun);
   LeadingRestore leading(OptionsFor(model, choice, restore, terms));
-  RETURN_IF_ERROR(Register(model.spec().name, &leading, terms));
+  RETURN_IF_ERROR(Register(model.spec().name, &leading));
   absl::StatusOr<History> history = restore.Run(begun, leading);
   leading.Finish(history.status());
   absl::MutexLock lock(&mu_);

@@ -68,7 +68,7 @@ class RestoreLeader {
 
   LeadingRestore::Options OptionsFor(const Model& model, const CheckpointChoice& choice, const ModelRestore& restore,
                                      const Terms& terms) const;
-  absl::Status Register(const std::string& model, LeadingRestore* restore, const Terms& terms);
+  absl::Status Register(const std::string& model, LeadingRestore* restore);
   void TakeWish(const std::string& model, const RestoreWish& wish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null where nothing can be said yet.

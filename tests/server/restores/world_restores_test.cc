@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -588,6 +589,18 @@ class WishesTest : public WorldRestoresTestBase, public testing::Test {
 TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
   EXPECT_THAT(world_.restores(1).follower()->AwaitOrder("m", IsGone).status(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+}
+
+TEST_F(WishesTest, OneThatGetsLostIsToldAgain) {
+  std::atomic<int> told = 0;
+  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
+    const auto* const wish = std::get_if<RestoreWish>(&news.what);
+    if (wish == nullptr || wish->withdrawn || ++told > 1) return false;
+    world_.clock(1).Advance(absl::Seconds(10));
+    return true;
+  });
+  EXPECT_OK(CreateElsewhere());
+  EXPECT_EQ(told, 2);
 }
 
 TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {

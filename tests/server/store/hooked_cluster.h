@@ -44,6 +44,12 @@ class HookedCluster final : public Cluster {
     hears_ = std::move(hook);
   }
 
+  // What is said of restores from now on gets lost where it says so.
+  void LoseRestoreNews(std::function<bool(const RestoreNews& news)> hook) {
+    absl::MutexLock lock(&mu_);
+    loses_ = std::move(hook);
+  }
+
   // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
@@ -88,7 +94,10 @@ class HookedCluster final : public Cluster {
     if (hears) hears(news);
     return cluster_->TellSave(news);
   }
-  absl::Status TellRestore(const RestoreNews& news) override { return cluster_->TellRestore(news); }
+  absl::Status TellRestore(const RestoreNews& news) override {
+    const std::function<bool(const RestoreNews&)> loses = Hook(loses_);
+    return loses && loses(news) ? absl::OkStatus() : cluster_->TellRestore(news);
+  }
   void Stop() override { cluster_->Stop(); }
 
  private:
@@ -112,10 +121,11 @@ class HookedCluster final : public Cluster {
   const std::unique_ptr<Cluster> cluster_;
   std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these four guarded by mu_
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these five guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
   std::function<absl::Status()> rendezvous_;
   std::function<void(const SaveNews& news)> hears_;
+  std::function<bool(const RestoreNews& news)> loses_;
 };
 
 }  // namespace paramshard::server
