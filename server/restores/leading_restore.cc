@@ -1,5 +1,6 @@
 #include "server/restores/leading_restore.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,9 @@ absl::Status OfNode(int node, const absl::Status& status) {
 
 // Of a daemon's part: those of all daemons can be added.
 constexpr int64_t kMostPartBytes = int64_t{1} << 48;
+
+// For words on their way that nothing can go wrong with any more.
+constexpr absl::Duration kLeastWaitForDone = absl::Seconds(30);
 
 absl::string_view PhaseText(RestorePhase phase) {
   switch (phase) {
@@ -154,11 +158,11 @@ absl::Status LeadingRestore::LateError(RestorePhase phase) const {
                                                   " in time expected, node ", absl::StrJoin(late, ", "), " is not"));
 }
 
-absl::Status LeadingRestore::Await(RestorePhase phase) {
+absl::Status LeadingRestore::Await(RestorePhase phase, SteadyTime deadline) {
   absl::MutexLock lock(&mu_);
   while (true) {
     if (const std::optional<absl::Status> reached = Reached(phase); reached.has_value()) return *reached;
-    const absl::Duration left = Until(options_.deadline, options_.clock->Now());
+    const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) return LateError(phase);
     changed_.WaitUntil(&mu_, After(SteadyNow(), left));
   }
@@ -198,7 +202,8 @@ absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
   Allow(RestorePhase::kDone);
   RETURN_IF_ERROR(Tell(RestoreEnd{.id = id()}));
   ended_ = true;
-  return Await(RestorePhase::kDone);
+  // The others have a whole state from here on: a deadline that passes just now is to leave none without.
+  return Await(RestorePhase::kDone, std::max(options_.deadline, After(options_.clock->Now(), kLeastWaitForDone)));
 }
 
 void LeadingRestore::Finish(const absl::Status& status) {

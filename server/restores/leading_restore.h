@@ -76,7 +76,8 @@ class LeadingRestore final : public RestorePeers {
   absl::Status Tell(const News& news);
   // Lets the others come so far; waits until they have.
   void Allow(RestorePhase phase);
-  absl::Status Await(RestorePhase phase);
+  absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
+  absl::Status Await(RestorePhase phase, SteadyTime deadline);
   // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error.
   absl::Status Broken() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whoever waits looks again, and a write that is for nothing ends.

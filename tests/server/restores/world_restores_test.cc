@@ -527,6 +527,14 @@ TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
   ExpectUnusable();
 }
 
+TEST_F(WorldRestoresFaultsTest, ADeadlineThatPassesWhenTheEndIsToldLeavesAWholeStateEverywhere) {
+  world_.At(0, [&](Point point) {
+    if (point == Point::kEnd) world_.clock(0).Advance(kTimeout);
+  });
+  EXPECT_OK(world_.Restore());
+  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
+}
+
 // Of one shard group: nobody but the daemon of that rank reads them.
 TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToTrainOn) {
   Damage(1);
