@@ -32,6 +32,7 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   CallWorkers workers;
   ASSIGN_OR_RETURN(workers.questions, Workers::Start("questions", {.threads = 8, .max_works = 1024}));
   ASSIGN_OR_RETURN(workers.changes, Workers::Start("changes of models", {.threads = 8, .max_works = 64}));
+  ASSIGN_OR_RETURN(workers.deletions, Workers::Start("deletions of models", {.threads = 2, .max_works = 64}));
   ASSIGN_OR_RETURN(workers.transfers,
                    Workers::Start("transfers", {.threads = 16, .max_works = 16, .max_works_of_connection = 4}));
   // Each session has one message at a time, and posts that itself.

@@ -27,7 +27,8 @@ struct CallWorkers {
   static absl::StatusOr<CallWorkers> Start();
 
   std::unique_ptr<Workers> questions;  // short calls that change nothing
-  std::unique_ptr<Workers> changes;    // creation and deletion of models, and their end
+  std::unique_ptr<Workers> changes;    // creations of models, which may wait for other daemons, and models' ends
+  std::unique_ptr<Workers> deletions;  // of models: none waits for a creation of another one
   std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
   std::unique_ptr<Workers> sessions;   // one message of a session
 };

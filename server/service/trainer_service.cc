@@ -36,7 +36,7 @@ TrainerService::TrainerService(ModelStore* store, WorldRestores* restores, Calle
   Handle("GetCapabilities", workers->questions.get(), &TrainerService::GetCapabilities);
   Handle("CreateModel", workers->changes.get(), &TrainerService::CreateModel);
   Handle("GetModel", workers->questions.get(), &TrainerService::GetModel);
-  Handle("DeleteModel", workers->changes.get(), &TrainerService::DeleteModel);
+  Handle("DeleteModel", workers->deletions.get(), &TrainerService::DeleteModel);
   Handle("Session", [store, callers, workers](grpc::CallbackServerContext* context, Callers::Admission admission) {
     return StartSession(store, callers, workers, context, std::move(admission));
   });

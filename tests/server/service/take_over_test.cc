@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/handoff/handoff_server.h"
 #include "server/service/guarded_service.h"
 #include "server/service/trainer_service.h"
+#include "tests/server/service/daemon_client.h"
 #include "tests/server/service/test_session.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/server/store/test_world.h"
@@ -82,6 +84,19 @@ TEST_F(TakeOverTest, WaitingForAHolderHoldsNoWorker) {
   EXPECT_TRUE(Attach("free", false)->Read().has_accepted());
   holders.clear();
   for (const auto& taker : takers) EXPECT_TRUE(taker->Read().has_accepted()) << "it waits still";
+}
+
+// As creations do that wait for another daemon.
+TEST_F(TakeOverTest, ChangesThatWaitKeepNoDeletionWaiting) {
+  constexpr int kMany = 64;
+  world_.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}));
+  absl::Notification over;
+  for (int i = 0; i < kMany; ++i) workers_.changes->Post([&] { over.WaitForNotification(); });
+  DaemonClient client(directory_.path());
+  v1::DeleteModelRequest request;
+  request.set_model("m");
+  EXPECT_OK(client.Call(client.trainer(), &v1::TrainerService::Stub::DeleteModel, request).status());
+  over.Notify();
 }
 
 TEST_F(TakeOverTest, AHolderWhoDoesNotGoIsNamed) {
