@@ -117,7 +117,7 @@ class EpochListener {
   // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time,
   // and by a decision as well.
   virtual void OnSaveNews(const SaveNews& news) = 0;
-  // Somebody's word about a restore. At node 0 sums, reports and wishes; elsewhere all others.
+  // Somebody's word about a restore. At node 0 sums, progress, reports, wishes, lost followers; elsewhere all others.
   virtual void OnRestoreNews(const RestoreNews& news) = 0;
 };
 

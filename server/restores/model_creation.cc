@@ -107,9 +107,9 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
 
 }  // namespace
 
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                         const std::optional<WantedRestore>& wanted,
-                                         absl::FunctionRef<bool()> is_gone) {
+absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                             const std::optional<WantedRestore>& wanted,
+                                             absl::FunctionRef<bool()> is_gone) {
   if (restores.leader() == nullptr) {
     return CreateFollowing(store, restores, std::move(spec), wanted.has_value(), is_gone);
   }

@@ -24,8 +24,9 @@ struct CreatedModel {
 // order of node 0 that is there already.
 //
 // Errors of ModelStore::CreateOrJoin, Restoration and RestoreFollower: then there is no model.
-absl::StatusOr<CreatedModel> CreateModel(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                         const std::optional<WantedRestore>& wanted, absl::FunctionRef<bool()> is_gone);
+absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                             const std::optional<WantedRestore>& wanted,
+                                             absl::FunctionRef<bool()> is_gone);
 
 }  // namespace paramshard::server
 

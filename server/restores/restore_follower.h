@@ -111,8 +111,9 @@ class RestoreFollower {
   // Whose models have not come in time.
   void DropLateOrders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const std::string& model, absl::uint128 id, const absl::Status& why);
-  // Null when there is none, or it is over.
+  // Null when there is none. One that nobody has taken may be over: its deadline may have passed.
   Ordered* FindOrder(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null when there is none, somebody has taken it, or it is over.
   const Ordered* FindUntaken(absl::string_view model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   FollowingRestore* Take(const std::string& model, Ordered& ordered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On a thread of its own.

@@ -10,8 +10,8 @@
 
 namespace paramshard::server {
 
-// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded. Of a world of one
-// daemon: NoPeers.
+// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded, and a write
+// ends soon when there is nothing left to wait for. Of a world of one daemon: NoPeers.
 class RestorePeers {
  public:
   virtual ~RestorePeers() = default;
@@ -23,14 +23,15 @@ class RestorePeers {
   // This daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all daemons are. An
   // error: nothing is to change.
   virtual absl::Status Begin() = 0;
-  // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write.
+  // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write; why the restore is
+  // over elsewhere, or DEADLINE_EXCEEDED.
   virtual absl::Status Write(Restorer& restorer) { return restorer.Write(); }
   // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
   // was saved. An error: the state is not to be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;
   // How far all of them are, as far as this daemon knows: it is that far itself. For any thread.
   virtual Restorer::Progress Whole(const Restorer::Progress& own) const = 0;
-  // Ends waits soon, with CANCELLED. For any thread.
+  // Ends waits and the write soon, with CANCELLED. For any thread.
   virtual void Cancel() = 0;
 };
 

@@ -145,7 +145,7 @@ absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRest
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
   ASSIGN_OR_RETURN(const CreatedModel created,
-                   CreateModel(store, restores, std::move(spec), wanted, [&call] { return call.IsCancelled(); }));
+                   CreateOrRestore(store, restores, std::move(spec), wanted, [&call] { return call.IsCancelled(); }));
   v1::CreateModelResponse response;
   response.set_created(created.model.created);
   *response.mutable_model() = ToProto(*created.model.model);

@@ -81,7 +81,7 @@ class ModelStore : public EpochListener {
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill);
 
-  // NOT_FOUND names models that there are: a few, and how many more.
+  // Also one that is shown while it fills. NOT_FOUND names models that there are: a few, and how many more.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
   // Models that were lost with the server before this one: what every call on them answers, by name.

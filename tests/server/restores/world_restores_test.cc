@@ -641,7 +641,7 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
   static bool IsGone() { return true; }
   // At node 1, for a caller who does not wait for node 0.
   absl::StatusOr<CreatedModel> Create() {
-    return CreateModel(world_.daemons().store(1), world_.restores(1), Parse(SpecOf(2)), WantedRestore(), IsGone);
+    return CreateOrRestore(world_.daemons().store(1), world_.restores(1), Parse(SpecOf(2)), WantedRestore(), IsGone);
   }
   // As node 0 says it.
   template <typename News>
