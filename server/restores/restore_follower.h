@@ -29,8 +29,8 @@
 namespace paramshard::server {
 
 // Carries out what node 0 orders: for models that are there on a thread of its own, for one that is being created on
-// that of the creation, which waits for node 0's word (AwaitOrder) and follows it (TakeOrdered). It owns what it carries
-// out, and tells node 0 at the end what came of it. All waits are bounded by the timeout.
+// that of the creation, which waits for node 0's word (AwaitOrder) and follows it (TakeOrdered). It owns what it
+// carries out, and tells node 0 at the end what came of it. All waits are bounded by the timeout, and so is writing.
 //
 // Thread-safe.
 class RestoreFollower {

@@ -10,8 +10,8 @@
 
 namespace paramshard::server {
 
-// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded, and a write
-// ends soon when there is nothing left to wait for. Of a world of one daemon: NoPeers.
+// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded. A write
+// ends soon when the restore is over elsewhere. Of a world of one daemon: NoPeers.
 class RestorePeers {
  public:
   virtual ~RestorePeers() = default;

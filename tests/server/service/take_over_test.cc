@@ -90,13 +90,13 @@ TEST_F(TakeOverTest, WaitingForAHolderHoldsNoWorker) {
 TEST_F(TakeOverTest, ChangesThatWaitKeepNoDeletionWaiting) {
   constexpr int kMany = 64;
   world_.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}));
-  absl::Notification over;
-  for (int i = 0; i < kMany; ++i) workers_.changes->Post([&] { over.WaitForNotification(); });
+  const auto over = std::make_shared<absl::Notification>();
+  for (int i = 0; i < kMany; ++i) workers_.changes->Post([over] { over->WaitForNotification(); });
   DaemonClient client(directory_.path());
   v1::DeleteModelRequest request;
   request.set_model("m");
   EXPECT_OK(client.Call(client.trainer(), &v1::TrainerService::Stub::DeleteModel, request).status());
-  over.Notify();
+  over->Notify();
 }
 
 TEST_F(TakeOverTest, AHolderWhoDoesNotGoIsNamed) {
