@@ -150,7 +150,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
-    SetLost(name, model.status());
+    ReportLost(name, lost_.Add(name, model.status().message()));
     return absl::OkStatus();
   }
   if (!model.ok()) {
@@ -182,24 +182,36 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
   if (status.ok()) return;
   {
     absl::MutexLock lock(&mu_);
-    // Another one may have its name by now.
-    const auto found = models_.find(model->spec().name);
-    if (draining_ || found == models_.end() || found->second != model) return;
+    if (!MayLose(model)) return;
   }
   // Whoever still holds the model must not hold its folder of checkpoints.
   if (model->saver() != nullptr) model->saver()->Stop();
-  SetLost(model->spec().name, status);
+  SetLost(model, status);
 }
 
-void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
+bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
+  const auto found = models_.find(model->spec().name);
+  return !draining_ && found != models_.end() && found->second == model;
+}
+
+// A deletion that has found the model, and drops its memory late, must not drop what the name has by then.
+void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
+  const std::string& name = model->spec().name;
+  absl::Status lost;
+  model->LeaveMemory([&] {
+    absl::MutexLock lock(&mu_);
+    if (!MayLose(model)) return false;
+    models_.erase(name);
+    lost = lost_.Add(name, why.message());
+    return true;
+  });
+  if (!lost.ok()) ReportLost(name, lost);
+}
+
+void ModelStore::ReportLost(const std::string& name, const absl::Status& lost) const {
   ModelReport report;
   report.model = name;
-  {
-    absl::MutexLock lock(&mu_);
-    models_.erase(name);
-    report.lost = lost_.Add(name, why.message());
-  }
-  // Trainers of other daemons need not wait for it.
+  report.lost = lost;
   options_.world.cluster->Report(report);
 }
 
@@ -293,11 +305,20 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
   RETURN_IF_ERROR(model->DropMemory());
+  const bool erased = Erase(model);
+  // It was lost meanwhile, or another call has deleted it: a new model of that name may stand there by now.
+  if (!erased) RETURN_IF_ERROR(DeleteLost(name).status());
   absl::MutexLock lock(&mu_);
-  // Of two calls at once the first has erased it; a new model of that name may stand there by now.
-  if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);
   RememberDeletion(name, request_id);
   return absl::OkStatus();
+}
+
+bool ModelStore::Erase(const std::shared_ptr<Model>& model) {
+  absl::MutexLock lock(&mu_);
+  const auto found = models_.find(model->spec().name);
+  if (found == models_.end() || found->second != model) return false;
+  models_.erase(found);
+  return true;
 }
 
 void ModelStore::RememberDeletion(const std::string& name, const std::string& request_id) {

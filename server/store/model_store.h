@@ -121,7 +121,14 @@ class ModelStore : public EpochListener {
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
-  void SetLost(const std::string& name, const absl::Status& why);
+  // Whether a change of the model that was not made loses it. Another one may have its name by now.
+  bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // The name is lost instead, if it is still this model's: what is kept of the model is the name's from then on.
+  void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
+  // Trainers of other daemons need not wait for it.
+  void ReportLost(const std::string& name, const absl::Status& lost) const;
+  // Whether it was there.
+  bool Erase(const std::shared_ptr<Model>& model);
   // What is left of a lost model; whether there was one.
   absl::StatusOr<bool> DeleteLost(const std::string& name);
   // Of a model that is lost: only a restore makes it anew.
