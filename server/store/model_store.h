@@ -127,10 +127,13 @@ class ModelStore : public EpochListener {
   void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
   // Trainers of other daemons need not wait for it.
   void ReportLost(const std::string& name, const absl::Status& lost) const;
-  // Whether it was there.
-  bool Erase(const std::shared_ptr<Model>& model);
-  // What is left of a lost model; whether there was one.
-  absl::StatusOr<bool> DeleteLost(const std::string& name);
+  absl::Status DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id);
+  // Whether it was there; then the deletion is remembered.
+  bool EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id);
+  // What is left of a lost model. Whether the call is answered: there was one, or a call of that id has deleted it.
+  absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
+  // Whether a call of that id has deleted it. INVALID_ARGUMENT when it has deleted another one.
+  absl::StatusOr<bool> IsDeleted(const std::string& name, const std::string& request_id) const;
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
   void RememberDeletion(const std::string& name, const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -44,6 +44,12 @@ class HookedCluster final : public Cluster {
     hears_ = std::move(hook);
   }
 
+  // Called when a model is forgotten from now on.
+  void OnForget(std::function<void()> hook) {
+    absl::MutexLock lock(&mu_);
+    on_forget_ = std::move(hook);
+  }
+
   // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
@@ -62,6 +68,7 @@ class HookedCluster final : public Cluster {
   void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
   void Report(const ModelReport& report) override { cluster_->Report(report); }
   void Forget(absl::string_view model) override {
+    Hook(on_forget_)();
     if (!hangs_) cluster_->Forget(model);
   }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
@@ -112,10 +119,11 @@ class HookedCluster final : public Cluster {
   const std::unique_ptr<Cluster> cluster_;
   std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these four guarded by mu_
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these five guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
   std::function<absl::Status()> rendezvous_;
   std::function<void(const SaveNews& news)> hears_;
+  std::function<void()> on_forget_ = [] {};
 };
 
 }  // namespace paramshard::server
