@@ -52,7 +52,7 @@ class RecordedStore final : public KeptStore {
     Record();
     return dropped;
   }
-  absl::StatusOr<Descriptors> TakeAll() override { return store_->TakeAll(); }
+  absl::StatusOr<Descriptors> Take(absl::string_view prefix) override { return store_->Take(prefix); }
 
   std::string refused;  // the end of names of what cannot be kept
   std::function<void()> before_drop = [] {};
