@@ -14,14 +14,20 @@ namespace paramshard::safetensors {
 // What reads and writes around the page cache are multiples of, in memory and in the file, on all usual disks.
 inline constexpr int64_t kPageBytes = 4096;
 
-// Whole pages, for one read after another. Movable; not thread-safe.
+// Whole pages, for one read after another. Not thread-safe.
 class PageBuffer {
  public:
+  PageBuffer() = default;
+  PageBuffer(const PageBuffer&) = delete;
+  PageBuffer& operator=(const PageBuffer&) = delete;
+
   // At least so many bytes, with nothing in particular in them. What Take gave before is gone.
   absl::Span<uint8_t> Take(int64_t size_bytes) {
     const int64_t pages = (size_bytes + kPageBytes - 1) / kPageBytes;
-    if (pages > pages_) memory_.reset(static_cast<uint8_t*>(operator new(pages* kPageBytes, kAlignment)));
-    pages_ = pages > pages_ ? pages : pages_;
+    if (pages > pages_) {
+      memory_.reset(static_cast<uint8_t*>(operator new(pages* kPageBytes, kAlignment)));
+      pages_ = pages;
+    }
     return {memory_.get(), static_cast<size_t>(pages * kPageBytes)};
   }
 

@@ -21,6 +21,8 @@ using checkpoint::Reader;
 
 // Of tensors that are decoded: what they have beside their elements is read for so many chunks of those at once.
 constexpr size_t kChunksOfAPiece = 16;
+// Then a thread takes up to 80 MiB, and computes more than it waits.
+constexpr int kDecodingThreads = 8;
 
 RowRange Overlap(const RowRange& a, const RowRange& b) {
   const int64_t begin = std::max(a.begin, b.begin);
@@ -191,10 +193,16 @@ absl::Status Restorer::MakeRoom() {
   return absl::OkStatus();
 }
 
+int Restorer::MostThreads() const {
+  const bool decodes =
+      std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.tensor.has_value(); });
+  return decodes ? kDecodingThreads : kDefaultThreads;
+}
+
 absl::Status Restorer::StartCrew() {
   const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), held_.size()), INT32_MAX));
   ASSIGN_OR_RETURN(crew_, Crew::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
-                                      std::clamp(options_.threads, 1, std::max(works, 1))));
+                                      std::clamp(options_.threads, 1, std::clamp(works, 1, MostThreads()))));
   return absl::OkStatus();
 }
 

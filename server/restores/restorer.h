@@ -131,6 +131,7 @@ class Restorer {
   void AddPlace(const Piece& piece);
   bool IsWanted(const Piece& piece) const;
   absl::Status MakeRoom();
+  int MostThreads() const;
   absl::Status StartCrew();
   absl::Status ReadNumbers();
   absl::Status CheckNumbers() const;

@@ -30,7 +30,7 @@ namespace paramshard::test {
 //   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round
 //                  is to kill, and now and then of those that follow while they start: trainers that come again make no
 //                  answered commit twice, and end in the bytes of the bystander
-//   kill-decided   the same soon after a commit was sent, so that many steps are cut off
+//   kill-decided   the same right after a commit was decided, so that many steps are cut off
 //   kill-world     either of them, in a world of two daemons: the server of one or of both; replicas or shards, which
 //                  end in the bytes of a training that nobody has disturbed
 //   ring           a trainer that changes bytes of its command ring
