@@ -250,7 +250,7 @@ bool Journal::HasHistory(size_t scaling, const JournalScaling::History& history)
   const RingWindow& window = numbers_.scalings[scaling].window;
   for (int64_t age = 0; age < static_cast<int64_t>(history.amaxes.size()); ++age) {
     const float amax = age < window.filled ? RingValue(scaling, PlaceOf(scaling, window, age)) : 0.0f;
-    if (std::memcmp(&amax, &history.amaxes[age], sizeof(amax)) != 0) return false;
+    if (amax != history.amaxes[age] || std::signbit(amax) != std::signbit(history.amaxes[age])) return false;
   }
   return true;
 }
