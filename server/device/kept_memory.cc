@@ -113,8 +113,9 @@ absl::StatusOr<std::vector<std::string>> KeptMemory::DropUnclaimed() {
 absl::Status KeptMemory::DropPieces(const std::string& prefix) { return store_->DropPrefix(PrefixOf(model_) + prefix); }
 
 absl::Status KeptMemory::DropAllBut(const std::string& piece) {
-  ASSIGN_OR_RETURN(KeptStore::Descriptors all, store_->TakeAll());
-  const KeptStore::Descriptors kept = std::move(KeptModels::Sort(std::move(all)).models[model_]);
+  // Those of all models may be more than a server that serves may open.
+  ASSIGN_OR_RETURN(KeptStore::Descriptors taken, store_->Take(PrefixOf(model_)));
+  const KeptStore::Descriptors kept = std::move(KeptModels::Sort(std::move(taken)).models[model_]);
   for (const auto& [name, fd] : kept) {
     if (!absl::StartsWith(piece, name)) RETURN_IF_ERROR(DropPieces(name));
   }

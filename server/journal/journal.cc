@@ -214,8 +214,20 @@ NumbersRecord Journal::WriteNumbers(const JournalEpoch& epoch, const JournalNumb
   return record;
 }
 
-// Zeros at its end take no place: one that an import begins takes one, which no history of before has.
+// One that a change leaves as it was stays where it is: moved on, a full one would be written over places that the
+// published numbers have. Of others zeros at the end take no place: one that an import begins takes one, which no
+// history of before has.
 void Journal::WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const {
+  if (HasHistory(scaling, history)) {
+    RingWindow& window = record.scalings[scaling].window;
+    window = numbers_.scalings[scaling].window;
+    window.next_scale = history.scale;
+    for (int64_t age = 0; age < window.filled; ++age) {
+      const int64_t place = PlaceOf(scaling, window, age);
+      record.rings_hash += RingHash(static_cast<int64_t>(scaling), place, history.amaxes[age]);
+    }
+    return;
+  }
   const auto is_kept = [](float amax) { return amax != 0.0f || std::signbit(amax); };
   const auto last = std::find_if(history.amaxes.rbegin(), history.amaxes.rend(), is_kept);
   const auto filled = static_cast<int64_t>(history.amaxes.rend() - last);
@@ -227,10 +239,20 @@ void Journal::WriteHistory(size_t scaling, const JournalScaling::History& histor
                                      .newest = static_cast<uint32_t>(newest),
                                      .filled = static_cast<uint32_t>(filled)};
   for (int64_t age = 0; age < filled; ++age) {
-    const int64_t place = (newest + places - age) % places;
+    const int64_t place = PlaceOf(scaling, record.scalings[scaling].window, age);
     SetRingValue(scaling, place, history.amaxes[age]);
     record.rings_hash += RingHash(static_cast<int64_t>(scaling), place, history.amaxes[age]);
   }
+}
+
+bool Journal::HasHistory(size_t scaling, const JournalScaling::History& history) const {
+  if (scaling >= numbers_.scalings.size() || !numbers_.scalings[scaling].window.exists) return false;
+  const RingWindow& window = numbers_.scalings[scaling].window;
+  for (int64_t age = 0; age < static_cast<int64_t>(history.amaxes.size()); ++age) {
+    const float amax = age < window.filled ? RingValue(scaling, PlaceOf(scaling, window, age)) : 0.0f;
+    if (amax != history.amaxes[age] || std::signbit(amax) != std::signbit(history.amaxes[age])) return false;
+  }
+  return true;
 }
 
 absl::Status Journal::BeginChange(const ChangeSource& source) {
@@ -389,7 +411,7 @@ void Journal::AppendAmax(size_t scaling, float amax, bool begins) {
   const int64_t places = length + 1;
   RingWindow& window = numbers_.scalings[scaling].window;
   const auto leave = [&](int64_t age) {
-    const int64_t place = (window.newest + places - age) % places;
+    const int64_t place = PlaceOf(scaling, window, age);
     numbers_.rings_hash -= RingHash(static_cast<int64_t>(scaling), place, RingValue(scaling, place));
   };
   if (begins) {
@@ -404,6 +426,11 @@ void Journal::AppendAmax(size_t scaling, float amax, bool begins) {
   ++window.filled;
   SetRingValue(scaling, window.newest, amax);
   numbers_.rings_hash += RingHash(static_cast<int64_t>(scaling), window.newest, amax);
+}
+
+int64_t Journal::PlaceOf(size_t scaling, const RingWindow& window, int64_t age) const {
+  const int64_t places = identity_.book[scaling].history_length + 1;
+  return (window.newest + places - age) % places;
 }
 
 float Journal::RingValue(size_t scaling, int64_t place) const {

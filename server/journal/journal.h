@@ -58,8 +58,8 @@ class Journal {
   // --- Lifecycle
 
   // The state is all there, and is this: after it was made, or changed. One store makes it the one that holds. Up to
-  // that one the numbers of before stay whole where the new state has no client states and histories of one amax, as
-  // after an import: one from files is made again over them.
+  // that one the numbers of before stay whole where the new state has no client states, and its histories are those of
+  // before or have one amax, as after an import: one from files is made again over them.
   absl::Status SetUsable(const JournalEpoch& epoch, const JournalNumbers& numbers);
   // Before the first byte of the state is replaced. A change that fails stays one.
   absl::Status BeginChange(const ChangeSource& source);
@@ -103,6 +103,8 @@ class Journal {
 
   void WriteHeader(absl::Span<const uint8_t> identity);
   void WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const;
+  // Whether that is the one that `numbers_` has.
+  bool HasHistory(size_t scaling, const JournalScaling::History& history) const;
   void WriteLifecycle(JournalLifecycle lifecycle, const ChangeSource& source);
   // Into the slot that is not published. Returns its number.
   template <typename Record>
@@ -121,8 +123,8 @@ class Journal {
   // What the lifecycle names is published.
   void FinishChange(const LifecycleRecord& changed);
   ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states);
-  // The numbers of a state that replaces the one of `numbers_`, with histories, in places of rings that `numbers_` does
-  // not have as far as there are.
+  // The numbers of a state that replaces the one of `numbers_`, with histories: those that `numbers_` has too stay where
+  // they are, others take places of rings that it does not have as far as there are.
   NumbersRecord WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const;
   void Mark(int64_t offset, int count) const { stores_.Publish(offset, MarkWord(decided_.commit_number, count)); }
 
@@ -142,6 +144,8 @@ class Journal {
   void Take(absl::Span<const ScalingChange> scalings);
   // One more value in a history, which begins anew or not.
   void AppendAmax(size_t scaling, float amax, bool begins);
+  // Where the value of that age lies in the ring.
+  int64_t PlaceOf(size_t scaling, const RingWindow& window, int64_t age) const;
   float RingValue(size_t scaling, int64_t place) const;
   void SetRingValue(size_t scaling, int64_t place, float value) const;
   int64_t RingOffset(size_t scaling, int64_t place) const {

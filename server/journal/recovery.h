@@ -17,7 +17,7 @@
 namespace paramshard::server {
 
 enum class RecoveryAction : uint8_t {
-  kNotBegun,    // there is no journal yet: nothing of a model can be there either
+  kNotBegun,    // there is no journal yet: alone it is nothing of a model, beside other pieces damage
   kDrop,        // it was being made or deleted: free all of it
   kRedoChange,  // do the change again, from `change`, over `numbers` where there are any
   kServe,       // the state is that of `numbers`: drop gradients, encode planes, serve

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -70,21 +71,22 @@ absl::Status KeeperLink::DropPrefix(absl::string_view prefix) {
   return Call(KeeperMessageKind::kDropPrefix, {std::string(prefix)}).status();
 }
 
-absl::StatusOr<KeptStore::Descriptors> KeeperLink::TakeAll() {
-  Descriptors all;
+absl::StatusOr<KeptStore::Descriptors> KeeperLink::Take(absl::string_view prefix) {
+  Descriptors taken;
   Answer page{.words = {}, .fds = {}, .more = true};
-  std::string last;
+  std::string last(prefix);
   while (page.more) {
     ASSIGN_OR_RETURN(page, Call(KeeperMessageKind::kTake, {last}));
     for (size_t i = 0; i < page.words.size(); ++i) {
       // Otherwise pages without an end could follow.
       if (page.words[i] <= last) return absl::InternalError("keeper: names in their order expected");
       last = page.words[i];
-      all[last] = std::move(page.fds[i]);
+      if (!absl::StartsWith(last, prefix)) return taken;  // nor do those behind it
+      taken[last] = std::move(page.fds[i]);
     }
     if (page.more && page.words.empty()) return absl::InternalError("keeper: a page with names expected, got none");
   }
-  return all;
+  return taken;
 }
 
 absl::Status KeeperLink::ReportReady(absl::string_view version) {

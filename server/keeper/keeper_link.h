@@ -49,8 +49,9 @@ class KeeperLink final : public KeptStore {
 
   absl::Status Keep(absl::string_view name, int fd) override;
   absl::Status DropPrefix(absl::string_view prefix) override;
-  // RESOURCE_EXHAUSTED also when this process may not open as many.
-  absl::StatusOr<Descriptors> TakeAll() override;
+  // RESOURCE_EXHAUSTED also when this process may not open as many. Of other names it opens those of one message at
+  // most, and closes them at once.
+  absl::StatusOr<Descriptors> Take(absl::string_view prefix) override;
 
   // The server serves. Until it says so, its end counts as a start that has failed.
   absl::Status ReportReady(absl::string_view version);

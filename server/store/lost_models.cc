@@ -71,13 +71,15 @@ void LostModels::End(const std::string& name) {
                       {{"model", name}, {"why", dropped.ToString()}});
 }
 
-absl::StatusOr<bool> LostModels::Delete(const std::string& name) {
-  if (!Contains(name)) return false;
+absl::Status LostModels::FreeAll(const std::string& name) {
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).Drop());
   LogFreed(name);
+  return absl::OkStatus();
+}
+
+void LostModels::Forget(const std::string& name) {
   absl::MutexLock lock(&mu_);
   why_.erase(name);
-  return true;
 }
 
 absl::Status LostModels::MakeMark(const std::string& name, absl::string_view why) const {

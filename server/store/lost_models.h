@@ -30,7 +30,10 @@ namespace paramshard::server {
 //   RETURN_IF_ERROR(lost.Free("m"));    // before it is made anew, and again where that has failed
 //   lost.End("m");                      // it was made
 //
-// Thread-safe. Of one name one thread at a time frees, ends and deletes.
+//   RETURN_IF_ERROR(lost.FreeAll("m"));  // or it is deleted
+//   lost.Forget("m");
+//
+// Thread-safe. Of one name one thread at a time frees, ends and forgets.
 class LostModels {
  public:
   struct Options {
@@ -53,8 +56,9 @@ class LostModels {
   absl::Status Free(const std::string& name);
   // A model of that name is made. A mark that stays says nothing beside its journal.
   void End(const std::string& name);
-  // Frees all that is kept under the name; whether it was lost. Errors of KeptStore, and it still is.
-  absl::StatusOr<bool> Delete(const std::string& name);
+  // Frees all that is kept under the name, which is lost and stays so until Forget. Errors of KeptStore.
+  absl::Status FreeAll(const std::string& name);
+  void Forget(const std::string& name);
 
   // What the mark among a model's pieces says. Whatever it holds: it is shown, and nothing else.
   static std::string ReadMark(KeptMemory& memory);

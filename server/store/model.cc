@@ -582,6 +582,11 @@ absl::Status Model::DropMemoryBut(const std::string& piece) {
   return DropMemory([&](KeptMemory& memory) { return memory.DropAllBut(piece); });
 }
 
+void Model::LeaveMemory(absl::FunctionRef<bool()> leave) {
+  absl::MutexLock lock(&dropping_);
+  if (leave()) memory_dropped_ = true;
+}
+
 absl::Status Model::Close(const absl::Status& why) {
   if (saver_ != nullptr) RETURN_IF_ERROR(saver_->CheckIdle("delete model"));
   RETURN_IF_ERROR(CloseToTrainers(why));

@@ -134,6 +134,9 @@ class Model {
   absl::Status DropMemory();
   // The same of all pieces but one. Of an error some may be dropped.
   absl::Status DropMemoryBut(const std::string& piece);
+  // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on DropMemory
+  // does nothing. Nobody drops the memory meanwhile.
+  void LeaveMemory(absl::FunctionRef<bool()> leave);
   // Whether the next server can go on with it.
   bool outlives_server() const;
 
@@ -347,7 +350,7 @@ class Model {
   std::unique_ptr<ModelSaver> saver_;
 
   absl::Mutex dropping_;  // held while the keeper is asked, which nobody else waits for
-  bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;
+  bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;  // or left to another one of that name
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs

@@ -9,6 +9,7 @@
 #include "proto/model/group_hyperparameters.h"
 #include "proto/model/limits.h"
 #include "proto/model/model_spec_difference.h"
+#include "server/journal/journal_reader.h"
 
 namespace paramshard::server {
 namespace {
@@ -127,8 +128,11 @@ absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Create(KeptMemory& m
 
 absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Adopt(const Memory& piece, const JournalIdentity& identity,
                                                                   ComputeDevice& device) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, Journal::Adopt(absl::MakeSpan(piece.data(), piece.size_bytes())));
-  RETURN_IF_ERROR(CheckSame(journal->identity(), identity));
+  const auto memory = absl::MakeSpan(piece.data(), piece.size_bytes());
+  // Whoever adopts it may write to it: it ends what was changed.
+  ASSIGN_OR_RETURN(const JournalReader reader, JournalReader::Open(memory));
+  if (reader.begun()) RETURN_IF_ERROR(CheckSame(reader.identity(), identity));
+  ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, Journal::Adopt(memory));
   std::unique_ptr<ModelJournal> adopted(new ModelJournal(piece, std::move(journal)));
   RETURN_IF_ERROR(adopted->OpenFor(device));
   return adopted;

@@ -150,7 +150,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
-    SetLost(name, model.status());
+    ReportLost(name, lost_.Add(name, model.status().message()));
     return absl::OkStatus();
   }
   if (!model.ok()) {
@@ -182,24 +182,36 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
   if (status.ok()) return;
   {
     absl::MutexLock lock(&mu_);
-    // Another one may have its name by now.
-    const auto found = models_.find(model->spec().name);
-    if (draining_ || found == models_.end() || found->second != model) return;
+    if (!MayLose(model)) return;
   }
   // Whoever still holds the model must not hold its folder of checkpoints.
   if (model->saver() != nullptr) model->saver()->Stop();
-  SetLost(model->spec().name, status);
+  SetLost(model, status);
 }
 
-void ModelStore::SetLost(const std::string& name, const absl::Status& why) {
+bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
+  const auto found = models_.find(model->spec().name);
+  return !draining_ && found != models_.end() && found->second == model;
+}
+
+// A deletion that has found the model, and drops its memory late, must not drop what the name has by then.
+void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
+  const std::string& name = model->spec().name;
+  absl::Status lost;
+  model->LeaveMemory([&] {
+    absl::MutexLock lock(&mu_);
+    if (!MayLose(model)) return false;
+    models_.erase(name);
+    lost = lost_.Add(name, why.message());
+    return true;
+  });
+  if (!lost.ok()) ReportLost(name, lost);
+}
+
+void ModelStore::ReportLost(const std::string& name, const absl::Status& lost) const {
   ModelReport report;
   report.model = name;
-  {
-    absl::MutexLock lock(&mu_);
-    models_.erase(name);
-    report.lost = lost_.Add(name, why.message());
-  }
-  // Trainers of other daemons need not wait for it.
+  report.lost = lost;
   options_.world.cluster->Report(report);
 }
 
@@ -275,29 +287,49 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
     return absl::InvalidArgumentError(absl::StrCat("delete model ", DisplayName(name), ": a request id of at most ",
                                                    kMaxRequestIdBytes, " bytes expected, got ", request_id.size()));
   }
-  {
-    absl::MutexLock lock(&mu_);
-    if (const auto answered = deletions_.find(request_id); !request_id.empty() && answered != deletions_.end()) {
-      if (answered->second == name) return absl::OkStatus();
-      return absl::InvalidArgumentError(absl::StrCat("delete model ", name, ": a request id of its own expected, got ",
-                                                     "the one that deleted ", answered->second));
-    }
+  ASSIGN_OR_RETURN(bool is_answered, IsDeleted(name, request_id));
+  if (is_answered) return absl::OkStatus();
+  ASSIGN_OR_RETURN(is_answered, DeleteLost(name, request_id));
+  if (is_answered) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<Model>> found = Find(name);
+  if (!found.ok()) {
+    // The call that this one repeats may be through since.
+    ASSIGN_OR_RETURN(is_answered, IsDeleted(name, request_id));
+    return is_answered ? absl::OkStatus() : found.status();
   }
-  ASSIGN_OR_RETURN(const bool was_lost, DeleteLost(name));
-  if (was_lost) {
-    absl::MutexLock lock(&mu_);
-    RememberDeletion(name, request_id);
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(name));
+  return DeleteFound(*std::move(found), request_id);
+}
+
+absl::Status ModelStore::DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id) {
+  const std::string& name = model->spec().name;
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
   RETURN_IF_ERROR(model->DropMemory());
+  if (EraseDeleted(model, request_id)) return absl::OkStatus();
+  // It was lost meanwhile, or another call has deleted it: a new model of that name may stand there by now.
+  ASSIGN_OR_RETURN(const bool is_answered, DeleteLost(name, request_id));
+  if (is_answered) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
-  // Of two calls at once the first has erased it; a new model of that name may stand there by now.
-  if (const auto found = models_.find(name); found != models_.end() && found->second == model) models_.erase(found);
   RememberDeletion(name, request_id);
   return absl::OkStatus();
+}
+
+bool ModelStore::EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id) {
+  absl::MutexLock lock(&mu_);
+  const auto found = models_.find(model->spec().name);
+  if (found == models_.end() || found->second != model) return false;
+  models_.erase(found);
+  RememberDeletion(model->spec().name, request_id);
+  return true;
+}
+
+absl::StatusOr<bool> ModelStore::IsDeleted(const std::string& name, const std::string& request_id) const {
+  absl::MutexLock lock(&mu_);
+  const auto deleted = deletions_.find(request_id);
+  if (request_id.empty() || deleted == deletions_.end()) return false;
+  if (deleted->second == name) return true;
+  return absl::InvalidArgumentError(absl::StrCat("delete model ", name, ": a request id of its own expected, got ",
+                                                 "the one that deleted ", deleted->second));
 }
 
 void ModelStore::RememberDeletion(const std::string& name, const std::string& request_id) {
@@ -307,12 +339,21 @@ void ModelStore::RememberDeletion(const std::string& name, const std::string& re
 }
 
 // Nobody makes a model of that name meanwhile; whoever asks for others does not wait for the keeper.
-absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name) {
+absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
   if (!lost_.Contains(name)) return false;
   absl::MutexLock creating(&creating_);
-  ASSIGN_OR_RETURN(const bool deleted, lost_.Delete(name));
-  if (deleted) options_.world.cluster->Forget(name);
-  return deleted;
+  // The call that held it may have been the one that this one repeats.
+  ASSIGN_OR_RETURN(const bool is_deleted, IsDeleted(name, request_id));
+  if (is_deleted || !lost_.Contains(name)) return is_deleted;
+  RETURN_IF_ERROR(lost_.FreeAll(name));
+  {
+    // At once: whoever does not find it finds the answer.
+    absl::MutexLock lock(&mu_);
+    lost_.Forget(name);
+    RememberDeletion(name, request_id);
+  }
+  options_.world.cluster->Forget(name);
+  return true;
 }
 
 void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {

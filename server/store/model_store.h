@@ -121,9 +121,19 @@ class ModelStore : public EpochListener {
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
   void LogStillKept(const std::string& name, const absl::Status& why) const;
-  void SetLost(const std::string& name, const absl::Status& why);
-  // What is left of a lost model; whether there was one.
-  absl::StatusOr<bool> DeleteLost(const std::string& name);
+  // Whether a change of the model that was not made loses it. Another one may have its name by now.
+  bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // The name is lost instead, if it is still this model's: what is kept of the model is the name's from then on.
+  void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
+  // Trainers of other daemons need not wait for it.
+  void ReportLost(const std::string& name, const absl::Status& lost) const;
+  absl::Status DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id);
+  // Whether it was there; then the deletion is remembered.
+  bool EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id);
+  // What is left of a lost model. Whether the call is answered: there was one, or a call of that id has deleted it.
+  absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
+  // Whether a call of that id has deleted it. INVALID_ARGUMENT when it has deleted another one.
+  absl::StatusOr<bool> IsDeleted(const std::string& name, const std::string& request_id) const;
   // Of a model that is lost: only a restore makes it anew.
   absl::Status CheckNotLost(const Model& made) const;
   void RememberDeletion(const std::string& name, const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

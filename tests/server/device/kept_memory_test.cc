@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -37,13 +39,18 @@ class FaultyStore final : public KeptStore {
  public:
   absl::Status fault;
   std::function<void()> before_drop = [] {};
+  size_t most_taken = 0;  // descriptors, by one call
 
   absl::Status Keep(absl::string_view name, int fd) override { return fault.ok() ? inner_.Keep(name, fd) : fault; }
   absl::Status DropPrefix(absl::string_view prefix) override {
     before_drop();
     return fault.ok() ? inner_.DropPrefix(prefix) : fault;
   }
-  absl::StatusOr<Descriptors> TakeAll() override { return inner_.TakeAll(); }
+  absl::StatusOr<Descriptors> Take(absl::string_view prefix) override {
+    absl::StatusOr<Descriptors> taken = inner_.Take(prefix);
+    if (taken.ok()) most_taken = std::max(most_taken, taken->size());
+    return taken;
+  }
 
   std::vector<std::string> Names() {
     std::vector<std::string> names;
@@ -232,6 +239,16 @@ TEST_F(KeptMemoryTest, AllButAPieceIsDroppedWhoeverHasAskedForIt) {
   ASSERT_OK(KeptMemory("m", &store_).HostPiece("lo", kBytes));
   ASSERT_OK(memory.DropAllBut(kLostPiece));
   EXPECT_THAT(store_.Names(), ElementsAre(Key("lost", kJournalPiece), Key("m", "lo"), Key("m", kLostPiece)));
+}
+
+TEST_F(KeptMemoryTest, WhoeverDropsAllButAPieceOpensNoDescriptorsOfOtherModels) {
+  KeptMemory memory("m", &store_);
+  ASSERT_OK(memory.HostPiece(kJournalPiece, kBytes));
+  ASSERT_OK(KeptMemory("l", &store_).HostPiece(kJournalPiece, kBytes));
+  ASSERT_OK(KeptMemory("m2", &store_).HostPiece(kJournalPiece, kBytes));
+  ASSERT_OK(memory.DropAllBut(kLostPiece));
+  EXPECT_EQ(store_.most_taken, 1u);
+  EXPECT_THAT(store_.Names(), ElementsAre(Key("l", kJournalPiece), Key("m2", kJournalPiece)));
 }
 
 TEST_F(KeptMemoryTest, PrivatePiecesAreZeroed) {

@@ -95,6 +95,9 @@ class Script {
     Change();
     BeginEpoch(7);
     Commit();
+    Import(ChangeSource::Kind::kFiles, 1);  // the restore has left a full history
+    BeginEpoch(8);
+    Commit();
     Import(ChangeSource::Kind::kFiles);
     Add(
         "delete", [](Journal& journal) { return journal.BeginDelete(), absl::OkStatus(); }, Dropped());
@@ -215,7 +218,7 @@ class Script {
     AddSetUsable("end a restore");
   }
 
-  void Import(ChangeSource::Kind kind) {
+  void Import(ChangeSource::Kind kind, size_t untouched = 0) {
     RecoveryPlan changing;
     changing.identity = training_.identity();
     changing.change = ChangeSource{.kind = kind, .text = kind == ChangeSource::Kind::kFiles ? "in.safetensors" : ""};
@@ -231,7 +234,7 @@ class Script {
     Add(
         absl::StrCat("begin import ", ++imports_),
         [source = *changing.change](Journal& journal) { return journal.BeginChange(source); }, changing);
-    training_.Import();
+    training_.Import(untouched);
     AddSetUsable(absl::StrCat("end import ", imports_));
   }
 
@@ -405,8 +408,8 @@ void Training::Replace() {
   }
 }
 
-// Histories begin anew; the numbers stay.
-void Training::Import() {
+// Histories of what is imported begin anew; the numbers stay.
+void Training::Import(size_t untouched) {
   epoch_.history.value += 100;
   epoch_.lineage.value += 100;
   epoch_.history_begin = numbers_.commit_number;
@@ -414,7 +417,7 @@ void Training::Import() {
   numbers_.skipped = 0;
   numbers_.last_answer = std::nullopt;
   numbers_.client_states.assign(identity_.ranks.size(), "");
-  for (size_t i = 0; i < numbers_.scalings.size(); ++i) {
+  for (size_t i = untouched; i < numbers_.scalings.size(); ++i) {
     const float amax = 5.0f + static_cast<float>(i);
     numbers_.scalings[i] = {.amax = amax};
     changes_[i] = {.amax = amax};

@@ -61,9 +61,9 @@ class Training {
   void Answer();
   // What the journal is told of it: valid until the next one.
   AnsweredCommit Answered() const;
-  // Another state takes the place of this one: all of it, or of masters alone.
+  // Another state takes the place of this one: all of it, or of masters alone, but of the first `untouched` of the book.
   void Replace();
-  void Import();
+  void Import(size_t untouched);
 
  private:
   void AnswerScaling(size_t index, int64_t number);

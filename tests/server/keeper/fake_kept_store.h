@@ -39,10 +39,11 @@ class FakeKeptStore final : public KeptStore {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Descriptors> TakeAll() override {
+  absl::StatusOr<Descriptors> Take(absl::string_view prefix) override {
     absl::MutexLock lock(&mu_);
     Descriptors taken;
     for (const auto& [name, fd] : kept_) {
+      if (name == prefix || !absl::StartsWith(name, prefix)) continue;
       ASSIGN_OR_RETURN(taken[name], Duplicate(fd.get()));
     }
     return taken;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -103,6 +104,21 @@ TYPED_TEST(KeptStoreTest, ADropForgetsWhatBeginsSoAndNothingElse) {
   EXPECT_OK(this->store().DropPrefix(model));
   EXPECT_THAT(this->Taken(), ElementsAre(std::string("m2\0journal=1", 12)));
   EXPECT_OK(this->store().DropPrefix(model));
+}
+
+TYPED_TEST(KeptStoreTest, WhatBeginsSoIsTakenAndNothingElse) {
+  const std::string model("m\0", 2);
+  const wire::FileDescriptor file = MemoryFile("1");
+  constexpr int kPieces = 260;  // more than one message takes
+  for (int i = 0; i < kPieces; ++i) ASSERT_OK(this->store().Keep(absl::StrCat(model, i), file.get()));
+  for (const std::string& name : {std::string("l\0journal", 9), std::string("m"), std::string("m2\0journal", 10)}) {
+    ASSERT_OK(this->store().Keep(name, file.get()));
+  }
+  ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors taken, this->store().Take(model));
+  EXPECT_EQ(taken.size(), static_cast<size_t>(kPieces));
+  for (const auto& [name, fd] : taken) EXPECT_TRUE(absl::StartsWith(name, model)) << name;
+  ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors none, this->store().Take("n"));
+  EXPECT_THAT(none, IsEmpty());
 }
 
 TYPED_TEST(KeptStoreTest, NamesMayBeAsLongAsTheyMayBeAndNoLonger) {

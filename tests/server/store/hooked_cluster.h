@@ -50,6 +50,12 @@ class HookedCluster final : public Cluster {
     loses_ = std::move(hook);
   }
 
+  // Called when a model is forgotten from now on.
+  void OnForget(std::function<void()> hook) {
+    absl::MutexLock lock(&mu_);
+    on_forget_ = std::move(hook);
+  }
+
   // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
@@ -68,6 +74,7 @@ class HookedCluster final : public Cluster {
   void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
   void Report(const ModelReport& report) override { cluster_->Report(report); }
   void Forget(absl::string_view model) override {
+    Hook(on_forget_)();
     if (!hangs_) cluster_->Forget(model);
   }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
@@ -126,6 +133,7 @@ class HookedCluster final : public Cluster {
   std::function<absl::Status()> rendezvous_;
   std::function<void(const SaveNews& news)> hears_;
   std::function<bool(const RestoreNews& news)> loses_;
+  std::function<void()> on_forget_ = [] {};
 };
 
 }  // namespace paramshard::server

@@ -47,18 +47,18 @@ v1::ModelSpec Spec() {
 }
 constexpr int kUnits = 4;
 
-// Hears which commits are answered, and which of them are to be saved. It saves nothing.
+// Hears which commits are answered, which of them are to be saved, and when it is stopped. It saves nothing.
 class HearingSaver final : public ModelSaver {
  public:
   using Heard = std::vector<std::pair<int64_t, bool>>;
-  explicit HearingSaver(Heard* heard) : heard_(heard) {}
+  HearingSaver(Heard* heard, const std::function<void()>* before_stop) : heard_(heard), before_stop_(before_stop) {}
 
   void OnCommitted(const CommitAnswer& answer, bool asked) override {
     heard_->emplace_back(answer.commit_number, asked);
   }
   void OnSettled() override {}
   void OnNews(const SaveNews&) override {}
-  void Stop() override {}
+  void Stop() override { (*before_stop_)(); }
   absl::StatusOr<SaveRecord> Request() override { return absl::UnimplementedError("save"); }
   absl::StatusOr<SaveRecord> Await(int64_t, SteadyTime) const override { return absl::NotFoundError("save"); }
   absl::Status CheckIdle(absl::string_view) const override { return absl::OkStatus(); }
@@ -69,6 +69,7 @@ class HearingSaver final : public ModelSaver {
 
  private:
   Heard* const heard_;
+  const std::function<void()>* const before_stop_;
 };
 
 class HearingSavers final : public SaverSource {
@@ -79,8 +80,10 @@ class HearingSavers final : public SaverSource {
   }
   absl::Duration drain_timeout() const override { return absl::ZeroDuration(); }
   absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model&) const override {
-    return std::make_unique<HearingSaver>(heard_);
+    return std::make_unique<HearingSaver>(heard_, &before_stop);
   }
+
+  std::function<void()> before_stop = [] {};
 
  private:
   HearingSaver::Heard* const heard_;
@@ -420,6 +423,78 @@ TEST_F(KeptModelTest, NobodyGetsAtAModelThatIsToBeChangedAgain) {
   EXPECT_TRUE(model_->outlives_server());
   world_->store().FinishChange(model_, absl::NotFoundError("no such folder"));
   EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no such folder")));
+}
+
+// A change that was cut off, and that cannot be made again, while the model is deleted.
+class UnmadeChangeTest : public KeptModelTest {
+ protected:
+  void SetUp() override {
+    savers_ = &hearing_;
+    Start(2);
+    Create();
+    FakeKeptStore left;
+    Model::Restored restored;
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
+    ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    Start(2);
+    ASSERT_OK(world_->store().TakeOver());
+    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+    EXPECT_THAT(model_->Restore(restored, [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
+  }
+  void TearDown() override { CloseWorld(); }
+  // The next saver that is stopped, and no other one.
+  void WhenASaverIsStopped(const std::function<void()>& act) {
+    hearing_.before_stop = [this, act] {
+      const std::function<void()> once = act;  // what replaces this function ends its captures
+      hearing_.before_stop = [] {};
+      once();
+    };
+  }
+  void ExpectNewModelIsKept() {
+    ASSERT_OK_AND_ASSIGN(const auto found, world_->store().Find("m"));
+    EXPECT_NE(found, model_);
+    EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+    ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors kept, kept_->TakeAll());
+    EXPECT_FALSE(kept.empty());
+  }
+
+  static inline const absl::Status kUnmade = absl::DataLossError("a damaged file");
+  HearingSaver::Heard heard_;
+  HearingSavers hearing_{&heard_};
+};
+
+TEST_F(UnmadeChangeTest, DoesNotLoseANewModelOfThatName) {
+  WhenASaverIsStopped([this] {
+    ASSERT_OK(world_->store().Delete("m", ""));
+    world_->Create(Spec());
+  });
+  world_->store().FinishChange(model_, kUnmade);
+  ExpectNewModelIsKept();
+}
+
+TEST_F(UnmadeChangeTest, LosesAModelOnlyUntilItsDeletionIsThrough) {
+  WhenASaverIsStopped([this] {
+    world_->store().FinishChange(model_, kUnmade);
+    EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss));
+  });
+  ASSERT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors kept, kept_->TakeAll());
+  EXPECT_THAT(kept, IsEmpty());
+}
+
+TEST_F(UnmadeChangeTest, LeavesTheMemoryToTheNextModelOfThatName) {
+  WhenASaverIsStopped([this] {
+    world_->store().FinishChange(model_, kUnmade);
+    ASSERT_OK(world_->store().Delete("m", ""));
+    world_->Create(Spec());
+  });
+  ASSERT_OK(world_->store().Delete("m", "")) << "of the model before, whose memory is dropped late";
+  ExpectNewModelIsKept();
 }
 
 }  // namespace

@@ -2,15 +2,18 @@
 
 #include <unistd.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/kept_memory.h"
@@ -44,13 +47,15 @@ class RecordedStore final : public KeptStore {
     return kept;
   }
   absl::Status DropPrefix(absl::string_view prefix) override {
+    before_drop();
     const absl::Status dropped = store_->DropPrefix(prefix);
     Record();
     return dropped;
   }
-  absl::StatusOr<Descriptors> TakeAll() override { return store_->TakeAll(); }
+  absl::StatusOr<Descriptors> Take(absl::string_view prefix) override { return store_->Take(prefix); }
 
   std::string refused;  // the end of names of what cannot be kept
+  std::function<void()> before_drop = [] {};
   std::vector<std::unique_ptr<FakeKeptStore>> left;
 
  private:
@@ -211,6 +216,41 @@ TEST_F(LostModelTest, SoManyDeletionsAreRemembered) {
   }
   EXPECT_THAT(world_->store().Delete("lost-0", "lost-0"), StatusIs(absl::StatusCode::kNotFound))
       << "older ones make room";
+}
+
+TEST_F(LostModelTest, ARepeatedDeletionIsAnsweredAsSoonAsTheModelIsNotFoundAnyMore) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  int repeated = 0;
+  world_->cluster().OnForget([&] {
+    ++repeated;
+    EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+    EXPECT_OK(world_->store().Delete("m", "once"));
+  });
+  ASSERT_OK(world_->store().Delete("m", "once"));
+  EXPECT_EQ(repeated, 1);
+  world_->cluster().OnForget([] {});
+}
+
+TEST_F(LostModelTest, ARepeatedDeletionThatWaitsForTheFirstIsAnsweredLikeIt) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  RecordedStore store(kept_.get());
+  StartWith(&store);
+  std::thread repeated;
+  store.before_drop = [&] {
+    absl::Notification begun;
+    repeated = std::thread([&] {
+      begun.Notify();
+      EXPECT_OK(world_->store().Delete("m", "once"));
+    });
+    begun.WaitForNotification();
+  };
+  ASSERT_OK(world_->store().Delete("m", "once"));
+  repeated.join();
+  EXPECT_THAT(world_->store().Delete("m", "twice"), StatusIs(absl::StatusCode::kNotFound));
+  CloseWorld();
 }
 
 TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {
