@@ -33,7 +33,7 @@ class StagingLanes {
   // The device is not broken: then it would wait for work that may never end.
   ~StagingLanes() = default;
 
-  // Gives `sink` the bytes of device memory in order, in pieces of at most a buffer, which it may read until it returns.
+  // Gives `sink` the bytes of device memory in order, in pieces of a buffer at most, which it may read till it returns.
   // It makes no call on these lanes. Errors of AwaitStream.
   using Sink = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
   absl::Status Read(const uint8_t* data, int64_t size_bytes, Sink sink);

@@ -190,8 +190,8 @@ class Cluster {
   virtual absl::Status TellSave(const SaveNews& news) = 0;
 
   // Tells the others of a restore: node 0 all other nodes, they node 0. A node that is lost has reported so, from an
-  // order until it is given up or followed by the next one. What the other side does not say is ignored. UNAVAILABLE: an
-  // order, and a node is not here (names it); this one has stopped; elsewhere: node 0 is not reached.
+  // order until it is given up or followed by the next one. What the other side does not say is ignored. UNAVAILABLE:
+  // an order, and a node is not here (names it); this one has stopped; elsewhere: node 0 is not reached.
   virtual absl::Status TellRestore(const RestoreNews& news) = 0;
 
   // Leaves the world: ends calls in progress. Idempotent.

@@ -53,8 +53,8 @@ class KeptMemory final : public StateMemory {
   absl::StatusOr<std::vector<std::string>> DropUnclaimed();
   // Takes pieces from the store whose names begin so.
   absl::Status DropPieces(const std::string& prefix);
-  // Takes all that is kept under the model's name from the store, whoever has asked for it, but this piece. Others whose
-  // names it begins with stay too. After an error some may be dropped, and the call may be repeated.
+  // Takes all that is kept under the model's name from the store, whoever has asked for it, but this piece. Others
+  // whose names it begins with stay too. After an error some may be dropped, and the call may be repeated.
   absl::Status DropAllBut(const std::string& piece);
 
   // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind

@@ -123,8 +123,8 @@ class Journal {
   // What the lifecycle names is published.
   void FinishChange(const LifecycleRecord& changed);
   ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states);
-  // The numbers of a state that replaces the one of `numbers_`, with histories: those that `numbers_` has too stay where
-  // they are, others take places of rings that it does not have as far as there are.
+  // The numbers of a state that replaces the one of `numbers_`, with histories: those that `numbers_` has too stay
+  // where they are, others take places of rings that it does not have as far as there are.
   NumbersRecord WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const;
   void Mark(int64_t offset, int count) const { stores_.Publish(offset, MarkWord(decided_.commit_number, count)); }
 

@@ -39,9 +39,9 @@ class KeptStore {
   // Forgets all whose name begins so: a model's, and the NUL. OK when there are none. UNAVAILABLE.
   virtual absl::Status DropPrefix(absl::string_view prefix) = 0;
 
-  // Descriptors of all whose name begins so and goes on: a model's, and the NUL; what is kept stays kept. Whatever their
-  // memory holds was written by another process, which may have died at any point: it is checked before it is believed.
-  // UNAVAILABLE.
+  // Descriptors of all whose name begins so and goes on: a model's, and the NUL; what is kept stays kept. Whatever
+  // their memory holds was written by another process, which may have died at any point: it is checked before it is
+  // believed. UNAVAILABLE.
   virtual absl::StatusOr<Descriptors> Take(absl::string_view prefix) = 0;
   // Of all that is kept, for a server that starts. They may be more than a process that serves may open.
   absl::StatusOr<Descriptors> TakeAll() { return Take(absl::string_view()); }

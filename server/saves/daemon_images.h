@@ -22,8 +22,8 @@ namespace paramshard::server {
 
 checkpoint::World WorldOf(const Layout& layout, const World& world);
 
-// A save goes through one image per rank, all of them at once, and each on a thread of its own. One caller at a time, but
-// for the counters.
+// A save goes through one image per rank, all of them at once, and each on a thread of its own. One caller at a time,
+// but for the counters.
 //
 //   ASSIGN_OR_RETURN(auto images, DaemonImages::Create(model, calls, before_copy));
 //   RETURN_IF_ERROR(images->Fill(state, go_on));   // steps may go on from here

@@ -134,8 +134,8 @@ class Model {
   absl::Status DropMemory();
   // The same of all pieces but one. Of an error some may be dropped.
   absl::Status DropMemoryBut(const std::string& piece);
-  // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on DropMemory
-  // does nothing. Nobody drops the memory meanwhile.
+  // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on
+  // DropMemory does nothing. Nobody drops the memory meanwhile.
   void LeaveMemory(absl::FunctionRef<bool()> leave);
   // Whether the next server can go on with it.
   bool outlives_server() const;

@@ -13,8 +13,8 @@
 
 namespace paramshard::test {
 
-// The word of a model's journal that publishes decisions, in the memory that a keeper holds. The time between a decision
-// and the answer is too short to be hit by chance. Move-only.
+// The word of a model's journal that publishes decisions, in the memory that a keeper holds. The time between a
+// decision and the answer is too short to be hit by chance. Move-only.
 class DecisionWatch {
  public:
   // NOT_FOUND when the keeper holds no journal of the model that was begun.
