@@ -35,8 +35,9 @@ JournalIdentity IdentityOf(std::vector<JournalRank> ranks) {
                            .groups = 2,
                            .client_state_bytes = 24,
                            .book = {},
-                           .ranks = std::move(ranks)};
+                           .ranks = {}};
   identity.book = {{0, 0, 3}, {0, 1, 0}, {1, 0, 2}};
+  identity.ranks = std::move(ranks);
   return identity;
 }
 
@@ -121,8 +122,9 @@ class Script {
                           [identity = training_.identity()](std::unique_ptr<Journal>& journal,
                                                             absl::Span<uint8_t> memory, StoreLimit* limit) {
                             absl::StatusOr<std::unique_ptr<Journal>> created = Journal::Create(memory, identity, limit);
-                            if (created.ok()) journal = *std::move(created);
-                            return created.status();
+                            if (!created.ok()) return created.status();
+                            journal = *std::move(created);
+                            return absl::OkStatus();
                           },
                       .after = Dropped()});
   }
