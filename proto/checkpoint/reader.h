@@ -87,8 +87,8 @@ class Reader {
     RowRun rows;
   };
   std::vector<Place> Places() const;
-  // Reads a chunk into memory of `buffer`. DATA_LOSS naming file, tensor and rows where they do not have
-  // their sum; UNAVAILABLE.
+  // Reads a chunk into memory of `buffer`. DATA_LOSS naming file, tensor and rows where they do not have their sum;
+  // UNAVAILABLE.
   absl::StatusOr<absl::Span<const uint8_t>> ReadChunk(const Place& place, safetensors::PageBuffer& buffer) const;
   // The same, but null or what is wrong.
   std::optional<Damage> CheckChunk(const Place& place, safetensors::PageBuffer& buffer) const;

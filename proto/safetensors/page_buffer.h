@@ -24,11 +24,12 @@ class PageBuffer {
   // At least so many bytes, with nothing in particular in them. What Take gave before is gone.
   absl::Span<uint8_t> Take(int64_t size_bytes) {
     const int64_t pages = (size_bytes + kPageBytes - 1) / kPageBytes;
+    const auto bytes = static_cast<size_t>(pages * kPageBytes);
     if (pages > pages_) {
-      memory_.reset(static_cast<uint8_t*>(operator new(pages* kPageBytes, kAlignment)));
+      memory_.reset(static_cast<uint8_t*>(operator new(bytes, kAlignment)));
       pages_ = pages;
     }
-    return {memory_.get(), static_cast<size_t>(pages * kPageBytes)};
+    return {memory_.get(), bytes};
   }
 
  private:

@@ -107,7 +107,7 @@ std::optional<absl::Status> RestoreLeader::AnswerFor(const std::string& name) co
   const auto model = options_.store->Find(name);
   if (!model.ok()) return std::nullopt;
   const absl::StatusOr<Model::State> state = (*model)->Look("restore");
-  // Whoever changes it orders the same everywhere.
+  // A restore orders the same everywhere; what else it is, the wish is told again behind it.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
   if (!state.ok()) return state.status();
   const bool is_fresh = (*model)->untouched() && state->numbers.commit_number == 0 &&

@@ -21,7 +21,7 @@ using checkpoint::Reader;
 
 // Of tensors that are decoded: what they have beside their elements is read for so many chunks of those at once.
 constexpr size_t kChunksOfAPiece = 16;
-// Then a thread takes up to 80 MiB, and computes more than it waits.
+// A thread takes up to 80 MiB then.
 constexpr int kDecodingThreads = 8;
 
 RowRange Overlap(const RowRange& a, const RowRange& b) {

@@ -163,6 +163,7 @@ absl::Status AwaitMoment(Round& round, const KeptServer& server, std::vector<Chi
   };
   if (moment == Moment::kInAStep) {
     let_go();
+    // Nothing is waited for: any time of a step is to be hit.
     absl::SleepFor(UpTo(options.server_kill_within, round.random));
     return absl::OkStatus();
   }

@@ -104,6 +104,22 @@ class KeptModelTest : public ModelTest {
         .kept = kept_.get()});
   }
   void Create() { model_ = world_->Create(Spec()); }
+  static Model::Restored FromStep7() {
+    Model::Restored restored;
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
+    return restored;
+  }
+  // The next server, after one that was killed in the middle of such a restore.
+  void CutOffARestore() {
+    FakeKeptStore left;
+    ASSERT_OK(model_->Restore(FromStep7(), [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    CloseWorld();
+    kept_ = std::make_unique<FakeKeptStore>();
+    CopyKept(left, *kept_);
+    Start(2);
+    ASSERT_OK(world_->store().TakeOver());
+    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  }
   // The next server, after the end of this one.
   void TakeOver(int ranks = 2) {
     Start(ranks);
@@ -401,16 +417,7 @@ TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
 
 TEST_F(KeptModelTest, NobodyGetsAtAModelThatIsToBeChangedAgain) {
   Create();
-  FakeKeptStore left;
-  Model::Restored restored;
-  restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
-  ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
-  CloseWorld();
-  kept_ = std::make_unique<FakeKeptStore>();
-  CopyKept(left, *kept_);
-  Start(2);
-  ASSERT_OK(world_->store().TakeOver());
-  ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  CutOffARestore();
   const auto is_held_off = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore is being applied"));
   Trainer trainer;
   trainer.session = 1;
@@ -432,17 +439,8 @@ class UnmadeChangeTest : public KeptModelTest {
     savers_ = &hearing_;
     Start(2);
     Create();
-    FakeKeptStore left;
-    Model::Restored restored;
-    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
-    ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
-    CloseWorld();
-    kept_ = std::make_unique<FakeKeptStore>();
-    CopyKept(left, *kept_);
-    Start(2);
-    ASSERT_OK(world_->store().TakeOver());
-    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
-    EXPECT_THAT(model_->Restore(restored, [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
+    CutOffARestore();
+    EXPECT_THAT(model_->Restore(FromStep7(), [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
   }
   void TearDown() override { CloseWorld(); }
   // The next saver that is stopped, and no other one.
