@@ -15,12 +15,13 @@
 #include "client/internal/connection.h"
 #include "client/internal/deadline.h"
 #include "client/internal/epoch_layout.h"
-#include "client/internal/grpc_status.h"
+#include "client/internal/interruption.h"
 #include "client/internal/owner_process.h"
 #include "client/internal/restart_wait.h"
 #include "client/internal/session.h"
 #include "client/internal/sockets.h"
 #include "client/internal/tensor_transfer.h"
+#include "client/internal/unary_call.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "proto/model/model_spec_proto.h"
@@ -28,12 +29,13 @@
 namespace paramshard {
 
 using internal::Connection;
+using Stub = v1::TrainerService::Stub;
 
 // Shared between threads.
 class Client::Impl {
  public:
   Impl(Options options, std::unique_ptr<internal::Daemon> daemon)
-      : options_(std::move(options)), daemon_(std::move(daemon)) {}
+      : options_(std::move(options)), interruption_(options_.interrupted), daemon_(std::move(daemon)) {}
 
   const Options& options() const { return options_; }
   const internal::SocketPaths& paths() const { return daemon_->paths(); }
@@ -58,6 +60,7 @@ class Client::Impl {
 
   const internal::OwnerProcess owner_;
   const Options options_;
+  const internal::Interruption interruption_;
   const std::unique_ptr<internal::Daemon> daemon_;
 
   absl::Mutex mu_;
@@ -120,8 +123,9 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  const grpc::Status answer = connection.stub().CreateModel(&context, request, &response);
-  return connection.Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
+  return connection.Explain(absl::StrCat("create model ", spec.name),
+                            internal::CallUnary(connection.stub(), &Stub::PrepareAsyncCreateModel, context, request,
+                                                response, interruption_));
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
@@ -130,8 +134,9 @@ absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, a
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  const grpc::Status answer = connection.stub().GetModel(&context, request, &response);
-  RETURN_IF_ERROR(connection.Explain(absl::StrCat("get model ", model), internal::FromGrpc(answer)));
+  const absl::Status answer = internal::CallUnary(connection.stub(), &Stub::PrepareAsyncGetModel, context, request,
+                                                  response, interruption_);
+  RETURN_IF_ERROR(connection.Explain(absl::StrCat("get model ", model), answer));
   return std::move(*response.mutable_model());
 }
 
@@ -145,8 +150,9 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  const grpc::Status answer = connection->stub().DeleteModel(&context, request, &response);
-  return connection->Explain(absl::StrCat("delete model ", model), internal::FromGrpc(answer));
+  return connection->Explain(absl::StrCat("delete model ", model),
+                             internal::CallUnary(connection->stub(), &Stub::PrepareAsyncDeleteModel, context, request,
+                                                 response, interruption_));
 }
 
 namespace {
@@ -176,7 +182,8 @@ absl::Status CheckGrpcWasNotForked() {
 absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::SocketPaths& paths,
                                                                const Client::Options& options) {
   const bool was_there = internal::HasSocket(paths);
-  internal::RestartWait wait("connect", options.restart_timeout, options.on_wait);
+  internal::RestartWait wait("connect", options.restart_timeout, options.on_wait,
+                             internal::Interruption(options.interrupted));
   while (true) {
     absl::StatusOr<std::unique_ptr<internal::Daemon>> daemon =
         internal::Daemon::Connect(paths, options.connect_timeout);
@@ -203,7 +210,8 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
 absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOptions& options) {
   const Options& own = impl_->options();
   impl_->UnmapEnded(spec.name);
-  internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait);
+  internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait,
+                             internal::Interruption(own.interrupted));
   while (true) {
     absl::StatusOr<std::shared_ptr<internal::Session>> session = impl_->OpenModel(spec, options, wait);
     if (session.ok()) return Model(*std::move(session));
