@@ -95,7 +95,8 @@ nb::dlpack::dtype TypeOf(TensorType type) {
 }
 
 nb::object DLPackArray(const ArrayMemory& memory) {
-  return memory.read_only ? Make<nb::ndarray<nb::ro>>(memory) : Make<nb::ndarray<>>(memory);
+  return memory.read_only ? Make<nb::ndarray<nb::array_api, nb::ro>>(memory)
+                          : Make<nb::ndarray<nb::array_api>>(memory);
 }
 
 nb::object NativeArray(ArrayMemory memory) {

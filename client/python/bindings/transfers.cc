@@ -44,8 +44,8 @@ Source MakeSource(const std::string& parameter, nb::handle values, const std::op
   source.tensor.parameter = parameter;
   if (!nb::try_cast(values, source.array)) {
     const std::string text =
-        absl::StrCat("import ", parameter, ": a contiguous array in host memory expected, got ",
-                     nb::cast<std::string>(values.type().attr("__name__")), "; numpy.ascontiguousarray makes one");
+        absl::StrCat("import ", parameter, ": an array in host memory expected, got ",
+                     nb::cast<std::string>(values.type().attr("__name__")));
     throw nb::type_error(text.c_str());
   }
   const HostArray& array = source.array;
@@ -102,18 +102,18 @@ class PyExtent {
   const ExportedExtent& extent() const { return extent_; }
 
   nb::object Values() const {
-    const int64_t columns = extent_.shape.empty() ? 1 : extent_.shape.back();
-    if (extent_.type != TensorType::kFP32) return Rows(extent_.bytes, TypeOf(extent_.type));
+    if (extent_.type != TensorType::kFP32) return Rows(extent_.bytes);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(extent_.values.data());
-    const std::vector<uint8_t> copy(bytes, bytes + extent_.values.size() * sizeof(float));
-    return OwnedArray(copy, {static_cast<size_t>(extent_.rows), static_cast<size_t>(columns)}, TypeOf(extent_.type));
+    return Rows(std::vector<uint8_t>(bytes, bytes + extent_.values.size() * sizeof(float)));
   }
 
  private:
   // Scales have fewer columns than the tensor.
-  nb::object Rows(const std::vector<uint8_t>& bytes, nb::dlpack::dtype type) const {
+  nb::object Rows(std::vector<uint8_t> bytes) const {
+    const nb::dlpack::dtype type = TypeOf(extent_.type);
     const auto rows = static_cast<size_t>(extent_.rows);
-    return OwnedArray(bytes, {rows, rows == 0 ? 0 : bytes.size() / rows / (type.bits / 8)}, type);
+    const size_t columns = rows == 0 ? 0 : bytes.size() / rows / (type.bits / 8);
+    return OwnedArray(std::move(bytes), {rows, columns}, type);
   }
 
   ExportedExtent extent_;
@@ -165,8 +165,8 @@ void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
       .def("import_tensors", &ImportTensors, nb::arg("model"), nb::arg("tensors"), nb::kw_only(),
            nb::arg("commit_number") = nb::none(), nb::arg("version") = nb::none(), nb::arg("history_id") = nb::none(),
            "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` is a "
-           "dict of masters by parameter, or a sequence of ImportTensor. Arrays are contiguous, in host memory, of "
-           "float32, bfloat16 or float16. Of several daemons each imports the same. FailedPreconditionError while a "
+           "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, bfloat16 "
+           "or float16; what is not contiguous is copied. Of several daemons each imports the same. FailedPreconditionError while a "
            "trainer is attached; NotFoundError and InvalidArgumentError for what is not the model's.")
       .def("export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
            nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},

@@ -10,7 +10,7 @@ from typing import Any
 class ImportTensor:
     """A tensor, or consecutive rows of it, seen as a matrix [product of all dimensions but the last, last].
 
-    `values` is a contiguous array in host memory. `kind`: master, exp_avg or exp_avg_sq, of float32, bfloat16 or
+    `values` is an array in host memory, of NumPy or with __dlpack__. `kind`: master, exp_avg or exp_avg_sq, of float32, bfloat16 or
     float16; or what `Client.export_tensors` gives as it is stored.
     """
 
