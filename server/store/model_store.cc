@@ -40,6 +40,13 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
   return available;
 }
 
+// Of a model without an epoch: none begins by itself.
+void AwaitSaves(const ModelSaver& saver, SteadyTime deadline) {
+  for (const SaveRecord& record : saver.records()) {
+    if (!IsOver(record.state)) saver.Await(record.number, deadline).IgnoreError();
+  }
+}
+
 }  // namespace
 
 ModelStore::ModelStore(Options options)
@@ -356,7 +363,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
   return true;
 }
 
-void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
+void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves saves) {
   {
     absl::MutexLock lock(&mu_);
     draining_ = true;
@@ -366,7 +373,9 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why) {
   for (const auto& model : models) model->FinishDrain(deadline);
   if (options_.savers == nullptr) return;
   const SteadyTime saved = SteadyDeadline(options_.savers->drain_timeout());
-  for (const auto& model : models) model->saver()->Drain(saved);
+  for (const auto& model : models) {
+    saves == DrainSaves::kUnsaved ? model->saver()->Drain(saved) : AwaitSaves(*model->saver(), saved);
+  }
 }
 
 void ModelStore::DropKept() const {

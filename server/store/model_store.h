@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 #define PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -91,9 +92,14 @@ class ModelStore : public EpochListener {
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
+  // Which saves are made before a drain is through.
+  enum class DrainSaves : uint8_t {
+    kUnsaved,   // those under way, and of what no save has (ModelSaver::Drain)
+    kUnderWay,  // no other one begins: the models go on in the next server
+  };
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
-  // Then it saves what no save has (ModelSaver::Drain), for as long as that may take.
-  void Drain(SteadyTime deadline, const absl::Status& why);
+  // Then it saves, for as long as that may take (SaverSource::drain_timeout).
+  void Drain(SteadyTime deadline, const absl::Status& why, DrainSaves saves = DrainSaves::kUnsaved);
 
   // The next server has none of these models. After Drain.
   void DropKept() const;

@@ -337,6 +337,30 @@ TEST_F(SaverTest, ADrainSavesNothingWhereItIsToldSo) {
   EXPECT_THAT(saver().records(), IsEmpty());
 }
 
+TEST_F(SaverTest, ADrainThatIsToSaveNothingAwaitsWhatIsUnderWay) {
+  constexpr auto kUnderWay = ModelStore::DrainSaves::kUnderWay;
+  absl::Notification go_on;
+  before_copy_ = [&go_on](int) { go_on.WaitForNotification(); };
+  OpenSaved({});
+  Attach();
+  Step();
+  ASSERT_OK(saver().Request());
+  std::thread drain(
+      [this] { world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"), kUnderWay); });
+  go_on.Notify();
+  drain.join();
+  ASSERT_EQ(saver().records().size(), 1);
+  EXPECT_EQ(saver().records()[0].state, SaveState::kPublished);
+}
+
+TEST_F(SaverTest, ADrainThatIsToSaveNothingBeginsNoSave) {
+  OpenSaved({});
+  Attach();
+  Step();
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"), ModelStore::DrainSaves::kUnderWay);
+  EXPECT_THAT(saver().records(), IsEmpty());
+}
+
 TEST_F(SaverTest, ImportsAndDeletionsAreRefusedWhileTheStateIsCopied) {
   absl::Notification go_on;
   before_copy_ = [&go_on](int) { go_on.WaitForNotification(); };
