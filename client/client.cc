@@ -53,8 +53,13 @@ class Client::Impl {
   absl::Status DeleteModel(absl::string_view model);
 
  private:
-  // Initial values of a large model take their time; the attach timeout is what the caller would wait for a session.
-  void Prepare(const Connection& connection, grpc::ClientContext& context) const;
+  template <typename Request, typename Response>
+  using Method = grpc::Status (v1::TrainerService::Stub::*)(grpc::ClientContext*, const Request&, Response*);
+  // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
+  // caller would wait for a session.
+  template <typename Request, typename Response>
+  absl::Status Call(const Connection& connection, absl::string_view name, Method<Request, Response> method,
+                    const Request& request, Response& response) const;
 
   const internal::OwnerProcess owner_;
   const Options options_;
@@ -69,9 +74,21 @@ absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
   return daemon_->Connected();
 }
 
-void Client::Impl::Prepare(const Connection& connection, grpc::ClientContext& context) const {
+template <typename Request, typename Response>
+absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name, Method<Request, Response> method,
+                                const Request& request, Response& response) const {
+  grpc::ClientContext context;
   connection.Authenticate(context);
-  context.set_deadline(internal::Deadline::After(options_.attach_timeout).ToGrpc());
+  const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
+  context.set_deadline(deadline.ToGrpc());
+  absl::Status answer = internal::FromGrpc((connection.stub().*method)(&context, request, &response));
+  // gRPC says neither what was called nor how long that took.
+  if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
+    answer = absl::DeadlineExceededError(absl::StrCat(name, ": an answer within attach_timeout (",
+                                                      absl::FormatDuration(options_.attach_timeout),
+                                                      ") expected, got none (", answer.message(), ")"));
+  }
+  return connection.Explain(name, std::move(answer));
 }
 
 absl::StatusOr<std::shared_ptr<internal::Session>> Client::Impl::OpenModel(const ModelSpec& spec,
@@ -111,8 +128,6 @@ absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOpti
 
 absl::Status Client::Impl::CreateModel(const Connection& connection, const ModelSpec& spec,
                                        const CreationOptions& options) {
-  grpc::ClientContext context;
-  Prepare(connection, context);
   v1::CreateModelRequest request;
   *request.mutable_spec() = ModelSpecToProto(spec);
   if (!options.restore.empty()) {
@@ -120,33 +135,29 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  const grpc::Status answer = connection.stub().CreateModel(&context, request, &response);
-  return connection.Explain(absl::StrCat("create model ", spec.name), internal::FromGrpc(answer));
+  return Call(connection, absl::StrCat("create model ", spec.name), &v1::TrainerService::Stub::CreateModel, request,
+              response);
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
-  grpc::ClientContext context;
-  Prepare(connection, context);
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  const grpc::Status answer = connection.stub().GetModel(&context, request, &response);
-  RETURN_IF_ERROR(connection.Explain(absl::StrCat("get model ", model), internal::FromGrpc(answer)));
+  RETURN_IF_ERROR(
+      Call(connection, absl::StrCat("get model ", model), &v1::TrainerService::Stub::GetModel, request, response));
   return std::move(*response.mutable_model());
 }
 
 absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  grpc::ClientContext context;
-  Prepare(*connection, context);
   v1::DeleteModelRequest request;
   request.set_model(model.data(), model.size());
   // One call, one id: the token tells clients apart, the count tells calls of one process apart.
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  const grpc::Status answer = connection->stub().DeleteModel(&context, request, &response);
-  return connection->Explain(absl::StrCat("delete model ", model), internal::FromGrpc(answer));
+  return Call(*connection, absl::StrCat("delete model ", model), &v1::TrainerService::Stub::DeleteModel, request,
+              response);
 }
 
 namespace {
