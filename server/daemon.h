@@ -62,8 +62,8 @@ class Daemon {
   void Wait();
   // Makes Wait return. Callable from a handler of the daemon itself.
   void RequestStop();
-  // Drains, saves and shuts down, within StopTimeout and a little more. Where the next server is started as this one was,
-  // and takes the models over as they are, no save begins, and those under way end. Idempotent.
+  // Drains, saves and shuts down, within StopTimeout and a little more. Where the next server is started as this one
+  // was, and takes the models over as they are, no save begins, and those under way end. Idempotent.
   void Stop();
 
   // Returns where gRPC is served over TCP, and nothing when it is not.
