@@ -378,8 +378,16 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves 
   }
 }
 
+bool ModelStore::IsLeftUnsaved(const Model& model) {
+  return model.usable().ok() && model.unfinished().ok() && model.saver() != nullptr && !model.saver()->IsDrained();
+}
+
 void ModelStore::DropKept() const {
   for (const auto& model : List()) {
+    if (IsLeftUnsaved(*model)) {
+      LogStillKept(model->spec().name, absl::FailedPreconditionError("it could not be saved"));
+      continue;
+    }
     if (const absl::Status dropped = model->DropMemory(); !dropped.ok()) LogStillKept(model->spec().name, dropped);
   }
 }

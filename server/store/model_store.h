@@ -101,7 +101,7 @@ class ModelStore : public EpochListener {
   // Then it saves, for as long as that may take (SaverSource::drain_timeout).
   void Drain(SteadyTime deadline, const absl::Status& why, DrainSaves saves = DrainSaves::kUnsaved);
 
-  // The next server has none of these models. After Drain.
+  // The next server has none of these models. After Drain: one that it could not save stays, for nobody else has it.
   void DropKept() const;
 
   const World& world() const { return options_.world; }
@@ -126,6 +126,8 @@ class ModelStore : public EpochListener {
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
+  // Whether the model is whole, and was to be saved by a drain, and is not.
+  static bool IsLeftUnsaved(const Model& model);
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   // Whether a change of the model that was not made loses it. Another one may have its name by now.
   bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
