@@ -253,6 +253,36 @@ TEST_F(LostModelTest, ARepeatedDeletionThatWaitsForTheFirstIsAnsweredLikeIt) {
   CloseWorld();
 }
 
+TEST_F(LostModelTest, ADeletionDoesNotWaitForACreationOfAnotherModel) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  v1::ModelSpec other = TestSpec();
+  other.set_name("other");
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    EXPECT_OK(world_->store().Delete("m", "once"));
+    EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(world_->store().CreateOrJoin(Parse(other), fill));
+  EXPECT_OK(world_->store().Delete("m", "once"));
+}
+
+TEST_F(LostModelTest, IsNotDeletedWhileItIsMadeAnew) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  EXPECT_THAT(CreateByRestore([&] {
+                EXPECT_THAT(world_->store().Delete("m", ""),
+                            StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it is being created anew")));
+                return absl::DataLossError("damaged");
+              }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
+  ExpectLost("adopt m:rank-0/master");
+  EXPECT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
 TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {
   Create();
   WipeMagic();
