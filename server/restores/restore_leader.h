@@ -50,7 +50,8 @@ class RestoreLeader {
   struct Terms {
     bool by_path = false;  // the others find the checkpoint so
     bool convert_moments = false;
-    bool creates = false;  // the model
+    bool creates = false;                                       // the model
+    std::function<bool()> is_abandoned = [] { return false; };  // LeadingRestore::Options
   };
   absl::StatusOr<History> Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
                               const Terms& terms, absl::FunctionRef<absl::Status()> begun);
