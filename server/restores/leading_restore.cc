@@ -192,12 +192,17 @@ absl::Status LeadingRestore::Begin() {
   return Tell(RestoreGo{.id = id()});
 }
 
-absl::Status LeadingRestore::Write(Restorer& restorer) {
-  const absl::Status late = absl::DeadlineExceededError(
+absl::Status LeadingRestore::LateWriteError() const {
+  return absl::DeadlineExceededError(
       absl::StrCat("restore ", options_.model, ": every daemon through with its rows in time expected, node 0 is not"));
-  return write_.Run(
-      restorer, [] {}, late);
 }
+
+absl::Status LeadingRestore::Write(Restorer& restorer) {
+  return write_.Run(
+      restorer, [] {}, LateWriteError());
+}
+
+absl::Status LeadingRestore::CheckGoesOn() { return write_.CheckGoesOn(LateWriteError()); }
 
 absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));

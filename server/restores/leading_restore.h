@@ -60,6 +60,7 @@ class LeadingRestore final : public RestorePeers {
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
+  absl::Status CheckGoesOn() override;
   absl::Status Conclude(const Restorer& restorer) override;
   Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
@@ -88,6 +89,7 @@ class LeadingRestore final : public RestorePeers {
   // Null while it is neither reached nor out of reach.
   std::optional<absl::Status> Reached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AbandonedError() const;
+  absl::Status LateWriteError() const;
   absl::Status LateError(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AddSums(const RestoreSums& sums) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

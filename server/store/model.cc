@@ -225,13 +225,13 @@ JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64
           .epoch = last_epoch_};
 }
 
-absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) {
+absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling, Shard::GoesOn goes_on) {
   scaling_book_.Restart();
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_, goes_on));
   scaling_book_.Settle(scaling_book_.Offer());
   scaling_book_.Restore(scaling);
   for (const auto& shard : shards_) {
-    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_, goes_on));
     RETURN_IF_ERROR(shard->KeepPlanes());
   }
   return absl::OkStatus();

@@ -161,6 +161,9 @@ class Model {
   struct RestoreSteps {
     // Trainers and readers are held off, and nothing has changed: an error leaves it so.
     std::function<absl::Status()> begin;
+    // Between extents, while planes are encoded: whether anybody will use them. It does not wait. An error is one of
+    // the writing.
+    std::function<absl::Status()> goes_on;
     // The planes are encoded. An error is one of the writing.
     std::function<absl::Status()> conclude;
   };
@@ -283,7 +286,8 @@ class Model {
   JournaledState journaled_state() { return {.shards = shards_, .book = &scaling_book_}; }
   // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
   // Measured amaxes give way to those that `scaling` says.
-  absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling);
+  absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling,
+                            Shard::GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

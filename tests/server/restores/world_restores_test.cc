@@ -528,6 +528,25 @@ TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
   ExpectUnusable();
 }
 
+// Planes are what is left when all rows are compared.
+TEST_F(WorldRestoresFaultsTest, PlanesAreNotEncodedBehindTheDeadline) {
+  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
+    const auto* const progress = std::get_if<RestorePartProgress>(&news.what);
+    if (progress != nullptr && progress->done_bytes == progress->all_bytes) world_.clock(1).Advance(kTimeout);
+    return false;
+  });
+  std::atomic<bool> written = false;
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) written = true;
+  });
+  EXPECT_THAT(
+      world_.Restore().status(),
+      StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("all rows of this daemon within"))));
+  world_.daemons().cluster(1).LoseRestoreNews(nullptr);
+  EXPECT_FALSE(written);
+  ExpectUnusable();
+}
+
 TEST_F(WorldRestoresFaultsTest, ADeadlineThatPassesWhenTheEndIsToldLeavesAWholeStateEverywhere) {
   world_.At(0, [&](Point point) {
     if (point == Point::kEnd) world_.clock(0).Advance(kTimeout);
