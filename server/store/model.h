@@ -137,6 +137,8 @@ class Model {
   // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on
   // DropMemory does nothing. Nobody drops the memory meanwhile.
   void LeaveMemory(absl::FunctionRef<bool()> leave);
+  // From its return on the cluster hears nothing of the model, nor of its end: its name is to be lost.
+  void Silence();
   // Whether the next server can go on with it.
   bool outlives_server() const;
 
@@ -362,6 +364,7 @@ class Model {
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
+  bool silent_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   StateCondition condition_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);

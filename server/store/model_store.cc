@@ -151,7 +151,8 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
-    ReportLost(name, lost_.Add(name, model.status().message()));
+    ReportLost(name, model.status());
+    lost_.Add(name, model.status().message());
     return absl::OkStatus();
   }
   if (!model.ok()) {
@@ -198,21 +199,26 @@ bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
 // A deletion that has found the model, and drops its memory late, must not drop what the name has by then.
 void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
   const std::string& name = model->spec().name;
-  absl::Status lost;
   model->LeaveMemory([&] {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!MayLose(model)) return false;
+    }
+    model->Silence();
+    ReportLost(name, why);
     absl::MutexLock lock(&mu_);
+    // But for a drain, with which node 0 forgets this daemon, it still may.
     if (!MayLose(model)) return false;
     models_.erase(name);
-    lost = lost_.Add(name, why.message());
+    lost_.Add(name, why.message());
     return true;
   });
-  if (!lost.ok()) ReportLost(name, lost);
 }
 
-void ModelStore::ReportLost(const std::string& name, const absl::Status& lost) const {
+void ModelStore::ReportLost(const std::string& name, const absl::Status& why) const {
   ModelReport report;
   report.model = name;
-  report.lost = lost;
+  report.lost = lost_.Describe(name, why.message());
   options_.world.cluster->Report(report);
 }
 

@@ -132,8 +132,9 @@ class ModelStore : public EpochListener {
   bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // The name is lost instead, if it is still this model's: what is kept of the model is the name's from then on.
   void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
-  // Trainers of other daemons need not wait for it.
-  void ReportLost(const std::string& name, const absl::Status& lost) const;
+  // Trainers of other daemons need not wait for it. Before anybody here knows of it: node 0 hears of whatever becomes
+  // of a model that is lost behind that it is.
+  void ReportLost(const std::string& name, const absl::Status& why) const;
   absl::Status DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id);
   // Whether it was there; then the deletion is remembered.
   bool EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id);
