@@ -205,6 +205,7 @@ absl::Status LeadingRestore::Write(Restorer& restorer) {
 absl::Status LeadingRestore::CheckGoesOn() { return write_.CheckGoesOn(LateWriteError()); }
 
 absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
+  options_.before_written();
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));
   checkpoint::ContentHashes sums = restorer.content();
   {

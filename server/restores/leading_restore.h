@@ -40,9 +40,10 @@ class LeadingRestore final : public RestorePeers {
     const Clock* clock = &Clock::Steady();  // outlives the restore
     // Whether nobody waits for the model that is created. Does not wait.
     std::function<bool()> is_abandoned = [] { return false; };
-    std::function<void()> before_go = [] {};    // tests hold the restore back
-    std::function<void()> before_rows = [] {};  // likewise
-    std::function<void()> before_end = [] {};   // likewise, before all are told that the state is whole
+    std::function<void()> before_go = [] {};       // tests hold the restore back
+    std::function<void()> before_rows = [] {};     // likewise
+    std::function<void()> before_written = [] {};  // likewise, when node 0 is through with its rows
+    std::function<void()> before_end = [] {};      // likewise, before all are told that the state is whole
   };
 
   explicit LeadingRestore(Options options)

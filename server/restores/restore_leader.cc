@@ -54,6 +54,7 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
           .is_abandoned = terms.is_abandoned,
           .before_go = options_.before_go,
           .before_rows = options_.before_rows,
+          .before_written = options_.before_written,
           .before_end = options_.before_end};
 }
 

@@ -35,9 +35,10 @@ class RestoreLeader {
     absl::Duration timeout = absl::Minutes(10);  // of a restore, from the order to the end
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
-    std::function<void()> before_go = [] {};    // LeadingRestore::Options
-    std::function<void()> before_rows = [] {};  // likewise
-    std::function<void()> before_end = [] {};   // likewise
+    std::function<void()> before_go = [] {};       // LeadingRestore::Options
+    std::function<void()> before_rows = [] {};     // likewise
+    std::function<void()> before_written = [] {};  // likewise
+    std::function<void()> before_end = [] {};      // likewise
   };
 
   explicit RestoreLeader(Options options) : options_(std::move(options)) {}

@@ -320,11 +320,6 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
     bytes[8 + header] ^= 1;
     checkpoint::WriteText(file, bytes);
   }
-  // Of node 0: all daemons, as far as they have told it.
-  bool HasWrittenAll(int node) {
-    const auto progress = world_.model(node).activity().restore;
-    return progress.has_value() && progress->done_bytes == progress->all_bytes;
-  }
   void Remember() { before_ = world_.daemons().Hashes(); }
 
   RestoredWorld world_;
@@ -496,12 +491,14 @@ TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoState
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
-  absl::Notification over;
+  absl::Notification written, over;
+  world_.At(0, [&](Point point) {
+    if (point == Point::kWritten) written.Notify();
+  });
   world_.At(1, [&](Point point) {
     if (point != Point::kWritten) return;
     // Its own rows are not what is late.
-    const SteadyTime end = SteadyDeadline(kLong);
-    while (!HasWrittenAll(0) && SteadyNow() < end) std::this_thread::yield();
+    written.WaitForNotification();
     world_.clock(0).Advance(kTimeout);
     // Some word of it makes node 0 look at its clock.
     const RestoreSums none{.id = kDrawn};
