@@ -55,8 +55,12 @@ class Client::Impl {
   absl::Status DeleteModel(absl::string_view model);
 
  private:
-  // Initial values of a large model take their time; the attach timeout is what the caller would wait for a session.
-  void Prepare(const Connection& connection, grpc::ClientContext& context) const;
+  // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
+  // caller would wait for a session.
+  template <typename Request, typename Response>
+  absl::Status Call(const Connection& connection, absl::string_view name,
+                    internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                    Response& response) const;
 
   const internal::OwnerProcess owner_;
   const Options options_;
@@ -72,9 +76,22 @@ absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
   return daemon_->Connected();
 }
 
-void Client::Impl::Prepare(const Connection& connection, grpc::ClientContext& context) const {
+template <typename Request, typename Response>
+absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name,
+                                internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                                Response& response) const {
+  grpc::ClientContext context;
   connection.Authenticate(context);
-  context.set_deadline(internal::Deadline::After(options_.attach_timeout).ToGrpc());
+  const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
+  context.set_deadline(deadline.ToGrpc());
+  absl::Status answer = internal::CallUnary(connection.stub(), rpc, context, request, response, interruption_);
+  // gRPC says neither what was called nor how long that took.
+  if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
+    answer = absl::DeadlineExceededError(absl::StrCat(name, ": an answer within attach_timeout (",
+                                                      absl::FormatDuration(options_.attach_timeout),
+                                                      ") expected, got none (", answer.message(), ")"));
+  }
+  return connection.Explain(name, std::move(answer));
 }
 
 absl::StatusOr<std::shared_ptr<internal::Session>> Client::Impl::OpenModel(const ModelSpec& spec,
@@ -114,8 +131,6 @@ absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOpti
 
 absl::Status Client::Impl::CreateModel(const Connection& connection, const ModelSpec& spec,
                                        const CreationOptions& options) {
-  grpc::ClientContext context;
-  Prepare(connection, context);
   v1::CreateModelRequest request;
   *request.mutable_spec() = ModelSpecToProto(spec);
   if (!options.restore.empty()) {
@@ -123,36 +138,26 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  return connection.Explain(absl::StrCat("create model ", spec.name),
-                            internal::CallUnary(connection.stub(), &Stub::PrepareAsyncCreateModel, context, request,
-                                                response, interruption_));
+  return Call(connection, absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel, request, response);
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
-  grpc::ClientContext context;
-  Prepare(connection, context);
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  const absl::Status answer = internal::CallUnary(connection.stub(), &Stub::PrepareAsyncGetModel, context, request,
-                                                  response, interruption_);
-  RETURN_IF_ERROR(connection.Explain(absl::StrCat("get model ", model), answer));
+  RETURN_IF_ERROR(Call(connection, absl::StrCat("get model ", model), &Stub::PrepareAsyncGetModel, request, response));
   return std::move(*response.mutable_model());
 }
 
 absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  grpc::ClientContext context;
-  Prepare(*connection, context);
   v1::DeleteModelRequest request;
   request.set_model(model.data(), model.size());
   // One call, one id: the token tells clients apart, the count tells calls of one process apart.
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  return connection->Explain(absl::StrCat("delete model ", model),
-                             internal::CallUnary(connection->stub(), &Stub::PrepareAsyncDeleteModel, context, request,
-                                                 response, interruption_));
+  return Call(*connection, absl::StrCat("delete model ", model), &Stub::PrepareAsyncDeleteModel, request, response);
 }
 
 namespace {

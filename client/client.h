@@ -381,7 +381,9 @@ class Client {
     // root.
     std::string socket_dir = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // How long OpenModel waits for the other ranks; > 0. CreateModel and DeleteModel end by it too.
+    // How long OpenModel waits for the other ranks; > 0. A creation and a deletion end by it too. Of several daemons
+    // creations with a checkpoint wait for each other, for the daemon's --restore-timeout (8 min): whoever is less
+    // patient than that does not hear which daemon it waited for.
     absl::Duration attach_timeout = absl::Minutes(10);
     // Kill the trainer that holds the rank and take its place.
     bool take_over = false;

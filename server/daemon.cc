@@ -196,12 +196,16 @@ class Daemon::Impl {
   absl::Status ServeCluster();
   // Models of the server before this one. Returns what it was in the middle of.
   absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
+  // Ends what waits for other daemons.
+  void GiveUpOthers();
   absl::Status OpenHandoff();
   absl::Status Serve();
   KeptStore* kept() const { return afterlife_.kept; }
   World MakeWorld() const;
   AdminService::Lifetime Lifetime();
   void WatchDevices();
+  // Whether the next server goes on with the models as they are, so that nothing of them is lost.
+  bool ModelsStay() const;
   // What trainers are told when it stops.
   absl::Status DrainReason() const;
 
@@ -226,8 +230,9 @@ class Daemon::Impl {
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
   std::string tcp_address_;
-  std::atomic<bool> restarts_ = false;     // another server follows, by a call
-  std::atomic<bool> lose_models_ = false;  // what is kept of them is dropped at the end
+  absl::Mutex restarting_;                   // held while the keeper is asked
+  std::atomic<bool> next_is_other_ = false;  // than this: it may not go on with the models, or is not to
+  std::atomic<bool> lose_models_ = false;    // what is kept of them is dropped at the end; then next_is_other_, too
   absl::Notification stop_requested_;
   absl::Mutex mu_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
@@ -285,7 +290,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
                                                       .stop = stop}));
     cluster_ = own_cluster_.get();
   }
-  const std::stop_callback give_up(stop, [this] { cluster_->Stop(); });
+  const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return cluster_->AwaitWorld(config_.join_timeout);
 }
 
@@ -321,8 +326,13 @@ World Daemon::Impl::MakeWorld() const {
 
 absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
   // A question to node 0 may wait.
-  const std::stop_callback give_up(stop, [this] { cluster_->Stop(); });
+  const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return store_->TakeOver();
+}
+
+// Alone there is nobody to wait for, and a daemon that is stopped while it starts saves the models that it takes over.
+void Daemon::Impl::GiveUpOthers() {
+  if (config_.nodes > 1) cluster_->Stop();
 }
 
 absl::Status Daemon::Impl::OpenHandoff() {
@@ -370,11 +380,13 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
   }};
   if (afterlife_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
+    absl::MutexLock lock(&restarting_);
     // Who has asked for its end before is not answered by a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
+    // Before the keeper knows, and also when it does not answer: an end that a signal brings meanwhile saves.
+    if (change.program.has_value() || change.arguments.has_value() || lose_models) next_is_other_ = true;
     RETURN_IF_ERROR(afterlife_.restart(change));
     lose_models_ = lose_models;
-    restarts_ = true;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
   };
@@ -398,8 +410,12 @@ bool Daemon::Impl::RequestStop() {
   return true;
 }
 
+bool Daemon::Impl::ModelsStay() const { return kept() != nullptr && afterlife_.is_followed() && !next_is_other_; }
+
 absl::Status Daemon::Impl::DrainReason() const {
-  if (restarts_ && kept() != nullptr && !lose_models_) return absl::UnavailableError("the daemon is started again");
+  if (afterlife_.is_followed() && kept() != nullptr && !lose_models_) {
+    return absl::UnavailableError("the daemon is started again");
+  }
   const bool saves = savers_ != nullptr && config_.save_on_drain;
   return absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
                                       : "the daemon stops; what was not exported is lost with it");
@@ -414,11 +430,14 @@ void Daemon::Impl::Stop() {
   for (const auto& device : devices_) device->health().SetListener(nullptr);
   servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
+  // What a call that comes too late asks for does not drop what is not saved.
+  const bool loses_models = lose_models_;
+  const auto saves = ModelsStay() ? ModelStore::DrainSaves::kUnderWay : ModelStore::DrainSaves::kUnsaved;
   if (restores_ != nullptr) restores_->BeginDrain();
   if (store_ != nullptr) {
-    store_->Drain(deadline, DrainReason());
+    store_->Drain(deadline, DrainReason(), saves);
     changes_.reset();
-    if (lose_models_) store_->DropKept();
+    if (loses_models) store_->DropKept();
   }
   if (cluster_ != nullptr) cluster_->Stop();
   servers_.Stop();

@@ -28,6 +28,8 @@ namespace paramshard::server {
 struct Afterlife {
   // Has another server started when this one has ended. Null without a keeper.
   std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
+  // Whether another server follows, by `restart` or because somebody else has asked the keeper.
+  std::function<bool()> is_followed = [] { return false; };
   // What models outlive this process in, and outlives the daemon; null: they end with it.
   KeptStore* kept = nullptr;
 };
@@ -60,7 +62,8 @@ class Daemon {
   void Wait();
   // Makes Wait return. Callable from a handler of the daemon itself.
   void RequestStop();
-  // Drains, saves and shuts down, within StopTimeout and a little more. Idempotent.
+  // Drains, saves and shuts down, within StopTimeout and a little more. Where the next server is started as this one
+  // was, and takes the models over as they are, no save begins, and those under way end. Idempotent.
   void Stop();
 
   // Returns where gRPC is served over TCP, and nothing when it is not.

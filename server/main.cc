@@ -149,7 +149,8 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
     if (!ending->stop.stop_requested()) ending->restart = true;
     return absl::OkStatus();
   };
-  return {.restart = restart, .kept = kept.link.get()};
+  const auto is_followed = [ending] { return ending->restart.load(); };
+  return {.restart = restart, .is_followed = is_followed, .kept = kept.link.get()};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.

@@ -3,15 +3,16 @@
 // NAME is the tensor's name, M x K its matrix (rows of the last dimension), and what multiplies a code to decode it a
 // scale:
 //
-// | format            | tensors                                                                                        |
-// | ----------------- | ---------------------------------------------------------------------------------------------- |
-// | FP32, BF16, FP16  | NAME F32, BF16, F16                                                                            |
-// | FP8_TENSOR_CURRENT| NAME F8_E4M3 or F8_E5M2, NAME_scale F32 [1]                                                    |
-// | FP8_BLOCK_128X128 | NAME F8, NAME_scale_inv F32 [ceil(M/128), ceil(K/128)]                                         |
-// | MXFP8             | NAME F8, NAME_scale U8 (E8M0) [M, ceil(K/32)]; with columns NAME_column, NAME_column_scale U8  |
-// |                   | [ceil(M/32), K]                                                                                |
-// | MXFP8_2D          | NAME F8, NAME_scale U8 (E8M0) [ceil(M/32), ceil(K/32)]                                         |
-// | NVFP4_2D          | NAME_packed U8 [.., ceil(K/2)], NAME_scale F8_E4M3 [ceil(M/16), ceil(K/16)], NAME_amax F32 [1] |
+// | format             | tensors                                                                                |
+// | ------------------ | -------------------------------------------------------------------------------------- |
+// | FP32, BF16, FP16   | NAME F32, BF16, F16                                                                    |
+// | FP8_TENSOR_CURRENT | NAME F8_E4M3 or F8_E5M2, NAME_scale F32 [1]                                            |
+// | FP8_BLOCK_128X128  | NAME F8, NAME_scale_inv F32 [ceil(M/128), ceil(K/128)]                                 |
+// | MXFP8              | NAME F8, NAME_scale U8 (E8M0) [M, ceil(K/32)]; with columns NAME_column,               |
+// |                    | NAME_column_scale U8 [ceil(M/32), K]                                                   |
+// | MXFP8_2D           | NAME F8, NAME_scale U8 (E8M0) [ceil(M/32), ceil(K/32)]                                 |
+// | NVFP4_2D           | NAME_packed U8 [.., ceil(K/2)], NAME_scale F8_E4M3 [ceil(M/16), ceil(K/16)],           |
+// |                    | NAME_amax F32 [1]                                                                      |
 //
 // docs/convert.md says more, and which of these names other programs know.
 #ifndef PARAMSHARD_CLIENT_CTL_QUANTIZED_TENSOR_H_

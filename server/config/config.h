@@ -61,8 +61,9 @@ struct DaemonConfig {
   // What models begin with that are created: "latest" of their checkpoints in save_dir where there is one, or a step.
   // Empty: their initial values.
   std::string restore;
-  // How long a restore of several daemons may take, and a creation may wait for the other daemons to do the same.
-  absl::Duration restore_timeout = absl::Minutes(10);
+  // How long a restore of several daemons may take, and a creation may wait for the other daemons to do the same. By
+  // default less than clients wait (Client::Options::attach_timeout): they are to hear whom it was waited for.
+  absl::Duration restore_timeout = absl::Minutes(8);
   // What moves bytes between the devices of this daemon: memcpy or copy engines, or as between daemons Gloo or NCCL.
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.

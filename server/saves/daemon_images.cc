@@ -14,8 +14,8 @@ namespace paramshard::server {
 
 namespace {
 
-// With waits for the link between its pieces a thread copies and hashes 4 GB/s, and a GPU's link has 55: so many threads
-// for as long as a copy takes, and an eighth of the processors left to the trainers.
+// With waits for the link between its pieces a thread copies and hashes 4 GB/s, and a GPU's link has 55: so many
+// threads for as long as a copy takes, and an eighth of the processors left to the trainers.
 int CopyThreads(int ranks) {
   constexpr int kMostThreads = 12;
   const int processors = static_cast<int>(std::thread::hardware_concurrency());

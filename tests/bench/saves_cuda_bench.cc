@@ -1,15 +1,15 @@
-// What saves, restores and a killed server cost a trainer, on GPUs: the block trainer's steps with and without saves, in
-// turns, beside what link and disk can do.
+// What saves, restores and a killed server cost a trainer, on GPUs: the block trainer's steps with and without saves,
+// in turns, beside what link and disk can do.
 //
-// Usage: saves_cuda_bench [GPUS] [BLOCKS] [STEPS] [ROUNDS] [KILLS] [TOKENS]. Llama-3-8B blocks in FP8 with fp32 moments,
-// cut over the GPUs; every rank's trainer is a thread of this process. Checkpoints, and what the disk is measured with,
-// lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three times the state.
-// cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
+// Usage: saves_cuda_bench [GPUS] [BLOCKS] [STEPS] [ROUNDS] [KILLS] [TOKENS]. Llama-3-8B blocks in FP8 with fp32
+// moments, cut over the GPUs; every rank's trainer is a thread of this process. Checkpoints, and what the disk is
+// measured with, lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three
+// times the state. cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
 //
 // A save begins with each other round. `steps` compares the steps of such a round with those of the round before it;
 // `stall` is the daemon's word for how long a step waited for the copy. Ceilings are measured in the same run: copies
-// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at once,
-// before each save and each restore.
+// between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at
+// once, before each save and each restore.
 // `keeper` is the step with journal and moved state against the step of a daemon without keeper. After a kill the time
 // runs from the signal until a commit is answered again; one step's products are in it.
 

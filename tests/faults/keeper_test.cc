@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
+#include "proto/checkpoint/step_folder.h"
 #include "proto/wire/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
@@ -78,6 +80,13 @@ class KeptDaemonTest : public testing::Test {
     const absl::StatusOr<std::string> verified = Ctl("-o json verify kept");
     EXPECT_OK(verified.status());
     return verified.ok() ? nlohmann::json::parse(*verified)["summary"]["stateHash"] : "";
+  }
+
+  // Folders of checkpoints of the model of TrainOnce.
+  static std::vector<std::string> SavedSteps(const TemporaryDirectory& saves) {
+    const auto steps = checkpoint::ListStepFolders(saves.path() + "/kept");
+    EXPECT_OK(steps.status());
+    return steps.ok() ? *steps : std::vector<std::string>();
   }
 
   const TemporaryDirectory directory_;
@@ -191,6 +200,68 @@ TEST_F(KeptDaemonTest, ARestartOfADaemonThatSavesAndRestoresLosesNothing) {
   // Two commits are made already: the trainer only creates the model.
   ASSERT_OK(TrainOnce());
   EXPECT_EQ(StateHash(), expected);
+}
+
+TEST_F(KeptDaemonTest, ARestartSavesNothingOfModelsThatStay) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  ASSERT_OK(Ctl("restart").status());
+  const std::optional<pid_t> second = ServerPid();
+  ASSERT_TRUE(second.has_value());
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*second).has_value());
+  EXPECT_EQ(StateHash(), expected);
+  EXPECT_THAT(SavedSteps(saves), testing::IsEmpty());
+}
+
+TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
+  const std::string flags = absl::StrCat("-- --socket-dir=", directory_.path(), " ", DeviceFlags(1).front());
+  for (const std::string& words : {"--binary=" + Program(PARAMSHARDD), flags, std::string("--lose-models")}) {
+    const TemporaryDirectory saves;
+    Start({"--keeper=on", "--save-dir=" + saves.path()});
+    ASSERT_OK(TrainOnce());
+    ASSERT_OK(Ctl("restart " + words).status());
+    EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(testing::HasSubstr("step-000000000002-"))) << words;
+  }
+}
+
+TEST_F(KeptDaemonTest, ARestartDoesNotLoseWhatItCouldNotSave) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  std::filesystem::remove_all(saves.path() + "/kept");
+  ASSERT_OK(Ctl("restart --lose-models").status());
+  EXPECT_EQ(StateHash(), expected);
+  // The next server has a folder again.
+  ASSERT_OK(Ctl("restart --lose-models").status());
+  EXPECT_FALSE(Ctl("verify kept").ok());
+  EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
+}
+
+TEST_F(KeptDaemonTest, AStopInTheMiddleOfARestartSaves) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  daemon_->Signal(SIGUSR1);
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
+}
+
+TEST_F(KeptDaemonTest, AServerThatDiesWhileItDrainsIsFollowedByOneThatSaves) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  kill(*server, SIGSTOP);
+  daemon_->Signal(SIGTERM);
+  kill(*server, SIGKILL);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
 }
 
 TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {

@@ -35,8 +35,8 @@ constexpr int kResumed = 2;   // the first that it began after that
 
 enum KillState : uint32_t { kNotYet, kBegun, kGone };
 
-// Sends a signal, and waits until the process is gone: what a sanitizer does at SIGSEGV takes a second or more, in which
-// the other threads of a server would finish the training.
+// Sends a signal, and waits until the process is gone: what a sanitizer does at SIGSEGV takes a second or more, in
+// which the other threads of a server would finish the training.
 bool EndWith(int signal, pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (!pidfd.valid() || kill(process, signal) != 0) return false;

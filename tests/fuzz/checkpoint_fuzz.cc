@@ -116,8 +116,10 @@ const paramshard::FuzzTarget& paramshard::Target() {
               R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors"}})",
               R"({"metadata":{"total_size":3},"weight_map":{"c":"two.safetensors","weight_map":"two.safetensors",)"
               R"("metadata":"part/three.safetensors"}})",
-              R"({"weight_map":{"metadata":"./part//three.safetensors"},"metadata":{"weight_map":{"a":[[{"a":null}]]}}})",
-              R"({"weight_map":{"a":"../one.safetensors","b":"/one.safetensors"},"weight_map":{"\u0061":"one.safetensors\u0000"}})",
+              R"({"weight_map":{"metadata":"./part//three.safetensors"},)"
+              R"("metadata":{"weight_map":{"a":[[{"a":null}]]}}})",
+              R"({"weight_map":{"a":"../one.safetensors","b":"/one.safetensors"},)"
+              R"("weight_map":{"\u0061":"one.safetensors\u0000"}})",
           },
       .words = {"{", "}", "[", "]", ",", ":", "\"", "/", "..", "1e999", "\\u0000", "\\ud800", "null",
                 "\"a\":\"one.safetensors\"", "\"b\":\"one.safetensors\"", "\"c\":\"two.safetensors\"",

@@ -71,11 +71,11 @@ const paramshard::FuzzTarget& paramshard::Target() {
           {
               FileOf("{}", ""),
               FileOf(R"({"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}})", std::string(16, 'd')),
-              FileOf(
-                  R"({"__metadata__":{"format":"pt","k":"\u00e9"},"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},)"
-                  R"("b":{"dtype":"U8","shape":[0,3],"data_offsets":[2,2]},"c":{"dtype":"F4","shape":[4],)"
-                  R"("data_offsets":[2,4]}}   )",
-                  "dddd"),
+              FileOf(R"({"__metadata__":{"format":"pt","k":"\u00e9"},)"
+                     R"("a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},)"
+                     R"("b":{"dtype":"U8","shape":[0,3],"data_offsets":[2,2]},"c":{"dtype":"F4","shape":[4],)"
+                     R"("data_offsets":[2,4]}}   )",
+                     "dddd"),
               FileOf(R"({"w":{"dtype":"F64","shape":[9223372036854775807,2],"data_offsets":[0,18446744073709551615]}})",
                      "d"),
           },

@@ -11,6 +11,8 @@ namespace {
 
 // A drain, CUDA's start, and some failed starts, after which the keeper goes back to the program before.
 constexpr absl::Duration kRestartTimeout = absl::Minutes(2);
+// What is saved before another server than the present one starts: the daemon's default.
+constexpr absl::Duration kSaveTimeout = absl::Minutes(10);
 // A daemon offers no event for its start to who is not connected.
 constexpr absl::Duration kPauseBetweenTries = absl::Milliseconds(50);
 
@@ -26,8 +28,7 @@ absl::StatusOr<v1::GetVersionResponse> GetVersion(const Context& context) {
 }
 
 // The answer of another process than `before`.
-absl::StatusOr<v1::GetVersionResponse> AwaitNext(const Context& context, int64_t before) {
-  const absl::Duration timeout = context.options().timeout.value_or(kRestartTimeout);
+absl::StatusOr<v1::GetVersionResponse> AwaitNext(const Context& context, int64_t before, absl::Duration timeout) {
   absl::Status last = absl::UnavailableError("the server that was there still answers");
   for (const absl::Time deadline = absl::Now() + timeout; absl::Now() < deadline; absl::SleepFor(kPauseBetweenTries)) {
     absl::StatusOr<v1::GetVersionResponse> version = GetVersion(context);
@@ -51,6 +52,7 @@ class Restart final : public Command {
 
  private:
   v1::RestartRequest Request() const;
+  absl::Duration DefaultTimeout() const;
 
   std::string program_;
   std::vector<std::string> flags_;
@@ -67,6 +69,11 @@ v1::RestartRequest Restart::Request() const {
   return request;
 }
 
+absl::Duration Restart::DefaultTimeout() const {
+  const bool saves = !program_.empty() || !flags_.empty() || lose_models_;
+  return saves ? kRestartTimeout + kSaveTimeout : kRestartTimeout;
+}
+
 absl::StatusOr<int> Restart::Run(const Context& context) {
   ASSIGN_OR_RETURN(const v1::GetVersionResponse before, GetVersion(context));
   {
@@ -74,7 +81,8 @@ absl::StatusOr<int> Restart::Run(const Context& context) {
     v1::RestartResponse response;
     RETURN_IF_ERROR(client.Call(&AdminClient::Stub::Restart, Request(), response));
   }
-  ASSIGN_OR_RETURN(const v1::GetVersionResponse after, AwaitNext(context, before.pid()));
+  const absl::Duration timeout = context.options().timeout.value_or(DefaultTimeout());
+  ASSIGN_OR_RETURN(const v1::GetVersionResponse after, AwaitNext(context, before.pid(), timeout));
   return context.Write(after, RestartText);
 }
 

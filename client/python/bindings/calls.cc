@@ -21,7 +21,7 @@ void Raise(const absl::Status& status) {
 
 absl::Status RunSignalHandlers() {
   const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() == 0) return absl::OkStatus();
+  if (PyErr_Occurred() == nullptr && PyErr_CheckSignals() == 0) return absl::OkStatus();
   return absl::CancelledError("interrupted by a signal");
 }
 

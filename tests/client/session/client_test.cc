@@ -21,6 +21,7 @@
 #include "tests/every_format.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 
 namespace paramshard {
@@ -29,7 +30,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr int64_t kRows = 160;
@@ -123,6 +123,28 @@ TEST_F(ClientTest, WithoutADaemonConnectSaysWhereItLooked) {
               StatusIs(absl::StatusCode::kInvalidArgument, "connect: connect_timeout > 0 expected, got 0"));
   EXPECT_THAT(Client::Connect({.attach_timeout = -absl::Seconds(5)}),
               StatusIs(absl::StatusCode::kInvalidArgument, "connect: attach_timeout > 0 expected, got -5s"));
+}
+
+TEST_F(ClientTest, ACreationThatIsNotAnsweredSaysSo) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client,
+                       Client::Connect({.socket_dir = directory_.path(), .attach_timeout = absl::Milliseconds(10)}));
+  daemon_->Pause();
+  EXPECT_THAT(client.CreateModel(TwoUnits(Format::kFP32)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("create model two: an answer within attach_timeout (10ms) expected, got none")));
+}
+
+// How long creations wait for each other, of several daemons, is said by the daemon.
+TEST(ClientOptionsTest, AClientIsMorePatientThanADaemon) {
+  ASSERT_OK_AND_ASSIGN(const std::string config, test::OutputOf(absl::StrCat(PARAMSHARDD, " --print-config")));
+  const std::string name = "restore-timeout = ";
+  ASSERT_THAT(config, HasSubstr(name));
+  const std::string value = config.substr(config.find(name) + name.size());
+  absl::Duration daemon;
+  ASSERT_TRUE(absl::ParseDuration(value.substr(0, value.find(' ')), &daemon)) << value;
+  // Node 0 waits up to half a minute longer for last words, and memory of a large model takes its time.
+  EXPECT_GE(Client::Options().attach_timeout, daemon + absl::Minutes(2));
 }
 
 // One moment as it is stored, zeros at first.

@@ -260,7 +260,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "save-on-drain = on  # default\n"
             "save-timeout = 10m  # default\n"
             "restore =   # default\n"
-            "restore-timeout = 10m  # default\n"
+            "restore-timeout = 8m  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
             "keeper = on  # default\n"

@@ -61,7 +61,8 @@ class Training {
   void Answer();
   // What the journal is told of it: valid until the next one.
   AnsweredCommit Answered() const;
-  // Another state takes the place of this one: all of it, or of masters alone, but of the first `untouched` of the book.
+  // Another state takes the place of this one: all of it, or of masters alone, but of the first `untouched` of the
+  // book.
   void Replace();
   void Import(size_t untouched);
 

@@ -63,6 +63,7 @@ class HearingSaver final : public ModelSaver {
   absl::StatusOr<SaveRecord> Await(int64_t, SteadyTime) const override { return absl::NotFoundError("save"); }
   absl::Status CheckIdle(absl::string_view) const override { return absl::OkStatus(); }
   void Drain(SteadyTime) override {}
+  bool IsDrained() const override { return true; }
   std::vector<SaveRecord> records() const override { return {}; }
   SaveCounts counts() const override { return {}; }
   int64_t image_bytes() const override { return 0; }
@@ -106,7 +107,7 @@ class KeptModelTest : public ModelTest {
   void Create() { model_ = world_->Create(Spec()); }
   static Model::Restored FromStep7() {
     Model::Restored restored;
-    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7", .convert_moments = true};
     return restored;
   }
   // The next server, after one that was killed in the middle of such a restore.
@@ -116,9 +117,16 @@ class KeptModelTest : public ModelTest {
     CloseWorld();
     kept_ = std::make_unique<FakeKeptStore>();
     CopyKept(left, *kept_);
+    TakeOverCutOff();
+  }
+  // The next server, which is to make such a restore again.
+  void TakeOverCutOff() {
     Start(2);
-    ASSERT_OK(world_->store().TakeOver());
+    ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
+    ASSERT_EQ(cut_off.size(), 1u);
+    EXPECT_EQ(cut_off[0].source, FromStep7().source);
     ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+    EXPECT_EQ(cut_off[0].model, model_);
   }
   // The next server, after the end of this one.
   void TakeOver(int ranks = 2) {
@@ -392,25 +400,12 @@ TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
 
 TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
   Create();
-  FakeKeptStore left;
-  Model::Restored restored;
-  restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7", .convert_moments = true};
-  ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
-  CloseWorld();
-  kept_ = std::make_unique<FakeKeptStore>();
-  CopyKept(left, *kept_);
-  Start(2);
-  ASSERT_OK_AND_ASSIGN(const auto cut_off, world_->store().TakeOver());
-  ASSERT_EQ(cut_off.size(), 1u);
-  EXPECT_EQ(cut_off[0].source, restored.source);
-  EXPECT_THAT(cut_off[0].model->unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore")));
-  // The server dies again before it was made, and once more.
-  Start(2);
-  ASSERT_OK_AND_ASSIGN(const auto again, world_->store().TakeOver());
-  ASSERT_EQ(again.size(), 1u);
-  ASSERT_OK(again[0].model->Restore(restored, [] { return absl::OkStatus(); }).status());
-  world_->store().FinishChange(again[0].model, absl::OkStatus());
-  ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+  CutOffARestore();
+  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore")));
+  // The server ends again before it was made.
+  TakeOverCutOff();
+  ASSERT_OK(model_->Restore(FromStep7(), [] { return absl::OkStatus(); }).status());
+  world_->store().FinishChange(model_, absl::OkStatus());
   EXPECT_OK(model_->unfinished());
   StateAfterMoreSteps();
 }

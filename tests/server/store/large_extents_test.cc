@@ -1,4 +1,5 @@
-// Extents that are looked at in several parts: in every format the answers are those of the whole, and no part is large.
+// Extents that are looked at in several parts: in every format the answers are those of the whole, and no part is
+// large.
 #include <cstdint>
 #include <memory>
 #include <string>
