@@ -21,7 +21,7 @@ namespace paramshard::internal {
 // says so by its status, and must not be used otherwise.
 class EpochPage {
  public:
-  EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid, Interruption interruption);
+  EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid, Interruption interruption = {});
 
   const wire::Words& words() const { return words_; }
 

@@ -9,9 +9,8 @@ namespace nb = nanobind;
 using nb::dlpack::dtype_code;
 
 constexpr nb::dlpack::dtype Type(dtype_code code, int bits, int lanes = 1) {
-  return {.code = static_cast<uint8_t>(code),
-          .bits = static_cast<uint8_t>(bits),
-          .lanes = static_cast<uint16_t>(lanes)};
+  return {
+      .code = static_cast<uint8_t>(code), .bits = static_cast<uint8_t>(bits), .lanes = static_cast<uint16_t>(lanes)};
 }
 
 constexpr nb::dlpack::dtype kFloat32 = Type(dtype_code::Float, 32);
@@ -95,8 +94,7 @@ nb::dlpack::dtype TypeOf(TensorType type) {
 }
 
 nb::object DLPackArray(const ArrayMemory& memory) {
-  return memory.read_only ? Make<nb::ndarray<nb::array_api, nb::ro>>(memory)
-                          : Make<nb::ndarray<nb::array_api>>(memory);
+  return memory.read_only ? Make<nb::ndarray<nb::array_api, nb::ro>>(memory) : Make<nb::ndarray<nb::array_api>>(memory);
 }
 
 nb::object NativeArray(ArrayMemory memory) {

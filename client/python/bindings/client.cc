@@ -65,12 +65,13 @@ void DeleteModel(const PyClient& self, const std::string& model) {
 
 void BindModels(nb::class_<PyClient>& client) {
   client
-      .def("open_model", &OpenModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
-           nb::arg("convert_moments") = false,
-           "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
-           "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
-           "checkpoint's name in the daemon's --save-dir, or an absolute path; None: what the daemon's --restore says. "
-           "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
+      .def(
+          "open_model", &OpenModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
+          nb::arg("convert_moments") = false,
+          "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
+          "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
+          "checkpoint's name in the daemon's --save-dir, or an absolute path; None: what the daemon's --restore says. "
+          "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
       .def("create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
            nb::arg("convert_moments") = false, "Creates the model or joins it, without attaching: before an import.")
       .def("delete_model", &DeleteModel, nb::arg("model"),
@@ -90,16 +91,18 @@ std::shared_ptr<Client> PyClient::Get() const {
 void BindClient(nb::module_& module) {
   nb::class_<PyClient> client(
       module, "Client",
-      "A connection to the daemon of this node. Thread-safe. It outlives the daemon: calls connect anew. A process that "
+      "A connection to the daemon of this node. Thread-safe. It outlives the daemon: calls connect anew. A process "
+      "that "
       "has connected must not go on in a child that it forks: there every call is FailedPreconditionError.");
-  client.def("__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
-             nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
-             nb::arg("take_over") = false, nb::arg("prefetch") = true,
-             "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
-             "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
-             "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
-             "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
-             "in the order of the first step. UnavailableError when no daemon answers (says where it looked).");
+  client.def(
+      "__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+      nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
+      nb::arg("take_over") = false, nb::arg("prefetch") = true,
+      "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
+      "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
+      "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
+      "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
+      "in the order of the first step. UnavailableError when no daemon answers (says where it looked).");
   BindModels(client);
   BindTransfers(module, client);
   client.def("close", &PyClient::Close, "Closes the connection. Models of it stay open. Idempotent.")

@@ -85,8 +85,10 @@ class PyMatrix {
     return {static_cast<size_t>(matrix_.rows), static_cast<size_t>(matrix_.columns)};
   }
   void CheckHeld() const {
-    if (!unit_->is_held()) Raise(absl::FailedPreconditionError(absl::StrCat(parameter_, ": a unit that is held "
-                                                                            "expected, it has been released")));
+    if (!unit_->is_held())
+      Raise(absl::FailedPreconditionError(absl::StrCat(parameter_,
+                                                       ": a unit that is held "
+                                                       "expected, it has been released")));
   }
   void CheckSize(const WritableHostFloats& out) const {
     if (static_cast<int64_t>(out.size()) == matrix_.rows * matrix_.columns) return;
@@ -177,8 +179,9 @@ void BindMatrix(nb::module_& module) {
       .def_prop_ro("format", [](const PyMatrix& self) { return NameOf(self.matrix().encoding.format); })
       .def_prop_ro("element", [](const PyMatrix& self) { return NameOf(self.matrix().encoding.element); })
       .def_prop_ro("plane", [](const PyMatrix& self) { return NameOf(self.matrix().plane); })
-      .def_prop_ro("gpu", [](const PyMatrix& self) { return self.matrix().gpu; },
-                   "This process's index of the GPU where it lies; -1: host memory.")
+      .def_prop_ro(
+          "gpu", [](const PyMatrix& self) { return self.matrix().gpu; },
+          "This process's index of the GPU where it lies; -1: host memory.")
       .def_prop_ro("data", &PyMatrix::Data,
                    "The encoded elements, [rows, columns] and read-only, without a copy: in host memory a NumPy array, "
                    "of unsigned integers where NumPy has no such type (NVFP4_2D: two elements a byte); else as "
@@ -202,16 +205,16 @@ void BindGatheredUnit(nb::module_& module) {
   nb::class_<PyGatheredUnit>(module, "GatheredUnit",
                              "A unit's parameters, being gathered or gathered: holds a slot until it is released. As a "
                              "context manager it waits at the beginning and releases at the end.")
-      .def("wait", &WaitForUnit,
-           "Waits until all pieces are there. AbortedError and others when the epoch has ended.")
+      .def("wait", &WaitForUnit, "Waits until all pieces are there. AbortedError and others when the epoch has ended.")
       .def_prop_ro("ready", &IsReady, "Whether `wait` would return at once.")
-      .def("get", &GetMatrix, nb::arg("parameter"), nb::arg("plane") = nb::none(),
-           "One parameter's matrix, after `wait`. `plane` is row_wise or column_wise; None: that of the gather's phase. "
-           "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
+      .def(
+          "get", &GetMatrix, nb::arg("parameter"), nb::arg("plane") = nb::none(),
+          "One parameter's matrix, after `wait`. `plane` is row_wise or column_wise; None: that of the gather's phase. "
+          "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
       .def("__getitem__", [](const PyGatheredUnit& self,
                              const std::string& parameter) { return GetMatrix(self, parameter, std::nullopt); })
-      .def("release", [](const PyGatheredUnit& self) { self.held()->Release(); },
-           "Gives the slot back. Idempotent.")
+      .def(
+          "release", [](const PyGatheredUnit& self) { self.held()->Release(); }, "Gives the slot back. Idempotent.")
       .def("__enter__",
            [](nb::object self) {
              WaitForUnit(nb::cast<const PyGatheredUnit&>(self));
@@ -224,37 +227,40 @@ void BindGradients(nb::module_& module) {
   nb::class_<PyGradients>(module, "UnitGradients",
                           "A gradient slot of one unit, zeroed when handed out: write or add up gradients, then push "
                           "it. Dropped without a push it is given back unused.")
-      .def("get",
-           [](const PyGradients& self, const std::string& parameter) {
-             return NativeArray(GradientMemory(self, parameter));
-           },
-           nb::arg("parameter"),
-           "The gradient's memory, [rows, columns] and writable: in host memory a NumPy array of float32, or of the bit "
-           "patterns of BF16 as uint16. NotFoundError for another unit's parameter, InvalidArgumentError for a frozen "
-           "one.")
-      .def("__getitem__",
-           [](const PyGradients& self, const std::string& parameter) {
-             return NativeArray(GradientMemory(self, parameter));
-           })
-      .def("typed",
-           [](const PyGradients& self, const std::string& parameter) {
-             return DLPackArray(GradientMemory(self, parameter));
-           },
-           nb::arg("parameter"), "The same as an object with __dlpack__, of its own type.")
+      .def(
+          "get",
+          [](const PyGradients& self, const std::string& parameter) {
+            return NativeArray(GradientMemory(self, parameter));
+          },
+          nb::arg("parameter"),
+          "The gradient's memory, [rows, columns] and writable: in host memory a NumPy array of float32, or of the bit "
+          "patterns of BF16 as uint16. NotFoundError for another unit's parameter, InvalidArgumentError for a frozen "
+          "one.")
+      .def("__getitem__", [](const PyGradients& self,
+                             const std::string& parameter) { return NativeArray(GradientMemory(self, parameter)); })
+      .def(
+          "typed",
+          [](const PyGradients& self, const std::string& parameter) {
+            return DLPackArray(GradientMemory(self, parameter));
+          },
+          nb::arg("parameter"), "The same as an object with __dlpack__, of its own type.")
       .def("write", &WriteGradient, nb::arg("parameter"), nb::arg("values"),
            "Stores float32 values, rounded to the gradient's type. InvalidArgumentError for another number of them.")
-      .def("mark_absent",
-           [](const PyGradients& self, const std::string& parameter) {
-             Check(self.held().Run([&](UnitGradients& slot) { return slot.MarkAbsent(parameter); }));
-           },
-           nb::arg("parameter"), "Says that the parameter has no gradient in this push; on all ranks alike.")
-      .def("push",
-           [](const PyGradients& self) {
-             Check(self.held().Run([](UnitGradients& slot) { return slot.Push(); }));
-             self.held().Release();
-           },
-           "Hands the slot to the daemon, and returns at once. Pushes of a unit between two commits add up.")
-      .def("release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
+      .def(
+          "mark_absent",
+          [](const PyGradients& self, const std::string& parameter) {
+            Check(self.held().Run([&](UnitGradients& slot) { return slot.MarkAbsent(parameter); }));
+          },
+          nb::arg("parameter"), "Says that the parameter has no gradient in this push; on all ranks alike.")
+      .def(
+          "push",
+          [](const PyGradients& self) {
+            Check(self.held().Run([](UnitGradients& slot) { return slot.Push(); }));
+            self.held().Release();
+          },
+          "Hands the slot to the daemon, and returns at once. Pushes of a unit between two commits add up.")
+      .def(
+          "release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](const PyGradients& self, const nb::args&) { self.held().Release(); });
 }

@@ -14,10 +14,8 @@ constexpr Name<ScaleLayout> kScaleLayouts[] = {{ScaleLayout::kCompact, "compact"
                                                {ScaleLayout::kSwizzled128x4, "swizzled_128x4"}};
 constexpr Name<DelayedScaling::Algorithm> kAlgorithms[] = {{DelayedScaling::Algorithm::kMax, "max"},
                                                            {DelayedScaling::Algorithm::kMostRecent, "most_recent"}};
-constexpr Name<MomentType> kMomentTypes[] = {{MomentType::kFP32, "FP32"},
-                                             {MomentType::kBF16, "BF16"},
-                                             {MomentType::kFP16, "FP16"},
-                                             {MomentType::kFP8, "FP8"}};
+constexpr Name<MomentType> kMomentTypes[] = {
+    {MomentType::kFP32, "FP32"}, {MomentType::kBF16, "BF16"}, {MomentType::kFP16, "FP16"}, {MomentType::kFP8, "FP8"}};
 constexpr Name<MasterType> kMasterTypes[] = {{MasterType::kFP32, "FP32"},
                                              {MasterType::kBF16Remainder, "BF16_REMAINDER"}};
 constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, {GradientType::kBF16, "BF16"}};
@@ -25,12 +23,10 @@ constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "m
                                                    {GradientReduction::kSum, "sum"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
 constexpr Name<AdamMode> kAdamModes[] = {{AdamMode::kAdamW, "adamw"}, {AdamMode::kL2, "l2"}};
-constexpr Name<Initializer> kInitializers[] = {{Initializer::kZeros, "zeros"},
-                                               {Initializer::kOnes, "ones"},
-                                               {Initializer::kConstant, "constant"},
-                                               {Initializer::kNormal, "normal"},
-                                               {Initializer::kUniform, "uniform"},
-                                               {Initializer::kTruncatedNormal, "truncated_normal"}};
+constexpr Name<Initializer> kInitializers[] = {
+    {Initializer::kZeros, "zeros"},       {Initializer::kOnes, "ones"},
+    {Initializer::kConstant, "constant"}, {Initializer::kNormal, "normal"},
+    {Initializer::kUniform, "uniform"},   {Initializer::kTruncatedNormal, "truncated_normal"}};
 constexpr Name<Phase> kPhaseNames[] = {
     {Phase::kForward, "forward"}, {Phase::kBackward, "backward"}, {Phase::kBoth, "both"}};
 constexpr Name<TensorKind> kTensorKinds[] = {{TensorKind::kMaster, "master"},

@@ -43,9 +43,8 @@ Source MakeSource(const std::string& parameter, nb::handle values, const std::op
   Source source;
   source.tensor.parameter = parameter;
   if (!nb::try_cast(values, source.array)) {
-    const std::string text =
-        absl::StrCat("import ", parameter, ": an array in host memory expected, got ",
-                     nb::cast<std::string>(values.type().attr("__name__")));
+    const std::string text = absl::StrCat("import ", parameter, ": an array in host memory expected, got ",
+                                          nb::cast<std::string>(values.type().attr("__name__")));
     throw nb::type_error(text.c_str());
   }
   const HostArray& array = source.array;
@@ -144,10 +143,12 @@ void BindExtent(nb::module_& module) {
       .def_prop_ro("parameter", [](const PyExtent& self) { return self.extent().parameter; })
       .def_prop_ro("kind", [](const PyExtent& self) { return NameOf(self.extent().kind); })
       .def_prop_ro("type", [](const PyExtent& self) { return NameOf(self.extent().type); })
-      .def_prop_ro("shape", [](const PyExtent& self) { return self.extent().shape; }, "Of the parameter.")
+      .def_prop_ro(
+          "shape", [](const PyExtent& self) { return self.extent().shape; }, "Of the parameter.")
       .def_prop_ro("first_row", [](const PyExtent& self) { return self.extent().first_row; })
       .def_prop_ro("rows", [](const PyExtent& self) { return self.extent().rows; })
-      .def_prop_ro("step", [](const PyExtent& self) { return self.extent().step; }, "Steps that it has taken.")
+      .def_prop_ro(
+          "step", [](const PyExtent& self) { return self.extent().step; }, "Steps that it has taken.")
       .def_prop_ro("values", &PyExtent::Values,
                    "A new NumPy array, [rows, columns]: float32, or the elements as they are stored.");
   nb::class_<PyExport>(module, "Export", "Tensors of one state, as far as the daemon owns them.")
@@ -164,17 +165,21 @@ void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
   client
       .def("import_tensors", &ImportTensors, nb::arg("model"), nb::arg("tensors"), nb::kw_only(),
            nb::arg("commit_number") = nb::none(), nb::arg("version") = nb::none(), nb::arg("history_id") = nb::none(),
-           "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` is a "
-           "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, bfloat16 "
-           "or float16; what is not contiguous is copied. Of several daemons each imports the same. FailedPreconditionError while a "
+           "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` "
+           "is a "
+           "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, "
+           "bfloat16 "
+           "or float16; what is not contiguous is copied. Of several daemons each imports the same. "
+           "FailedPreconditionError while a "
            "trainer is attached; NotFoundError and InvalidArgumentError for what is not the model's.")
-      .def("export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
-           nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},
-           nb::arg("version") = nb::none(),
-           "Reads tensors of one state, as far as this daemon owns them. `parameters` empty: all. `kinds`: master, "
-           "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
-           "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError when a commit or an import changes the "
-           "state meanwhile.");
+      .def(
+          "export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
+          nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},
+          nb::arg("version") = nb::none(),
+          "Reads tensors of one state, as far as this daemon owns them. `parameters` empty: all. `kinds`: master, "
+          "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
+          "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError when a commit or an import changes the "
+          "state meanwhile.");
 }
 
 }  // namespace paramshard::python
