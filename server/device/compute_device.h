@@ -76,15 +76,22 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
+  // OK, or why the rest would be done for nothing, with which the call ends then. It is asked before each extent, on a
+  // GPU before the first, and does not wait.
+  using GoesOn = absl::FunctionRef<absl::Status()>;
+  static absl::Status AlwaysGoesOn() { return absl::OkStatus(); }
+
   // Encodes every extent's planes from its master, but for a plane that is a part of it: of weights it is a copy.
-  // `scalings` has an entry for each extent, here and below.
-  virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) = 0;
+  // `scalings` has an entry for each extent, here and below. An error leaves some planes as they were.
+  virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) = 0;
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) { return EncodePlanes(scalings, AlwaysGoesOn); }
 
   // The same for the extents that are `active`, whose format EncodesAfterAmax().
   virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
 
   // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
-  virtual absl::StatusOr<std::vector<float>> MeasureAmaxes() = 0;
+  virtual absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) = 0;
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() { return MeasureAmaxes(AlwaysGoesOn); }
 
   // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients
   // of all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of

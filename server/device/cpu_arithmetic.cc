@@ -58,8 +58,11 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
-    for (size_t i = 0; i < tensors_.size(); ++i) Encode(i, scalings[i]);
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      RETURN_IF_ERROR(goes_on());
+      Encode(i, scalings[i]);
+    }
     return absl::OkStatus();
   }
 
@@ -70,9 +73,10 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<float>> MeasureAmaxes() override {
+  absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override {
     std::vector<float> amaxes(tensors_.size(), 0.0f);
     for (size_t i = 0; i < tensors_.size(); ++i) {
+      RETURN_IF_ERROR(goes_on());
       const ExtentTensors extent = WhereItLies(i);
       if (NeedsAmax(extent.encoding.format)) amaxes[i] = Amax(extent.state.master, extent.elements());
     }

@@ -128,12 +128,17 @@ absl::Status FollowingRestore::Begin() {
   return Await(/*for_go=*/true);
 }
 
-absl::Status FollowingRestore::Write(Restorer& restorer) {
-  const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+absl::Status FollowingRestore::LateWriteError() const {
+  return absl::DeadlineExceededError(absl::StrCat(
       "restore ", options_.model, ": all rows of this daemon within the time that node 0 has set expected"));
-  return write_.Run(
-      restorer, [&] { TellProgress(restorer); }, late);
 }
+
+absl::Status FollowingRestore::Write(Restorer& restorer) {
+  return write_.Run(
+      restorer, [&] { TellProgress(restorer); }, LateWriteError());
+}
+
+absl::Status FollowingRestore::CheckGoesOn() { return write_.CheckGoesOn(LateWriteError()); }
 
 absl::Status FollowingRestore::Conclude(const Restorer& restorer) {
   options_.before_written();

@@ -56,6 +56,7 @@ class FollowingRestore final : public RestorePeers {
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
+  absl::Status CheckGoesOn() override;
   absl::Status Conclude(const Restorer& restorer) override;
   Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
   void Cancel() override;
@@ -68,6 +69,7 @@ class FollowingRestore final : public RestorePeers {
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
   void TellProgress(const Restorer& restorer);
   void TellSums(const checkpoint::ContentHashes& sums);
+  absl::Status LateWriteError() const;
   // Here, or by node 0.
   absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // When it is given up.

@@ -20,6 +20,9 @@ absl::Status OfNode(int node, const absl::Status& status) {
 // Of a daemon's part: those of all daemons can be added.
 constexpr int64_t kMostPartBytes = int64_t{1} << 48;
 
+// How often a restore that waits for other daemons looks whether somebody waits for it.
+constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
+
 // For words on their way that nothing can go wrong with any more.
 constexpr absl::Duration kLeastWaitForDone = absl::Seconds(30);
 
@@ -147,6 +150,12 @@ std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
   return absl::OkStatus();
 }
 
+// Trainers of the others are told as well, who are still there.
+absl::Status LeadingRestore::AbandonedError() const {
+  return absl::UnavailableError(absl::StrCat("create model ", DisplayName(options_.model),
+                                             ": a caller who waits for it expected, all have gone; try again"));
+}
+
 absl::Status LeadingRestore::LateError(RestorePhase phase) const {
   std::vector<int> late;
   for (int node = 1; node < options_.cluster->nodes(); ++node) {
@@ -164,7 +173,8 @@ absl::Status LeadingRestore::Await(RestorePhase phase, SteadyTime deadline) {
     if (const std::optional<absl::Status> reached = Reached(phase); reached.has_value()) return *reached;
     const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) return LateError(phase);
-    changed_.WaitUntil(&mu_, After(SteadyNow(), left));
+    if (phase == RestorePhase::kReady && options_.is_abandoned()) return AbandonedError();
+    changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
   }
 }
 
@@ -182,14 +192,20 @@ absl::Status LeadingRestore::Begin() {
   return Tell(RestoreGo{.id = id()});
 }
 
-absl::Status LeadingRestore::Write(Restorer& restorer) {
-  const absl::Status late = absl::DeadlineExceededError(
+absl::Status LeadingRestore::LateWriteError() const {
+  return absl::DeadlineExceededError(
       absl::StrCat("restore ", options_.model, ": every daemon through with its rows in time expected, node 0 is not"));
-  return write_.Run(
-      restorer, [] {}, late);
 }
 
+absl::Status LeadingRestore::Write(Restorer& restorer) {
+  return write_.Run(
+      restorer, [] {}, LateWriteError());
+}
+
+absl::Status LeadingRestore::CheckGoesOn() { return write_.CheckGoesOn(LateWriteError()); }
+
 absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
+  options_.before_written();
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));
   checkpoint::ContentHashes sums = restorer.content();
   {

@@ -24,7 +24,8 @@ namespace paramshard::server {
 
 // Orders, lets all daemons go, adds up what they have written, and says what came of it: see restore_news.h. What the
 // others do: FollowingRestore. It is over as soon as one of them fails, and at the deadline, also while rows are
-// written.
+// written. A creation that nobody waits for any more is given up while others are not ready; after that it goes on:
+// nothing is lost that the others have, and the model is there for whoever creates it next.
 //
 // One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
 class LeadingRestore final : public RestorePeers {
@@ -36,10 +37,13 @@ class LeadingRestore final : public RestorePeers {
     checkpoint::ContentHashes saved = {};  // of the checkpoint
     int replicas = 1;
     SteadyTime deadline = kNever;
-    const Clock* clock = &Clock::Steady();      // outlives the restore
-    std::function<void()> before_go = [] {};    // tests hold the restore back
-    std::function<void()> before_rows = [] {};  // likewise
-    std::function<void()> before_end = [] {};   // likewise, before all are told that the state is whole
+    const Clock* clock = &Clock::Steady();  // outlives the restore
+    // Whether nobody waits for the model that is created. Does not wait.
+    std::function<bool()> is_abandoned = [] { return false; };
+    std::function<void()> before_go = [] {};       // tests hold the restore back
+    std::function<void()> before_rows = [] {};     // likewise
+    std::function<void()> before_written = [] {};  // likewise, when node 0 is through with its rows
+    std::function<void()> before_end = [] {};      // likewise, before all are told that the state is whole
   };
 
   explicit LeadingRestore(Options options)
@@ -57,6 +61,7 @@ class LeadingRestore final : public RestorePeers {
   bool can_redo() const override { return false; }
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
+  absl::Status CheckGoesOn() override;
   absl::Status Conclude(const Restorer& restorer) override;
   Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
@@ -84,6 +89,8 @@ class LeadingRestore final : public RestorePeers {
   void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Null while it is neither reached nor out of reach.
   std::optional<absl::Status> Reached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status AbandonedError() const;
+  absl::Status LateWriteError() const;
   absl::Status LateError(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AddSums(const RestoreSums& sums) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -33,22 +33,25 @@ bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
   return HasCheckpoint(store.save_dir(), name).value_or(true);
 }
 
-// With the state that a restore brings.
+using IsGone = ModelStore::IsGone;
+
+// With the state that a restore brings. Those who wait for the same model keep it going.
 absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
-                                            const WantedRestore& wanted) {
+                                            const WantedRestore& wanted, IsGone is_gone) {
   CreatedModel created;
+  const auto is_abandoned = [&] { return is_gone() && !store.IsCreationAwaited(); };
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader, /*creates=*/true));
+    ASSIGN_OR_RETURN(Restoration restoration, Restoration::PrepareCreation(model, wanted, &leader, is_abandoned));
     ASSIGN_OR_RETURN(created.restored, restoration.Run(show));
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill));
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill, is_gone));
   return created;
 }
 
 // With the state that node 0 has ordered.
 absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
-                                           absl::uint128 order) {
+                                           absl::uint128 order, IsGone is_gone) {
   CreatedModel created;
   FollowingRestore* taken = nullptr;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
@@ -57,20 +60,23 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
     return absl::OkStatus();
   };
   const std::string name = spec.name;
-  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill);
+  bool gave_up = false;
+  absl::StatusOr<ModelStore::Created> made =
+      store.CreateOrJoin(std::move(spec), fill, [&] { return gave_up = is_gone(); });
   // Until now others find the model while it fills: the next order would be carried out on one that may be dropped.
   if (taken != nullptr) follower.End(*taken, made.status());
-  // Of a model that could not even be made nobody has told node 0.
-  if (taken == nullptr && !made.ok()) follower.RefuseOrder(name, order, made.status());
+  // Of a model that could not even be made nobody has told node 0. An order that a caller has not waited for is for the
+  // next one.
+  if (taken == nullptr && !made.ok() && !gave_up) follower.RefuseOrder(name, order, made.status());
   ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
 }
 
 // With initial values, as other daemons do that wait for this one's word.
-absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                         bool wants_restore) {
+absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec, bool wants_restore,
+                                         IsGone is_gone) {
   CreatedModel created;
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec)));
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), is_gone));
   const std::string& name = created.model.model->spec().name;
   if (!created.model.created) return created;
   if (wants_restore) {
@@ -82,27 +88,27 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
 }
 
 // One that somebody else was creating a moment ago.
-absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec) {
+absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, IsGone is_gone) {
   const std::string name = spec.name;
   const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
     return absl::UnavailableError(
         absl::StrCat("create model ", DisplayName(name), ": another creation of it has failed; try again"));
   };
   CreatedModel joined;
-  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail));
+  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail, is_gone));
   return joined;
 }
 
 absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                             bool wants_restore, absl::FunctionRef<bool()> is_gone) {
+                                             bool wants_restore, IsGone is_gone) {
   RestoreFollower& follower = *restores.follower();
   RestoreFollower::Word word;
   if (wants_restore || follower.HasOrder(spec.name)) {
     ASSIGN_OR_RETURN(word, follower.AwaitOrder(spec.name, is_gone));
   }
-  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id);
-  if (word.is_here) return Join(store, std::move(spec));
-  return CreateFresh(store, restores, std::move(spec), wants_restore);
+  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, is_gone);
+  if (word.is_here) return Join(store, std::move(spec), is_gone);
+  return CreateFresh(store, restores, std::move(spec), wants_restore, is_gone);
 }
 
 }  // namespace
@@ -114,9 +120,9 @@ absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& r
     return CreateFollowing(store, restores, std::move(spec), wanted.has_value(), is_gone);
   }
   if (BeginsWithCheckpoint(store, spec.name, wanted)) {
-    return CreateRestored(store, *restores.leader(), std::move(spec), *wanted);
+    return CreateRestored(store, *restores.leader(), std::move(spec), *wanted, is_gone);
   }
-  return CreateFresh(store, restores, std::move(spec), wanted.has_value());
+  return CreateFresh(store, restores, std::move(spec), wanted.has_value(), is_gone);
 }
 
 }  // namespace paramshard::server

@@ -20,10 +20,14 @@ struct CreatedModel {
 
 // Creates a model, or joins the one that is there. With `wanted` one that is created begins with a checkpoint; `latest`
 // of none is a fresh start, which the log says. In a world of several daemons node 0 chooses for all: elsewhere the
-// call waits for its word (RestoreFollower::AwaitOrder, also for `is_gone`), and a creation without `wanted` follows an
-// order of node 0 that is there already.
+// call waits for its word (RestoreFollower::AwaitOrder), and a creation without `wanted` follows an order of node 0 that
+// is there already.
 //
-// Errors of ModelStore::CreateOrJoin, Restoration and RestoreFollower: then there is no model.
+// `is_gone` says whether the caller waits no longer (CreationTurns::IsGone): then it ends where it waits for others. At
+// node 0 it goes on for those who wait for the same model, and where all daemons are ready.
+//
+// Errors of ModelStore::CreateOrJoin, Restoration and RestoreFollower: then there is no model. UNAVAILABLE: it was given
+// up because all callers at node 0 have gone.
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
                                              absl::FunctionRef<bool()> is_gone);

@@ -62,6 +62,10 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
                                     RETURN_IF_ERROR(begun());
                                     return peers.Begin();
                                   },
+                                  .goes_on = [&]() -> absl::Status {
+                                    RETURN_IF_ERROR(peers.CheckGoesOn());
+                                    return restorer_->CheckGoesOn();
+                                  },
                                   .conclude = [&] { return peers.Conclude(*restorer_); }};
   return turn_.model().Restore(
       restored, [&] { return peers.Write(*restorer_); }, Watch(peers), steps);

@@ -19,6 +19,7 @@ class NoPeers final : public RestorePeers {
   std::optional<HistoryId> history() const override { return std::nullopt; }
   bool can_redo() const override { return true; }
   absl::Status Begin() override { return absl::OkStatus(); }
+  absl::Status CheckGoesOn() override { return absl::OkStatus(); }
   absl::Status Conclude(const Restorer& restorer) override { return restorer.Check(restorer.content(), replicas_); }
   Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
   void Cancel() override {}

@@ -42,15 +42,22 @@ void LogRestored(const std::string& model, const RestoreResult& result) {
 }  // namespace
 
 absl::StatusOr<Restoration> Restoration::Prepare(std::shared_ptr<Model> model, const WantedRestore& wanted,
-                                                 RestoreLeader* leader, bool creates) {
-  Restoration restoration(std::move(model), leader,
-                          {.by_path = wanted.checkpoint.kind == CheckpointRequest::Kind::kPath,
-                           .convert_moments = wanted.plan.convert_moments,
-                           .creates = creates});
+                                                 RestoreLeader* leader) {
+  Restoration restoration(std::move(model), leader);
+  restoration.terms_.by_path = wanted.checkpoint.kind == CheckpointRequest::Kind::kPath;
+  restoration.terms_.convert_moments = wanted.plan.convert_moments;
   const Model& restored = *restoration.model_;
   ASSIGN_OR_RETURN(restoration.choice_, ChooseCheckpoint(restored.save_dir(), restored.spec().name, wanted.checkpoint));
   ASSIGN_OR_RETURN(restoration.restore_,
                    ModelRestore::Prepare(restoration.model_, restoration.choice_.path, wanted.plan));
+  return restoration;
+}
+
+absl::StatusOr<Restoration> Restoration::PrepareCreation(std::shared_ptr<Model> model, const WantedRestore& wanted,
+                                                         RestoreLeader* leader, std::function<bool()> is_abandoned) {
+  ASSIGN_OR_RETURN(Restoration restoration, Prepare(std::move(model), wanted, leader));
+  restoration.terms_.creates = true;
+  restoration.terms_.is_abandoned = std::move(is_abandoned);
   return restoration;
 }
 

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_RESTORES_RESTORATION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -44,16 +45,19 @@ struct RestoreResult {
 
 // At node 0, which chooses the checkpoint. Holds the model's turn from Prepare to the end of Run.
 //
-//   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader, /*creates=*/false));
+//   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader));
 //   ASSIGN_OR_RETURN(const RestoreResult result, restoration.Run([] { return absl::OkStatus(); }));
 //
 // One thread at a time.
 class Restoration {
  public:
-  // Nothing has changed. `leader` outlives it. `creates`: the model is being created. Errors of ChooseCheckpoint and
+  // Of a model that is there. Nothing has changed. `leader` outlives it. Errors of ChooseCheckpoint and
   // ModelRestore::Prepare.
   static absl::StatusOr<Restoration> Prepare(std::shared_ptr<Model> model, const WantedRestore& wanted,
-                                             RestoreLeader* leader, bool creates);
+                                             RestoreLeader* leader);
+  // The same of one that is being created; LeadingRestore::Options.
+  static absl::StatusOr<Restoration> PrepareCreation(std::shared_ptr<Model> model, const WantedRestore& wanted,
+                                                     RestoreLeader* leader, std::function<bool()> is_abandoned);
 
   int64_t all_bytes() const { return restore_->all_bytes(); }
 
@@ -61,8 +65,7 @@ class Restoration {
   absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun);
 
  private:
-  Restoration(std::shared_ptr<Model> model, RestoreLeader* leader, const RestoreLeader::Terms& terms)
-      : model_(std::move(model)), leader_(leader), terms_(terms) {}
+  Restoration(std::shared_ptr<Model> model, RestoreLeader* leader) : model_(std::move(model)), leader_(leader) {}
 
   SteadyTime begin_ = SteadyNow();
   std::shared_ptr<Model> model_;

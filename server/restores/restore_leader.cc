@@ -51,8 +51,10 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
           .replicas = restore.replicas(),
           .deadline = After(options_.clock->Now(), options_.timeout),
           .clock = options_.clock,
+          .is_abandoned = terms.is_abandoned,
           .before_go = options_.before_go,
           .before_rows = options_.before_rows,
+          .before_written = options_.before_written,
           .before_end = options_.before_end};
 }
 

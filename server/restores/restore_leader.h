@@ -35,9 +35,10 @@ class RestoreLeader {
     absl::Duration timeout = absl::Minutes(10);  // of a restore, from the order to the end
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
-    std::function<void()> before_go = [] {};    // LeadingRestore::Options
-    std::function<void()> before_rows = [] {};  // likewise
-    std::function<void()> before_end = [] {};   // likewise
+    std::function<void()> before_go = [] {};       // LeadingRestore::Options
+    std::function<void()> before_rows = [] {};     // likewise
+    std::function<void()> before_written = [] {};  // likewise
+    std::function<void()> before_end = [] {};      // likewise
   };
 
   explicit RestoreLeader(Options options) : options_(std::move(options)) {}
@@ -50,7 +51,8 @@ class RestoreLeader {
   struct Terms {
     bool by_path = false;  // the others find the checkpoint so
     bool convert_moments = false;
-    bool creates = false;  // the model
+    bool creates = false;                                       // the model
+    std::function<bool()> is_abandoned = [] { return false; };  // LeadingRestore::Options
   };
   absl::StatusOr<History> Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
                               const Terms& terms, absl::FunctionRef<absl::Status()> begun);

@@ -10,8 +10,8 @@
 
 namespace paramshard::server {
 
-// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most. All waits are bounded. A write
-// ends soon when the restore is over elsewhere. Of a world of one daemon: NoPeers.
+// ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most, and CheckGoesOn between the last
+// two. All waits are bounded. A write ends soon when the restore is over elsewhere. Of a world of one daemon: NoPeers.
 class RestorePeers {
  public:
   virtual ~RestorePeers() = default;
@@ -26,6 +26,8 @@ class RestorePeers {
   // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write; why the restore is
   // over elsewhere, or DEADLINE_EXCEEDED.
   virtual absl::Status Write(Restorer& restorer) { return restorer.Write(); }
+  // Planes are encoded: whether anybody will use them. It does not wait. Errors as of Write.
+  virtual absl::Status CheckGoesOn() = 0;
   // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
   // was saved. An error: the state is not to be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;

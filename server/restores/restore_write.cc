@@ -34,6 +34,12 @@ absl::Status RestoreWrite::Run(Restorer& restorer, absl::FunctionRef<void()> loo
   return absl::IsCancelled(status) && why.has_value() ? *why : status;
 }
 
+absl::Status RestoreWrite::CheckGoesOn(const absl::Status& late) {
+  StopIfLate(late);
+  absl::MutexLock lock(&mu_);
+  return why_.value_or(absl::OkStatus());
+}
+
 void RestoreWrite::Stop(const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (why_.has_value()) return;

@@ -33,6 +33,8 @@ class RestoreWrite {
   // Calls `look` a few times a second from a thread of its own, as long as that can be started, and once at the end.
   // Errors of Restorer::Write, but the reason where it was stopped; `late` when the deadline has passed.
   absl::Status Run(Restorer& restorer, absl::FunctionRef<void()> look, const absl::Status& late);
+  // Behind the write: why it would have been stopped by now, or OK. `late` as above.
+  absl::Status CheckGoesOn(const absl::Status& late);
   // Why nobody will use the rows; the first reason holds. Before the write, too.
   void Stop(const absl::Status& why);
 

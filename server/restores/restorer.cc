@@ -263,7 +263,7 @@ int64_t Restorer::StepsOf(int parameter) const {
 // --- The change ---
 
 absl::Status Restorer::CheckGoesOn() const {
-  return cancelled_ ? absl::CancelledError("cancelled before the last row") : absl::OkStatus();
+  return cancelled_ ? absl::CancelledError("cancelled before all was through") : absl::OkStatus();
 }
 
 absl::Status Restorer::Write() {

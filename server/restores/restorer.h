@@ -82,6 +82,8 @@ class Restorer {
 
   // Write() returns CANCELLED soon: after the chunks that are under way.
   void Cancel() { cancelled_ = true; }
+  // OK, or CANCELLED.
+  absl::Status CheckGoesOn() const;
 
   // Bytes of chunks that are read, and bytes of memory that are compared afterwards.
   struct Progress {
@@ -138,7 +140,6 @@ class Restorer {
   int64_t StepsOf(int parameter) const;
   std::vector<ScalingBook::Record> Records() const;
 
-  absl::Status CheckGoesOn() const;
   absl::Status WriteAll();
   absl::Status WritePiece(const Piece& piece, safetensors::PageBuffer& buffer);
   absl::Status WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const;

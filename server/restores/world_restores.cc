@@ -7,14 +7,15 @@ namespace paramshard::server {
 
 WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
   if (options_.store->world().cluster->node() == 0) {
-    leader_ =
-        std::make_unique<RestoreLeader>(RestoreLeader::Options{.store = options_.store,
-                                                               .timeout = options_.timeout,
-                                                               .clock = options_.clock,
-                                                               .draw_id = options_.draw_id,
-                                                               .before_go = [this] { options_.at(Point::kGo); },
-                                                               .before_rows = [this] { options_.at(Point::kRows); },
-                                                               .before_end = [this] { options_.at(Point::kEnd); }});
+    leader_ = std::make_unique<RestoreLeader>(
+        RestoreLeader::Options{.store = options_.store,
+                               .timeout = options_.timeout,
+                               .clock = options_.clock,
+                               .draw_id = options_.draw_id,
+                               .before_go = [this] { options_.at(Point::kGo); },
+                               .before_rows = [this] { options_.at(Point::kRows); },
+                               .before_written = [this] { options_.at(Point::kWritten); },
+                               .before_end = [this] { options_.at(Point::kEnd); }});
   } else {
     follower_ = std::make_unique<RestoreFollower>(
         RestoreFollower::Options{.store = options_.store,

@@ -32,7 +32,7 @@ class WorldRestores final : public RestoreListener {
     kReady,    // another node is about to say that it is
     kGo,       // node 0 is about to let all go
     kRows,     // any node is about to write its rows
-    kWritten,  // another node is about to say that it has
+    kWritten,  // any node has, and its planes: another one is about to say so, node 0 to wait for the others
     kEnd,      // node 0 is about to say that the state is whole
   };
 

@@ -78,6 +78,13 @@ void FollowingSaver::Drain(SteadyTime deadline) {
   while (!is_settled() && SteadyNow() < deadline) changed_.WaitUntil(&mu_, deadline);
 }
 
+bool FollowingSaver::IsDrained() const {
+  if (!options_.saves_on_drain || model_.untouched()) return true;
+  const StateNumbers numbers = model_.state().numbers;
+  absl::MutexLock lock(&mu_);
+  return IsSaved(numbers);
+}
+
 // --- What node 0 says ---
 
 void FollowingSaver::OnNews(const SaveNews& news) {

@@ -276,6 +276,13 @@ void Saver::Drain(SteadyTime deadline) {
   AwaitOver(deadline);
 }
 
+bool Saver::IsDrained() const {
+  if (!options_.policy.on_drain || model_.untouched()) return true;
+  const StateNumbers numbers = model_.state().numbers;
+  absl::MutexLock lock(&mu_);
+  return IsSaved(numbers);
+}
+
 bool Saver::AwaitOver(SteadyTime deadline) const {
   while (under_way_.has_value() && !changed_.WaitUntil(&mu_, deadline)) {
   }

@@ -77,6 +77,7 @@ class Saver final : public ModelSaver {
   absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const override;
   absl::Status CheckIdle(absl::string_view operation) const override;
   void Drain(SteadyTime deadline) override;
+  bool IsDrained() const override;
   std::vector<SaveRecord> records() const override;
   SaveCounts counts() const override;
   int64_t image_bytes() const override;

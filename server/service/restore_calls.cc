@@ -111,7 +111,7 @@ absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, cons
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   RETURN_IF_ERROR(restores.CheckLeads(request.model()));
   ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores.leader(), /*creates=*/false));
+  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores.leader()));
   int64_t all_bytes = restoration.all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
   if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");

@@ -18,32 +18,30 @@ constexpr size_t kMostMarkBytes = 1024;
 
 }  // namespace
 
-absl::Status LostModels::Lost(absl::string_view name, absl::string_view why) const {
-  return absl::DataLossError(
-      absl::StrCat("model ", name, ": its state was lost with the server before this one (", why, "); ",
-                   options_.is_one_of_several
-                       ? "delete it, create it without a restore, and restore it at node 0, or import into every daemon"
-                       : "create it with a restore; or delete it, create it, and import"));
+absl::Status LostModels::Describe(absl::string_view name, absl::string_view why) const {
+  return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
+                                          options_.is_one_of_several
+                                              ? "); delete it, create it without a restore, and restore it at node 0, "
+                                                "or import into every daemon"
+                                              : "); create it with a restore; or delete it, create it, and import"));
 }
 
-absl::Status LostModels::Add(const std::string& name, absl::string_view why) {
-  const absl::Status lost = Lost(name, why);
-  options_.log->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", lost.ToString()}});
+void LostModels::Add(const std::string& name, absl::string_view why) {
+  options_.log->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", Describe(name, why).ToString()}});
   absl::MutexLock lock(&mu_);
   why_[name] = std::string(why);
-  return lost;
 }
 
 absl::Status LostModels::Check(absl::string_view name) const {
   absl::MutexLock lock(&mu_);
   const auto found = why_.find(name);
-  return found == why_.end() ? absl::OkStatus() : Lost(name, found->second);
+  return found == why_.end() ? absl::OkStatus() : Describe(name, found->second);
 }
 
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {
   absl::MutexLock lock(&mu_);
   std::map<std::string, absl::Status, std::less<>> lost;
-  for (const auto& [name, why] : why_) lost[name] = Lost(name, why);
+  for (const auto& [name, why] : why_) lost[name] = Describe(name, why);
   return lost;
 }
 

@@ -43,8 +43,9 @@ class LostModels {
   };
   explicit LostModels(Options options) : options_(std::move(options)) {}
 
-  // Returns what Check says from now on.
-  absl::Status Add(const std::string& name, absl::string_view why);
+  // What Check says of a model that is lost: DATA_LOSS.
+  absl::Status Describe(absl::string_view name, absl::string_view why) const;
+  void Add(const std::string& name, absl::string_view why);
   // OK, or DATA_LOSS: it is lost, why, and what is to be done.
   absl::Status Check(absl::string_view name) const;
   bool Contains(absl::string_view name) const { return !Check(name).ok(); }
@@ -64,7 +65,6 @@ class LostModels {
   static std::string ReadMark(KeptMemory& memory);
 
  private:
-  absl::Status Lost(absl::string_view name, absl::string_view why) const;
   absl::Status MakeMark(const std::string& name, absl::string_view why) const;
   void LogFreed(const std::string& name) const;
 

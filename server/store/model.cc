@@ -225,13 +225,13 @@ JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64
           .epoch = last_epoch_};
 }
 
-absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling) {
+absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling, Shard::GoesOn goes_on) {
   scaling_book_.Restart();
-  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_));
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->MeasureAmaxes(scaling_book_, goes_on));
   scaling_book_.Settle(scaling_book_.Offer());
   scaling_book_.Restore(scaling);
   for (const auto& shard : shards_) {
-    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_));
+    RETURN_IF_ERROR(shard->EncodePlanes(scaling_book_, goes_on));
     RETURN_IF_ERROR(shard->KeepPlanes());
   }
   return absl::OkStatus();
@@ -359,7 +359,7 @@ absl::Status Model::Submit(int64_t session, const v1::Command& command) {
 // The cluster starts an epoch when the reports of all daemons cover all ranks. While an epoch runs or ends there is
 // nobody to report: those who wait for the next one are reported when it is over.
 void Model::Report() {
-  if (!Idle() || closed_) return;
+  if (!Idle() || closed_ || silent_) return;
   const CommitLog::Numbers numbers = commit_log_.numbers();
   ModelReport report{.model = spec().name,
                      .spec_fingerprint = fingerprint_,
@@ -562,6 +562,11 @@ int64_t Model::plane_copy_bytes() const {
   return bytes;
 }
 
+void Model::Silence() {
+  absl::MutexLock lock(&mu_);
+  silent_ = true;
+}
+
 bool Model::outlives_server() const { return journal_ != nullptr; }
 
 // A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
@@ -604,7 +609,8 @@ absl::Status Model::CloseToTrainers(const absl::Status& why) {
     closed_ = true;
     drain_reason_ = why;
     // This also ends a vote that is in doubt: what becomes of its commit matters to nobody here any more.
-    options_.world.cluster->Forget(spec().name);
+    // One that is silent has lost its name, and another one may have it.
+    if (!silent_) options_.world.cluster->Forget(spec().name);
     // Its own trainers have left it. The world's word for the end may never come: node 0 may hang.
     if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", spec().name, ": deleted")));
   }

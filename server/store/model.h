@@ -137,6 +137,8 @@ class Model {
   // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on
   // DropMemory does nothing. Nobody drops the memory meanwhile.
   void LeaveMemory(absl::FunctionRef<bool()> leave);
+  // From its return on the cluster hears nothing of the model, nor of its end: its name is to be lost.
+  void Silence();
   // Whether the next server can go on with it.
   bool outlives_server() const;
 
@@ -161,6 +163,9 @@ class Model {
   struct RestoreSteps {
     // Trainers and readers are held off, and nothing has changed: an error leaves it so.
     std::function<absl::Status()> begin;
+    // Between extents, while planes are encoded: whether anybody will use them. It does not wait. An error is one of
+    // the writing.
+    std::function<absl::Status()> goes_on;
     // The planes are encoded. An error is one of the writing.
     std::function<absl::Status()> conclude;
   };
@@ -283,7 +288,8 @@ class Model {
   JournaledState journaled_state() { return {.shards = shards_, .book = &scaling_book_}; }
   // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
   // Measured amaxes give way to those that `scaling` says.
-  absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling);
+  absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling,
+                            Shard::GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -358,6 +364,7 @@ class Model {
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;  // and draining_
+  bool silent_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status drain_reason_ ABSL_GUARDED_BY(mu_);
   StateCondition condition_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);

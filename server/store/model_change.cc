@@ -60,7 +60,8 @@ absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, ab
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
-  if (status.ok()) status = EncodePlanes(replacement.scaling);
+  const auto goes_on = [&] { return steps.goes_on ? steps.goes_on() : absl::OkStatus(); };
+  if (status.ok()) status = EncodePlanes(replacement.scaling, goes_on);
   if (status.ok() && steps.conclude) status = steps.conclude();
   for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
   return EndChange(replacement, status);

@@ -70,6 +70,9 @@ class ModelSaver {
   // The model drains: waits for a save under way, and saves what no save has, where the configuration says so. Returns
   // at the deadline at the latest.
   virtual void Drain(SteadyTime deadline) = 0;
+  // Whether a drain has nothing to save: a checkpoint has the state of the last commit, there was none, or the
+  // configuration says so.
+  virtual bool IsDrained() const = 0;
 
   // Recent ones, the oldest first.
   virtual std::vector<SaveRecord> records() const = 0;

@@ -60,16 +60,17 @@ ModelStore::ModelStore(Options options)
 // The listener goes first: nothing may call into models that are being destroyed.
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
-absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec) {
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsGone is_gone) {
   RETURN_IF_ERROR(lost_.Check(spec.name));
-  return CreateOrJoin(std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); });
+  return CreateOrJoin(
+      std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); }, is_gone);
 }
 
-absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill) {
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone) {
   // Whoever joins a full one does not wait for the creation of others.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
-  absl::MutexLock creating(&creating_);
+  ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.Take(spec, is_gone));
   ASSIGN_OR_RETURN(found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   const std::string name = spec.name;
@@ -157,7 +158,8 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
-    ReportLost(name, lost_.Add(name, model.status().message()));
+    ReportLost(name, model.status());
+    lost_.Add(name, model.status().message());
     return absl::OkStatus();
   }
   if (!model.ok()) {
@@ -204,21 +206,26 @@ bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
 // A deletion that has found the model, and drops its memory late, must not drop what the name has by then.
 void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
   const std::string& name = model->spec().name;
-  absl::Status lost;
   model->LeaveMemory([&] {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!MayLose(model)) return false;
+    }
+    model->Silence();
+    ReportLost(name, why);
     absl::MutexLock lock(&mu_);
+    // But for a drain, with which node 0 forgets this daemon, it still may.
     if (!MayLose(model)) return false;
     models_.erase(name);
-    lost = lost_.Add(name, why.message());
+    lost_.Add(name, why.message());
     return true;
   });
-  if (!lost.ok()) ReportLost(name, lost);
 }
 
-void ModelStore::ReportLost(const std::string& name, const absl::Status& lost) const {
+void ModelStore::ReportLost(const std::string& name, const absl::Status& why) const {
   ModelReport report;
   report.model = name;
-  report.lost = lost;
+  report.lost = lost_.Describe(name, why.message());
   options_.world.cluster->Report(report);
 }
 
@@ -345,10 +352,10 @@ void ModelStore::RememberDeletion(const std::string& name, const std::string& re
   deletions_[request_id] = name;
 }
 
-// Nobody makes a model of that name meanwhile; whoever asks for others does not wait for the keeper.
+// Nobody makes a model of that name meanwhile; whoever creates others, or asks for them, does not wait for the keeper.
 absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
   if (!lost_.Contains(name)) return false;
-  absl::MutexLock creating(&creating_);
+  ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.TakeToFree(name));
   // The call that held it may have been the one that this one repeats.
   ASSIGN_OR_RETURN(const bool is_deleted, IsDeleted(name, request_id));
   if (is_deleted || !lost_.Contains(name)) return is_deleted;
@@ -378,8 +385,16 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves 
   }
 }
 
+bool ModelStore::IsLeftUnsaved(const Model& model) {
+  return model.usable().ok() && model.unfinished().ok() && model.saver() != nullptr && !model.saver()->IsDrained();
+}
+
 void ModelStore::DropKept() const {
   for (const auto& model : List()) {
+    if (IsLeftUnsaved(*model)) {
+      LogStillKept(model->spec().name, absl::FailedPreconditionError("it could not be saved"));
+      continue;
+    }
     if (const absl::Status dropped = model->DropMemory(); !dropped.ok()) LogStillKept(model->spec().name, dropped);
   }
 }

@@ -19,6 +19,7 @@
 #include "server/base/clock.h"
 #include "server/cluster/cluster.h"
 #include "server/keeper/kept_store.h"
+#include "server/store/creation_turns.h"
 #include "server/store/lost_models.h"
 #include "server/store/model.h"
 
@@ -73,14 +74,18 @@ class ModelStore : public EpochListener {
     std::shared_ptr<Model> model;
     bool created = false;
   };
-  // Creates a model, or finds the one of that name when its spec is equal. ALREADY_EXISTS names the first difference.
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec);
+  // Creates a model, or finds the one of that name when its spec is equal. One is created at a time; a caller who is
+  // gone waits no longer for its turn. ALREADY_EXISTS names the first difference; ABORTED the caller has gone.
+  using IsGone = CreationTurns::IsGone;
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = IsNeverGone);
   // The same, but a model that is created gets its state from `fill`, which calls `show` as soon as nobody can attach
   // to it any more: from then on others see it. Whoever would join it, or create another one, waits until it is full.
   // When `fill` fails there is no model, and its error is returned. `show` is UNAVAILABLE once draining.
   using Show = absl::FunctionRef<absl::Status()>;
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill);
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone);
+  // Whether a creation that is under way is waited for by others than its own caller, who want the same model.
+  bool IsCreationAwaited() const { return turns_.IsAwaited(); }
 
   // Also one that is shown while it fills. NOT_FOUND names models that there are: a few, and how many more.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
@@ -89,7 +94,8 @@ class ModelStore : public EpochListener {
   std::map<std::string, absl::Status, std::less<>> ListLost() const { return lost_.List(); }
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
-  // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT.
+  // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT; UNAVAILABLE
+  // while the state is changed or saved, or a lost model is created anew.
   absl::Status Delete(const std::string& name, const std::string& request_id);
 
   // Which saves are made before a drain is through.
@@ -101,7 +107,7 @@ class ModelStore : public EpochListener {
   // Then it saves, for as long as that may take (SaverSource::drain_timeout).
   void Drain(SteadyTime deadline, const absl::Status& why, DrainSaves saves = DrainSaves::kUnsaved);
 
-  // The next server has none of these models. After Drain.
+  // The next server has none of these models. After Drain: one that it could not save stays, for nobody else has it.
   void DropKept() const;
 
   const World& world() const { return options_.world; }
@@ -116,6 +122,7 @@ class ModelStore : public EpochListener {
   void OnRestoreNews(const RestoreNews& news) override;
 
  private:
+  static bool IsNeverGone() { return false; }
   // Makes one that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, Fill fill);
   // Makes one, in memory that is kept where there is somebody to keep it.
@@ -126,13 +133,16 @@ class ModelStore : public EpochListener {
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;
+  // Whether the model is whole, and was to be saved by a drain, and is not.
+  static bool IsLeftUnsaved(const Model& model);
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   // Whether a change of the model that was not made loses it. Another one may have its name by now.
   bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // The name is lost instead, if it is still this model's: what is kept of the model is the name's from then on.
   void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
-  // Trainers of other daemons need not wait for it.
-  void ReportLost(const std::string& name, const absl::Status& lost) const;
+  // Trainers of other daemons need not wait for it. Before anybody here knows of it: node 0 hears of whatever becomes
+  // of a model that is lost behind that it is.
+  void ReportLost(const std::string& name, const absl::Status& why) const;
   absl::Status DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id);
   // Whether it was there; then the deletion is remembered.
   bool EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id);
@@ -157,7 +167,7 @@ class ModelStore : public EpochListener {
   LostModels lost_;
   absl::Mutex hearing_;  // held while the listener is called
   RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;
-  absl::Mutex creating_;  // one creation at a time; taken before mu_
+  CreationTurns turns_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -224,6 +225,20 @@ TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
     ASSERT_OK(Ctl("restart " + words).status());
     EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(testing::HasSubstr("step-000000000002-"))) << words;
   }
+}
+
+TEST_F(KeptDaemonTest, ARestartDoesNotLoseWhatItCouldNotSave) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  std::filesystem::remove_all(saves.path() + "/kept");
+  ASSERT_OK(Ctl("restart --lose-models").status());
+  EXPECT_EQ(StateHash(), expected);
+  // The next server has a folder again.
+  ASSERT_OK(Ctl("restart --lose-models").status());
+  EXPECT_FALSE(Ctl("verify kept").ok());
+  EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
 }
 
 TEST_F(KeptDaemonTest, AStopInTheMiddleOfARestartSaves) {

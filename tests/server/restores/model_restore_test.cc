@@ -1,10 +1,15 @@
 // A restorer in a model's hands.
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "proto/model/model_spec_proto.h"
 #include "server/restores/model_restore.h"
+#include "server/restores/restore_peers.h"
 #include "server/store/inspection.h"
 #include "server/store/model.h"
 #include "tests/server/restores/restore_fixture.h"
@@ -98,6 +103,52 @@ TEST_F(ModelRestoreTest, ADrainGivesItUp) {
     return absl::OkStatus();
   };
   EXPECT_THAT(restore->Run(drain), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("cancelled")));
+}
+
+// Of whom a test says whether they wait for the planes.
+class AskedPeers final : public RestorePeers {
+ public:
+  explicit AskedPeers(std::function<absl::Status()> answer) : answer_(std::move(answer)) {}
+
+  std::optional<HistoryId> history() const override { return std::nullopt; }
+  bool can_redo() const override { return true; }
+  absl::Status Begin() override { return absl::OkStatus(); }
+  absl::Status CheckGoesOn() override { return answer_(); }
+  absl::Status Conclude(const Restorer&) override {
+    concluded_ = true;
+    return absl::OkStatus();
+  }
+  Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
+  void Cancel() override {}
+
+  bool concluded() const { return concluded_; }
+
+ private:
+  const std::function<absl::Status()> answer_;
+  bool concluded_ = false;
+};
+
+TEST_F(ModelRestoreTest, PlanesThatNobodyWillUseAreNotEncodedToTheEnd) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, Write(saved, {3, 3}), {}));
+  int asked = 0;
+  AskedPeers peers([&] { return ++asked < 2 ? absl::OkStatus() : absl::DeadlineExceededError("too late"); });
+  EXPECT_THAT(restore->Run([] { return absl::OkStatus(); }, peers),
+              StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("too late")));
+  EXPECT_EQ(asked, 2);
+  EXPECT_FALSE(peers.concluded());
+}
+
+TEST_F(ModelRestoreTest, ADrainWhilePlanesAreEncodedGivesItUp) {
+  const SavedModel saved(model_->spec(), 9);
+  ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, Write(saved, {3, 3}), {}));
+  AskedPeers peers([&] {
+    model_->BeginDrain(absl::UnavailableError("the daemon stops"));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(restore->Run([] { return absl::OkStatus(); }, peers),
+              StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("cancelled")));
+  EXPECT_FALSE(peers.concluded());
 }
 
 TEST_F(ModelRestoreTest, OneThatBreaksOffSpoilsTheModel) {

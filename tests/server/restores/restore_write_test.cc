@@ -31,6 +31,10 @@ class CountedClock final : public Clock {
     ++looks_;
     return now_;
   }
+  void Advance(absl::Duration by) {
+    absl::MutexLock lock(&mu_);
+    now_ += absl::ToChronoNanoseconds(by);
+  }
   // Returns when somebody has looked and has done what follows from it: he looks again then.
   void AdvanceAndAwaitLooks(absl::Duration by) {
     absl::MutexLock lock(&mu_);
@@ -105,6 +109,27 @@ TEST_F(RestoreWriteTest, ItEndsAtTheDeadline) {
                   *restorer_, [] {}, absl::DeadlineExceededError("late")),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "late"));
   ExpectNothingWritten();
+}
+
+TEST_F(RestoreWriteTest, WhatFollowsTheWriteEndsForTheSameReasons) {
+  CountedClock clock;
+  const absl::Status late = absl::DeadlineExceededError("late");
+  RestoreWrite write({.deadline = After(clock.Now(), kTimeout), .clock = &clock});
+  ASSERT_OK(write.Run(
+      *restorer_, [] {}, late));
+  EXPECT_OK(write.CheckGoesOn(late));
+  clock.Advance(kTimeout);
+  EXPECT_THAT(write.CheckGoesOn(late), StatusIs(absl::StatusCode::kDeadlineExceeded, "late"));
+  write.Stop(absl::AbortedError("later"));
+  EXPECT_THAT(write.CheckGoesOn(late), StatusIs(absl::StatusCode::kDeadlineExceeded, "late"));
+}
+
+TEST_F(RestoreWriteTest, NodeZeroEncodesNoPlanesWhenAnotherDaemonHasFailed) {
+  LeadingRestore leading({.model = "tiny", .order = {.id = 7}});
+  ASSERT_OK(leading.Write(*restorer_));
+  EXPECT_OK(leading.CheckGoesOn());
+  leading.OnReport({.id = 7, .node = 1, .status = absl::UnavailableError("a broken disk")});
+  EXPECT_THAT(leading.CheckGoesOn(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: a broken disk")));
 }
 
 TEST_F(RestoreWriteTest, NodeZeroStopsWhenAnotherDaemonHasFailed) {

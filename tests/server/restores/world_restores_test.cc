@@ -38,6 +38,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr absl::Duration kTimeout = absl::Minutes(10);
@@ -319,11 +320,6 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
     bytes[8 + header] ^= 1;
     checkpoint::WriteText(file, bytes);
   }
-  // Of node 0: all daemons, as far as they have told it.
-  bool HasWrittenAll(int node) {
-    const auto progress = world_.model(node).activity().restore;
-    return progress.has_value() && progress->done_bytes == progress->all_bytes;
-  }
   void Remember() { before_ = world_.daemons().Hashes(); }
 
   RestoredWorld world_;
@@ -495,12 +491,14 @@ TEST_F(WorldRestoresFaultsTest, ANodeZeroThatIsLostBeforeItsVerdictLeavesNoState
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTrainOn) {
-  absl::Notification over;
+  absl::Notification written, over;
+  world_.At(0, [&](Point point) {
+    if (point == Point::kWritten) written.Notify();
+  });
   world_.At(1, [&](Point point) {
     if (point != Point::kWritten) return;
     // Its own rows are not what is late.
-    const SteadyTime end = SteadyDeadline(kLong);
-    while (!HasWrittenAll(0) && SteadyNow() < end) std::this_thread::yield();
+    written.WaitForNotification();
     world_.clock(0).Advance(kTimeout);
     // Some word of it makes node 0 look at its clock.
     const RestoreSums none{.id = kDrawn};
@@ -523,6 +521,25 @@ TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
   });
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("node 0: no more"))));
+  EXPECT_FALSE(written);
+  ExpectUnusable();
+}
+
+// Planes are what is left when all rows are compared.
+TEST_F(WorldRestoresFaultsTest, PlanesAreNotEncodedBehindTheDeadline) {
+  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
+    const auto* const progress = std::get_if<RestorePartProgress>(&news.what);
+    if (progress != nullptr && progress->done_bytes == progress->all_bytes) world_.clock(1).Advance(kTimeout);
+    return false;
+  });
+  std::atomic<bool> written = false;
+  world_.At(1, [&](Point point) {
+    if (point == Point::kWritten) written = true;
+  });
+  EXPECT_THAT(
+      world_.Restore().status(),
+      StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("all rows of this daemon within"))));
+  world_.daemons().cluster(1).LoseRestoreNews(nullptr);
   EXPECT_FALSE(written);
   ExpectUnusable();
 }
@@ -641,10 +658,15 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
     for (int node = 0; node < 2; ++node) ASSERT_OK(world_.daemons().store(node).Delete("m", ""));
   }
 
-  static bool IsGone() { return true; }
-  // At node 1, for a caller who does not wait for node 0.
-  absl::StatusOr<CreatedModel> Create() {
-    return CreateOrRestore(world_.daemons().store(1), world_.restores(1), Parse(SpecOf(2)), WantedRestore(), IsGone);
+  static bool IsHere() { return false; }
+  absl::StatusOr<CreatedModel> CreateAt(int node, ModelStore::IsGone is_gone) {
+    return CreateOrRestore(world_.daemons().store(node), world_.restores(node), Parse(SpecOf(2)), WantedRestore(),
+                           is_gone);
+  }
+  // At node 1, where an order of node 0 is there already.
+  absl::StatusOr<CreatedModel> Create() { return CreateAt(1, IsHere); }
+  void ExpectNoModels() {
+    for (int node = 0; node < 2; ++node) EXPECT_THAT(world_.daemons().store(node).List(), IsEmpty());
   }
   // As node 0 says it.
   template <typename News>
@@ -690,6 +712,99 @@ TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) 
   EXPECT_EQ(created.model.model->state().numbers.commit_number, 4);
   EXPECT_EQ(created.model.model->history().id, HistoryId{2});
   EXPECT_EQ(*world_.daemons().store(1).Find("m"), created.model.model);
+}
+
+const auto kIsAbandoned =
+    StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create model m: a caller who waits for it expected, all have"));
+
+TEST_F(CreationsTest, OneAtNodeZeroEndsWhenItsCallerIsGone) {
+  bool begun = false;
+  EXPECT_THAT(CreateAt(0, [&] { return std::exchange(begun, true); }).status(), kIsAbandoned);
+  ExpectNoModels();
+  std::thread other([&] { EXPECT_OK(CreateAt(1, IsHere).status()); });
+  EXPECT_OK(CreateAt(0, IsHere).status());
+  other.join();
+}
+
+TEST_F(CreationsTest, OneAtNodeZeroGoesOnForAnotherCallerWhoWaitsForTheSameModel) {
+  absl::Notification waits, gone, failed;
+  std::thread second;
+  const auto second_is_gone = [&] {
+    if (!waits.HasBeenNotified()) waits.Notify();
+    return failed.HasBeenNotified();
+  };
+  const auto create_second = [&] {
+    const absl::StatusOr<CreatedModel> joined = CreateAt(0, second_is_gone);
+    ASSERT_OK(joined.status());
+    EXPECT_FALSE(joined->model.created);
+  };
+  int looks = 0;
+  const auto first_is_gone = [&] {
+    // By then it has begun.
+    if (++looks == 2) second = std::thread(create_second);
+    if (waits.HasBeenNotified() && !gone.HasBeenNotified()) gone.Notify();
+    return gone.HasBeenNotified();
+  };
+  std::thread first([&] {
+    const absl::StatusOr<CreatedModel> created = CreateAt(0, first_is_gone);
+    EXPECT_OK(created.status());
+    if (!created.ok()) return failed.Notify();
+    EXPECT_TRUE(created->model.created);
+  });
+  gone.WaitForNotification();
+  EXPECT_OK(CreateAt(1, [&] { return failed.HasBeenNotified(); }).status());
+  first.join();
+  second.join();
+}
+
+TEST_F(CreationsTest, OneThatAllDaemonsAreReadyForIsMadeForWhoeverComesNext) {
+  std::atomic<bool> gone = false;
+  world_.At(0, [&](Point point) {
+    if (point == Point::kGo) gone = true;
+  });
+  std::thread other([&] { EXPECT_OK(CreateAt(1, IsHere).status()); });
+  EXPECT_OK(CreateAt(0, [&] { return gone.load(); }).status());
+  other.join();
+  EXPECT_TRUE(gone);
+}
+
+TEST_F(CreationsTest, OthersAreToldThatNobodyWaitsAtNodeZero) {
+  std::atomic<bool> gone = false;
+  absl::Notification over;
+  world_.At(1, [&](Point point) {
+    if (point != Point::kReady) return;
+    gone = true;
+    over.WaitForNotification();
+  });
+  std::thread other([&] {
+    const absl::Status status = CreateAt(1, IsHere).status();
+    EXPECT_THAT(status, kIsAbandoned);
+    EXPECT_THAT(status.message(), HasSubstr("node 0: "));
+  });
+  EXPECT_THAT(CreateAt(0, [&] { return gone.load(); }).status(), kIsAbandoned);
+  over.Notify();
+  other.join();
+  ExpectNoModels();
+}
+
+TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
+  Order(1, "4");
+  std::atomic<int> refused = 0;
+  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
+    if (std::holds_alternative<RestoreReport>(news.what)) ++refused;
+    return false;
+  });
+  v1::ModelSpec other = SpecOf(2);
+  other.set_name("other");
+  const auto is_gone = [] { return true; };
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    EXPECT_THAT(CreateAt(1, is_gone).status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(other), fill));
+  world_.daemons().cluster(1).LoseRestoreNews(nullptr);
+  EXPECT_EQ(refused, 0);
+  EXPECT_TRUE(world_.restores(1).follower()->HasOrder("m"));
 }
 
 // --- A daemon that says what it should not ---

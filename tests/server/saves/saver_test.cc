@@ -319,8 +319,21 @@ TEST_F(SaverTest, ADrainSavesWhatNoSaveHas) {
   EXPECT_EQ(record.reason, SaveReason::kDrain);
   EXPECT_EQ(record.step, 1);
   EXPECT_EQ(Saved(record.path), State());
+  EXPECT_TRUE(saver().IsDrained());
   world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
   EXPECT_EQ(saver().records().size(), 1) << "the step is saved";
+}
+
+TEST_F(SaverTest, ADrainThatCouldNotSaveIsKnown) {
+  OpenSaved({});
+  EXPECT_TRUE(saver().IsDrained()) << "there is nothing to save";
+  Attach();
+  Step();
+  EXPECT_FALSE(saver().IsDrained());
+  calls_.is_full = true;
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  EXPECT_EQ(AwaitLast().state, SaveState::kAbandoned);
+  EXPECT_FALSE(saver().IsDrained());
 }
 
 TEST_F(SaverTest, ADrainSavesNothingOfAModelWithoutCommits) {
@@ -333,6 +346,7 @@ TEST_F(SaverTest, ADrainSavesNothingWhereItIsToldSo) {
   OpenSaved({.on_drain = false});
   Attach();
   Step();
+  EXPECT_TRUE(saver().IsDrained());
   world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
   EXPECT_THAT(saver().records(), IsEmpty());
 }

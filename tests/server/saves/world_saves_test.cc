@@ -495,11 +495,13 @@ TEST(WorldSavesDrainTest, ADaemonThatDrainsAloneHasItsStateSaved) {
   SavedWorld world({1, 1}, 2);
   world.daemons().Attach();
   world.Step();
+  EXPECT_FALSE(world.saver(1).IsDrained());
   world.daemons().store(1).Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
   const SaveRecord record = world.Await(0, 1);
   EXPECT_EQ(record.state, SaveState::kPublished) << record.status;
   EXPECT_EQ(record.reason, SaveReason::kDrain);
   EXPECT_EQ(record.step, 1);
+  EXPECT_TRUE(world.saver(1).IsDrained());
   world.daemons().store(0).Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
   EXPECT_THAT(world.saver(0).records(), SizeIs(1)) << "the step is saved";
   EXPECT_THAT(world.saver(1).records(), SizeIs(1));

@@ -284,6 +284,34 @@ TEST_F(WorldRestoreCallsTest, ACreationThatNobodyJoinsEndsAtTheTimeout) {
   EXPECT_THAT(Models(1), IsEmpty());
 }
 
+// As many as node 0 carries out at a time, and more. Nobody creates the model at the other daemon.
+TEST_F(WorldRestoreCallsTest, CreationsWhoseTrainersAreGoneHoldUpNobody) {
+  Write(12);
+  std::vector<std::unique_ptr<grpc::ClientContext>> calls(20);
+  for (auto& call : calls) call = clients_[0]->Context();
+  std::vector<std::thread> trainers;
+  for (auto& call : calls) {
+    trainers.emplace_back([&] {
+      v1::CreateModelRequest request;
+      *request.mutable_spec() = Spec();
+      request.mutable_restore()->set_checkpoint("latest");
+      v1::CreateModelResponse response;
+      EXPECT_EQ(clients_[0]->trainer().CreateModel(call.get(), request, &response).error_code(),
+                grpc::StatusCode::CANCELLED);
+    });
+  }
+  // One of them has begun.
+  while (Models(0).empty()) std::this_thread::yield();
+  for (const auto& call : calls) call->TryCancel();
+  for (std::thread& trainer : trainers) trainer.join();
+  v1::ModelSpec other = Spec();
+  other.set_name("other");
+  EXPECT_OK(Create(0, "", other).status());
+  const std::vector<v1::ModelSummary> models = Models(0);
+  ASSERT_THAT(models, SizeIs(1));
+  EXPECT_EQ(models[0].name(), "other");
+}
+
 TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotBegunAnewElsewhere) {
   Write(12);
   for (const auto& created : CreateAtBoth("latest")) ASSERT_OK(created);

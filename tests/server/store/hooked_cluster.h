@@ -50,6 +50,12 @@ class HookedCluster final : public Cluster {
     loses_ = std::move(hook);
   }
 
+  // Called before every report that is yet to come.
+  void OnReport(std::function<void(const ModelReport& report)> hook) {
+    absl::MutexLock lock(&mu_);
+    on_report_ = std::move(hook);
+  }
+
   // Called when a model is forgotten from now on.
   void OnForget(std::function<void()> hook) {
     absl::MutexLock lock(&mu_);
@@ -72,7 +78,11 @@ class HookedCluster final : public Cluster {
   std::vector<int> device_counts() const override { return cluster_->device_counts(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return cluster_->AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
-  void Report(const ModelReport& report) override { cluster_->Report(report); }
+  void Report(const ModelReport& report) override {
+    const std::function<void(const ModelReport&)> hook = Hook(on_report_);
+    if (hook) hook(report);
+    cluster_->Report(report);
+  }
   void Forget(absl::string_view model) override {
     Hook(on_forget_)();
     if (!hangs_) cluster_->Forget(model);
@@ -128,11 +138,12 @@ class HookedCluster final : public Cluster {
   const std::unique_ptr<Cluster> cluster_;
   std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
-  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these five guarded by mu_
+  std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these seven guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
   std::function<absl::Status()> rendezvous_;
   std::function<void(const SaveNews& news)> hears_;
   std::function<bool(const RestoreNews& news)> loses_;
+  std::function<void(const ModelReport& report)> on_report_;
   std::function<void()> on_forget_ = [] {};
 };
 

@@ -63,6 +63,7 @@ class HearingSaver final : public ModelSaver {
   absl::StatusOr<SaveRecord> Await(int64_t, SteadyTime) const override { return absl::NotFoundError("save"); }
   absl::Status CheckIdle(absl::string_view) const override { return absl::OkStatus(); }
   void Drain(SteadyTime) override {}
+  bool IsDrained() const override { return true; }
   std::vector<SaveRecord> records() const override { return {}; }
   SaveCounts counts() const override { return {}; }
   int64_t image_bytes() const override { return 0; }

@@ -30,6 +30,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -251,6 +252,90 @@ TEST_F(LostModelTest, ARepeatedDeletionThatWaitsForTheFirstIsAnsweredLikeIt) {
   repeated.join();
   EXPECT_THAT(world_->store().Delete("m", "twice"), StatusIs(absl::StatusCode::kNotFound));
   CloseWorld();
+}
+
+TEST_F(LostModelTest, ADeletionDoesNotWaitForACreationOfAnotherModel) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  v1::ModelSpec other = TestSpec();
+  other.set_name("other");
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
+    EXPECT_OK(world_->store().Delete("m", "once"));
+    EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(world_->store().CreateOrJoin(Parse(other), fill));
+  EXPECT_OK(world_->store().Delete("m", "once"));
+}
+
+TEST_F(LostModelTest, IsNotDeletedWhileItIsMadeAnew) {
+  Create();
+  LoseAllBut(kJournalPiece);
+  Start();
+  EXPECT_THAT(CreateByRestore([&] {
+                EXPECT_THAT(world_->store().Delete("m", ""),
+                            StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it is being created anew")));
+                return absl::DataLossError("damaged");
+              }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("damaged")));
+  ExpectLost("adopt m:rank-0/master");
+  EXPECT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+// A change that was cut off and that fails when it is made again, while the store serves.
+class LossTest : public LostModelTest {
+ protected:
+  void SetUp() override {
+    LostModelTest::SetUp();
+    Create();
+    FakeKeptStore left;
+    Model::Restored restored;
+    restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
+    ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    StartAfter(left);
+    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
+    world_->cluster().OnReport([this](const ModelReport& report) {
+      told_.emplace_back(report.lost.ok() ? "state" : "lost");
+      if (!report.lost.ok()) when_reported_();
+    });
+    world_->cluster().OnForget([this] { told_.emplace_back("forget"); });
+  }
+  void TearDown() override { CloseWorld(); }
+  void WhenReported(std::function<void()> act) { when_reported_ = std::move(act); }
+  void Lose() { world_->store().FinishChange(model_, absl::NotFoundError("no such folder")); }
+  // What node 0 has heard.
+  const std::vector<std::string>& told() const { return told_; }
+
+ private:
+  std::function<void()> when_reported_ = [] {};
+  std::vector<std::string> told_;
+};
+
+TEST_F(LossTest, IsReportedBeforeAnybodyCanDeleteTheModel) {
+  WhenReported([this] {
+    EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+    EXPECT_THAT(world_->store().Find("m"), IsOkAndHolds(model_));
+    EXPECT_THAT(world_->store().Delete("m", ""), StatusIs(absl::StatusCode::kUnavailable));
+  });
+  Lose();
+  ExpectLost("no such folder");
+  ASSERT_OK(world_->store().Delete("m", ""));
+  EXPECT_THAT(told(), ElementsAre("lost", "forget"));
+}
+
+TEST_F(LossTest, IsTheLastThatIsSaidOfTheModel) {
+  // As node 0 does, which tells all daemons that trainers of others wait in vain.
+  const auto refuse = [this] { model_->OnEpochRefused(absl::DataLossError("its state on all nodes expected")); };
+  WhenReported(refuse);
+  EXPECT_THAT(model_->Restore({}, [] { return absl::DataLossError("damaged"); }),
+              StatusIs(absl::StatusCode::kDataLoss));
+  Lose();
+  refuse();
+  // Somebody had found it, and deletes it late: the name may be another model's.
+  EXPECT_OK(model_->Close(absl::NotFoundError("it was deleted")));
+  EXPECT_THAT(told(), ElementsAre("lost"));
 }
 
 TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {

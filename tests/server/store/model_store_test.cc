@@ -101,6 +101,18 @@ TEST_F(ModelStoreTest, AModelIsNotShownOnceTheStoreDrains) {
   EXPECT_THAT(store().List(), IsEmpty());
 }
 
+TEST_F(ModelStoreTest, ACallerWhoIsGoneDoesNotWaitForTheCreationOfAnother) {
+  const auto is_gone = [] { return true; };
+  const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) -> absl::Status {
+    EXPECT_THAT(store().CreateOrJoin(Parse(Spec("other")), is_gone),
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("create model other: the caller has gone")));
+    EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), is_gone), StatusIs(absl::StatusCode::kAborted));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(store().CreateOrJoin(Parse(Spec("m")), fill));
+  EXPECT_THAT(store().List(), SizeIs(1));
+}
+
 TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
   std::atomic<int> created{0};
   std::vector<std::shared_ptr<Model>> models(8);

@@ -946,6 +946,19 @@ TEST_F(ShardTest, EncodingAnewRepairsPlanes) {
   for (const ShardExtent& each : shard().extents()) EXPECT_TRUE(PlanesMatch(shard(), each));
 }
 
+TEST_F(ShardTest, EncodingEndsBeforeTheExtentThatIsForNothing) {
+  std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
+  int asked = 0;
+  const auto goes_on = [&] { return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("nobody waits"); };
+  EXPECT_THAT(shard().EncodePlanes(model_.BookOf(0), goes_on), StatusIs(absl::StatusCode::kAborted, "nobody waits"));
+  EXPECT_EQ(asked, 3);
+  EXPECT_TRUE(PlanesMatch(shard(), shard().extents()[0]));
+  EXPECT_TRUE(PlanesMatch(shard(), shard().extents()[1]));
+  EXPECT_FALSE(PlanesMatch(shard(), shard().extents()[2]));
+  EXPECT_THAT(shard().MeasureAmaxes(model_.BookOf(0), goes_on), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(asked, 4);
+}
+
 TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
   std::vector<float> values(extent().elements);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.25f;

@@ -11,13 +11,13 @@ class WatchedArithmetic final : public ShardArithmetic {
       : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) override {
-    return inner_->EncodePlanes(scalings);
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) override {
+    return inner_->EncodePlanes(scalings, goes_on);
   }
   absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
     return inner_->EncodeAfterAmax(active, scalings);
   }
-  absl::StatusOr<std::vector<float>> MeasureAmaxes() override { return inner_->MeasureAmaxes(); }
+  absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override { return inner_->MeasureAmaxes(goes_on); }
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                     absl::Span<const SumTask> sums) override {
     return inner_->SumSquares(active, sums);

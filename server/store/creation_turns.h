@@ -1,0 +1,81 @@
+// Whose turn it is to create a model, and who else waits for that model.
+#ifndef PARAMSHARD_SERVER_STORE_CREATION_TURNS_H_
+#define PARAMSHARD_SERVER_STORE_CREATION_TURNS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/model/model_spec.h"
+#include "server/base/steady_cond_var.h"
+
+namespace paramshard::server {
+
+// One creation at a time: what is free is counted before memory is taken. A creation may last, for it may wait for
+// other daemons: whoever waits for its turn looks now and then whether somebody waits for the answer still, and what is
+// left of lost models is freed meanwhile, but for the one that is made anew.
+//
+//   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns.Take(spec, is_gone));
+//
+// Thread-safe.
+class CreationTurns {
+ public:
+  // Whether nobody waits for a creation's answer any more. It is asked with a lock held: it neither waits nor asks for
+  // a turn.
+  using IsGone = absl::FunctionRef<bool()>;
+
+  // To create a model, or to free what is left of one. Until its end; move-only.
+  class Turn {
+   public:
+    Turn(CreationTurns* turns, std::optional<std::string> freed) : turns_(turns), freed_(std::move(freed)) {}
+    Turn(Turn&& other) noexcept : turns_(std::exchange(other.turns_, nullptr)), freed_(std::move(other.freed_)) {}
+    ~Turn() {
+      if (turns_ != nullptr) turns_->GiveBack(freed_);
+    }
+
+   private:
+    CreationTurns* turns_;
+    std::optional<std::string> freed_;  // null of a creation
+  };
+
+  // Waits until nobody creates, and nobody frees what is left of that name. ABORTED the caller has gone: nothing is
+  // begun for nobody.
+  absl::StatusOr<Turn> Take(const ModelSpec& spec, IsGone is_gone);
+  // Whether somebody waits for the turn who wants the model that is being created: one of that name with another spec
+  // is another model.
+  bool IsAwaited() const;
+
+  // Waits for whoever frees the same. UNAVAILABLE a model of that name is being created.
+  absl::StatusOr<Turn> TakeToFree(const std::string& name);
+
+ private:
+  struct Creation {
+    std::string name;
+    uint64_t fingerprint = 0;  // of the spec
+  };
+
+  // Whether a creation of that name has to wait.
+  bool IsHeldUp(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return creating_.has_value() || freed_.contains(name);
+  }
+  void GiveBack(const std::optional<std::string>& freed);
+
+  mutable absl::Mutex mu_;
+  SteadyCondVar changed_;
+  std::optional<Creation> creating_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, int> waiting_ ABSL_GUARDED_BY(mu_);           // how many, by fingerprint
+  std::set<std::string, std::less<>> freed_ ABSL_GUARDED_BY(mu_);  // names
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_CREATION_TURNS_H_
