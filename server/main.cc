@@ -150,8 +150,9 @@ absl::Status CheckServes(const ServerCommand& command) {
   const absl::StatusOr<ParsedArguments> arguments =
       ParseArguments(static_cast<int>(argv.size()), argv.data(), ProcessEnvironment());
   if (!arguments.ok() || arguments->action == ParsedArguments::Action::kServe) return absl::OkStatus();
-  return absl::InvalidArgumentError("restart: flags of a daemon that serves expected, got --help, --version or "
-                                    "--print-config");
+  return absl::InvalidArgumentError(
+      "restart: flags of a daemon that serves expected, got --help, --version or "
+      "--print-config");
 }
 
 // A keeper that does not say so restarts servers all the same.
@@ -172,8 +173,7 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
     return absl::OkStatus();
   };
   const auto is_followed = [ending] { return ending->restart.load(); };
-  return {
-      .restart = restart, .is_followed = is_followed, .kept = kept.link.get(), .rollback = RollbackOf(*kept.link)};
+  return {.restart = restart, .is_followed = is_followed, .kept = kept.link.get(), .rollback = RollbackOf(*kept.link)};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.

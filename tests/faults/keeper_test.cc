@@ -1,10 +1,12 @@
 // Real daemons with a keeper: servers that are killed, restarted, and replaced.
 
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,6 +33,8 @@
 namespace paramshard::test {
 namespace {
 
+using testing::HasSubstr;
+
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 class KeptDaemonTest : public testing::Test {
@@ -53,6 +57,13 @@ class KeptDaemonTest : public testing::Test {
   // Of paramshardctl with these words.
   absl::StatusOr<std::string> Ctl(const std::string& words) const {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " ", words, " 2>&1"));
+  }
+  // What a restart with these words, which is to fail, says.
+  std::string RestartRefusal(const std::string& words) const {
+    const absl::StatusOr<std::string> said = OutputOf(absl::StrCat(
+        Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " restart ", words, " 2>&1; test $? = 1"));
+    EXPECT_OK(said.status());
+    return said.ok() ? *said : "";
   }
   // The server that answers; none while there is none.
   std::optional<pid_t> ServerPid() const {
@@ -167,7 +178,7 @@ TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
 TEST_F(KeptDaemonTest, ARestartStartsTheNextServer) {
   const std::optional<pid_t> first = ServerPid();
   ASSERT_TRUE(first.has_value());
-  EXPECT_THAT(Ctl("restart"), IsOkAndHolds(testing::HasSubstr("serves as process")));
+  EXPECT_THAT(Ctl("restart"), IsOkAndHolds(HasSubstr("serves as process")));
   EXPECT_NE(ServerPid(), first);
   daemon_->Signal(SIGUSR1);
   EXPECT_TRUE(AwaitServer(*first).has_value());
@@ -187,7 +198,7 @@ TEST_F(KeptDaemonTest, ARestartLosesModelsWhereThatIsAskedForAlone) {
 TEST_F(KeptDaemonTest, AServerWithOtherDevicesGivesWayToOneThatCanGoOn) {
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
-  EXPECT_OK(Ctl("restart -- --device=cpu:0,cpu:1").status());
+  EXPECT_THAT(RestartRefusal("-- --device=cpu:0,cpu:1"), HasSubstr("a server expected, got exit code 3"));
   EXPECT_EQ(StateHash(), expected);
 }
 
@@ -223,7 +234,7 @@ TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
     Start({"--keeper=on", "--save-dir=" + saves.path()});
     ASSERT_OK(TrainOnce());
     ASSERT_OK(Ctl("restart " + words).status());
-    EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(testing::HasSubstr("step-000000000002-"))) << words;
+    EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(HasSubstr("step-000000000002-"))) << words;
   }
 }
 
@@ -267,10 +278,48 @@ TEST_F(KeptDaemonTest, AServerThatDiesWhileItDrainsIsFollowedByOneThatSaves) {
 TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
   const std::optional<pid_t> first = ServerPid();
   ASSERT_TRUE(first.has_value());
-  EXPECT_OK(Ctl("restart --binary=/bin/false").status());
+  EXPECT_THAT(RestartRefusal("--binary=/bin/false"), HasSubstr("/bin/false: a server expected, got exit code 1"));
   EXPECT_OK(TrainOnce());
   EXPECT_FALSE(Ctl("restart --binary=/nowhere/paramshardd --lose-models").ok());
   EXPECT_OK(TrainOnce()) << "the server has not ended";
+}
+
+TEST_F(KeptDaemonTest, AProgramThatEndsWithZeroLosesNoModel) {
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  EXPECT_THAT(RestartRefusal("--binary=/bin/true"), HasSubstr("/bin/true: a server expected, got exit code 0"));
+  EXPECT_EQ(StateHash(), expected);
+}
+
+TEST_F(KeptDaemonTest, FlagsThatDoNotServeAreRefusedAndTheServerRunsOn) {
+  const std::optional<pid_t> server = ServerPid();
+  for (const std::string flag : {"--help", "--version", "--print-config"}) {
+    EXPECT_THAT(RestartRefusal("-- " + flag), HasSubstr("flags of a daemon that serves expected")) << flag;
+  }
+  EXPECT_EQ(ServerPid(), server);
+}
+
+// Servers do not start while the folder of checkpoints is away. Whether the stop comes before, between or after their
+// starts, what is kept is saved.
+TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {
+  const TemporaryDirectory saves;
+  const std::string root = saves.path() + "/root";
+  ASSERT_EQ(mkdir(root.c_str(), 0700), 0);
+  Start({"--keeper=on", "--save-dir=" + root});
+  ASSERT_OK(TrainOnce());
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(rename(root.c_str(), (root + "-away").c_str()), 0);
+  kill(*server, SIGKILL);
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (ServerPid() == server && absl::Now() < deadline) {
+  }
+  ASSERT_EQ(rename((root + "-away").c_str(), root.c_str()), 0);
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  const auto steps = checkpoint::ListStepFolders(root + "/kept");
+  ASSERT_OK(steps.status());
+  EXPECT_THAT(*steps, testing::SizeIs(1));
 }
 
 TEST_F(KeptDaemonTest, ATermSignalDrainsTheServerAndEndsBoth) {
