@@ -52,6 +52,8 @@ SaveState StateOf(SaveOutcome outcome) {
   switch (outcome) {
     case SaveOutcome::kPublished:
       return SaveState::kPublished;
+    case SaveOutcome::kAlreadySaved:
+      return SaveState::kAlreadySaved;
     case SaveOutcome::kAbandoned:
       return SaveState::kAbandoned;
     case SaveOutcome::kUnknown:
@@ -89,9 +91,15 @@ Saver::Saver(Model& model, const Options& options)
 
 absl::Status Saver::Open() {
   ASSIGN_OR_RETURN(publisher_, Publisher::Open(options_.calls, options_.root, model_.spec()));
+  NoteLeftovers();
+  // A server before this one may have saved the state that it has left.
+  const StateNumbers numbers = model_.state().numbers;
+  const Publisher::Result found =
+      publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
   ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
   ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] { Run(); }));
   absl::MutexLock lock(&mu_);
+  if (found.outcome == SaveOutcome::kAlreadySaved) saved_ = numbers;
   thread_ = std::move(thread);
   return absl::OkStatus();
 }
@@ -299,7 +307,7 @@ void Saver::Finish(const Publisher::Result& result) {
   record.status = result.status;
   record.path = result.path;
   if (!result.path.empty()) record.size_bytes = result.size_bytes;
-  if (record.state == SaveState::kPublished) {
+  if (HasCheckpoint(record.state)) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
   records_.Close(record);
@@ -326,7 +334,18 @@ std::vector<SaveRecord> Saver::records() const {
 
 SaveCounts Saver::counts() const {
   absl::MutexLock lock(&mu_);
-  return records_.counts();
+  SaveCounts counts = records_.counts();
+  counts.leftovers = leftovers_;
+  return counts;
+}
+
+void Saver::NoteLeftovers() {
+  absl::MutexLock lock(&mu_);
+  if (publisher_->leftovers() == leftovers_) return;
+  leftovers_ = publisher_->leftovers();
+  if (leftovers_.ok()) return;
+  Log(LogLevel::kWarning, "what saves have left could not be deleted",
+      {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
 }
 
 // --- The thread ---
@@ -356,6 +375,7 @@ void Saver::Save(const Work& work) {
   const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
   // The checkpoint is there, whatever becomes of older ones: but who waits for the save finds them gone.
   if (result.outcome == SaveOutcome::kPublished) Retain();
+  NoteLeftovers();
   absl::MutexLock lock(&mu_);
   Finish(result);
 }
@@ -376,13 +396,15 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
 
 Publisher::Result Saver::Write(const Work& work) {
   const checkpoint::World world = WorldOf(model_.layout(), model_.world());
-  if (const absl::Status begun = publisher_->Begin(work.identity, world); !begun.ok()) return Abandoned(begun);
+  const absl::Status begun = publisher_->Begin(work.identity, world);
+  if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
+  if (!begun.ok()) return Abandoned(begun);
   const absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
   if (reports.ok()) {
     return publisher_->Publish(*reports, CommonOf(work.state),
                                {.parent = ParentOf(work.state), .saved_at = options_.now()});
   }
-  // What is left is removed before the next save.
+  // What is left of it is among the leftovers, and removed before the next save.
   publisher_->Abandon().IgnoreError();
   return Abandoned(reports.status());
 }

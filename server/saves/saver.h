@@ -38,7 +38,7 @@ namespace paramshard::server {
 struct SavePolicy {
   int64_t every_commits = 0;                         // numbers that are multiples of it; 0: none
   absl::Duration every_time = absl::ZeroDuration();  // at the first commit after it; 0: never
-  RetentionPolicy keep = {.newest = 3, .every = 0};
+  RetentionPolicy keep = {};
   bool on_drain = true;
   // A save that takes longer is abandoned.
   absl::Duration timeout = absl::Minutes(10);
@@ -108,6 +108,8 @@ class Saver final : public ModelSaver {
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes over what the publisher could not clean up, and says it where that is news.
+  void NoteLeftovers();
   bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -144,7 +146,8 @@ class Saver final : public ModelSaver {
   std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know
   std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
-  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
+  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // of the last checkpoint that is known
+  absl::Status leftovers_ ABSL_GUARDED_BY(mu_);
   std::thread thread_ ABSL_GUARDED_BY(mu_);
 };
 
