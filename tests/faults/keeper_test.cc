@@ -162,6 +162,28 @@ TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsTheModelWhereItWas) {
   EXPECT_OK(trainer.Await());
 }
 
+// As a server of an older or a newer program finds it.
+TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneThatCan) {
+  const std::string log = directory_.path() + "/log";
+  const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  Start({"--keeper=on"}, {.standard_error = log_fd.get()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
+  kill(*server, SIGKILL);
+  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "does not start; memory is kept"); }),
+              IsOkAndHolds(true));
+  EXPECT_THAT(Contains(log, absl::StrCat("format version ", server::kJournalVersion, " expected, got ",
+                                         server::kJournalVersion - 1, ", of an older program")),
+              IsOkAndHolds(true));
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion), 1);
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_EQ(StateHash(), expected);
+}
+
 TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
   Training training{.socket_dir = directory_.path(), .model = "kept", .rank = 0, .commits = 6};
   Start({});
@@ -219,28 +241,6 @@ TEST_F(KeptDaemonTest, ARestartOfADaemonThatSavesAndRestoresLosesNothing) {
   ASSERT_OK(Ctl("restart").status());
   // Two commits are made already: the trainer only creates the model.
   ASSERT_OK(TrainOnce());
-  EXPECT_EQ(StateHash(), expected);
-}
-
-// As a server of an older or a newer program finds it.
-TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneThatCan) {
-  const std::string log = directory_.path() + "/log";
-  const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
-  Start({"--keeper=on"}, {.standard_error = log_fd.get()});
-  ASSERT_OK(TrainOnce());
-  const std::string expected = StateHash();
-  const std::optional<pid_t> server = ServerPid();
-  ASSERT_TRUE(server.has_value());
-  ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
-  kill(*server, SIGKILL);
-  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "does not start; memory is kept"); }),
-              IsOkAndHolds(true));
-  EXPECT_THAT(Contains(log, absl::StrCat("format version ", server::kJournalVersion, " expected, got ",
-                                         server::kJournalVersion - 1, ", of an older program")),
-              IsOkAndHolds(true));
-  ASSERT_EQ(SetJournalVersions(server::kJournalVersion), 1);
-  daemon_->Signal(SIGUSR1);
-  ASSERT_TRUE(AwaitServer(*server).has_value());
   EXPECT_EQ(StateHash(), expected);
 }
 

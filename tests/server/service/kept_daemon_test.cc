@@ -1,23 +1,14 @@
 // A daemon whose models outlive it, in the test's own process: how what became of them shows to its callers.
 
-#include <unistd.h>
-
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "server/device/kept_memory.h"
-#include "server/journal/journal_layout.h"
-#include "tests/server/journal/journal_version.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/service/daemon_client.h"
 #include "tests/server/store/test_spec.h"
@@ -40,34 +31,12 @@ class KeptDaemonTest : public DaemonTestBase {
     client_.reset();
     daemon_.reset();
   }
-  absl::Status TryToStart() {
+  void Start() {
     Stop();
     auto daemon = Daemon::Start(Config(), OpenDevices, {}, {.restart = nullptr, .kept = kept_.get()});
-    RETURN_IF_ERROR(daemon.status());
+    PARAMSHARD_CHECK(daemon.ok());
     daemon_ = *std::move(daemon);
     client_ = std::make_unique<DaemonClient>(socket_dir());
-    return absl::OkStatus();
-  }
-  void Start() { PARAMSHARD_CHECK(TryToStart().ok()); }
-  // What is kept, byte for byte.
-  std::map<std::string, std::string> Kept() {
-    std::map<std::string, std::string> kept;
-    const auto taken = kept_->TakeAll();
-    PARAMSHARD_CHECK(taken.ok());
-    for (const auto& [name, fd] : *taken) {
-      std::string bytes(lseek(fd.get(), 0, SEEK_END), '\0');
-      PARAMSHARD_CHECK(pread(fd.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
-      kept[name] = bytes;
-    }
-    return kept;
-  }
-  // Of the one journal that is kept.
-  void SetJournalVersionOfKept(uint32_t version) {
-    const auto taken = kept_->TakeAll();
-    ASSERT_OK(taken);
-    for (const auto& [name, fd] : *taken) {
-      if (absl::StrContains(name, kJournalPiece)) ASSERT_TRUE(SetJournalVersion(fd.get(), version));
-    }
   }
   // All of the memory but the journal is gone.
   void Damage() {
@@ -96,24 +65,6 @@ TEST_F(KeptDaemonTest, AModelGoesOnWithTheNextOne) {
   EXPECT_EQ(client_->StateHash("m"), hash);
   ASSERT_THAT(Models().models(), SizeIs(1));
   EXPECT_THAT(Models().models(0).unusable(), IsEmpty());
-}
-
-// As a program that goes back, or forward, finds it: the keeper starts the one before it then.
-TEST_F(KeptDaemonTest, AJournalOfAnotherVersionFailsTheStartAndTheModelStaysAsItIs) {
-  ASSERT_OK(client_->CreateModel(MakeSpec("m", {MakeUnit("w", {MakeParameter("w.w", {6, 4})})})));
-  const std::string hash = client_->StateHash("m");
-  for (const uint32_t version : {kJournalVersion - 1, kJournalVersion + 1}) {
-    Stop();
-    SetJournalVersionOfKept(version);
-    const std::map<std::string, std::string> before = Kept();
-    EXPECT_THAT(TryToStart(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       HasSubstr(absl::StrCat("model m: journal: format version ", kJournalVersion,
-                                                              " expected, got ", version))));
-    EXPECT_EQ(Kept(), before);
-    SetJournalVersionOfKept(kJournalVersion);
-    Start();
-    EXPECT_EQ(client_->StateHash("m"), hash);
-  }
 }
 
 TEST_F(KeptDaemonTest, ALostModelIsListedWithItsReasonAndMayBeDeleted) {
