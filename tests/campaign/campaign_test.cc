@@ -39,8 +39,12 @@ TEST_P(CampaignTest, EverythingHolds) {
   const nlohmann::json json = nlohmann::json::parse(result.Json());
   EXPECT_EQ(json["assaults"][GetParam()]["rounds"], kRounds);
   EXPECT_EQ(json["held"], result.status.ok());
-  if (kWithoutErrors.contains(GetParam())) EXPECT_EQ(json["assaults"][GetParam()]["errors"], 0) << result.Table();
-  if (kThatKill.contains(GetParam())) EXPECT_GE(json["assaults"][GetParam()]["kills"], kRounds) << result.Table();
+  if (kWithoutErrors.contains(GetParam())) {
+    EXPECT_EQ(json["assaults"][GetParam()]["errors"], 0) << result.Table();
+  }
+  if (kThatKill.contains(GetParam())) {
+    EXPECT_GE(json["assaults"][GetParam()]["kills"], kRounds) << result.Table();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest, testing::ValuesIn(AssaultNames()), [](const auto& info) {

@@ -234,7 +234,7 @@ TEST_P(WorldSavesTest, AWorldWithoutTrainersIsSavedByACall) {
   const SaveRecord record = world.Save();
   ASSERT_EQ(record.state, SaveState::kPublished) << record.status;
   EXPECT_EQ(Verified(record.path).common().commit_number, 0);
-  EXPECT_EQ(world.Save().status.code(), absl::StatusCode::kAlreadyExists) << "the same step again";
+  EXPECT_EQ(world.Save().state, SaveState::kAlreadySaved) << "the same step again";
   EXPECT_THAT(world.Leftovers(), IsEmpty());
 }
 

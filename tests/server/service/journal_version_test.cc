@@ -61,7 +61,8 @@ class JournalVersionTest : public DaemonTestBase {
     const auto taken = kept_.TakeAll();
     ASSERT_OK(taken);
     for (const auto& [name, fd] : *taken) {
-      if (absl::StrContains(name, kJournalPiece)) ASSERT_TRUE(SetJournalVersion(fd.get(), version));
+      if (!absl::StrContains(name, kJournalPiece)) continue;
+      ASSERT_TRUE(SetJournalVersion(fd.get(), version)) << name;
     }
   }
 
