@@ -1,13 +1,17 @@
 // Real daemons with a keeper: servers that are killed, restarted, and replaced.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -16,15 +20,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/step_folder.h"
 #include "proto/wire/handoff.h"
+#include "server/journal/journal_layout.h"
 #include "tests/faults/training.h"
+#include "tests/server/journal/journal_version.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -42,14 +50,14 @@ class KeptDaemonTest : public testing::Test {
   KeptDaemonTest() { Start({"--keeper=on"}); }
 
   // In the place of the present one.
-  void Start(std::vector<std::string> flags) {
+  void Start(std::vector<std::string> flags, const Surroundings& surroundings = {}) {
     // Of a keeper that is killed the server ends a moment later.
     if (daemon_.has_value()) {
       daemon_->Signal(SIGTERM);
       EXPECT_OK(daemon_->AwaitExit(kPatience).status());
     }
     for (const std::string& device : DeviceFlags(1)) flags.push_back(device);
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags, kPatience, surroundings);
     EXPECT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -86,6 +94,20 @@ class KeptDaemonTest : public testing::Test {
         .Await();
   }
 
+  // Gives the journals that the keeper holds another version; how many there are.
+  int SetJournalVersions(uint32_t version) const {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
+      if (absl::StartsWith(std::filesystem::read_symlink(entry.path()).string(), "/memfd:")) {
+        files.push_back(entry.path());
+      }
+    }
+    return static_cast<int>(std::count_if(files.begin(), files.end(), [version](const std::string& file) {
+      const wire::FileDescriptor fd(open(file.c_str(), O_RDWR | O_CLOEXEC));
+      return fd.valid() && server::SetJournalVersion(fd.get(), version);
+    }));
+  }
+
   // Of the model of TrainOnce.
   std::string StateHash() const {
     const absl::StatusOr<std::string> verified = Ctl("-o json verify kept");
@@ -103,6 +125,12 @@ class KeptDaemonTest : public testing::Test {
   const TemporaryDirectory directory_;
   std::optional<DaemonProcess> daemon_;
 };
+
+absl::StatusOr<bool> Contains(const std::string& path, const std::string& text) {
+  std::ifstream file(path);
+  const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return absl::StrContains(all, text);
+}
 
 // Comes again once when the server ends under it.
 absl::Status TrainOn(Training training) {
@@ -151,6 +179,28 @@ TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsTheModelWhereItWas) {
     return commit == 1 ? absl::OkStatus() : absl::InternalError(absl::StrCat("commit 1 expected, got ", commit));
   });
   EXPECT_OK(trainer.Await());
+}
+
+// As a server of an older or a newer program finds it.
+TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneThatCan) {
+  const std::string log = directory_.path() + "/log";
+  const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  Start({"--keeper=on"}, {.standard_error = log_fd.get()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
+  kill(*server, SIGKILL);
+  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "does not start; memory is kept"); }),
+              IsOkAndHolds(true));
+  EXPECT_THAT(Contains(log, absl::StrCat("format version ", server::kJournalVersion, " expected, got ",
+                                         server::kJournalVersion - 1, ", of an older program")),
+              IsOkAndHolds(true));
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion), 1);
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
