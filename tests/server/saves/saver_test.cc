@@ -401,7 +401,7 @@ TEST_F(SaverTest, AModelWhoseFolderIsWrongIsNotMade) {
   std::filesystem::create_directories(folder);
   std::filesystem::permissions(folder, std::filesystem::perms::all);
   TestWorld world({.savers = savers_.get()});
-  EXPECT_THAT(world.store().CreateOrJoin(TestSpec()).status(), StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(world.store().CreateOrJoin(Parse(TestSpec())).status(), StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
 TEST_F(SaverTest, WhatCouldNotBeRemovedIsSaidUntilItIs) {
