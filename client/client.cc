@@ -15,12 +15,13 @@
 #include "client/internal/connection.h"
 #include "client/internal/deadline.h"
 #include "client/internal/epoch_layout.h"
-#include "client/internal/grpc_status.h"
+#include "client/internal/interruption.h"
 #include "client/internal/owner_process.h"
 #include "client/internal/restart_wait.h"
 #include "client/internal/session.h"
 #include "client/internal/sockets.h"
 #include "client/internal/tensor_transfer.h"
+#include "client/internal/unary_call.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "proto/model/model_spec_proto.h"
@@ -28,12 +29,13 @@
 namespace paramshard {
 
 using internal::Connection;
+using Stub = v1::TrainerService::Stub;
 
 // Shared between threads.
 class Client::Impl {
  public:
   Impl(Options options, std::unique_ptr<internal::Daemon> daemon)
-      : options_(std::move(options)), daemon_(std::move(daemon)) {}
+      : options_(std::move(options)), interruption_(options_.interrupted), daemon_(std::move(daemon)) {}
 
   const Options& options() const { return options_; }
   const internal::SocketPaths& paths() const { return daemon_->paths(); }
@@ -53,16 +55,16 @@ class Client::Impl {
   absl::Status DeleteModel(absl::string_view model);
 
  private:
-  template <typename Request, typename Response>
-  using Method = grpc::Status (v1::TrainerService::Stub::*)(grpc::ClientContext*, const Request&, Response*);
   // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
   // caller would wait for a session.
   template <typename Request, typename Response>
-  absl::Status Call(const Connection& connection, absl::string_view name, Method<Request, Response> method,
-                    const Request& request, Response& response) const;
+  absl::Status Call(const Connection& connection, absl::string_view name,
+                    internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                    Response& response) const;
 
   const internal::OwnerProcess owner_;
   const Options options_;
+  const internal::Interruption interruption_;
   const std::unique_ptr<internal::Daemon> daemon_;
 
   absl::Mutex mu_;
@@ -75,13 +77,14 @@ absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
 }
 
 template <typename Request, typename Response>
-absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name, Method<Request, Response> method,
-                                const Request& request, Response& response) const {
+absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name,
+                                internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                                Response& response) const {
   grpc::ClientContext context;
   connection.Authenticate(context);
   const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
   context.set_deadline(deadline.ToGrpc());
-  absl::Status answer = internal::FromGrpc((connection.stub().*method)(&context, request, &response));
+  absl::Status answer = internal::CallUnary(connection.stub(), rpc, context, request, response, interruption_);
   // gRPC says neither what was called nor how long that took.
   if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
     answer = absl::DeadlineExceededError(absl::StrCat(name, ": an answer within attach_timeout (",
@@ -135,16 +138,14 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  return Call(connection, absl::StrCat("create model ", spec.name), &v1::TrainerService::Stub::CreateModel, request,
-              response);
+  return Call(connection, absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel, request, response);
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  RETURN_IF_ERROR(
-      Call(connection, absl::StrCat("get model ", model), &v1::TrainerService::Stub::GetModel, request, response));
+  RETURN_IF_ERROR(Call(connection, absl::StrCat("get model ", model), &Stub::PrepareAsyncGetModel, request, response));
   return std::move(*response.mutable_model());
 }
 
@@ -156,8 +157,7 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  return Call(*connection, absl::StrCat("delete model ", model), &v1::TrainerService::Stub::DeleteModel, request,
-              response);
+  return Call(*connection, absl::StrCat("delete model ", model), &Stub::PrepareAsyncDeleteModel, request, response);
 }
 
 namespace {
@@ -187,7 +187,8 @@ absl::Status CheckGrpcWasNotForked() {
 absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::SocketPaths& paths,
                                                                const Client::Options& options) {
   const bool was_there = internal::HasSocket(paths);
-  internal::RestartWait wait("connect", options.restart_timeout, options.on_wait);
+  internal::RestartWait wait("connect", options.restart_timeout, options.on_wait,
+                             internal::Interruption(options.interrupted));
   while (true) {
     absl::StatusOr<std::unique_ptr<internal::Daemon>> daemon =
         internal::Daemon::Connect(paths, options.connect_timeout);
@@ -214,7 +215,8 @@ absl::StatusOr<Client> Client::Connect(const Options& options) {
 absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOptions& options) {
   const Options& own = impl_->options();
   impl_->UnmapEnded(spec.name);
-  internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait);
+  internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait,
+                             internal::Interruption(own.interrupted));
   while (true) {
     absl::StatusOr<std::shared_ptr<internal::Session>> session = impl_->OpenModel(spec, options, wait);
     if (session.ok()) return Model(*std::move(session));

@@ -285,6 +285,10 @@ class Model {
   int64_t gathered_bytes() const;
   // This process's index of the GPU whose memory the views are in; -1: host memory.
   int gpu() const;
+  // As long as what it returns lives, the memory that this Model's views show stays mapped, also when handle, Model and
+  // Client are gone and the epoch has ended: reading an old view then gives bytes without a meaning, and no fault. For
+  // programs that cannot know when a view is read last. It also keeps the next server of a killed one from this memory.
+  std::shared_ptr<const void> KeepMapped() const;
   // OK while the epoch runs, else why it ended. What streams have waited for is there only if this is OK after they
   // have come past the wait.
   absl::Status status() const;
@@ -392,6 +396,11 @@ class Client {
     absl::Duration restart_timeout = absl::Seconds(60);
     // Hears once in each of these calls that it waits, and for what; on the calling thread. None: standard error.
     std::function<void(absl::string_view)> on_wait = {};
+    // Asked about ten times a second, on the calling thread, by calls that wait for the daemon or for other ranks, of
+    // this client and of its Models: an error ends the wait, and is what the call returns. What was waited for may
+    // still come, and the call may be repeated. Detach and what destroys things ask nobody: they end by themselves.
+    // Waiting for a GPU's stream does not ask either. None: calls wait as they say.
+    std::function<absl::Status()> interrupted = {};
   };
 
   // UNAVAILABLE when no daemon answers, or none within restart_timeout (says where it looked); DEADLINE_EXCEEDED when

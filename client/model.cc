@@ -346,6 +346,7 @@ const ModelSpec& Model::spec() const { return session_->spec(); }
 
 int Model::gpu() const { return session_->gpu(); }
 int64_t Model::gathered_bytes() const { return session_->gathers().gathered_bytes(); }
+std::shared_ptr<const void> Model::KeepMapped() const { return internal::Session::KeepMapped(session_); }
 absl::Status Model::status() const { return session_->status(); }
 absl::Status Model::Detach() { return session_->Detach(); }
 

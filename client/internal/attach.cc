@@ -48,7 +48,9 @@ absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Chan
                                                 const Client::Options& options, const std::string& model) {
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, options.connect_timeout));
   const Deadline deadline = Deadline::After(options.attach_timeout + kSlack);
-  ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline));
+  const Interruption interruption(options.interrupted);
+  ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline,
+                                                    interruption));
   ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
   // Sent before `started`: it is there.
   ASSIGN_OR_RETURN(SessionMemory memory, companion.ReceiveMemory(kSlack));
@@ -57,7 +59,8 @@ absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Chan
                           .started = std::move(started),
                           .companion = std::move(companion),
                           .memory = std::move(memory),
-                          .stream = std::move(stream)});
+                          .stream = std::move(stream),
+                          .interruption = interruption});
 }
 
 }  // namespace paramshard::internal

@@ -15,7 +15,7 @@ namespace {
 
 // The watch ends the page when the daemon dies; slices are for a daemon that died between two words
 // of the end.
-constexpr absl::Duration kWaitSlice = absl::Milliseconds(100);
+constexpr absl::Duration kWaitSlice = Interruption::kSlice;
 constexpr absl::Duration kRingSlice = absl::Milliseconds(1);
 // The daemon reads commands as they come, also those that it cannot carry out yet.
 constexpr absl::Duration kRingTimeout = absl::Seconds(30);
@@ -24,8 +24,12 @@ uint32_t Low(int64_t number) { return static_cast<uint32_t>(number); }
 
 }  // namespace
 
-EpochPage::EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid)
-    : words_(words), daemon_pidfd_(daemon_pidfd), daemon_pid_(daemon_pid), writer_(words) {}
+EpochPage::EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid, Interruption interruption)
+    : interruption_(std::move(interruption)),
+      words_(words),
+      daemon_pidfd_(daemon_pidfd),
+      daemon_pid_(daemon_pid),
+      writer_(words) {}
 
 absl::Status EpochPage::status() const {
   RETURN_IF_ERROR(CheckProcess());
@@ -44,6 +48,12 @@ bool EpochPage::EndIfDaemonDied() const {
   End(absl::UnavailableError(absl::StrCat("the daemon (pid ", daemon_pid_,
                                           ") has died; open the model again, and go on from its commit number")));
   return true;
+}
+
+absl::Status EpochPage::CheckWait() const {
+  EndIfDaemonDied();
+  RETURN_IF_ERROR(status());
+  return interruption_.Ask();
 }
 
 absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
@@ -70,10 +80,7 @@ absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
 
 absl::Status EpochPage::Await(const wire::Word& word, int64_t number) const {
   RETURN_IF_ERROR(CheckProcess());
-  while (!words_.AwaitReached(word, Low(number), kWaitSlice)) {
-    EndIfDaemonDied();
-    RETURN_IF_ERROR(status());
-  }
+  while (!words_.AwaitReached(word, Low(number), kWaitSlice)) RETURN_IF_ERROR(CheckWait());
   // The end moves every word ahead of every number.
   return status();
 }
@@ -95,8 +102,10 @@ absl::Status EpochPage::AwaitAnswer(int64_t commit_number) const {
   RETURN_IF_ERROR(CheckProcess());
   while (!Answered(commit_number)) {
     RETURN_IF_ERROR(status());
-    words_.AwaitReached(words_.committed(), Low(commit_number), kWaitSlice);
-    EndIfDaemonDied();
+    if (!words_.AwaitReached(words_.committed(), Low(commit_number), kWaitSlice)) {
+      EndIfDaemonDied();
+      RETURN_IF_ERROR(interruption_.Ask());
+    }
   }
   return absl::OkStatus();
 }

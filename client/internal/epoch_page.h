@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/internal/interruption.h"
 #include "client/internal/owner_process.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "proto/wire/ring.h"
@@ -20,7 +21,7 @@ namespace paramshard::internal {
 // says so by its status, and must not be used otherwise.
 class EpochPage {
  public:
-  EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid);
+  EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid, Interruption interruption = {});
 
   const wire::Words& words() const { return words_; }
 
@@ -42,7 +43,7 @@ class EpochPage {
   absl::StatusOr<int64_t> Send(v1::Command command);
 
   // Waits until a daemon word has reached a number's low 32 bits. The epoch's end also ends the
-  // wait.
+  // wait, and so does an interruption.
   absl::Status Await(const wire::Word& word, int64_t number) const;
   bool Reached(const wire::Word& word, int64_t number) const;
 
@@ -53,7 +54,11 @@ class EpochPage {
   absl::Status AwaitAnswer(int64_t commit_number) const;
 
  private:
+  // An interruption, or why the epoch ended.
+  absl::Status CheckWait() const;
+
   const OwnerProcess owner_;
+  const Interruption interruption_;
   wire::Words words_;
   int daemon_pidfd_;
   pid_t daemon_pid_;

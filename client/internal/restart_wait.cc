@@ -22,8 +22,14 @@ void PauseFor(absl::Duration pause) {
 
 }  // namespace
 
-RestartWait::RestartWait(std::string call, absl::Duration timeout, std::function<void(absl::string_view)> on_wait)
-    : call_(std::move(call)), timeout_(timeout), on_wait_(std::move(on_wait)), left_(timeout), pause_(kFirstPause) {}
+RestartWait::RestartWait(std::string call, absl::Duration timeout, std::function<void(absl::string_view)> on_wait,
+                         Interruption interruption)
+    : call_(std::move(call)),
+      timeout_(timeout),
+      on_wait_(std::move(on_wait)),
+      interruption_(std::move(interruption)),
+      left_(timeout),
+      pause_(kFirstPause) {}
 
 bool RestartWait::Pause(const absl::Status& failure) {
   if (!absl::IsUnavailable(failure)) return false;
@@ -33,7 +39,8 @@ bool RestartWait::Pause(const absl::Status& failure) {
   Tell(failure);
   PauseFor(std::min(pause_, left));
   pause_ = std::min(pause_ * 2, kLongestPause);
-  return true;
+  interrupted_ = interruption_.Ask();
+  return interrupted_.ok();
 }
 
 void RestartWait::Reached() {
@@ -54,6 +61,7 @@ void RestartWait::Tell(const absl::Status& failure) {
 }
 
 absl::Status RestartWait::Explain(const absl::Status& failure) const {
+  if (!interrupted_.ok()) return interrupted_;
   if (!told_ || !absl::IsUnavailable(failure)) return failure;
   return absl::UnavailableError(
       absl::StrCat(failure.message(), "; waited ", absl::FormatDuration(timeout_), " for its end"));

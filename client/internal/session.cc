@@ -72,7 +72,8 @@ Session::Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory mem
       names_(layout_.spec()),
       companion_(std::move(parts.companion)),
       memory_(std::move(memory)),
-      page_(wire::Words(memory_.words->data(), Counts(layout_)), companion_.daemon_pidfd(), companion_.daemon_pid()),
+      page_(wire::Words(memory_.words->data(), Counts(layout_)), companion_.daemon_pidfd(), companion_.daemon_pid(),
+            std::move(parts.interruption)),
       carrier_(&page_, memory_.tensors.get(), rank_),
       commits_(Attached()),
       gathers_(Attached(), std::move(copies), &commits_, parts.prefetch),
@@ -109,7 +110,17 @@ void Session::UnmapEnded() {
   if (!page_.CheckProcess().ok()) return;
   page_.EndIfDaemonDied();
   if (page_.status().ok() || gathers_.HasHandles() || !gradients_.CheckNoneHeld().ok()) return;
+  if (mapped_.use_count() > 1) return;
   memory_.tensors->Unmap();
+}
+
+std::shared_ptr<const void> Session::KeepMapped(std::shared_ptr<Session> session) {
+  struct Kept {
+    std::shared_ptr<Session> session;
+    std::shared_ptr<const char> mapped;
+  };
+  std::shared_ptr<const char> mapped = session->mapped_;
+  return std::make_shared<const Kept>(Kept{.session = std::move(session), .mapped = std::move(mapped)});
 }
 
 absl::Status Session::Detach() {

@@ -17,6 +17,7 @@
 #include "client/internal/epoch_page.h"
 #include "client/internal/gathers.h"
 #include "client/internal/gradients.h"
+#include "client/internal/interruption.h"
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session_stream.h"
 #include "client/internal/tensor_memory.h"
@@ -43,6 +44,7 @@ class Session {
     SessionMemory memory;
     std::unique_ptr<SessionStream> stream;  // null: Detach has nobody to tell
     TensorMapper map_tensors = &MapTensors;
+    Interruption interruption;
   };
 
   // Computes the layout, maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when the daemon has
@@ -66,9 +68,11 @@ class Session {
   // OK while the epoch runs, else why it ended; whether the caller is the process that attached.
   absl::Status status() const { return page_.status(); }
   absl::Status CheckProcess() const { return page_.CheckProcess(); }
-  // Gives planes and slots back before the end, where the epoch has ended and no handle is left that could read them.
+  // Gives planes and slots back before the end, where the epoch has ended and nothing is left that could read them.
   // On a GPU it waits for the streams as the destructor does.
   void UnmapEnded();
+  // See Model::KeepMapped.
+  static std::shared_ptr<const void> KeepMapped(std::shared_ptr<Session> session);
   // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
   absl::Status Detach();
 
@@ -104,6 +108,8 @@ class Session {
   Commits commits_;
   Gathers gathers_;
   Gradients gradients_;
+
+  const std::shared_ptr<const char> mapped_ = std::make_shared<const char>();  // shared with whoever keeps it mapped
 
   std::unique_ptr<SessionStream> stream_;
   // Ends before what it watches.

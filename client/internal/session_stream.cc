@@ -7,33 +7,29 @@
 #include "proto/wire/handoff.h"
 
 namespace paramshard::internal {
-namespace {
 
-absl::Status Overdue(const char* what) {
-  return absl::DeadlineExceededError(absl::StrCat("session: ", what, " expected from the daemon, none came in time"));
-}
-
-}  // namespace
-
-SessionStream::SessionStream(std::shared_ptr<grpc::Channel> channel)
-    : channel_(std::move(channel)), stub_(v1::TrainerService::NewStub(channel_)) {}
+SessionStream::SessionStream(std::shared_ptr<grpc::Channel> channel, Interruption interruption)
+    : channel_(std::move(channel)),
+      stub_(v1::TrainerService::NewStub(channel_)),
+      interruption_(std::move(interruption)) {}
 
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(std::shared_ptr<grpc::Channel> channel,
                                                                    const std::string& token,
                                                                    const v1::AttachRequest& attach,
-                                                                   const Deadline& deadline) {
-  std::unique_ptr<SessionStream> stream(new SessionStream(std::move(channel)));
+                                                                   const Deadline& deadline,
+                                                                   Interruption interruption) {
+  std::unique_ptr<SessionStream> stream(new SessionStream(std::move(channel), std::move(interruption)));
   stream->context_.AddMetadata(wire::kTokenMetadata, token);
   stream->call_ = stream->stub_->PrepareAsyncSession(&stream->context_, &stream->queue_);
   stream->call_->StartCall(stream.get());
-  bool sent = stream->Complete(deadline);
+  bool sent = stream->Complete(deadline, stream->interruption_);
   if (sent) {
     v1::SessionRequest request;
     *request.mutable_attach() = attach;
     stream->call_->Write(request, stream.get());
-    sent = stream->Complete(deadline);
+    sent = stream->Complete(deadline, stream->interruption_);
   }
-  if (stream->overdue_) return Overdue("a session");
+  if (!stream->given_up_.ok()) return stream->GivenUp("a session");
   if (!sent) return stream->Finish(deadline);
   return stream;
 }
@@ -50,14 +46,20 @@ SessionStream::~SessionStream() {
   }
 }
 
-bool SessionStream::Complete(const Deadline& deadline) {
-  void* tag;
-  bool ok = false;
-  if (queue_.AsyncNext(&tag, &ok, deadline.ToGrpc()) == grpc::CompletionQueue::GOT_EVENT) return ok;
-  overdue_ = true;
+bool SessionStream::Complete(const Deadline& deadline, const Interruption& interruption) {
+  const absl::StatusOr<bool> succeeded = interruption.NextEvent(queue_, deadline);
+  if (succeeded.ok()) return *succeeded;
+  given_up_ = succeeded.status();
   context_.TryCancel();
+  void* tag;
+  bool ok;
   queue_.Next(&tag, &ok);
   return false;
+}
+
+absl::Status SessionStream::GivenUp(absl::string_view what) const {
+  if (!absl::IsDeadlineExceeded(given_up_)) return given_up_;
+  return absl::DeadlineExceededError(absl::StrCat("session: ", what, " expected from the daemon, none came in time"));
 }
 
 absl::Status SessionStream::Finish(const Deadline& deadline) {
@@ -72,8 +74,8 @@ absl::Status SessionStream::Finish(const Deadline& deadline) {
 absl::StatusOr<v1::SessionResponse> SessionStream::Read(const Deadline& deadline) {
   v1::SessionResponse response;
   call_->Read(&response, this);
-  if (Complete(deadline)) return response;
-  if (overdue_) return Overdue("a message");
+  if (Complete(deadline, interruption_)) return response;
+  if (!given_up_.ok()) return GivenUp("a message");
   return Finish(deadline);
 }
 
@@ -88,7 +90,7 @@ absl::Status SessionStream::Detach(int64_t command_count, const Deadline& deadli
     call_->Read(&response, this);
     open = Complete(deadline);
   }
-  return overdue_ ? Overdue("leave to go") : absl::OkStatus();
+  return given_up_.ok() ? absl::OkStatus() : GivenUp("leave to go");
 }
 
 absl::Status SessionStream::Close(const Deadline& deadline) {
@@ -100,8 +102,9 @@ absl::Status SessionStream::Close(const Deadline& deadline) {
     call_->Read(&response, this);
     open = Complete(deadline);
   }
-  if (!overdue_) Finish(deadline).IgnoreError();
-  return overdue_ ? Overdue("the end of the session") : absl::OkStatus();
+  if (!given_up_.ok()) return GivenUp("the end of the session");
+  Finish(deadline).IgnoreError();
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::internal

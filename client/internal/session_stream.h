@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/internal/deadline.h"
+#include "client/internal/interruption.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 
 namespace paramshard::internal {
@@ -20,17 +21,17 @@ namespace paramshard::internal {
 // that runs well. Not thread-safe.
 class SessionStream {
  public:
-  // Starts the call and sends the attach request.
+  // Starts the call and sends the attach request. Whoever opens it may interrupt this and every Read.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(std::shared_ptr<grpc::Channel> channel,
                                                              const std::string& token, const v1::AttachRequest& attach,
-                                                             const Deadline& deadline);
+                                                             const Deadline& deadline, Interruption interruption);
   // Cancels the call if Close was not called.
   ~SessionStream();
   SessionStream(const SessionStream&) = delete;
   SessionStream& operator=(const SessionStream&) = delete;
 
   // The daemon's next message. When the daemon has ended the call: its status, ABORTED where it
-  // gave none. DEADLINE_EXCEEDED cancels the call.
+  // gave none. DEADLINE_EXCEEDED and an interruption cancel the call.
   absl::StatusOr<v1::SessionResponse> Read(const Deadline& deadline);
 
   // Says that `command_count` commands were sent and no further one will be, and waits until the daemon lets the
@@ -41,11 +42,13 @@ class SessionStream {
   absl::Status Close(const Deadline& deadline);
 
  private:
-  explicit SessionStream(std::shared_ptr<grpc::Channel> channel);
+  SessionStream(std::shared_ptr<grpc::Channel> channel, Interruption interruption);
 
-  // Waits for the operation under way; whether it succeeded. When the deadline passes, cancels the
-  // call, waits for the operation's end and sets `overdue_`.
-  bool Complete(const Deadline& deadline);
+  // Waits for the operation under way; whether it succeeded. When the deadline passes, or the caller interrupts it,
+  // cancels the call, waits for the operation's end and sets `given_up_`.
+  bool Complete(const Deadline& deadline, const Interruption& interruption = Interruption());
+  // Why it was given up.
+  absl::Status GivenUp(absl::string_view what) const;
   // The status of an ended call, and the end of this object's life on the wire.
   absl::Status Finish(const Deadline& deadline);
 
@@ -54,7 +57,8 @@ class SessionStream {
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionResponse>> call_;
-  bool overdue_ = false;
+  const Interruption interruption_;
+  absl::Status given_up_;
   bool finished_ = false;
 };
 

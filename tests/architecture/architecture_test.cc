@@ -49,6 +49,7 @@ const std::vector<Rule> kRules = {
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/internal/cuda", {"client/", "proto/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
+    {"client/python/", {"client/", "absl/", "nanobind/"}},
     {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
     {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/"}},
     {"server/base/", {"server/base/", "absl/", "grpc/support/time.h"}},

@@ -269,6 +269,45 @@ TEST_F(ClientLivesTest, ViewsOfAHandleThatIsHeldStayMapped) {
   EXPECT_TRUE(after == before);
 }
 
+TEST_F(ClientLivesTest, WhatIsKeptMappedOutlivesHandleModelAndClient) {
+  StartDaemon();
+  int waits = 0;
+  absl::Span<const uint8_t> data;
+  std::shared_ptr<const void> kept;
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Patient(&waits)));
+    ASSERT_OK_AND_ASSIGN(Model old, client.OpenModel(TwoMatrices("two")));
+    {
+      ASSERT_OK_AND_ASSIGN(GatheredUnit unit, old.Gather("a", Phase::kForward));
+      ASSERT_OK(unit.Wait());
+      ASSERT_OK_AND_ASSIGN(const Matrix matrix, unit.Get("a.w"));
+      data = matrix.data;
+      kept = old.KeepMapped();
+    }
+    KillDaemon();
+    ASSERT_OK(client.OpenModel(TwoMatrices("two")));
+  }
+  EXPECT_GT(TensorMappings(), 0);
+  EXPECT_EQ(std::vector<uint8_t>(data.begin(), data.end()).size(), data.size());
+  kept.reset();
+  EXPECT_EQ(TensorMappings(), 0);
+}
+
+// Ends a wait when it is asked for the third time.
+TEST_F(ClientLivesTest, WhoeverWaitsForOtherRanksMayBeInterrupted) {
+  StartDaemon();
+  Client::Options options = {.socket_dir = directory_.path()};
+  int asked = 0;
+  options.interrupted = [&asked] { return ++asked < 3 ? absl::OkStatus() : absl::CancelledError("enough"); };
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")), IsOk()) << "nobody is waited for";
+  KillDaemon();
+  asked = 0;
+  options.restart_timeout = absl::Hours(1);
+  EXPECT_THAT(Client::Connect(options), StatusIs(absl::StatusCode::kCancelled, "enough"));
+  EXPECT_EQ(asked, 3);
+}
+
 TEST_F(ClientLivesTest, ConnectWaitsWhereADaemonWasKilled) {
   StartDaemon();
   KillDaemon();

@@ -122,7 +122,8 @@ absl::StatusOr<std::shared_ptr<internal::Session>> FakeEpoch::Attach() {
        .companion = internal::Companion(wire::FileDescriptor(sockets[1]), std::move(pidfd), "token", daemon_),
        .memory = std::move(memory),
        .stream = nullptr,
-       .map_tensors = options_.map_tensors});
+       .map_tensors = options_.map_tensors,
+       .interruption = options_.interruption});
 }
 
 std::optional<v1::Command> FakeEpoch::NextCommand() {

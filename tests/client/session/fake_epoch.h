@@ -33,6 +33,7 @@ struct FakeEpochOptions {
   // Of the GPU that is to hold the tensors, and what maps them.
   std::string gpu_uuid = {};
   internal::TensorMapper map_tensors = &internal::MapTensors;
+  internal::Interruption interruption = {};
 };
 
 // Three units "a", "b" and "c" of one 64 x 32 MXFP8 matrix "a.w" ... and one small FP32 vector

@@ -497,6 +497,22 @@ TEST_F(SessionTest, AWaiterWakesWhenTheDaemonDies) {
   EXPECT_THAT(session_->Commit({}), StatusIs(absl::StatusCode::kUnavailable));
 }
 
+TEST_F(SessionTest, AnInterruptedWaitMayBeRepeated) {
+  int asked = 0;
+  const absl::Status enough = absl::CancelledError("enough");
+  Attach({.interruption = Interruption([&] { return ++asked == 2 ? enough : absl::OkStatus(); })});
+  ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_EQ(session_->gathers().Await(ticket), enough);
+  epoch_->PublishReady(*epoch_->NextCommand());
+  EXPECT_OK(session_->gathers().Await(ticket));
+  session_->gathers().Release(ticket);
+  ASSERT_OK(session_->Commit({}));
+  asked = 0;
+  EXPECT_EQ(session_->commits().Await(1).status(), enough);
+  epoch_->PublishCommitted(1, 1);
+  EXPECT_OK(session_->commits().Await(1).status());
+}
+
 TEST_F(SessionTest, AClosedCompanionConnectionEndsTheSession) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));

@@ -1,0 +1,113 @@
+#include "client/python/bindings/client.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "client/python/bindings/calls.h"
+#include "client/python/bindings/model.h"
+#include "client/python/bindings/spec.h"
+
+namespace paramshard::python {
+namespace {
+
+namespace nb = nanobind;
+
+// Waits are told to Python's logging, which prints warnings unless the program has set up something else.
+void LogWait(absl::string_view text) {
+  const nb::gil_scoped_acquire locked;
+  try {
+    nb::module_::import_("logging").attr("getLogger")("paramshard").attr("warning")("%s", std::string(text));
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("paramshard: a log message");
+  }
+}
+
+void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_dir, double connect_timeout,
+             double attach_timeout, double restart_timeout, bool take_over, bool prefetch) {
+  new (self) PyClient({.rank = rank,
+                       .socket_dir = socket_dir.value_or(""),
+                       .connect_timeout = absl::Seconds(connect_timeout),
+                       .attach_timeout = absl::Seconds(attach_timeout),
+                       .take_over = take_over,
+                       .prefetch = prefetch,
+                       .restart_timeout = absl::Seconds(restart_timeout),
+                       .on_wait = &LogWait,
+                       .interrupted = &RunSignalHandlers});
+}
+
+CreationOptions CreationOf(const std::optional<std::string>& restore, bool convert_moments) {
+  return {.restore = restore.value_or(""), .convert_moments = convert_moments};
+}
+
+PyModel OpenModel(const PyClient& self, nb::handle spec_object, const std::optional<std::string>& restore,
+                  bool convert_moments) {
+  const ModelSpec spec = SpecFromPython(spec_object);
+  const std::shared_ptr<Client> client = self.Get();
+  return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, CreationOf(restore, convert_moments)); })));
+}
+
+void CreateModel(const PyClient& self, nb::handle spec_object, const std::optional<std::string>& restore,
+                 bool convert_moments) {
+  const ModelSpec spec = SpecFromPython(spec_object);
+  const std::shared_ptr<Client> client = self.Get();
+  Check(Unlocked([&] { return client->CreateModel(spec, CreationOf(restore, convert_moments)); }));
+}
+
+void DeleteModel(const PyClient& self, const std::string& model) {
+  const std::shared_ptr<Client> client = self.Get();
+  Check(Unlocked([&] { return client->DeleteModel(model); }));
+}
+
+void BindModels(nb::class_<PyClient>& client) {
+  client
+      .def(
+          "open_model", &OpenModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
+          nb::arg("convert_moments") = false,
+          "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
+          "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
+          "checkpoint's name in the daemon's --save-dir, or an absolute path; None: what the daemon's --restore says. "
+          "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
+      .def("create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
+           nb::arg("convert_moments") = false, "Creates the model or joins it, without attaching: before an import.")
+      .def("delete_model", &DeleteModel, nb::arg("model"),
+           "Deletes a model that no trainer is attached to. NotFoundError; FailedPreconditionError names the trainer.");
+}
+
+}  // namespace
+
+PyClient::PyClient(const Client::Options& options)
+    : client_(std::make_shared<Client>(Take(Unlocked([&] { return Client::Connect(options); })))) {}
+
+std::shared_ptr<Client> PyClient::Get() const {
+  if (client_ == nullptr) Raise(absl::FailedPreconditionError("client: an open client expected, it has been closed"));
+  return client_;
+}
+
+void BindClient(nb::module_& module) {
+  nb::class_<PyClient> client(
+      module, "Client",
+      "A connection to the daemon of this node. Thread-safe. It outlives the daemon: calls connect anew. A process "
+      "that "
+      "has connected must not go on in a child that it forks: there every call is FailedPreconditionError.");
+  client.def(
+      "__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+      nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
+      nb::arg("take_over") = false, nb::arg("prefetch") = true,
+      "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
+      "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
+      "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
+      "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
+      "in the order of the first step. UnavailableError when no daemon answers (says where it looked).");
+  BindModels(client);
+  BindTransfers(module, client);
+  client.def("close", &PyClient::Close, "Closes the connection. Models of it stay open. Idempotent.")
+      .def("__enter__", [](nb::object self) { return self; })
+      .def("__exit__", [](PyClient& self, const nb::args&) { self.Close(); });
+}
+
+}  // namespace paramshard::python

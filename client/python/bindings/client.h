@@ -1,0 +1,32 @@
+// Client as a class of Python.
+#ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_CLIENT_H_
+#define PARAMSHARD_CLIENT_PYTHON_BINDINGS_CLIENT_H_
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "client/client.h"
+
+namespace paramshard::python {
+
+class PyClient {
+ public:
+  explicit PyClient(const Client::Options& options);
+
+  // FAILED_PRECONDITION, as an exception, once it is closed. Thread-safe; lives until the last call has returned.
+  std::shared_ptr<Client> Get() const;
+  void Close() { client_.reset(); }
+
+ private:
+  std::shared_ptr<Client> client_;  // guarded by the interpreter's lock
+};
+
+void BindClient(nanobind::module_& module);
+// Its methods import_tensors and export_tensors, and what they take and give.
+void BindTransfers(nanobind::module_& module, nanobind::class_<PyClient>& client);
+
+}  // namespace paramshard::python
+
+#endif  // PARAMSHARD_CLIENT_PYTHON_BINDINGS_CLIENT_H_

@@ -1,0 +1,14 @@
+// The extension module paramshard._core.
+#include <nanobind/nanobind.h>
+
+#include "client/python/bindings/client.h"
+#include "client/python/bindings/handles.h"
+#include "client/python/bindings/model.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The client library of paramshard.";
+  module.attr("__version__") = PARAMSHARD_VERSION;
+  paramshard::python::BindHandles(module);
+  paramshard::python::BindModel(module);
+  paramshard::python::BindClient(module);
+}

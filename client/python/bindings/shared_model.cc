@@ -1,0 +1,54 @@
+#include "client/python/bindings/shared_model.h"
+
+namespace paramshard::python {
+
+std::shared_ptr<SharedModel> SharedModel::Create(Model model) {
+  // Objects of Python hold it: they let go with the interpreter's lock. Detaching waits for other ranks, and other
+  // threads go on meanwhile.
+  return std::shared_ptr<SharedModel>(new SharedModel(std::move(model)),
+                                      [](SharedModel* last) { Unlocked([last] { delete last; }); });
+}
+
+SharedModel::~SharedModel() {
+  DestroyDropped();
+  if (model_.has_value()) model_->Detach().IgnoreError();
+}
+
+absl::Status SharedModel::Closed() {
+  return absl::FailedPreconditionError("model: an open model expected, it has been closed");
+}
+
+absl::Status SharedModel::CheckCaller() const {
+  if (absl::Status status = owner_.Check("model"); !status.ok()) return status;
+  if (!HasTurn()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "model: a call outside of its other calls expected, this one comes from a signal's handler inside of one");
+}
+
+void SharedModel::Drop(std::shared_ptr<void> handle) {
+  if (!owner_.IsCaller()) return internal::KeepForEver(new std::shared_ptr<void>(std::move(handle)));
+  {
+    const std::lock_guard<std::mutex> lock(dropped_mu_);
+    dropped_.push_back(std::move(handle));
+  }
+  // Whoever has the turn destroys it.
+  if (!HasTurn()) const Turn turn(*this, std::try_to_lock);
+}
+
+void SharedModel::DestroyDropped() {
+  std::vector<std::shared_ptr<void>> dropped;
+  const std::lock_guard<std::mutex> lock(dropped_mu_);
+  dropped.swap(dropped_);
+  dropped.clear();
+}
+
+absl::Status SharedModel::Close() {
+  return Run([&] {
+    if (!model_.has_value()) return absl::OkStatus();
+    const absl::Status detached = model_->Detach();
+    model_.reset();
+    return detached;
+  });
+}
+
+}  // namespace paramshard::python

@@ -1,0 +1,185 @@
+// Imports and exports of tensors.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/python/bindings/arrays.h"
+#include "client/python/bindings/calls.h"
+#include "client/python/bindings/client.h"
+#include "client/python/bindings/names.h"
+
+namespace paramshard::python {
+namespace {
+
+namespace nb = nanobind;
+
+using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+// --- Import
+
+TensorType TypeOfArray(const std::string& parameter, const HostArray& array) {
+  for (const auto& [type, name] : NamesOf(TensorType())) {
+    if (TypeOf(type) == array.dtype()) return type;
+  }
+  Raise(absl::InvalidArgumentError(absl::StrCat(
+      "import ", parameter,
+      ": an array of float32, bfloat16, float16, float8_e4m3fn or int16 expected; say the type of bit patterns")));
+}
+
+// An array, and what it is the tensor of.
+struct Source {
+  HostArray array;
+  ImportTensor tensor;
+};
+
+Source MakeSource(const std::string& parameter, nb::handle values, const std::optional<std::string>& type) {
+  Source source;
+  source.tensor.parameter = parameter;
+  if (!nb::try_cast(values, source.array)) {
+    const std::string text = absl::StrCat("import ", parameter, ": an array in host memory expected, got ",
+                                          nb::cast<std::string>(values.type().attr("__name__")));
+    throw nb::type_error(text.c_str());
+  }
+  const HostArray& array = source.array;
+  ImportTensor& tensor = source.tensor;
+  tensor.type = type.has_value() ? Take(Parse<TensorType>("type", *type)) : TypeOfArray(parameter, array);
+  const int64_t columns = array.ndim() == 0 ? 1 : static_cast<int64_t>(array.shape(array.ndim() - 1));
+  tensor.rows = columns == 0 ? 0 : static_cast<int64_t>(array.size()) / columns;
+  tensor.bytes = absl::MakeConstSpan(static_cast<const uint8_t*>(array.data()), array.nbytes());
+  return source;
+}
+
+// A paramshard.ImportTensor.
+Source SourceOf(nb::handle object) {
+  const auto parameter = nb::cast<std::string>(object.attr("parameter"));
+  Source source =
+      MakeSource(parameter, object.attr("values"), nb::cast<std::optional<std::string>>(object.attr("type")));
+  source.tensor.kind = Take(Parse<TensorKind>("kind", nb::cast<std::string>(object.attr("kind"))));
+  source.tensor.first_row = nb::cast<int64_t>(object.attr("first_row"));
+  source.tensor.step = nb::cast<std::optional<int64_t>>(object.attr("step"));
+  return source;
+}
+
+std::vector<Source> SourcesOf(const nb::object& tensors) {
+  std::vector<Source> sources;
+  nb::dict by_name;
+  if (nb::try_cast(tensors, by_name)) {
+    for (const auto& [name, values] : by_name) {
+      sources.push_back(MakeSource(nb::cast<std::string>(name), values, std::nullopt));
+    }
+  } else {
+    for (const nb::handle tensor : tensors) sources.push_back(SourceOf(tensor));
+  }
+  return sources;
+}
+
+void ImportTensors(const PyClient& self, const std::string& model, const nb::object& tensors,
+                   std::optional<int64_t> commit_number, std::optional<int64_t> version,
+                   const std::optional<std::string>& history_id) {
+  const std::vector<Source> sources = SourcesOf(tensors);
+  std::vector<ImportTensor> imported;
+  for (const Source& source : sources) imported.push_back(source.tensor);
+  const ImportOptions options{
+      .commit_number = commit_number, .version = version, .history_id = history_id.value_or("")};
+  const std::shared_ptr<Client> client = self.Get();
+  Check(Unlocked([&] { return client->Import(model, imported, options); }));
+}
+
+// --- Export
+
+// The rows of one tensor that one rank of the daemon owns.
+class PyExtent {
+ public:
+  explicit PyExtent(ExportedExtent extent) : extent_(std::move(extent)) {}
+  const ExportedExtent& extent() const { return extent_; }
+
+  nb::object Values() const {
+    if (extent_.type != TensorType::kFP32) return Rows(extent_.bytes);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(extent_.values.data());
+    return Rows(std::vector<uint8_t>(bytes, bytes + extent_.values.size() * sizeof(float)));
+  }
+
+ private:
+  // Scales have fewer columns than the tensor.
+  nb::object Rows(std::vector<uint8_t> bytes) const {
+    const nb::dlpack::dtype type = TypeOf(extent_.type);
+    const auto rows = static_cast<size_t>(extent_.rows);
+    const size_t columns = rows == 0 ? 0 : bytes.size() / rows / (type.bits / 8);
+    return OwnedArray(std::move(bytes), {rows, columns}, type);
+  }
+
+  ExportedExtent extent_;
+};
+
+struct PyExport {
+  ExportSummary summary;
+  std::vector<PyExtent> extents;
+};
+
+PyExport ExportTensors(const PyClient& self, const std::string& model, const std::vector<std::string>& parameters,
+                       const std::vector<std::string>& kinds, std::optional<int64_t> version) {
+  ExportOptions options{.version = version, .parameters = parameters};
+  for (const std::string& kind : kinds) options.kinds.push_back(Take(Parse<TensorKind>("kind", kind)));
+  PyExport exported;
+  const std::shared_ptr<Client> client = self.Get();
+  exported.summary = Take(Unlocked([&] {
+    return client->Export(model, options, [&](const ExportedExtent& extent) {
+      exported.extents.emplace_back(extent);
+      return RunSignalHandlers();
+    });
+  }));
+  return exported;
+}
+
+void BindExtent(nb::module_& module) {
+  nb::class_<PyExtent>(module, "ExportedExtent", "Rows of one tensor, as one rank of the daemon owns them.")
+      .def_prop_ro("parameter", [](const PyExtent& self) { return self.extent().parameter; })
+      .def_prop_ro("kind", [](const PyExtent& self) { return NameOf(self.extent().kind); })
+      .def_prop_ro("type", [](const PyExtent& self) { return NameOf(self.extent().type); })
+      .def_prop_ro(
+          "shape", [](const PyExtent& self) { return self.extent().shape; }, "Of the parameter.")
+      .def_prop_ro("first_row", [](const PyExtent& self) { return self.extent().first_row; })
+      .def_prop_ro("rows", [](const PyExtent& self) { return self.extent().rows; })
+      .def_prop_ro(
+          "step", [](const PyExtent& self) { return self.extent().step; }, "Steps that it has taken.")
+      .def_prop_ro("values", &PyExtent::Values,
+                   "A new NumPy array, [rows, columns]: float32, or the elements as they are stored.");
+  nb::class_<PyExport>(module, "Export", "Tensors of one state, as far as the daemon owns them.")
+      .def_prop_ro("version", [](const PyExport& self) { return self.summary.version; })
+      .def_prop_ro("commit_number", [](const PyExport& self) { return self.summary.commit_number; })
+      .def_prop_ro("history_id", [](const PyExport& self) { return self.summary.history_id; })
+      .def_prop_ro("extents", [](const PyExport& self) { return self.extents; });
+}
+
+}  // namespace
+
+void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
+  BindExtent(module);
+  client
+      .def("import_tensors", &ImportTensors, nb::arg("model"), nb::arg("tensors"), nb::kw_only(),
+           nb::arg("commit_number") = nb::none(), nb::arg("version") = nb::none(), nb::arg("history_id") = nb::none(),
+           "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` "
+           "is a "
+           "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, "
+           "bfloat16 "
+           "or float16; what is not contiguous is copied. Of several daemons each imports the same. "
+           "FailedPreconditionError while a "
+           "trainer is attached; NotFoundError and InvalidArgumentError for what is not the model's.")
+      .def(
+          "export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
+          nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},
+          nb::arg("version") = nb::none(),
+          "Reads tensors of one state, as far as this daemon owns them. `parameters` empty: all. `kinds`: master, "
+          "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
+          "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError when a commit or an import changes the "
+          "state meanwhile.");
+}
+
+}  // namespace paramshard::python

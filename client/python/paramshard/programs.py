@@ -1,0 +1,28 @@
+"""The programs that the package brings: `paramshardd` and `paramshardctl`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from typing import NoReturn
+
+
+def path_of(program: str) -> pathlib.Path:
+    """Where a program of the package lies."""
+    return pathlib.Path(__file__).parent / "bin" / program
+
+
+def _become(program: str) -> NoReturn:
+    path = path_of(program)
+    os.execv(path, [str(path), *sys.argv[1:]])
+
+
+def paramshardd() -> NoReturn:
+    """Becomes the daemon."""
+    _become("paramshardd")
+
+
+def paramshardctl() -> NoReturn:
+    """Becomes the admin tool."""
+    _become("paramshardctl")

@@ -1,0 +1,104 @@
+"""Daemons on `cpu` devices, and models on them."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import paramshard
+from paramshard import programs
+
+PATIENCE = 60.0  # seconds
+
+
+def program(name: str) -> str:
+    """A program of the folder that is tested, or else of the package."""
+    folder = os.environ.get("PARAMSHARD_TEST_PROGRAMS")
+    return str(pathlib.Path(folder, name) if folder else programs.path_of(name))
+
+
+class Daemon:
+    """A daemon with one `cpu` device for each rank."""
+
+    def __init__(self, folder: pathlib.Path, ranks: int, flags: tuple[str, ...]):
+        self.socket_dir = folder / "sockets"
+        self.socket_dir.mkdir(mode=0o700)
+        self.log = folder / "log"
+        devices = [f"--device=cpu:{rank}" for rank in range(ranks)]
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [program("paramshardd"), f"--socket-dir={self.socket_dir}", *devices, *flags], stdout=log, stderr=log)
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        """There is no event before its sockets are there: connecting is tried until it succeeds."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self.log.read_text()
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(self.socket_dir / "grpc.sock")) == 0:
+                    return
+            try:
+                self._process.wait(0.01)
+            except subprocess.TimeoutExpired:
+                pass
+        raise AssertionError(f"the daemon does not answer: {self.log.read_text()}")
+
+    def client(self, rank: int = 0, **options) -> paramshard.Client:
+        return paramshard.Client(rank=rank, socket_dir=str(self.socket_dir), **options)
+
+    def ctl(self, *arguments: str) -> str:
+        return subprocess.run([program("paramshardctl"), f"--socket-dir={self.socket_dir}", *arguments], check=True,
+                              capture_output=True, text=True, timeout=PATIENCE).stdout
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(PATIENCE)
+        finally:
+            if self._process.poll() is None:
+                self.kill()
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons that end with the test."""
+    daemons: list[Daemon] = []
+
+    def start_daemon(ranks: int = 1, flags: tuple[str, ...] = ("--keeper=off",)) -> Daemon:
+        folder = tmp_path / f"daemon{len(daemons)}"
+        folder.mkdir()
+        daemons.append(Daemon(folder, ranks, flags))
+        return daemons[-1]
+
+    yield start_daemon
+    for daemon in daemons:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon]) -> Daemon:
+    """A daemon of one rank."""
+    return start()
+
+
+def spec_of(name: str, rows: int = 96, columns: int = 64, format: str = "FP32") -> paramshard.ModelSpec:
+    """Two units; the matrices are normal, the vectors zero."""
+    def unit(index: int) -> paramshard.UnitSpec:
+        normal = paramshard.InitialValue("normal", 0.0, 1.0)
+        return paramshard.UnitSpec(f"blocks.{index}", [
+            paramshard.ParameterSpec(f"blocks.{index}.w", [rows, columns], paramshard.Encoding(format),
+                                     initial_value=normal),
+            paramshard.ParameterSpec(f"blocks.{index}.b", [columns]),
+        ])
+    return paramshard.ModelSpec(name, [unit(0), unit(1)], seed=7)
