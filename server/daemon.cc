@@ -375,9 +375,11 @@ absl::Status Daemon::Impl::Serve() {
 }
 
 AdminService::Lifetime Daemon::Impl::Lifetime() {
-  AdminService::Lifetime lifetime{.drain = [this] {
-    if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
-  }};
+  AdminService::Lifetime lifetime{.drain =
+                                      [this] {
+                                        if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
+                                      },
+                                  .rollback = afterlife_.rollback};
   if (afterlife_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
     absl::MutexLock lock(&restarting_);

@@ -32,6 +32,8 @@ struct Afterlife {
   std::function<bool()> is_followed = [] { return false; };
   // What models outlive this process in, and outlives the daemon; null: they end with it.
   KeptStore* kept = nullptr;
+  // Why the last restart that was asked for was given up, and this server started instead; empty: it was not.
+  std::string rollback = {};
 };
 
 // Thread-safe.

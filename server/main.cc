@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/call_once.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -142,15 +143,37 @@ struct Kept {
   ServerCommand command;             // that this server was started with
 };
 
+// Flags that only this program's own next version may know are its to refuse.
+absl::Status CheckServes(const ServerCommand& command) {
+  std::vector<const char*> argv{command.program.c_str()};
+  for (const std::string& argument : command.arguments) argv.push_back(argument.c_str());
+  const absl::StatusOr<ParsedArguments> arguments =
+      ParseArguments(static_cast<int>(argv.size()), argv.data(), ProcessEnvironment());
+  if (!arguments.ok() || arguments->action == ParsedArguments::Action::kServe) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "restart: flags of a daemon that serves expected, got --help, --version or "
+      "--print-config");
+}
+
+// A keeper that does not say so restarts servers all the same.
+std::string RollbackOf(KeeperLink& link) {
+  absl::StatusOr<std::string> rollback = link.LastRestart();
+  if (rollback.ok()) return *std::move(rollback);
+  Log(LogLevel::kWarning, "keeper does not answer", {{"error", rollback.status().ToString()}});
+  return "";
+}
+
 Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
   if (kept.link == nullptr) return {};
   const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
-    RETURN_IF_ERROR(kept.link->RequestRestart(change.AppliedTo(kept.command)));
+    const ServerCommand next = change.AppliedTo(kept.command);
+    RETURN_IF_ERROR(CheckServes(next));
+    RETURN_IF_ERROR(kept.link->RequestRestart(next));
     if (!ending->stop.stop_requested()) ending->restart = true;
     return absl::OkStatus();
   };
   const auto is_followed = [ending] { return ending->restart.load(); };
-  return {.restart = restart, .is_followed = is_followed, .kept = kept.link.get()};
+  return {.restart = restart, .is_followed = is_followed, .kept = kept.link.get(), .rollback = RollbackOf(*kept.link)};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
@@ -163,6 +186,15 @@ void ReportReady(const Kept& kept) {
 int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<Ending>& ending) {
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
+  // A stop that comes before the daemon serves bounds its start, too: models that it takes over are saved then.
+  absl::once_flag bounded;
+  std::optional<LastResort> last_resort;
+  const auto bound = [&] {
+    absl::call_once(bounded, [&] {
+      last_resort.emplace(Daemon::StopTimeout(config) + kEndTimeout, ending->restart ? kExitRestart : kExitStuck);
+    });
+  };
+  const std::stop_callback on_stop(ending->stop.get_token(), bound);
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
       Daemon::Start(config, OpenDevices, ending->stop.get_token(), AfterlifeOf(kept, ending));
   if (!daemon.ok() && !ending->stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
@@ -170,8 +202,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
     LogStart(config, **daemon);
     ReportReady(kept);
     (*daemon)->Wait();
-    const LastResort last_resort(Daemon::StopTimeout(config) + kEndTimeout,
-                                 ending->restart ? kExitRestart : kExitStuck);
+    bound();
     (*daemon)->Stop();
     daemon->reset();
   }

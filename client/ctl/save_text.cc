@@ -3,6 +3,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/table.h"
@@ -19,7 +20,8 @@ std::string SecondsCell(const google::protobuf::Duration& duration) {
 }  // namespace
 
 std::string SaveStateCell(const v1::Save& save) {
-  const std::string state = absl::AsciiStrToLower(EnumCell(v1::SaveState_Name(save.state()), "SAVE_STATE_"));
+  const std::string name = absl::AsciiStrToLower(EnumCell(v1::SaveState_Name(save.state()), "SAVE_STATE_"));
+  const std::string state = absl::StrReplaceAll(name, {{"_", " "}});
   if (save.state() != v1::SAVE_STATE_WRITING || save.size_bytes() <= 0) return state;
   return absl::StrCat(state, " ", save.written_bytes() * 100 / save.size_bytes(), " %");
 }
@@ -27,6 +29,7 @@ std::string SaveStateCell(const v1::Save& save) {
 std::string SaveText(const v1::SaveModelResponse& response) {
   const v1::Save& save = response.save();
   std::string text = absl::StrCat("save ", save.number(), " of step ", save.step(), ": ", SaveStateCell(save));
+  if (save.state() == v1::SAVE_STATE_ALREADY_SAVED) absl::StrAppend(&text, " as");
   if (!save.path().empty()) absl::StrAppend(&text, " ", TerminalText(save.path()), ", ", BytesCell(save.size_bytes()));
   if (save.has_error()) absl::StrAppend(&text, ": ", TerminalText(save.error().text()));
   return text + "\n";
@@ -48,6 +51,11 @@ std::string SavesText(const v1::ListSavesResponse& response) {
   for (const v1::SaveCounts& counts : response.counts()) {
     absl::StrAppend(&text, TerminalText(counts.model()), ": ", counts.published(), " published, ", counts.abandoned(),
                     " abandoned, ", counts.unknown(), " unknown, ", counts.skipped(), " skipped\n");
+    if (!counts.folder().empty()) {
+      absl::StrAppend(&text, TerminalText(counts.model()), ": not saved: ", TerminalText(counts.folder()), "\n");
+    }
+    if (counts.leftovers().empty()) continue;
+    absl::StrAppend(&text, TerminalText(counts.model()), ": not removed: ", TerminalText(counts.leftovers()), "\n");
   }
   return text;
 }

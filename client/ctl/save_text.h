@@ -8,7 +8,7 @@
 
 namespace paramshard::ctl {
 
-// "copying", "writing 42 %", "published".
+// "copying", "writing 42 %", "published", "already saved".
 std::string SaveStateCell(const v1::Save& save);
 
 // One line: what has become of a save so far.

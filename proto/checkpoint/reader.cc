@@ -165,9 +165,9 @@ absl::Status Reader::Opener::CheckOwner(const std::string& path) const {
 bool Reader::Opener::ReadNumbers() {
   absl::StatusOr<Manifest> manifest = ReadManifest(reader_.folder_);
   if (!manifest.ok()) {
-    const std::string prefix = PathOf(kManifestFileName);
+    // A damage says its file besides.
     absl::string_view message = manifest.status().message();
-    if (absl::StartsWith(message, prefix)) message.remove_prefix(std::min(message.size(), prefix.size() + 2));
+    absl::ConsumePrefix(&message, absl::StrCat(PathOf(kManifestFileName), ": "));
     Report(kManifestFileName, absl::Status(manifest.status().code(), message));
     return false;
   }

@@ -52,10 +52,9 @@ bool ComesBefore(const StepEntry& a, const StepEntry& b) {
   return a.path < b.path;
 }
 
-absl::Status Damaged(const StepEntry& entry) {
-  return absl::DataLossError(
-      absl::StrCat(entry.manifest.status().message(),
-                   ": nobody knows whether it is the latest; name another one, or remove the folder"));
+// `what`: what that means for whoever asks.
+absl::Status Damaged(const StepEntry& entry, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(entry.manifest.status().message(), ": ", what));
 }
 
 absl::StatusOr<std::vector<StepEntry>> ReadSteps(const std::string& model_folder,
@@ -162,7 +161,9 @@ absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string&
 absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder) {
   ASSIGN_OR_RETURN(std::vector<StepEntry> steps, ListSteps(model_folder));
   if (steps.empty()) return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint expected, got none"));
-  if (!steps.front().manifest.ok()) return Damaged(steps.front());
+  if (!steps.front().manifest.ok()) {
+    return Damaged(steps.front(), "nobody knows whether it is the latest; name another one, or remove the folder");
+  }
   return std::move(steps.back());
 }
 
@@ -172,8 +173,12 @@ absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step
   if (steps.empty()) {
     return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint of step ", step, " expected, got none"));
   }
-  if (!steps.front().manifest.ok()) return Damaged(steps.front());
-  return std::move(steps.back());
+  if (steps.front().manifest.ok()) return std::move(steps.back());
+  if (steps.size() == 1) {
+    return Damaged(steps.front(), absl::StrCat("the checkpoint of step ", step, " is damaged; name another step"));
+  }
+  return Damaged(steps.front(), absl::StrCat("nobody knows whether it is the last one of step ", step,
+                                             "; name another one by its folder, or remove this one"));
 }
 
 }  // namespace paramshard::checkpoint

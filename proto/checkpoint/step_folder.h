@@ -50,6 +50,7 @@ struct StepEntry {
 
 // Reads and parses `folder`/manifest.json, and compares it with the folder's name. NOT_FOUND without a manifest: the
 // folder is no checkpoint. Errors of ParseManifest; DATA_LOSS where the folder is named for another step or history.
+// All begin with the file's path and ": ".
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
 // Those that are there whole, by save serial, damaged ones first. Folders in the making and other names are left out.
@@ -63,8 +64,8 @@ absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string&
 // The checkpoint with the largest save serial. NOT_FOUND when there is none; where one is damaged nobody knows whether
 // it is the latest, and that is DATA_LOSS naming it: name a step instead.
 absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder);
-// The one of a step; of several histories the one that was saved last. NOT_FOUND, DATA_LOSS. Reads manifests of this
-// step alone.
+// The one of a step; of several histories the one that was saved last. NOT_FOUND; DATA_LOSS naming one that is damaged.
+// Reads manifests of this step alone.
 absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step);
 
 }  // namespace paramshard::checkpoint

@@ -28,13 +28,16 @@ SaveReason ReasonOf(v1::SaveReason message) {
   return static_cast<SaveReason>(static_cast<int>(message) - 1);
 }
 
+// Of one that is over.
 v1::SaveState StateMessage(SaveState state) {
   if (state == SaveState::kPublished) return v1::SAVE_STATE_PUBLISHED;
+  if (state == SaveState::kAlreadySaved) return v1::SAVE_STATE_ALREADY_SAVED;
   return state == SaveState::kUnknown ? v1::SAVE_STATE_UNKNOWN : v1::SAVE_STATE_ABANDONED;
 }
 
 SaveState StateOf(v1::SaveState message) {
   if (message == v1::SAVE_STATE_PUBLISHED) return SaveState::kPublished;
+  if (message == v1::SAVE_STATE_ALREADY_SAVED) return SaveState::kAlreadySaved;
   return message == v1::SAVE_STATE_UNKNOWN ? SaveState::kUnknown : SaveState::kAbandoned;
 }
 

@@ -23,11 +23,16 @@ enum class SaveState : uint8_t {
   kCopying,
   kWriting,
   kPublished,
-  kAbandoned,  // there is no such checkpoint
-  kUnknown,    // it has its name, and nobody knows whether it has it after the power fails
-  kSkipped,    // it fell due while another one was under way
+  kAbandoned,     // there is no such checkpoint
+  kUnknown,       // it has its name, and nobody knows whether it has it after the power fails
+  kSkipped,       // it fell due while another one was under way
+  kAlreadySaved,  // there was a checkpoint of this state before it
 };
 inline bool IsOver(SaveState state) { return state >= SaveState::kPublished; }
+// Whether there is a checkpoint of the state then, which may be counted on.
+inline bool HasCheckpoint(SaveState state) {
+  return state == SaveState::kPublished || state == SaveState::kAlreadySaved;
+}
 
 // What made a save fall due.
 enum class SaveReason : uint8_t { kCommits, kTime, kTrainer, kCall, kDrain };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -113,6 +114,8 @@ void Journal::WriteHeader(absl::Span<const uint8_t> identity) {
 
 uint32_t Journal::WriteSlot(JournalRecord record) {
   const int kind = static_cast<int>(record);
+  // Behind it is the slot that is published.
+  PARAMSHARD_CHECK(static_cast<int64_t>(bytes_.bytes().size()) <= layout_.records[kind].capacity);
   const uint32_t sequence = sequences_[kind] + 1;
   const int64_t offset = layout_.records[kind].slots[sequence % 2];
   JournalSlotHeader slot{.word = PublishedWord(sequence), .size_bytes = bytes_.bytes().size()};
@@ -131,6 +134,7 @@ void Journal::PublishWord(JournalRecord record, uint32_t sequence) {
 ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<const std::string> states) {
   bytes_.Clear();
   EncodeClientStates(states, bytes_);
+  PARAMSHARD_CHECK(static_cast<int64_t>(bytes_.bytes().size()) <= layout_.states_capacity);
   stores_.Copy(layout_.states[commit_number % 2 != 0], bytes_.bytes());
   return RefOf(bytes_);
 }

@@ -15,6 +15,7 @@ constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8;
 constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
 constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
 constexpr int64_t kLengthBytes = 4;         // of a text
+constexpr int64_t kChangedBytes = 4 + 4;    // of a lifecycle that names records
 constexpr auto kGroupBytes = static_cast<int64_t>(kHyperparameterCount * sizeof(float));
 
 constexpr int64_t BitmapBytes(int64_t bits) { return (bits + 7) / 8; }
@@ -69,12 +70,12 @@ void Put(const JournalRank& rank, JournalBytes& bytes) {
 
 void Get(JournalBytesReader& reader, JournalRank& rank) {
   reader.Get(rank.rank);
-  rank.pieces.resize(reader.Count(12));
+  rank.pieces.resize(reader.Count(kPieceBytes));
   for (JournalRank::Piece& piece : rank.pieces) {
     reader.Get(piece.name);
     reader.Get(piece.size_bytes);
   }
-  rank.extents.resize(reader.Count(80));
+  rank.extents.resize(reader.Count(kExtentBytes));
   for (JournalRank::Extent& extent : rank.extents) {
     reader.Get(extent.unit);
     reader.Get(extent.parameter);
@@ -84,7 +85,7 @@ void Get(JournalBytesReader& reader, JournalRank& rank) {
     reader.Get(extent.gradient_offset);
   }
   reader.Get(rank.trainable_count);
-  rank.bands.resize(reader.Count(16));
+  rank.bands.resize(reader.Count(kBandBytes));
   for (JournalRank::Band& band : rank.bands) {
     reader.Get(band.unit);
     reader.Get(band.parameter);
@@ -165,19 +166,19 @@ bool Decode(absl::Span<const uint8_t> bytes, JournalIdentity& identity) {
   reader.Get(identity.spec);
   reader.Get(identity.spec_fingerprint);
   reader.Get(identity.node);
-  identity.device_counts.resize(reader.Count(4));
+  identity.device_counts.resize(reader.Count(sizeof(int32_t)));
   for (int32_t& count : identity.device_counts) reader.Get(count);
   reader.Get(identity.shard_size);
   reader.Get(identity.parameters);
   reader.Get(identity.groups);
   reader.Get(identity.client_state_bytes);
-  identity.book.resize(reader.Count(16));
+  identity.book.resize(reader.Count(kBookParameterBytes));
   for (JournalIdentity::BookParameter& parameter : identity.book) {
     reader.Get(parameter.unit);
     reader.Get(parameter.parameter);
     reader.Get(parameter.history_length);
   }
-  identity.ranks.resize(reader.Count(28));
+  identity.ranks.resize(reader.Count(kRankBytes));
   for (JournalRank& rank : identity.ranks) Get(reader, rank);
   return reader.done();
 }
@@ -357,7 +358,7 @@ bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& sha
 int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
   switch (record) {
     case JournalRecord::kLifecycle:
-      return 1 + 1 + kLengthBytes + kMostSourceBytes + 1;
+      return 1 + 1 + kLengthBytes + kMostSourceBytes + 1 + kChangedBytes;
     case JournalRecord::kEpoch:
       return kEpochBytes;
     case JournalRecord::kNumbers:

@@ -87,6 +87,13 @@ struct DecidedRecord {
   DecidedCommit commit;
 };
 
+// What the parts of an identity take at least, which is all that those without a name take.
+inline constexpr int64_t kPieceBytes = 4 + 8;
+inline constexpr int64_t kExtentBytes = 2 * 4 + 2 * 8 + kJournalArrays * 8 + 8;
+inline constexpr int64_t kBandBytes = 2 * 4 + 8;
+inline constexpr int64_t kRankBytes = 5 * 4 + 8;
+inline constexpr int64_t kBookParameterBytes = 2 * 4 + 8;
+
 void Encode(const JournalIdentity& identity, JournalBytes& bytes);
 void Encode(const LifecycleRecord& record, JournalBytes& bytes);
 void Encode(const JournalEpoch& record, JournalBytes& bytes);

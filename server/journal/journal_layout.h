@@ -50,6 +50,8 @@ struct JournalShape {
 };
 JournalShape ShapeOf(const JournalIdentity& identity, int64_t identity_bytes);
 
+// In every version a header begins with magic, version and size, and ends with its hash: so a program knows a journal of
+// another version for what it is, and no damage for one. Whatever else of the format changes has another version.
 struct JournalHeader {
   uint64_t magic = 0;
   uint32_t version = 0;

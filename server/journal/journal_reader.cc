@@ -18,6 +18,22 @@ bool SameHash(const uint64_t (&stored)[2], absl::uint128 hash) {
   return stored[0] == absl::Uint128Low64(hash) && stored[1] == absl::Uint128High64(hash);
 }
 
+// Whatever version the header is of.
+bool HasHeaderHash(absl::Span<const uint8_t> bytes, size_t header_bytes) {
+  uint64_t stored[2];
+  if (header_bytes < offsetof(JournalHeader, shape) + sizeof(stored) || header_bytes > bytes.size()) return false;
+  const size_t hashed_bytes = header_bytes - sizeof(stored);
+  std::memcpy(stored, bytes.data() + hashed_bytes, sizeof(stored));
+  return SameHash(stored, JournalHash(bytes.subspan(0, hashed_bytes), kHeaderSeed));
+}
+
+absl::Status OtherVersionError(uint32_t version) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("journal: format version ", kJournalVersion, " expected, got ", version, ", of ",
+                   version > kJournalVersion ? "a newer" : "an older",
+                   " program: start that one again, have it save its models, and restore them with this one"));
+}
+
 }  // namespace
 
 absl::StatusOr<JournalReader> JournalReader::Open(absl::Span<const uint8_t> bytes) {
@@ -47,16 +63,9 @@ absl::Status JournalReader::ReadHeader() {
   JournalHeader header;
   std::memcpy(&header, bytes_.data(), sizeof(header));
   if (header.magic != kJournalMagic) return Damaged("header");
-  if (header.version > kJournalVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("journal: format version ", kJournalVersion,
-                                                      " or older expected, got ", header.version,
-                                                      ", of a newer program; start that one again"));
-  }
-  const absl::uint128 hash =
-      JournalHash(absl::MakeConstSpan(bytes_).subspan(0, offsetof(JournalHeader, hash)), kHeaderSeed);
-  if (header.version != kJournalVersion || header.size_bytes != sizeof(header) || !SameHash(header.hash, hash)) {
-    return Damaged("header");
-  }
+  if (!HasHeaderHash(bytes_, header.size_bytes)) return Damaged("header");
+  if (header.version != kJournalVersion) return OtherVersionError(header.version);
+  if (header.size_bytes != sizeof(header)) return Damaged("header");
   shape_ = header.shape;
   const absl::StatusOr<JournalLayout> layout = JournalLayout::Of(shape_);
   if (!layout.ok() || layout->size_bytes != static_cast<int64_t>(bytes_.size())) return Damaged("header");

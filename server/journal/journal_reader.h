@@ -22,8 +22,9 @@ namespace paramshard::server {
 // used, whoever writes meanwhile.
 class JournalReader {
  public:
-  // FAILED_PRECONDITION a journal of a newer format, which says nothing to this program. Of memory in which no journal
-  // was begun, or not to its end, begun() is false, and nothing else may be asked.
+  // FAILED_PRECONDITION a journal of another version of the format, newer or older, which this program cannot read: it
+  // is whole, and is to be left alone. Of memory in which no journal was begun, or not to its end, begun() is false, and
+  // nothing else may be asked.
   static absl::StatusOr<JournalReader> Open(absl::Span<const uint8_t> bytes);
 
   bool begun() const { return begun_; }

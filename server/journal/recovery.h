@@ -65,8 +65,8 @@ struct RecoveryPlan {
   friend bool operator==(const RecoveryPlan&, const RecoveryPlan&) = default;
 };
 
-// The bytes of a journal, which may be any. FAILED_PRECONDITION one of a newer format: nothing is to be done with the
-// model, and nothing to be dropped.
+// The bytes of a journal, which may be any. FAILED_PRECONDITION one of another version of the format: nothing is to be done
+// with the model, and nothing to be dropped.
 absl::StatusOr<RecoveryPlan> PlanRecovery(absl::Span<const uint8_t> journal);
 
 }  // namespace paramshard::server

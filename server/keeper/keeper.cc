@@ -13,6 +13,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/clock.h"
@@ -32,6 +33,8 @@ constexpr int kMostLastRequests = 1024;
 // Between two waits that the kernel refuses.
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
 constexpr size_t kMaxVersionBytes = 128;
+// In a line of the log.
+constexpr size_t kMostModelsNamed = 16;
 
 // nohup means: do not end when the terminal does.
 bool IsIgnored(int signal) {
@@ -74,11 +77,14 @@ KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
   return {.descriptors = static_cast<size_t>(std::max<int64_t>(0, RaiseDescriptorLimit() - kDescriptorsOfKeeper))};
 }
 
-// The server was told to end, and did: by a drain, without waiting for it, or because it took too long.
-bool WasToldToEnd(const ServerEnd& end) {
+// By a drain, without waiting for it, or because it took too long.
+bool IsOrderly(const ServerEnd& end) {
   return end.signal == 0 && end.exec_error == 0 &&
          (end.exit_code == kExitOk || end.exit_code == kExitInterrupted || end.exit_code == kExitStuck);
 }
+
+// Of an end that is a failure, which no supervisor is to take for a success.
+int FailureCode(const ServerEnd& end) { return end.Code() == kExitOk ? kExitStartFailed : end.Code(); }
 
 }  // namespace
 
@@ -178,15 +184,20 @@ void Keeper::OnStopSignal(int signal) {
   if (!first && signal == SIGHUP) return;
   Log(first ? LogLevel::kInfo : LogLevel::kWarning, first ? "keeper stops the server" : "keeper kills the server",
       {{"signal", strsignal(signal)}, {"kept", absl::StrCat(kept_.size())}});
-  if (first && server_.has_value()) {
-    stop_signal_ = signal;
-    return server_->Signal(signal);
+  if (!first) return EndLosing("a second signal", kExitInterrupted);
+  stop_signal_ = signal;
+  if (server_.has_value()) return server_->Signal(signal);
+  if (kept_.empty()) {
+    exit_code_ = kExitOk;
+  } else {
+    StartToDrain();
   }
-  exit_code_ = kExitInterrupted;
 }
 
 void Keeper::OnRestartSignal() {
+  if (stop_signal_ != 0) return;
   Log(LogLevel::kInfo, "restart asked for");
+  rollback_.clear();
   if (server_.has_value()) return server_->Signal(SIGUSR1);
   policy_.Reset();
   next_start_ = SteadyNow();
@@ -207,6 +218,7 @@ absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
                                             ": ", strerror(errno)));
   }
   command_ = *std::move(command);
+  rollback_.clear();
   return absl::OkStatus();
 }
 
@@ -221,13 +233,14 @@ void Keeper::Start() {
       ServerProcess::Start({.command = command_, .blocked_signals = signals_, .oom_score_adj = server_oom_score_});
   if (!started.ok()) {
     Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
-    return OnFailure(kExitStartFailed);
+    return OnFailure(started.status().ToString(), kExitStartFailed);
   }
   server_.emplace(*std::move(started));
   connection_.emplace(server_->TakeSocket(), &kept_,
                       ServerConnection::Requests{
                           .on_ready = [this](absl::string_view version) { OnReady(version); },
                           .on_restart = [this](auto command) { return OnRestartRequest(std::move(command)); },
+                          .rollback = [this] { return rollback_; },
                       });
   Log(LogLevel::kInfo, "server started",
       {{"pid", absl::StrCat(server_->pid())}, {"program", command_.program}, {"kept", absl::StrCat(kept_.size())}});
@@ -235,39 +248,52 @@ void Keeper::Start() {
 }
 
 void Keeper::OnEnd(const ServerEnd& end) {
-  const bool told = WasToldToEnd(end);
+  const bool told = WasToldTo(end);
   const bool planned = end.signal == 0 && end.exit_code == kExitRestart;
+  const std::string how = absl::StrCat(end.Description(), ready_ ? "" : " before it served");
   Log(told || planned ? LogLevel::kInfo : LogLevel::kError, "server ended",
-      {{"end", end.Description()}, {"kept", absl::StrCat(kept_.size())}});
+      {{"end", how}, {"kept", absl::StrCat(kept_.size())}});
   if (told) {
     exit_code_ = end.exit_code;
     return;
   }
   if (planned && ready_) policy_.Reset();
-  OnFailure(end.Code());
+  OnFailure(how, FailureCode(end));
 }
 
-void Keeper::OnFailure(int code) {
-  if (stop_signal_ != 0) return OnFailureWhileStopping(code);
+// Who never was ready has drained nothing, and nobody but the keeper's own signal has told it to end: a program that
+// prints its version ends with 0, too.
+bool Keeper::WasToldTo(const ServerEnd& end) const {
+  return IsOrderly(end) && (ready_ || (stop_signal_ != 0 && kept_.empty()));
+}
+
+void Keeper::OnFailure(const std::string& why, int code) {
+  if (stop_signal_ != 0) return OnFailureWhileStopping(why, code);
   const bool first = !proven_.has_value() && kept_.empty() && code != kExitRestart;
   const SteadyTime now = SteadyNow();
   const std::optional<absl::Duration> pause = first ? std::nullopt : policy_.OnEnd(now);
-  if (!pause.has_value()) return Hold(code);
+  if (!pause.has_value()) return Hold(why, code);
   next_start_ = After(now, *pause);
 }
 
-void Keeper::OnFailureWhileStopping(int code) {
-  if (kept_.empty() || std::exchange(drained_again_, true)) {
-    exit_code_ = code == kExitRestart ? kExitOk : code;
-    return;
-  }
+// One that was too slow is no quicker the second time.
+void Keeper::OnFailureWhileStopping(const std::string& why, int code) {
+  const bool again = !drained_again_ && code != kExitStuck && code != kExitInterrupted;
+  if (!kept_.empty()) return again ? StartToDrain() : EndLosing(why, code == kExitRestart ? kExitStartFailed : code);
+  exit_code_ = code == kExitRestart ? kExitOk : code;
+}
+
+void Keeper::StartToDrain() {
   Log(LogLevel::kWarning, "server is started again to drain");
+  drained_again_ = true;
+  if (proven_.has_value()) command_ = *proven_;
   next_start_ = SteadyNow();
 }
 
-void Keeper::Hold(int code) {
+void Keeper::Hold(const std::string& why, int code) {
   if (proven_.has_value() && *proven_ != command_) {
     Log(LogLevel::kError, "server started as before", {{"program", proven_->program}});
+    rollback_ = absl::StrCat(command_.program, ": a server expected, got ", why);
     command_ = *proven_;
     policy_.Reset();
     next_start_ = SteadyNow();
@@ -275,8 +301,18 @@ void Keeper::Hold(int code) {
     exit_code_ = code;
   } else {
     Log(LogLevel::kError, "server does not start; memory is kept, SIGUSR1 starts it again",
-        {{"kept", absl::StrCat(kept_.size())}});
+        {{"kept", absl::StrCat(kept_.size())}, {"end", why}});
   }
+}
+
+void Keeper::EndLosing(const std::string& why, int code) {
+  if (!kept_.empty()) {
+    Log(LogLevel::kError, "models are lost: no server has drained them",
+        {{"models", absl::StrJoin(kept_.Models(kMostModelsNamed), ",")},
+         {"kept", absl::StrCat(kept_.size())},
+         {"end", why}});
+  }
+  exit_code_ = code;
 }
 
 void Keeper::Log(LogLevel level, absl::string_view event, LogFields fields) const {

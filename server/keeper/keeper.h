@@ -26,24 +26,28 @@ namespace paramshard::server {
 // and takes what is kept; between two lives nothing is lost but what the server had not given away. How it ended says
 // what follows:
 //
-//   exit code 0, 4 or 5            it was told to end: the keeper ends with that code (server/exit_codes.h)
+//   exit code 0, 4 or 5            it was told to end, if it was ready or a signal was passed on to it: the keeper ends
+//                                  with that code (server/exit_codes.h)
 //   kExitRestart                   it is started again at once, with the command that it has asked for by then
 //   anything else                  it is started again, when RestartPolicy says so
 //   anything else, while draining  it is started again once, to drain what is kept; then the keeper ends
 //
-// A command that was asked for is that of every start from then on, but gives way to the last one that became ready if
-// it fails too often. Where no command
-// becomes ready, the keeper holds what is kept and waits for a signal; where nothing is kept, it ends with the server's
-// code, and so it does when its very first server fails.
+// A program that ends before it is ready has failed, whatever its code. A command that was asked for is that of every
+// start from then on, but gives way to the last one that became ready if it fails too often; servers are told so
+// (KeeperLink::LastRestart). Where no command becomes ready, the keeper holds what is kept and waits for a signal; where
+// nothing is kept, it ends with the server's code, and so it does when its very first server fails.
 //
 // Signals are those of the keeper's process. They are blocked in the server when it starts, and none is lost before it
 // waits for them.
 //
-//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. The second, unless it is a hang-up,
-//                              kills the server, and the keeper ends with kExitInterrupted; so does the first when
-//                              there is no server.
+//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. Where there is no server and
+//                              something is kept, the last command that became ready is started once more, to drain
+//                              that. The second, unless it is a hang-up, kills the server, and the keeper ends with
+//                              kExitInterrupted.
 //   SIGUSR1                    goes to the server, which drains and exits with kExitRestart. Without a server it starts
-//                              one now, as if none had failed.
+//                              one now, as if none had failed. After one of those above it is nothing.
+//
+// Models that the keeper's end takes along and that no server has drained are named in the log.
 //
 // A planned restart with another program or other arguments is KeeperLink::RequestRestart. When the keeper dies the
 // kernel kills the server.
@@ -86,10 +90,15 @@ class Keeper {
 
   void Start();
   void OnEnd(const ServerEnd& end);
-  // `code`: with what the keeper ends unless another server is started.
-  void OnFailure(int code);
-  void OnFailureWhileStopping(int code);
-  void Hold(int code);
+  // Whether the present server was told to end so.
+  bool WasToldTo(const ServerEnd& end) const;
+  // `why`: how the server has ended, or why it was not started. `code`: with what the keeper ends unless another server
+  // is started.
+  void OnFailure(const std::string& why, int code);
+  void OnFailureWhileStopping(const std::string& why, int code);
+  void StartToDrain();
+  void Hold(const std::string& why, int code);
+  void EndLosing(const std::string& why, int code);
   int WaitMilliseconds() const;
   void Log(LogLevel level, absl::string_view event, LogFields fields = {}) const;
 
@@ -104,6 +113,7 @@ class Keeper {
   ServerCommand command_;                // of the next server
   ServerCommand running_;                // of the one that was started last
   std::optional<ServerCommand> proven_;  // the last that became ready
+  std::string rollback_;                 // why the last restart that was asked for was given up; empty: it was not
 
   // At most one of these is set: a server runs, one is to be started, or the keeper holds what is kept.
   std::optional<ServerProcess> server_;

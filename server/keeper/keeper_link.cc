@@ -77,6 +77,7 @@ absl::StatusOr<KeptStore::Descriptors> KeeperLink::Take(absl::string_view prefix
   std::string last(prefix);
   while (page.more) {
     ASSIGN_OR_RETURN(page, Call(KeeperMessageKind::kTake, {last}));
+    if (page.fds.size() != page.words.size()) return absl::InternalError("keeper: a descriptor of each name expected");
     for (size_t i = 0; i < page.words.size(); ++i) {
       // Otherwise pages without an end could follow.
       if (page.words[i] <= last) return absl::InternalError("keeper: names in their order expected");
@@ -95,6 +96,11 @@ absl::Status KeeperLink::ReportReady(absl::string_view version) {
 
 absl::Status KeeperLink::RequestRestart(const std::optional<ServerCommand>& command) {
   return Call(KeeperMessageKind::kRestart, WordsOf(command)).status();
+}
+
+absl::StatusOr<std::string> KeeperLink::LastRestart() {
+  ASSIGN_OR_RETURN(const Answer answer, Call(KeeperMessageKind::kLastRestart, {}));
+  return answer.words.empty() ? std::string() : answer.words.front();
 }
 
 absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std::vector<std::string> words,

@@ -59,6 +59,10 @@ class KeeperLink final : public KeptStore {
   // with kExitRestart. NOT_FOUND when the program is none that can be executed.
   absl::Status RequestRestart(const std::optional<ServerCommand>& command);
 
+  // Why the last restart that was asked for was given up, and this server started in the place of that one; empty when
+  // it was not, or when there was none. Of the time before this server asks for one itself.
+  absl::StatusOr<std::string> LastRestart();
+
   // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on
   // would be nobody's after it. The socket stays this object's.
   int fd() const { return socket_.get(); }

@@ -9,9 +9,6 @@
 namespace paramshard::server {
 namespace {
 
-// Of an error; more would only be cut off elsewhere.
-constexpr size_t kMaxTextBytes = 1024;
-
 template <typename Number>
 void Append(std::string& bytes, const Number& number) {
   bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
@@ -38,8 +35,8 @@ absl::StatusOr<KeeperMessageHeader> HeaderIn(absl::string_view packet) {
 
 absl::Status CheckHeader(const KeeperMessageHeader& header) {
   const bool answer = header.kind == static_cast<uint32_t>(KeeperMessageKind::kAnswer);
-  if (header.kind < 1 || header.kind > static_cast<uint32_t>(KeeperMessageKind::kAnswer)) {
-    return Wrong("kind at most", static_cast<uint32_t>(KeeperMessageKind::kAnswer), header.kind);
+  if (header.kind < 1 || header.kind > static_cast<uint32_t>(KeeperMessageKind::kLastRestart)) {
+    return Wrong("kind at most", static_cast<uint32_t>(KeeperMessageKind::kLastRestart), header.kind);
   }
   const uint32_t last_code = answer ? static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) : 0;
   if (header.code > last_code) return Wrong("code at most", last_code, header.code);
@@ -83,9 +80,15 @@ absl::Status CheckCounts(const KeeperMessage& message, size_t descriptors) {
       break;
     case KeeperMessageKind::kRestart:
       break;
+    case KeeperMessageKind::kLastRestart:
+      if (words != 0) return Wrong("words", 0, words);
+      break;
     case KeeperMessageKind::kAnswer:
+      // Of names, each with its descriptor, or of a text.
       if (message.code == absl::StatusCode::kOk) {
-        return words == descriptors ? absl::OkStatus() : Wrong("descriptors of an answer", words, descriptors);
+        return words == descriptors || (words == 1 && descriptors == 0)
+                   ? absl::OkStatus()
+                   : Wrong("descriptors of an answer", words, descriptors);
       }
       if (words != 1) return Wrong("words of an error", 1, words);
       break;
@@ -118,7 +121,7 @@ absl::StatusOr<std::string> EncodeKeeperMessage(const KeeperMessage& message) {
 
 KeeperMessage AnswerOf(uint64_t sequence, const absl::Status& status) {
   KeeperMessage answer{.sequence = sequence, .code = status.code()};
-  if (!status.ok()) answer.words.emplace_back(status.message().substr(0, kMaxTextBytes));
+  if (!status.ok()) answer.words.emplace_back(status.message().substr(0, kMaxKeeperTextBytes));
   return answer;
 }
 

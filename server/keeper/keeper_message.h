@@ -7,6 +7,7 @@
 //   take          the name after which to begin   none           names, in order       one for each name
 //   ready         the server's version            none           none
 //   restart       none, or program and arguments  none           none
+//   last restart  none                            none           none; why it was given up, if it was
 //
 // An answer that is an error has one word, what is wrong, and no descriptors. A server takes in pages: from the
 // beginning (an empty name), then from behind the last name of each page that says that there is more.
@@ -32,6 +33,8 @@ namespace paramshard::server {
 inline constexpr uint32_t kKeeperMagic = 0x4b505331;  // "1SPK"
 inline constexpr uint32_t kKeeperVersion = 1;
 inline constexpr size_t kMaxKeeperMessageBytes = size_t{32} << 10;
+// Of what an answer says in words; more would only be cut off elsewhere.
+inline constexpr size_t kMaxKeeperTextBytes = 1024;
 // The kernel passes no more with one packet (its SCM_MAX_FD).
 inline constexpr size_t kMaxKeeperMessageDescriptors = 253;
 
@@ -41,7 +44,8 @@ enum class KeeperMessageKind : uint32_t {
   kTake = 3,
   kReady = 4,
   kRestart = 5,
-  kAnswer = 6
+  kAnswer = 6,
+  kLastRestart = 7
 };
 
 struct KeeperMessageHeader {

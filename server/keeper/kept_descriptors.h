@@ -43,6 +43,9 @@ class KeptDescriptors {
   // The first of those whose names come after `name`, as many as fit in an answer. An empty name: the first of all.
   Page After(absl::string_view name) const;
 
+  // The first names of models that something is kept of, at most `most`: what is before the NUL of its name.
+  std::vector<std::string> Models(size_t most) const;
+
   size_t size() const { return kept_.size(); }
   bool empty() const { return kept_.empty(); }
 

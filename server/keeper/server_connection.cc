@@ -45,6 +45,7 @@ ServerConnection::Answer ServerConnection::Handle(KeeperPacket packet) {
     return {.message = AnswerOf(sequence, next), .fds = {}};
   }
   if (request->kind == KeeperMessageKind::kTake) return Take(*request);
+  if (request->kind == KeeperMessageKind::kLastRestart) return LastRestart(*request);
   return {.message = AnswerOf(sequence, Carry(*request, std::move(packet))), .fds = {}};
 }
 
@@ -71,6 +72,7 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
       if (requests_.on_restart) return requests_.on_restart(CommandIn(request.words));
       return absl::UnimplementedError("restart: a keeper that restarts servers expected");
     case KeeperMessageKind::kTake:
+    case KeeperMessageKind::kLastRestart:
     case KeeperMessageKind::kAnswer:
       break;
   }
@@ -85,6 +87,13 @@ ServerConnection::Answer ServerConnection::Take(const KeeperMessage& request) co
     answer.message.words.push_back(std::move(name));
     answer.fds.push_back(fd);
   }
+  return answer;
+}
+
+ServerConnection::Answer ServerConnection::LastRestart(const KeeperMessage& request) const {
+  Answer answer{.message = AnswerOf(request.sequence, absl::OkStatus()), .fds = {}};
+  std::string rollback = requests_.rollback ? requests_.rollback() : "";
+  if (!rollback.empty()) answer.message.words.push_back(rollback.substr(0, kMaxKeeperTextBytes));
   return answer;
 }
 

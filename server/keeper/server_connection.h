@@ -28,6 +28,8 @@ class ServerConnection {
     std::function<void(absl::string_view version)> on_ready;
     // Whether the server may be restarted with that command; nothing: with the one that it has.
     std::function<absl::Status(std::optional<ServerCommand> command)> on_restart;
+    // Why the last restart that was asked for was given up; empty: it was not.
+    std::function<std::string()> rollback = nullptr;
   };
 
   // `kept` outlives the connection.
@@ -54,6 +56,7 @@ class ServerConnection {
   absl::Status CheckSequence(const KeeperMessage& request);
   absl::Status Carry(const KeeperMessage& request, KeeperPacket packet);
   Answer Take(const KeeperMessage& request) const;
+  Answer LastRestart(const KeeperMessage& request) const;
 
   wire::FileDescriptor socket_;
   KeptDescriptors& kept_;

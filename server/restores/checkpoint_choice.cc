@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/content_hash.h"
 #include "proto/checkpoint/step_folder.h"
@@ -36,11 +37,21 @@ std::string NamesText(const std::vector<std::string>& names) {
   return named == names.size() ? text : absl::StrCat(text, " and ", names.size() - named, " more");
 }
 
+std::string WholeText(absl::Span<const StepEntry> steps, const std::string& model_folder) {
+  if (steps.empty()) return absl::StrCat("there is none in ", model_folder);
+  std::vector<std::string> whole;
+  for (const StepEntry& step : steps) {
+    if (step.manifest.ok()) whole.push_back(fs::path(step.path).filename().string());
+  }
+  if (whole.empty()) return absl::StrCat("there is none in ", model_folder, " that is whole");
+  std::sort(whole.begin(), whole.end());
+  return absl::StrCat("there are ", NamesText(whole));
+}
+
 // Says what could have been asked for.
 std::string WhatThereIs(const std::string& root, const std::string& model_folder) {
-  const auto folders = checkpoint::ListStepFolders(model_folder);
-  if (folders.ok() && folders->empty()) return absl::StrCat("there is none in ", model_folder);
-  if (folders.ok()) return absl::StrCat("there are ", NamesText(*folders));
+  const auto steps = checkpoint::ListSteps(model_folder);
+  if (steps.ok()) return WholeText(*steps, model_folder);
   std::vector<std::string> models;
   std::error_code error;
   for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {

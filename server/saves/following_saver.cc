@@ -214,7 +214,7 @@ void FollowingSaver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
   if (!end.path.empty()) record.size_bytes = end.size_bytes;
   const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
   if (history.ok()) record.history = *history;
-  if (record.state == SaveState::kPublished) {
+  if (HasCheckpoint(record.state)) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
   records_.Close(record);

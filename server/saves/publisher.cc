@@ -136,11 +136,31 @@ absl::Status Publisher::Abandon() {
   if (!under_way_.has_value()) return absl::OkStatus();
   const std::string path = under_way_->folder.path();
   under_way_.reset();
-  return disk_.RemoveFolder(path);
+  const absl::Status removed = disk_.RemoveFolder(path);
+  leftovers_.Update(removed);
+  return removed;
+}
+
+Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
+  const std::string path = StepPath(identity);
+  const absl::StatusOr<Manifest> manifest = checkpoint::ReadManifest(path);
+  if (!manifest.ok()) return {.status = manifest.status()};
+  if (manifest->history != identity.history) {
+    return {.status = absl::AlreadyExistsError(
+                absl::StrCat(path, ": a name that is free expected, got a checkpoint of another history"))};
+  }
+  Result result{.outcome = SaveOutcome::kAlreadySaved,
+                .path = path,
+                .save_serial = manifest->save_serial,
+                .size_bytes = manifest->size_bytes()};
+  if (!in_doubt_) return result;
+  result.outcome = SaveOutcome::kUnknown;
+  result.status = absl::FailedPreconditionError(absl::StrCat(path, ": it is not known whether it is on the disk"));
+  return result;
 }
 
 Publisher::Result Publisher::AbandonFor(const absl::Status& status) {
-  // What is left of it is no news beside why: the next Begin removes it, and says so where it cannot.
+  // Why is the news. What is left of it is among the leftovers.
   Abandon().IgnoreError();
   return {.outcome = SaveOutcome::kAbandoned, .status = status};
 }

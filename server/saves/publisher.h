@@ -23,8 +23,9 @@ namespace paramshard::server {
 
 // What a save comes to.
 enum class SaveOutcome : uint8_t {
-  kPublished,  // it is the latest checkpoint, and on the disk
-  kAbandoned,  // it is not there, and what there was of it is removed as far as it could be
+  kPublished,     // it is the latest checkpoint, and on the disk
+  kAlreadySaved,  // nothing was written: a checkpoint of this state is there, and on the disk
+  kAbandoned,     // it is not there, and what there was of it is removed as far as it could be
   // It has its name, and nobody knows whether it has it after the power fails: it is neither abandoned nor to be
   // counted on. Nothing is deleted until a later save is published.
   kUnknown,
@@ -50,7 +51,7 @@ class Publisher {
                                                          const ModelSpec& spec);
 
   const std::string& model_folder() const { return model_folder_; }
-  // What the last cleaning, at Open or Begin, could not remove; OK where nothing is left.
+  // What Open, the last Begin, or an Abandon after it could not remove; OK where nothing is left.
   const absl::Status& leftovers() const { return leftovers_; }
   // Whether a rename is not known to be on the disk.
   bool in_doubt() const { return in_doubt_; }
@@ -67,7 +68,7 @@ class Publisher {
   };
   struct Result {
     SaveOutcome outcome = SaveOutcome::kAbandoned;
-    absl::Status status = absl::OkStatus();  // why, where it is not published
+    absl::Status status = absl::OkStatus();  // why, where there is no checkpoint to be counted on
     std::string path = {};                   // of the checkpoint; empty where it is abandoned
     int64_t save_serial = 0;
     int64_t size_bytes = 0;
@@ -76,9 +77,13 @@ class Publisher {
   // bring. Requires that a save is under way, and that `common` is of its step.
   Result Publish(absl::Span<const PartReport> reports, checkpoint::CommonState common, const Occasion& occasion);
 
-  // Ends the save that is under way, if one is, and removes what there is of it. An error says what is left: the next
-  // Begin tries again.
+  // Ends the save that is under way, if one is, and removes what there is of it. An error says what is left, as
+  // leftovers() does: the next Begin tries again.
   absl::Status Abandon();
+
+  // What there is of a step of a history, whichever process has published it: kAlreadySaved; kUnknown while in_doubt();
+  // kAbandoned and why, where it is not there (NOT_FOUND), or what has its name is damaged or of another history.
+  Result FindSaved(const SaveIdentity& identity) const;
 
   // Deletes what the policy does not keep, the oldest first, at most kMaxDeletions. Nothing while in_doubt():
   // FAILED_PRECONDITION.

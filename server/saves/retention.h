@@ -14,7 +14,7 @@
 namespace paramshard::server {
 
 struct RetentionPolicy {
-  int newest = 2;     // those with the largest save serials; at least 1
+  int newest = 3;     // those with the largest save serials; at least 1
   int64_t every = 0;  // and those whose step is a multiple of this; 0: none besides
 };
 

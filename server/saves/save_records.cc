@@ -15,6 +15,7 @@ constexpr size_t kMostRecords = 64;
 
 absl::string_view EventOf(SaveState state) {
   if (state == SaveState::kPublished) return "saved";
+  if (state == SaveState::kAlreadySaved) return "saved already";
   if (state == SaveState::kUnknown) return "a save may be lost when the power fails";
   return state == SaveState::kSkipped ? "a save was skipped" : "a save was abandoned";
 }
@@ -60,10 +61,12 @@ void SaveRecords::Close(const SaveRecord& record) {
     case SaveState::kSkipped:
       ++counts_.skipped;
       break;
+    case SaveState::kAlreadySaved:
+      break;
     default:
       ++counts_.abandoned;
   }
-  const LogLevel level = record.state == SaveState::kPublished ? LogLevel::kInfo : LogLevel::kWarning;
+  const LogLevel level = HasCheckpoint(record.state) ? LogLevel::kInfo : LogLevel::kWarning;
   Log(level, EventOf(record.state),
       {{"model", model_},
        {"step", absl::StrCat(record.step)},

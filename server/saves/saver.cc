@@ -52,6 +52,8 @@ SaveState StateOf(SaveOutcome outcome) {
   switch (outcome) {
     case SaveOutcome::kPublished:
       return SaveState::kPublished;
+    case SaveOutcome::kAlreadySaved:
+      return SaveState::kAlreadySaved;
     case SaveOutcome::kAbandoned:
       return SaveState::kAbandoned;
     case SaveOutcome::kUnknown:
@@ -74,9 +76,10 @@ Publisher::Result Abandoned(const absl::Status& status) {
 
 // --- From start to end ---
 
-absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options& options) {
+absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options& options,
+                                                     SaverSource::FolderTrouble trouble) {
   auto saver = std::unique_ptr<Saver>(new Saver(model, options));
-  RETURN_IF_ERROR(saver->Open());
+  RETURN_IF_ERROR(saver->Open(trouble));
   return saver;
 }
 
@@ -87,12 +90,33 @@ Saver::Saver(Model& model, const Options& options)
       last_due_(opened_at_),
       records_(model.spec().name) {}
 
-absl::Status Saver::Open() {
-  ASSIGN_OR_RETURN(publisher_, Publisher::Open(options_.calls, options_.root, model_.spec()));
+absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
+  if (const absl::Status opened = OpenFolder(); !opened.ok()) {
+    if (trouble == SaverSource::FolderTrouble::kIsRefused) return opened;
+    Log(LogLevel::kError, "a model cannot be saved", {{"model", model_.spec().name}, {"why", opened.ToString()}});
+  }
   ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
   ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] { Run(); }));
   absl::MutexLock lock(&mu_);
   thread_ = std::move(thread);
+  return absl::OkStatus();
+}
+
+absl::Status Saver::OpenFolder() {
+  absl::StatusOr<std::unique_ptr<Publisher>> opened = Publisher::Open(options_.calls, options_.root, model_.spec());
+  {
+    absl::MutexLock lock(&mu_);
+    folder_ = opened.status();
+  }
+  RETURN_IF_ERROR(opened.status());
+  publisher_ = *std::move(opened);
+  NoteLeftovers();
+  // A server before this one may have saved the state that it has left.
+  const StateNumbers numbers = model_.state().numbers;
+  const Publisher::Result found =
+      publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
+  absl::MutexLock lock(&mu_);
+  if (found.outcome == SaveOutcome::kAlreadySaved) saved_ = numbers;
   return absl::OkStatus();
 }
 
@@ -306,7 +330,7 @@ void Saver::Finish(const Publisher::Result& result) {
   record.status = result.status;
   record.path = result.path;
   if (!result.path.empty()) record.size_bytes = result.size_bytes;
-  if (record.state == SaveState::kPublished) {
+  if (HasCheckpoint(record.state)) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
   records_.Close(record);
@@ -333,7 +357,19 @@ std::vector<SaveRecord> Saver::records() const {
 
 SaveCounts Saver::counts() const {
   absl::MutexLock lock(&mu_);
-  return records_.counts();
+  SaveCounts counts = records_.counts();
+  counts.leftovers = leftovers_;
+  counts.folder = folder_;
+  return counts;
+}
+
+void Saver::NoteLeftovers() {
+  absl::MutexLock lock(&mu_);
+  if (publisher_ == nullptr || publisher_->leftovers() == leftovers_) return;
+  leftovers_ = publisher_->leftovers();
+  if (leftovers_.ok()) return;
+  Log(LogLevel::kWarning, "what saves have left could not be deleted",
+      {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
 }
 
 // --- The thread ---
@@ -363,6 +399,7 @@ void Saver::Save(const Work& work) {
   const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
   // The checkpoint is there, whatever becomes of older ones: but who waits for the save finds them gone.
   if (result.outcome == SaveOutcome::kPublished) Retain();
+  NoteLeftovers();
   absl::MutexLock lock(&mu_);
   Finish(result);
 }
@@ -383,13 +420,19 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
 
 Publisher::Result Saver::Write(const Work& work) {
   const checkpoint::World world = WorldOf(model_.layout(), model_.world());
-  if (const absl::Status begun = publisher_->Begin(work.identity, world); !begun.ok()) return Abandoned(begun);
+  if (publisher_ == nullptr) {
+    // Whoever was asked to has put the folder in order, perhaps.
+    if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
+  }
+  const absl::Status begun = publisher_->Begin(work.identity, world);
+  if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
+  if (!begun.ok()) return Abandoned(begun);
   const absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
   if (reports.ok()) {
     return publisher_->Publish(*reports, CommonOf(work.state),
                                {.parent = ParentOf(work.state), .saved_at = options_.now()});
   }
-  // What is left is removed before the next save.
+  // What is left of it is among the leftovers, and removed before the next save.
   publisher_->Abandon().IgnoreError();
   return Abandoned(reports.status());
 }
@@ -453,8 +496,8 @@ absl::StatusOr<std::vector<int64_t>> Savers::ImageBytes(const Layout& layout, co
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<ModelSaver>> Savers::Make(Model& model) const {
-  if (model.world().cluster->node() == 0) return Saver::Create(model, options_);
+absl::StatusOr<std::unique_ptr<ModelSaver>> Savers::Make(Model& model, FolderTrouble trouble) const {
+  if (model.world().cluster->node() == 0) return Saver::Create(model, options_, trouble);
   return FollowingSaver::Create(model, {.root = options_.root,
                                         .saves_on_drain = options_.policy.on_drain,
                                         .calls = options_.calls,

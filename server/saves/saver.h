@@ -38,7 +38,7 @@ namespace paramshard::server {
 struct SavePolicy {
   int64_t every_commits = 0;                         // numbers that are multiples of it; 0: none
   absl::Duration every_time = absl::ZeroDuration();  // at the first commit after it; 0: never
-  RetentionPolicy keep = {.newest = 3, .every = 0};
+  RetentionPolicy keep = {};
   bool on_drain = true;
   // A save that takes longer is abandoned.
   absl::Duration timeout = absl::Minutes(10);
@@ -64,9 +64,10 @@ class Saver final : public ModelSaver {
     std::function<void(int rank)> before_copy = [](int) {};
   };
 
-  // Opens ROOT/MODEL and takes the memory for copies. `model` outlives the saver. Errors of Publisher::Open and
-  // StateImage::Create; RESOURCE_EXHAUSTED for no thread.
-  static absl::StatusOr<std::unique_ptr<Saver>> Create(Model& model, const Options& options);
+  // Opens ROOT/MODEL and takes the memory for copies. `model` outlives the saver. Errors of Publisher::Open, unless
+  // `trouble` says otherwise, and of StateImage::Create; RESOURCE_EXHAUSTED for no thread.
+  static absl::StatusOr<std::unique_ptr<Saver>> Create(Model& model, const Options& options,
+                                                       SaverSource::FolderTrouble trouble);
   ~Saver() override;
 
   void OnCommitted(const CommitAnswer& answer, bool asked) override;
@@ -92,7 +93,9 @@ class Saver final : public ModelSaver {
   };
 
   Saver(Model& model, const Options& options);
-  absl::Status Open();
+  absl::Status Open(SaverSource::FolderTrouble trouble);
+  // Called by those who may use the publisher. Errors of Publisher::Open.
+  absl::Status OpenFolder();
   Cluster& cluster() const { return *model_.world().cluster; }
 
   std::optional<SaveReason> ReasonFor(const CommitAnswer& answer, bool asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -109,6 +112,8 @@ class Saver final : public ModelSaver {
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes over what the publisher could not clean up, and says it where that is news.
+  void NoteLeftovers();
   bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -130,7 +135,8 @@ class Saver final : public ModelSaver {
   const SteadyTime opened_at_;
   std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
 
-  std::unique_ptr<Publisher> publisher_;  // the thread's, and Create's and Stop's while there is none
+  // The thread's, and Create's and Stop's while there is none. Null while the folder is in trouble.
+  std::unique_ptr<Publisher> publisher_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> part_failed_ = false;  // of the save under way, at another daemon
 
@@ -145,7 +151,9 @@ class Saver final : public ModelSaver {
   std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know
   std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
-  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
+  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // of the last checkpoint that is known
+  absl::Status leftovers_ ABSL_GUARDED_BY(mu_);
+  absl::Status folder_ ABSL_GUARDED_BY(mu_);  // why it is not open
   std::thread thread_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -158,7 +166,7 @@ class Savers final : public SaverSource {
   absl::Duration drain_timeout() const override {
     return options_.policy.on_drain ? options_.policy.timeout : absl::ZeroDuration();
   }
-  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model) const override;
+  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model, FolderTrouble trouble) const override;
 
  private:
   const Saver::Options options_;

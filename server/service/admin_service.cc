@@ -301,6 +301,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   response.set_world_size(world.world_size);
   *response.mutable_started_at() = ToProto(started_at_);
   response.set_pid(getpid());
+  response.set_rollback(lifetime_.rollback);
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
   return response;
 }

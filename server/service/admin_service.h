@@ -24,6 +24,8 @@ class AdminService final : public GuardedService {
     // Another server follows. Null without a keeper.
     // `lose_models`: it has none of this one's.
     std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
+    // Why this server was started instead of the one that the last restart asked for; empty: it was not.
+    std::string rollback = {};
   };
   AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
                Lifetime lifetime);

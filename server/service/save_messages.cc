@@ -24,6 +24,8 @@ v1::SaveState ToProto(SaveState state) {
       return v1::SAVE_STATE_UNKNOWN;
     case SaveState::kSkipped:
       return v1::SAVE_STATE_SKIPPED;
+    case SaveState::kAlreadySaved:
+      return v1::SAVE_STATE_ALREADY_SAVED;
   }
   return v1::SAVE_STATE_UNSPECIFIED;
 }
@@ -80,6 +82,8 @@ v1::SaveCounts ToProto(absl::string_view model, const SaveCounts& counts) {
   message.set_abandoned(counts.abandoned);
   message.set_unknown(counts.unknown);
   message.set_skipped(counts.skipped);
+  if (!counts.leftovers.ok()) message.set_leftovers(std::string(counts.leftovers.message()));
+  if (!counts.folder.ok()) message.set_folder(std::string(counts.folder.message()));
   return message;
 }
 

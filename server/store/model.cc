@@ -81,7 +81,10 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   RETURN_IF_ERROR(left == nullptr ? model->EncodePlanes({}) : model->ResumeState(*left));
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
-    ASSIGN_OR_RETURN(model->saver_, savers->Make(*model));
+    // A model that is there already is not given up for its folder.
+    const auto trouble =
+        left == nullptr ? SaverSource::FolderTrouble::kIsRefused : SaverSource::FolderTrouble::kEndsSaves;
+    ASSIGN_OR_RETURN(model->saver_, savers->Make(*model, trouble));
     if (left != nullptr) model->SaveAnswered(left->plan);
   }
   if (left != nullptr) model->DropStalePieces();

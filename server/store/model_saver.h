@@ -34,16 +34,20 @@ struct SaveRecord {
   absl::Duration took = absl::ZeroDuration();   // until now, or until it was over
   absl::Duration copy = absl::ZeroDuration();   // of which the state was copied; 0 until it was
   absl::Duration stall = absl::ZeroDuration();  // that a step has waited for the copy
-  std::string path = {};                        // of the checkpoint, where there may be one
+  std::string path = {};                        // of the checkpoint, where there is or may be one
   absl::Status status = absl::OkStatus();       // why it is not published, or what went wrong behind it
 };
 
-// How the saves since the model was opened have ended.
+// How the saves since the model was opened have ended. Those of a state that was saved already are not counted.
 struct SaveCounts {
   int64_t published = 0;
   int64_t abandoned = 0;
   int64_t unknown = 0;
   int64_t skipped = 0;
+  // What saves and deletions have left in the model's folder and could not be removed; OK where nothing is known of.
+  absl::Status leftovers = absl::OkStatus();
+  // Why saves come to nothing until the model's folder is in order; OK where that is not so.
+  absl::Status folder = absl::OkStatus();
 };
 
 // The saves of one model, which owns it. Thread-safe. Calls model methods that take its mutex: never called with that.
@@ -60,8 +64,9 @@ class ModelSaver {
   // Abandons a save that is under way and waits for its end; no other one begins. Idempotent.
   virtual void Stop() = 0;
 
-  // Begins a save of the state of the last commit, and returns its record. UNAVAILABLE while another one is under way;
-  // FAILED_PRECONDITION where another daemon leads the saves of the world.
+  // Begins a save of the state of the last commit, and returns its record: one of a state that has a checkpoint ends as
+  // kAlreadySaved. UNAVAILABLE while another one is under way; FAILED_PRECONDITION where another daemon leads the saves
+  // of the world.
   virtual absl::StatusOr<SaveRecord> Request() = 0;
   // The record of a save, once it is over or the deadline has come. NOT_FOUND for one of long ago.
   virtual absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const = 0;
@@ -91,8 +96,13 @@ class SaverSource {
   // How long saves may take when the daemon stops.
   virtual absl::Duration drain_timeout() const = 0;
 
+  // What of the model's folder of checkpoints keeps a saver from being made.
+  enum class FolderTrouble : uint8_t {
+    kIsRefused,
+    kEndsSaves,  // nothing: saves come to nothing, and say why, until one finds the folder in order
+  };
   // The model outlives its saver, and is all there but for it.
-  virtual absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model) const = 0;
+  virtual absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model, FolderTrouble trouble) const = 0;
 };
 
 }  // namespace paramshard::server

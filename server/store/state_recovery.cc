@@ -138,7 +138,11 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
     }
     left.journal = *journal;
     const auto bytes = absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes());
-    ASSIGN_OR_RETURN(left.plan, PlanRecovery(bytes));
+    absl::StatusOr<RecoveryPlan> plan = PlanRecovery(bytes);
+    if (!plan.ok()) {
+      return absl::Status(plan.status().code(), absl::StrCat("model ", name, ": ", plan.status().message()));
+    }
+    left.plan = *std::move(plan);
   }
   const bool is_begun = left.plan.action != RecoveryAction::kNotBegun;
   if (is_begun && left.plan.action != RecoveryAction::kDrop) return left;

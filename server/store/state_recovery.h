@@ -28,7 +28,7 @@ struct LeftModel {
   RecoveryPlan plan;
   absl::Status doubt;  // whether a commit was applied on other daemons cannot be learnt: DATA_LOSS
 
-  // `pieces` may be anything. FAILED_PRECONDITION a journal of a newer version, which is to be left alone.
+  // `pieces` may be anything. FAILED_PRECONDITION a journal of another version, which is to be left alone.
   static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
   // DATA_LOSS where there is no telling, or the plan says so.
   absl::StatusOr<ModelSpec> Spec() const;
@@ -39,7 +39,7 @@ struct LeftModel {
 };
 
 // What a node 0 that is started again has to know of epochs of the one before it, which wrote each of its decisions
-// down. FAILED_PRECONDITION a journal of a newer version.
+// down. FAILED_PRECONDITION a journal of another version.
 absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept);
 
 // Whether a model can go on from what its journal says: its state is there, whole or with a step to finish.

@@ -196,7 +196,7 @@ absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment)
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, kill));
-  ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished());
+  ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished(round.model));
   return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
 }
 
@@ -211,7 +211,29 @@ absl::Status KillDecided(Round& round) {
   return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kAfterDecision);
 }
 
-// Trains while `disturb` happens at a random time. Trainers may fail, but must end.
+// A trainer may be told that it cannot go on, but it must end, and by itself.
+absl::Status AwaitOwnEnd(Round& round, ChildProcess& trainer) {
+  const absl::Status status = round.world.AwaitEnd(trainer);
+  if (trainer.pid() > 0) return status;
+  if (absl::IsUnknown(status)) {
+    return absl::InternalError(absl::StrCat("a trainer expected to end by itself, got ", status.ToString()));
+  }
+  round.count.errors += !status.ok();
+  return absl::OkStatus();
+}
+
+// Whatever has happened to the model before: it is trained to its end, and to the bystander's bytes.
+absl::Status TrainToTheEnd(Round& round) {
+  std::vector<ChildProcess> trainers;
+  for (int rank : {0, 1}) {
+    trainers.push_back(ChildProcess::Run([training = round.TrainingOf(rank)](Board&) { return Train(training); }));
+  }
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(round.world.AwaitEnd(trainer));
+  ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
+  return Expect(hash == round.world.state_hash(), absl::StrCat("the bystander's hash expected at the end, got ", hash));
+}
+
+// Trains while `disturb` happens at a random time.
 template <typename Disturb>
 absl::Status TrainDisturbed(Round& round, const Disturb& disturb) {
   std::vector<ChildProcess> trainers;
@@ -224,16 +246,18 @@ absl::Status TrainDisturbed(Round& round, const Disturb& disturb) {
   RETURN_IF_ERROR(
       Expect(trainers[chosen].AwaitNumber(kReachedCommit, 1 + round.random() % kCommits), "a trainer does not move"));
   disturb(trainers[chosen]);
-  for (ChildProcess& trainer : trainers) {
-    const absl::Status status = round.world.AwaitEnd(trainer);
-    if (trainer.pid() > 0) return status;
-    round.count.errors += !status.ok();
-  }
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(AwaitOwnEnd(round, trainer));
   return absl::OkStatus();
 }
 
+template <typename Disturb>
+absl::Status TrainDisturbedAndOn(Round& round, const Disturb& disturb) {
+  RETURN_IF_ERROR(TrainDisturbed(round, disturb));
+  return TrainToTheEnd(round);
+}
+
 absl::Status StopTrainer(Round& round) {
-  return TrainDisturbed(round, [&](ChildProcess& trainer) {
+  return TrainDisturbedAndOn(round, [&](ChildProcess& trainer) {
     trainer.Signal(SIGSTOP);
     absl::SleepFor(UpTo(3 * round.world.step_timeout(), round.random));
     trainer.Signal(SIGCONT);
@@ -241,7 +265,7 @@ absl::Status StopTrainer(Round& round) {
 }
 
 absl::Status StopDaemon(Round& round) {
-  return TrainDisturbed(round, [&](ChildProcess&) {
+  return TrainDisturbedAndOn(round, [&](ChildProcess&) {
     round.world.daemon().Pause();
     absl::SleepFor(UpTo(3 * round.world.step_timeout(), round.random));
     round.world.daemon().Signal(SIGCONT);
@@ -249,7 +273,7 @@ absl::Status StopDaemon(Round& round) {
 }
 
 absl::Status StopBoth(Round& round) {
-  return TrainDisturbed(round, [&](ChildProcess& trainer) {
+  return TrainDisturbedAndOn(round, [&](ChildProcess& trainer) {
     const auto stop_trainer = [&] { trainer.Signal(SIGSTOP); };
     const auto stop_daemon = [&] { round.world.daemon().Pause(); };
     const auto go_on_trainer = [&] { trainer.Signal(SIGCONT); };
@@ -268,6 +292,8 @@ absl::Status StepClock(Round& round) {
   const absl::Duration step = absl::Seconds(static_cast<int64_t>(round.random() % 14400) - 7200);
   const absl::Status status = TrainDisturbed(round, [&](ChildProcess&) { round.world.StepWallClock(step); });
   RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(Expect(round.count.errors == 0, absl::StrCat(round.count.errors, " trainers have noticed a step by ",
+                                                               absl::FormatDuration(step))));
   ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
   round.world.StepWallClock(-step);
   return Expect(hash == round.world.state_hash(), absl::StrCat("the bystander's hash expected after a step by ",
@@ -306,24 +332,23 @@ absl::Status WithLimit(World& world, __rlimit_resource resource, rlim_t soft,
   return status;
 }
 
-// Trainers may fail, but must end.
 absl::Status TrainUnderLimit(Round& round) {
   std::vector<ChildProcess> trainers;
   for (int rank : {0, 1}) {
     Training training = round.TrainingOf(rank);
     training.resume = false;
+    // One may wait for another one that was refused.
+    training.attach_timeout = 3 * round.world.step_timeout();
     trainers.push_back(ChildProcess::Run([training](Board&) { return Train(training); }));
   }
-  // One may wait for another one that was refused.
-  absl::Status first = trainers[0].Await(3 * round.world.step_timeout());
-  absl::Status second = trainers[1].Await(3 * round.world.step_timeout());
-  round.count.errors += !first.ok() + !second.ok();
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(AwaitOwnEnd(round, trainer));
   return absl::OkStatus();
 }
 
 absl::Status LimitDescriptors(Round& round) {
-  return WithLimit(round.world, RLIMIT_NOFILE, round.world.Descriptors() + round.random() % 16,
-                   [&] { return TrainUnderLimit(round); });
+  RETURN_IF_ERROR(WithLimit(round.world, RLIMIT_NOFILE, round.world.Descriptors() + round.random() % 16,
+                            [&] { return TrainUnderLimit(round); }));
+  return TrainToTheEnd(round);
 }
 
 // What the daemon has mapped, and `more_mebibytes`.
@@ -336,27 +361,33 @@ absl::StatusOr<rlim_t> AddressSpace(World& world, uint64_t more_mebibytes) {
 absl::Status LimitThreads(Round& round) {
   // A stack has 8 MiB.
   ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(round.world, 2 + round.random() % 30));
-  return WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); });
+  RETURN_IF_ERROR(WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); }));
+  return TrainToTheEnd(round);
 }
 
 // A model of which some memory may fit, and not all: each of its matrices has 16 MiB of master.
 absl::Status CreateLarge(Round& round) {
-  ChildProcess child = ChildProcess::Run([&round](Board&) -> absl::Status {
+  ChildProcess child = ChildProcess::Run([&round](Board& board) -> absl::Status {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = round.world.socket_dir()}));
     ModelSpec spec = SmallModel(round.model);
     for (UnitSpec& unit : spec.units) unit.parameters[0].shape = {2048, 2048};
     const absl::Status created = client.CreateModel(spec);
-    return absl::IsResourceExhausted(created) ? absl::OkStatus() : created;
+    // The name is that of the model which is trained then.
+    if (created.ok()) return client.DeleteModel(round.model);
+    if (!absl::IsResourceExhausted(created)) return created;
+    Reach(board, kReachedCommit, 1);
+    return absl::OkStatus();
   });
   const absl::Status status = child.Await(kPatience);
-  round.count.errors += !status.ok();
+  round.count.errors += child.board().numbers[kReachedCommit].load();
   return status;
 }
 
 absl::Status LimitMemory(Round& round) {
   ASSIGN_OR_RETURN(const rlim_t limit, AddressSpace(round.world, 10 + round.random() % 200));
   RETURN_IF_ERROR(WithLimit(round.world, RLIMIT_AS, limit, [&] { return CreateLarge(round); }));
-  return WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); });
+  RETURN_IF_ERROR(WithLimit(round.world, RLIMIT_AS, limit, [&] { return TrainUnderLimit(round); }));
+  return TrainToTheEnd(round);
 }
 
 absl::Status Hostile(Round& round, PageArea area) {
@@ -372,8 +403,7 @@ absl::Status Hostile(Round& round, PageArea area) {
     ++round.count.errors;
     hostile.Signal(SIGKILL);
   }
-  const absl::Status status = round.world.AwaitEnd(other);
-  return other.pid() > 0 ? status : absl::OkStatus();
+  return AwaitOwnEnd(round, other);
 }
 
 constexpr Assault kAssaults[] = {

@@ -24,7 +24,9 @@ namespace paramshard::test {
 //   clock          steps of the daemon's wall clock by up to two hours: trainings do not notice
 //   requests       mutated requests on every method
 //   handoff        random packets on the companion socket
-//   descriptors    a limit on the daemon's descriptors, so that an attach finds none
+//   descriptors    a limit on the daemon's descriptors, so that an attach finds none. Here and in the rounds of other
+//                  limits and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to its
+//                  end, in the bytes of the bystander
 //   threads        a limit on its address space, so that stacks of threads do not fit
 //   memory         the same, so that a large model does not fit
 //   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round

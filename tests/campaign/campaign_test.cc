@@ -2,6 +2,8 @@
 #include "tests/campaign/campaign.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -13,6 +15,10 @@ namespace paramshard::test {
 namespace {
 
 constexpr int64_t kRounds = 8;
+// Those in which no client is to notice anything, or each goes on by itself.
+const std::set<std::string> kWithoutErrors = {"clock",      "handoff",      "kill-decided", "kill-server",
+                                              "kill-start", "kill-trainer", "kill-world"};
+const std::set<std::string> kThatKill = {"kill-decided", "kill-server", "kill-start", "kill-trainer", "kill-world"};
 
 class CampaignTest : public testing::TestWithParam<std::string> {};
 
@@ -33,6 +39,12 @@ TEST_P(CampaignTest, EverythingHolds) {
   const nlohmann::json json = nlohmann::json::parse(result.Json());
   EXPECT_EQ(json["assaults"][GetParam()]["rounds"], kRounds);
   EXPECT_EQ(json["held"], result.status.ok());
+  if (kWithoutErrors.contains(GetParam())) {
+    EXPECT_EQ(json["assaults"][GetParam()]["errors"], 0) << result.Table();
+  }
+  if (kThatKill.contains(GetParam())) {
+    EXPECT_GE(json["assaults"][GetParam()]["kills"], kRounds) << result.Table();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Assaults, CampaignTest, testing::ValuesIn(AssaultNames()), [](const auto& info) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -14,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "proto/wire/handoff.h"
+#include "server/journal/recovery.h"
 #include "tests/campaign/world.h"
 
 namespace paramshard::test {
@@ -109,13 +111,14 @@ absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
   ASSIGN_OR_RETURN(
       const nlohmann::json version,
       Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json version 2>&1")));
-  if (!version.is_object()) return absl::UnavailableError("no server answers");
+  if (!version.is_object() || !version.contains("pid")) return absl::UnavailableError("no server answers");
   return static_cast<pid_t>(std::stol(version["pid"].get<std::string>()));
 }
 
 absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers) {
   std::vector<pid_t> killed;
   for (const int daemon : daemons) {
+    ++daemons_[daemon].kills;
     killed.push_back(daemons_[daemon].server);
     kill(killed.back(), SIGKILL);
   }
@@ -147,17 +150,26 @@ absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) cons
     ASSIGN_OR_RETURN(
         const nlohmann::json verified,
         Json(absl::StrCat(options_.ctl, " --socket-dir=", daemon.directory.path(), " -o json verify --quiet ", model)));
-    hashes.push_back(verified.value("/summary/stateHash"_json_pointer, std::string()));
+    ASSIGN_OR_RETURN(const std::string hash, StateHashOf(verified));
+    hashes.push_back(hash);
   }
   return absl::StrJoin(hashes, " ");
 }
 
-absl::StatusOr<int64_t> KeptServer::StepsFinished() const {
+absl::StatusOr<int64_t> KeptServer::StepsFinished(const std::string& model) const {
   int64_t steps = 0;
   for (const Daemon& daemon : daemons_) {
-    ASSIGN_OR_RETURN(const std::string count,
-                     OutputOf(absl::StrCat("grep --count 'redo the apply' ", LogPath(daemon.directory), " || true")));
-    steps += std::stol(count);
+    std::ifstream log(LogPath(daemon.directory));
+    int64_t taken_over = 0;
+    for (std::string line; std::getline(log, line);) {
+      if (!absl::StrContains(line, absl::StrCat(" model taken over model=", model, " "))) continue;
+      ++taken_over;
+      steps += absl::StrContains(line, RecoveryActionName(server::RecoveryAction::kRedoApply)) ? 1 : 0;
+    }
+    // Of a log without these lines nobody could tell that no step was finished.
+    if (taken_over >= daemon.kills) continue;
+    return absl::InternalError(absl::StrCat("model ", model, " taken over after each of ", daemon.kills,
+                                            " kills expected, got ", taken_over, " in the log"));
   }
   return steps;
 }

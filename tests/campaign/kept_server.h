@@ -43,14 +43,16 @@ class KeptServer {
   absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers);
   // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
-  // Steps that were decided and not finished, and that servers have finished that followed.
-  absl::StatusOr<int64_t> StepsFinished() const;
+  // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
+  // say. INTERNAL where one does not tell.
+  absl::StatusOr<int64_t> StepsFinished(const std::string& model) const;
 
  private:
   struct Daemon {
     TemporaryDirectory directory;
     DaemonProcess keeper;
     pid_t server = -1;
+    int64_t kills = 0;  // calls of Kill that were about it
   };
 
   KeptServer(const CampaignOptions& options, Shape shape) : options_(options), shape_(shape) {}

@@ -65,6 +65,17 @@ bool AreLevel(const Holdings& now, const Holdings& before) {
 
 }  // namespace
 
+absl::StatusOr<std::string> StateHashOf(const nlohmann::json& verified) {
+  const nlohmann::json summary =
+      verified.is_object() ? verified.value("summary", nlohmann::json::object()) : nlohmann::json::object();
+  const std::string hash = summary.value("stateHash", std::string());
+  const std::string extents = summary.value("extentCount", std::string());
+  constexpr size_t kDigits = 32;
+  if (hash.size() == kDigits && extents != "" && extents != "0") return hash;
+  return absl::InternalError(
+      absl::StrCat("a state's hash and a number of extents expected of verify, got ", verified.dump()));
+}
+
 ChildProcess StartTelling(Training training) {
   return ChildProcess::Run([training](Board& board) mutable {
     training.at = [&board](Point point, int64_t commit) {
@@ -121,7 +132,7 @@ absl::StatusOr<nlohmann::json> World::Ctl(const std::string& arguments) const {
 
 absl::StatusOr<std::string> World::StateHash(const std::string& model) const {
   ASSIGN_OR_RETURN(const nlohmann::json verified, Ctl(absl::StrCat("verify --quiet ", model)));
-  return verified.value("/summary/stateHash"_json_pointer, std::string());
+  return StateHashOf(verified);
 }
 
 // The daemon sees ends and arrivals in their order: when it welcomes this client, it knows that the trainers have gone.

@@ -24,6 +24,10 @@ inline constexpr int64_t kCommits = 6;
 // How long anything may take to come right again.
 inline constexpr absl::Duration kPatience = absl::Minutes(2);
 
+// The state's hash of what `verify` prints as JSON. INTERNAL where there is none, or it is of no rows: such a one would
+// equal any other.
+absl::StatusOr<std::string> StateHashOf(const nlohmann::json& verified);
+
 // The daemon runs until the world ends, or it is killed by what happens to it. Not thread-safe; processes that are
 // forked may use everything that is const.
 class World {

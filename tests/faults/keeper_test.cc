@@ -1,11 +1,17 @@
 // Real daemons with a keeper: servers that are killed, restarted, and replaced.
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -14,15 +20,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/step_folder.h"
 #include "proto/wire/handoff.h"
+#include "server/journal/journal_layout.h"
 #include "tests/faults/training.h"
+#include "tests/server/journal/journal_version.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -31,6 +41,8 @@
 namespace paramshard::test {
 namespace {
 
+using testing::HasSubstr;
+
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 class KeptDaemonTest : public testing::Test {
@@ -38,14 +50,14 @@ class KeptDaemonTest : public testing::Test {
   KeptDaemonTest() { Start({"--keeper=on"}); }
 
   // In the place of the present one.
-  void Start(std::vector<std::string> flags) {
+  void Start(std::vector<std::string> flags, const Surroundings& surroundings = {}) {
     // Of a keeper that is killed the server ends a moment later.
     if (daemon_.has_value()) {
       daemon_->Signal(SIGTERM);
       EXPECT_OK(daemon_->AwaitExit(kPatience).status());
     }
     for (const std::string& device : DeviceFlags(1)) flags.push_back(device);
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags, kPatience, surroundings);
     EXPECT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -53,6 +65,13 @@ class KeptDaemonTest : public testing::Test {
   // Of paramshardctl with these words.
   absl::StatusOr<std::string> Ctl(const std::string& words) const {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " ", words, " 2>&1"));
+  }
+  // What a restart with these words, which is to fail, says.
+  std::string RestartRefusal(const std::string& words) const {
+    const absl::StatusOr<std::string> said = OutputOf(absl::StrCat(
+        Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " restart ", words, " 2>&1; test $? = 1"));
+    EXPECT_OK(said.status());
+    return said.ok() ? *said : "";
   }
   // The server that answers; none while there is none.
   std::optional<pid_t> ServerPid() const {
@@ -75,6 +94,20 @@ class KeptDaemonTest : public testing::Test {
         .Await();
   }
 
+  // Gives the journals that the keeper holds another version; how many there are.
+  int SetJournalVersions(uint32_t version) const {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
+      if (absl::StartsWith(std::filesystem::read_symlink(entry.path()).string(), "/memfd:")) {
+        files.push_back(entry.path());
+      }
+    }
+    return static_cast<int>(std::count_if(files.begin(), files.end(), [version](const std::string& file) {
+      const wire::FileDescriptor fd(open(file.c_str(), O_RDWR | O_CLOEXEC));
+      return fd.valid() && server::SetJournalVersion(fd.get(), version);
+    }));
+  }
+
   // Of the model of TrainOnce.
   std::string StateHash() const {
     const absl::StatusOr<std::string> verified = Ctl("-o json verify kept");
@@ -92,6 +125,12 @@ class KeptDaemonTest : public testing::Test {
   const TemporaryDirectory directory_;
   std::optional<DaemonProcess> daemon_;
 };
+
+absl::StatusOr<bool> Contains(const std::string& path, const std::string& text) {
+  std::ifstream file(path);
+  const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return absl::StrContains(all, text);
+}
 
 // Comes again once when the server ends under it.
 absl::Status TrainOn(Training training) {
@@ -142,6 +181,28 @@ TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsTheModelWhereItWas) {
   EXPECT_OK(trainer.Await());
 }
 
+// As a server of an older or a newer program finds it.
+TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneThatCan) {
+  const std::string log = directory_.path() + "/log";
+  const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  Start({"--keeper=on"}, {.standard_error = log_fd.get()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
+  kill(*server, SIGKILL);
+  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "does not start; memory is kept"); }),
+              IsOkAndHolds(true));
+  EXPECT_THAT(Contains(log, absl::StrCat("format version ", server::kJournalVersion, " expected, got ",
+                                         server::kJournalVersion - 1, ", of an older program")),
+              IsOkAndHolds(true));
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion), 1);
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_EQ(StateHash(), expected);
+}
+
 TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
   Training training{.socket_dir = directory_.path(), .model = "kept", .rank = 0, .commits = 6};
   Start({});
@@ -167,7 +228,7 @@ TEST_F(KeptDaemonTest, ATrainingGoesOnFromTheLastSaveOfAServerThatWasKilled) {
 TEST_F(KeptDaemonTest, ARestartStartsTheNextServer) {
   const std::optional<pid_t> first = ServerPid();
   ASSERT_TRUE(first.has_value());
-  EXPECT_THAT(Ctl("restart"), IsOkAndHolds(testing::HasSubstr("serves as process")));
+  EXPECT_THAT(Ctl("restart"), IsOkAndHolds(HasSubstr("serves as process")));
   EXPECT_NE(ServerPid(), first);
   daemon_->Signal(SIGUSR1);
   EXPECT_TRUE(AwaitServer(*first).has_value());
@@ -187,7 +248,7 @@ TEST_F(KeptDaemonTest, ARestartLosesModelsWhereThatIsAskedForAlone) {
 TEST_F(KeptDaemonTest, AServerWithOtherDevicesGivesWayToOneThatCanGoOn) {
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
-  EXPECT_OK(Ctl("restart -- --device=cpu:0,cpu:1").status());
+  EXPECT_THAT(RestartRefusal("-- --device=cpu:0,cpu:1"), HasSubstr("a server expected, got exit code 3"));
   EXPECT_EQ(StateHash(), expected);
 }
 
@@ -223,7 +284,7 @@ TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
     Start({"--keeper=on", "--save-dir=" + saves.path()});
     ASSERT_OK(TrainOnce());
     ASSERT_OK(Ctl("restart " + words).status());
-    EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(testing::HasSubstr("step-000000000002-"))) << words;
+    EXPECT_THAT(SavedSteps(saves), testing::ElementsAre(HasSubstr("step-000000000002-"))) << words;
   }
 }
 
@@ -267,10 +328,48 @@ TEST_F(KeptDaemonTest, AServerThatDiesWhileItDrainsIsFollowedByOneThatSaves) {
 TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
   const std::optional<pid_t> first = ServerPid();
   ASSERT_TRUE(first.has_value());
-  EXPECT_OK(Ctl("restart --binary=/bin/false").status());
+  EXPECT_THAT(RestartRefusal("--binary=/bin/false"), HasSubstr("/bin/false: a server expected, got exit code 1"));
   EXPECT_OK(TrainOnce());
   EXPECT_FALSE(Ctl("restart --binary=/nowhere/paramshardd --lose-models").ok());
   EXPECT_OK(TrainOnce()) << "the server has not ended";
+}
+
+TEST_F(KeptDaemonTest, AProgramThatEndsWithZeroLosesNoModel) {
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  EXPECT_THAT(RestartRefusal("--binary=/bin/true"), HasSubstr("/bin/true: a server expected, got exit code 0"));
+  EXPECT_EQ(StateHash(), expected);
+}
+
+TEST_F(KeptDaemonTest, FlagsThatDoNotServeAreRefusedAndTheServerRunsOn) {
+  const std::optional<pid_t> server = ServerPid();
+  for (const std::string flag : {"--help", "--version", "--print-config"}) {
+    EXPECT_THAT(RestartRefusal("-- " + flag), HasSubstr("flags of a daemon that serves expected")) << flag;
+  }
+  EXPECT_EQ(ServerPid(), server);
+}
+
+// Servers do not start while the folder of checkpoints is away. Whether the stop comes before, between or after their
+// starts, what is kept is saved.
+TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {
+  const TemporaryDirectory saves;
+  const std::string root = saves.path() + "/root";
+  ASSERT_EQ(mkdir(root.c_str(), 0700), 0);
+  Start({"--keeper=on", "--save-dir=" + root});
+  ASSERT_OK(TrainOnce());
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(rename(root.c_str(), (root + "-away").c_str()), 0);
+  kill(*server, SIGKILL);
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (ServerPid() == server && absl::Now() < deadline) {
+  }
+  ASSERT_EQ(rename((root + "-away").c_str(), root.c_str()), 0);
+  daemon_->Signal(SIGTERM);
+  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  const auto steps = checkpoint::ListStepFolders(root + "/kept");
+  ASSERT_OK(steps.status());
+  EXPECT_THAT(*steps, testing::SizeIs(1));
 }
 
 TEST_F(KeptDaemonTest, ATermSignalDrainsTheServerAndEndsBoth) {

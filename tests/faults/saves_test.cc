@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/polling.h"
+#include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "proto/checkpoint/step_folder.h"
 #include "tests/faults/training.h"
@@ -83,6 +84,26 @@ TEST_F(SavesTest, ADaemonThatStopsSavesWhatIsNotSaved) {
   EXPECT_THAT(listed, HasSubstr("step-000000000005-"));
   const std::string latest = listed.substr(listed.find("step-000000000005-"), 26);
   EXPECT_OK(Ctl("checkpoint verify " + saves_.path() + "/saved/" + latest));
+}
+
+// Neither a cron job that saves, nor a stop, fails because nothing is left to be done.
+TEST_F(SavesTest, AStateThatIsSavedIsSavedAlreadyAfterARestartToo) {
+  ASSERT_NO_FATAL_FAILURE(Start({"--keeper=on"}));
+  TrainTo(3);
+  const auto save = [&]() -> absl::StatusOr<nlohmann::json> {
+    ASSIGN_OR_RETURN(const std::string text, CtlOfDaemon("-o json save saved --wait"));
+    return nlohmann::json::parse(text)["save"];
+  };
+  ASSERT_OK_AND_ASSIGN(const nlohmann::json first, save());
+  EXPECT_EQ(first["state"], "SAVE_STATE_PUBLISHED");
+  for (const char* const before : {"version", "restart"}) {
+    ASSERT_OK(CtlOfDaemon(before).status());
+    ASSERT_OK_AND_ASSIGN(const nlohmann::json again, save());
+    EXPECT_EQ(again["state"], "SAVE_STATE_ALREADY_SAVED") << before;
+    EXPECT_EQ(again.at("path"), first.at("path"));
+  }
+  ExpectStopped();
+  EXPECT_THAT(checkpoint::ListStepFolders(saves_.path() + "/saved"), IsOkAndHolds(testing::SizeIs(1)));
 }
 
 // Two daemons of one device each, that save into one folder.

@@ -120,6 +120,7 @@ absl::Status Train(const Training& training) {
   while (true) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank,
                                                      .socket_dir = training.socket_dir,
+                                                     .attach_timeout = training.attach_timeout,
                                                      .restart_timeout = training.restart_timeout}));
     const absl::Status status = TrainEpoch(client, training);
     // The next epoch begins when all are attached again. After the last commit ranks leave.

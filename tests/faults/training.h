@@ -53,6 +53,8 @@ struct Training {
   std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
   // How long the client waits for a daemon that is started again: Client::Options::restart_timeout.
   absl::Duration restart_timeout = absl::ZeroDuration();
+  // How long it waits for the other ranks: Client::Options::attach_timeout.
+  absl::Duration attach_timeout = absl::Minutes(10);
   // Attach again when the epoch ends under this trainer because another one has left, or was late.
   bool resume = true;
 };

@@ -40,6 +40,14 @@ absl::StatusOr<v1::GetVersionResponse> AwaitNext(const Context& context, int64_t
                                                   "; the log says why there is none: ", last.message()));
 }
 
+// The server that answers may be the one before once more.
+absl::Status CheckNotRolledBack(const v1::GetVersionResponse& after) {
+  if (after.rollback().empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("restart: ", after.rollback(), "; the daemon's log says more. As ",
+                                                    "before, version ", after.version(), " serves, as process ",
+                                                    after.pid()));
+}
+
 class Restart final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
@@ -83,6 +91,7 @@ absl::StatusOr<int> Restart::Run(const Context& context) {
   }
   const absl::Duration timeout = context.options().timeout.value_or(DefaultTimeout());
   ASSIGN_OR_RETURN(const v1::GetVersionResponse after, AwaitNext(context, before.pid(), timeout));
+  RETURN_IF_ERROR(CheckNotRolledBack(after));
   return context.Write(after, RestartText);
 }
 

@@ -218,6 +218,17 @@ TEST(CtlTest, ASaveSaysWhatHasBecomeOfIt) {
   EXPECT_EQ(JsonOutput(daemon, {"save", "tiny"})["save"]["state"], "SAVE_STATE_PUBLISHED");
 }
 
+TEST(CtlTest, AStateThatIsSavedAlreadyIsASuccess) {
+  FakeDaemon daemon;
+  v1::Save& save = *daemon.service().answers.save.mutable_save();
+  save = NewSave(v1::SAVE_STATE_ALREADY_SAVED);
+  save.set_path("/saves/tiny/step-1");
+  save.set_size_bytes(2048);
+  const Result result = RunArguments({"save", "tiny", "--wait", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kSucceeded);
+  EXPECT_EQ(result.out, "save 3 of step 12000: already saved as /saves/tiny/step-1, 2.0 KiB\n");
+}
+
 TEST(CtlTest, ASaveThatCameToNothingIsAFailure) {
   FakeDaemon daemon;
   v1::Save& save = *daemon.service().answers.save.mutable_save();

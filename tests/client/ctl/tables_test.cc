@@ -79,11 +79,13 @@ TEST(TablesTest, Saves) {
   counts.set_model("tiny");
   counts.set_abandoned(1);
   counts.set_skipped(4);
+  counts.set_leftovers("/saves/tiny/step-1.tmp-2: rmdir: Directory not empty");
   EXPECT_EQ(TextOf(&FakeAnswers::saves, response, {"saves", "tiny"}),
             "MODEL  SAVE  STEP  WHY      STATE           BYTES  SECONDS   COPY  STALL  BEGUN  PATH  ERROR\n"
             "tiny      1   500  commits  writing 42 %  2.0 KiB    2.000  0.250  0.002  -      -     -\n"
             "tiny      1   500  commits  abandoned     2.0 KiB    2.000  0.250  0.002  -      -     disk full\n"
-            "tiny: 0 published, 1 abandoned, 0 unknown, 4 skipped\n");
+            "tiny: 0 published, 1 abandoned, 0 unknown, 4 skipped\n"
+            "tiny: not removed: /saves/tiny/step-1.tmp-2: rmdir: Directory not empty\n");
 }
 
 TEST(TablesTest, AModelThatIsUnusableSaysSo) {

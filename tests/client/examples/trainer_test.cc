@@ -134,7 +134,10 @@ class TrainerTest : public testing::Test {
         "verify", {test::Program(PARAMSHARDCTL), "--socket-dir=" + sockets_.path(), "-o", "json", "verify", model},
         output_.path() + "/verify", kTimeout);
     EXPECT_OK(text.status());
-    return nlohmann::json::parse(text.value_or("{}")).value("/summary/stateHash"_json_pointer, std::string());
+    const auto hash =
+        nlohmann::json::parse(text.value_or("{}")).value("/summary/stateHash"_json_pointer, std::string());
+    EXPECT_EQ(hash.size(), 32U) << "one that is missing would equal another one";
+    return hash;
   }
 
   const test::TemporaryDirectory sockets_, output_;

@@ -11,7 +11,10 @@ namespace paramshard::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr absl::uint128 kHistory = absl::MakeUint128(0x0123456789abcdef, 1);
 
@@ -90,9 +93,33 @@ TEST_F(StepListTest, BehindADamagedOneNobodyKnowsTheLatest) {
   WriteText(damaged + "/" + kManifestFileName, "{}");
   EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("step-000000000030-01234567")));
   EXPECT_OK(FindStep(folder(), 20));
-  EXPECT_THAT(FindStep(folder(), 30), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("whether it is the latest")));
   fs::remove(damaged + "/" + kManifestFileName);
   EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(kManifestFileName)));
+}
+
+TEST_F(StepListTest, OfAStepThatIsDamagedNothingIsSaidOfTheLatest) {
+  WriteText(Write(30, 2) + "/" + kManifestFileName, "{}");
+  EXPECT_THAT(FindStep(folder(), 30), StatusIs(absl::StatusCode::kDataLoss,
+                                               AllOf(HasSubstr("step-000000000030-01234567"),
+                                                     HasSubstr("of step 30 is damaged"), Not(HasSubstr("latest")))));
+  Write(30, 1, ~kHistory);
+  EXPECT_THAT(FindStep(folder(), 30),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("whether it is the last one of step 30")));
+}
+
+TEST_F(StepListTest, ErrorsOfManifestsBeginWithTheirPaths) {
+  const std::string missing = folder() + "/" + StepFolderName(10, kHistory);
+  const std::string damaged = Write(20, 1);
+  WriteText(damaged + "/" + kManifestFileName, "{}");
+  const std::string large = Write(30, 1);
+  fs::resize_file(large + "/" + kManifestFileName, kMaxManifestBytes + 1);
+  const std::string other = folder() + "/" + StepFolderName(41, kHistory);
+  fs::rename(Write(40, 1), other);
+  for (const std::string& path : {missing, damaged, large, other}) {
+    const absl::Status status = ReadManifest(path).status();
+    EXPECT_THAT(std::string(status.message()), StartsWith(path + "/" + kManifestFileName + ": "));
+  }
 }
 
 TEST_F(StepListTest, AFolderOfAnotherNameIsDamaged) {

@@ -148,7 +148,8 @@ TEST(SaveMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(part.hash, absl::MakeUint128(3, 4));
   EXPECT_OK(part.status);
   EXPECT_EQ(round_trip(SavePart{.status = absl::DataLossError("x")}).status, absl::DataLossError("x"));
-  for (const SaveState state : {SaveState::kPublished, SaveState::kAbandoned, SaveState::kUnknown}) {
+  for (const SaveState state :
+       {SaveState::kPublished, SaveState::kAbandoned, SaveState::kUnknown, SaveState::kAlreadySaved}) {
     EXPECT_EQ(round_trip(SaveEnd{.state = state}).state, state);
   }
   const SaveEnd end = round_trip(SaveEnd{.path = "p", .size_bytes = 8, .why = absl::UnavailableError("y")});

@@ -1,22 +1,28 @@
 // Journals of which a bit, or more, is not what was written.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/numeric/int128.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/journal/journal.h"
 #include "server/journal/recovery.h"
+#include "tests/server/journal/journal_version.h"
 #include "tests/server/journal/training.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // The memory of a life behind one of its calls.
@@ -83,12 +89,41 @@ TEST(DamageTest, WhatIsDamagedIsNamed) {
   EXPECT_EQ(plan.identity, SmallIdentity());
 }
 
-TEST(DamageTest, AFormatOfANewerProgramIsSaidClearly) {
+TEST(DamageTest, AnotherVersionOfTheFormatIsSaidClearlyAndIsNoDamage) {
+  for (const uint32_t version : {kJournalVersion - 1, kJournalVersion + 1, kJournalVersion + 1000}) {
+    JournalBuffer buffer = Behind("answer 8");
+    SetJournalVersion(buffer.bytes(), version);
+    const std::string both = absl::StrCat("format version ", kJournalVersion, " expected, got ", version, ", of a");
+    const char* const whose =
+        version > kJournalVersion ? "a newer program: start that" : "an older program: start that";
+    EXPECT_THAT(PlanRecovery(buffer.bytes()),
+                StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr(both), HasSubstr(whose))));
+    EXPECT_THAT(Journal::Adopt(buffer.bytes()), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(both)));
+  }
+}
+
+// Such as a header of another size has, which ends with its hash as well.
+TEST(DamageTest, AVersionWithAnotherHeaderIsKnownToo) {
   JournalBuffer buffer = Behind("answer 8");
-  buffer.bytes()[8] = kJournalVersion + 1;
-  EXPECT_THAT(PlanRecovery(buffer.bytes()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("format version 2 or older expected, got 3")));
-  EXPECT_THAT(Journal::Adopt(buffer.bytes()), StatusIs(absl::StatusCode::kFailedPrecondition));
+  for (const uint32_t header_bytes : {32u, 160u}) {
+    const uint32_t version = kJournalVersion + 1;
+    std::memcpy(buffer.bytes().data() + offsetof(JournalHeader, version), &version, sizeof(version));
+    std::memcpy(buffer.bytes().data() + offsetof(JournalHeader, size_bytes), &header_bytes, sizeof(header_bytes));
+    const size_t hashed_bytes = header_bytes - sizeof(JournalHeader::hash);
+    const absl::uint128 hash = JournalHash(buffer.bytes().subspan(0, hashed_bytes), kHeaderSeed);
+    const uint64_t stored[2] = {absl::Uint128Low64(hash), absl::Uint128High64(hash)};
+    std::memcpy(buffer.bytes().data() + hashed_bytes, stored, sizeof(stored));
+    EXPECT_THAT(PlanRecovery(buffer.bytes()), StatusIs(absl::StatusCode::kFailedPrecondition)) << header_bytes;
+  }
+}
+
+TEST(DamageTest, AVersionThatItsHashDoesNotCoverIsDamage) {
+  for (const uint8_t version : {kJournalVersion - 1, kJournalVersion + 1}) {
+    JournalBuffer buffer = Behind("answer 8");
+    buffer.bytes()[offsetof(JournalHeader, version)] = version;
+    ASSERT_OK_AND_ASSIGN(const RecoveryPlan plan, PlanRecovery(buffer.bytes()));
+    EXPECT_THAT(plan.loss, HasSubstr("header is damaged"));
+  }
 }
 
 TEST(DamageTest, ADamagedModelMayBeWrittenAnewByAChange) {

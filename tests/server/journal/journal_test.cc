@@ -67,13 +67,57 @@ TEST(JournalCodecTest, RecordsThatAreAsLargeAsTheyGetFillTheirSlots) {
   EXPECT_EQ(size(prepared), RecordCapacity(JournalRecord::kPrepared, shape));
   EXPECT_EQ(size(DecidedRecord()), RecordCapacity(JournalRecord::kDecided, shape));
   EXPECT_EQ(size(JournalEpoch()), RecordCapacity(JournalRecord::kEpoch, shape));
-  const LifecycleRecord lifecycle{.lifecycle = JournalLifecycle::kChanging,
+  // One that names records says no source yet: there is room for both.
+  const LifecycleRecord lifecycle{.lifecycle = JournalLifecycle::kChanged,
                                   .source = {.text = std::string(kMostSourceBytes, 'x')}};
   EXPECT_EQ(size(lifecycle), RecordCapacity(JournalRecord::kLifecycle, shape));
   const std::vector<std::string> states(shape.ranks, std::string(shape.client_state_bytes, 'x'));
   JournalBytes bytes;
   EncodeClientStates(states, bytes);
   EXPECT_EQ(static_cast<int64_t>(bytes.bytes().size()), ClientStatesCapacity(shape));
+}
+
+TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
+  const auto size = [](const JournalIdentity& identity) {
+    JournalBytes bytes;
+    Encode(identity, bytes);
+    return static_cast<int64_t>(bytes.bytes().size());
+  };
+  const auto growth_by = [&](auto&& more) {
+    JournalIdentity identity = SmallIdentity();
+    const int64_t before = size(identity);
+    more(identity);
+    return size(identity) - before;
+  };
+  EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.ranks.emplace_back(); }), kRankBytes);
+  EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.book.emplace_back(); }), kBookParameterBytes);
+  EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.ranks[0].pieces.emplace_back(); }), kPieceBytes);
+  EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.ranks[0].extents.emplace_back(); }), kExtentBytes);
+  EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.ranks[0].bands.emplace_back(); }), kBandBytes);
+}
+
+// Whoever moves anything must give the format another version: servers of two versions meet in one keeper.
+TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion2) {
+  ASSERT_EQ(kJournalVersion, 2u);
+  const JournalShape shape{.ranks = 3,
+                           .parameters = 40,
+                           .groups = 2,
+                           .scalings = 30,
+                           .ring_values = 100,
+                           .client_state_bytes = 1000,
+                           .identity_bytes = 500};
+  ASSERT_OK_AND_ASSIGN(const JournalLayout layout, JournalLayout::Of(shape));
+  std::vector<int64_t> places = {layout.identity, layout.states[0], layout.states[1],
+                                 layout.marks,    layout.rings,     layout.size_bytes};
+  for (const JournalLayout::Record& record : layout.records) {
+    places.insert(places.end(), {record.word, record.slots[0], record.slots[1]});
+  }
+  EXPECT_THAT(places, testing::ElementsAre(128, 12928, 16000, 19072, 19264, 19712,  // and of each record:
+                                           704, 768, 4928,                          //
+                                           9088, 9152, 9280,                        //
+                                           9408, 9472, 10816,                       //
+                                           12160, 12224, 12416,                     //
+                                           12608, 12672, 12800));
 }
 
 TEST_F(JournalTest, AWholeTrainingIsReadAsItIsWritten) {

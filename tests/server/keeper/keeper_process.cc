@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <utility>
@@ -61,7 +62,9 @@ KeeperProcess::KeeperProcess(const Options& options) {
   close(log_.get());
   for (int ignored : options.ignored_signals) std::signal(ignored, SIG_IGN);
   RunKeeper({.command = CommandWith(options.flags),
-             .restarts = {.most_failed_starts = options.most_failed_starts, .first_pause = absl::Milliseconds(1)},
+             .restarts = {.most_failed_starts = options.most_failed_starts,
+                          .first_pause = options.pause,
+                          .longest_pause = std::max(options.pause, absl::Seconds(10))},
              .limits = {},
              .log = {}},
             log_writer.get());

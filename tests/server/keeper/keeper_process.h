@@ -22,6 +22,7 @@ class KeeperProcess {
   struct Options {
     std::vector<std::string> flags = {};  // of the first server
     int most_failed_starts = 5;
+    absl::Duration pause = absl::Milliseconds(1);  // before the second restart in a row; the first is at once
     std::vector<int> ignored_signals = {};
   };
 

@@ -178,7 +178,28 @@ TEST_F(KeeperTest, AKeeperThatHoldsNothingEndsInsteadOfWaiting) {
   EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(3));
 }
 
-TEST_F(KeeperTest, AKeeperThatHoldsMemoryEndsWithASignal) {
+TEST_F(KeeperTest, AServerThatEndsBeforeItIsReadyHasFailedWhateverItsCode) {
+  for (const int code : {kExitOk, kExitInterrupted, kExitStuck}) {
+    KeeperProcess keeper({.most_failed_starts = 1});
+    StartWithMemory(keeper);
+    keeper.Tell("raise 9");
+    ASSERT_EQ(keeper.AwaitBegin(), "a");
+    keeper.Tell(absl::StrCat("exit ", code));
+    EXPECT_THAT(keeper.AwaitLog("does not start"), HasSubstr(absl::StrCat("end=exit code ", code, " before it")));
+    keeper.Signal(SIGUSR1);
+    ASSERT_EQ(keeper.AwaitBegin(), "a");
+    EXPECT_EQ(keeper.Ask("read a"), "first");
+  }
+}
+
+TEST_F(KeeperTest, AFirstServerThatEndsWithZeroBeforeItIsReadyIsNoSuccess) {
+  KeeperProcess keeper({.flags = {"--exit=0"}});
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitStartFailed));
+}
+
+// --- Stops without a server ---
+
+TEST_F(KeeperTest, AKeeperThatHoldsMemoryStartsAServerToDrainItAtASignal) {
   KeeperProcess keeper({.most_failed_starts = 1});
   StartWithMemory(keeper);
   keeper.Tell("raise 9");
@@ -186,7 +207,98 @@ TEST_F(KeeperTest, AKeeperThatHoldsMemoryEndsWithASignal) {
   keeper.Tell("exit 3");
   keeper.AwaitLog("does not start");
   keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  keeper.Tell("exit 0");
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitOk));
+}
+
+TEST_F(KeeperTest, AStopBetweenTwoStartsStartsTheNextServerAtOnceToDrain) {
+  KeeperProcess keeper({.pause = absl::Hours(1)});
+  StartWithMemory(keeper);
+  keeper.Tell("raise 9");
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  keeper.AwaitLog("server ended");
+  keeper.Tell("exit 3");
+  EXPECT_THAT(keeper.AwaitLog("server ended"), HasSubstr("exit code 3"));
+  keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  keeper.Tell("exit 0");
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitOk));
+}
+
+TEST_F(KeeperTest, AStopBetweenTwoStartsEndsAKeeperThatHoldsNothing) {
+  KeeperProcess keeper({.pause = absl::Hours(1)});
+  ASSERT_EQ(keeper.AwaitBegin(), "");
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  keeper.Tell("raise 9");
+  ASSERT_EQ(keeper.AwaitBegin(), "");
+  keeper.AwaitLog("server ended");
+  keeper.Tell("exit 3");
+  EXPECT_THAT(keeper.AwaitLog("server ended"), HasSubstr("exit code 3"));
+  keeper.Signal(SIGTERM);
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitOk));
+}
+
+TEST_F(KeeperTest, AStopInTheMiddleOfARestartDrainsWithTheProgramThatServed) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  const ServerCommand other = keeper.CommandWith({"--other"});
+  ASSERT_EQ(keeper.Ask(absl::StrCat("restart ", other.program, " ", other.arguments[0], " --other")), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  ASSERT_EQ(keeper.Ask("flags"), absl::StrCat(other.arguments[0], " --other"));
+  keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  keeper.Tell("exit 0");
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  EXPECT_EQ(keeper.Ask("flags"), other.arguments[0]);
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  keeper.Tell("exit 0");
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitOk));
+}
+
+TEST_F(KeeperTest, WhatNoServerHasDrainedIsNamed) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  ASSERT_EQ(keeper.Ask("keep b second"), "OK");
+  keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  keeper.Tell("raise 9");
+  ASSERT_EQ(keeper.AwaitBegin(), "a,b");
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  keeper.Tell("exit 0");
+  EXPECT_THAT(keeper.AwaitLog("models are lost"),
+              AllOf(HasSubstr("models=a,b"), HasSubstr("end=exit code 0 before it served")));
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitStartFailed));
+}
+
+TEST_F(KeeperTest, AServerThatIsTooSlowToDrainIsNotStartedOnceMore) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  keeper.Tell("raise 9");
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  keeper.Tell(absl::StrCat("exit ", kExitStuck));
+  EXPECT_THAT(keeper.AwaitLog("models are lost"), HasSubstr("models=a"));
+  EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitStuck));
+}
+
+TEST_F(KeeperTest, ARestartIsNothingToAKeeperThatStops) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  keeper.Signal(SIGTERM);
+  ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
+  keeper.Signal(SIGUSR1);
+  keeper.Signal(SIGTERM);
+  // The signals of one kind are taken in the order of their numbers, so that the second stop comes last.
   EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitInterrupted));
+  EXPECT_THAT(keeper.AwaitLog("restart asked for"), HasSubstr("logs nothing"));
 }
 
 // --- Signals ---
@@ -323,6 +435,31 @@ TEST_F(KeeperTest, ACommandThatDoesNotBecomeReadyGivesWayToTheLastThatDid) {
   EXPECT_THAT(keeper.AwaitLog("started as before"), EndsWith(other.program));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("ready"), "OK");
+}
+
+TEST_F(KeeperTest, AProgramThatEndsWithZeroGivesWayToTheLastThatServed) {
+  KeeperProcess keeper;
+  StartWithMemory(keeper);
+  ASSERT_EQ(keeper.Ask("restart /bin/true"), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(keeper.Ask("read a"), "first");
+}
+
+TEST_F(KeeperTest, TheServerIsToldWhyARestartWasGivenUpUntilAnotherIsAskedFor) {
+  KeeperProcess keeper({.most_failed_starts = 2});
+  StartWithMemory(keeper);
+  EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
+  ASSERT_EQ(keeper.Ask("restart /bin/false"), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(keeper.Ask("last-restart"), "given up: /bin/false: a server expected, got exit code 1 before it served");
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  ASSERT_EQ(keeper.Ask("restart"), "OK");
+  EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
 }
 
 TEST_F(KeeperTest, AProgramThatIsNotThereIsRefusedAndTheServerRunsOn) {

@@ -49,7 +49,8 @@ int NumberIn(absl::string_view text) {
 
 class TestServer {
  public:
-  TestServer(int control, std::unique_ptr<KeeperLink> link) : control_(control), link_(std::move(link)) {}
+  TestServer(int control, Words flags, std::unique_ptr<KeeperLink> link)
+      : control_(control), flags_(std::move(flags)), link_(std::move(link)) {}
 
   void Begin(bool take) {
     if (take) memory_ = link_->TakeAll().value();
@@ -124,6 +125,8 @@ class TestServer {
     if (words[0] == "keep-many") return KeepMany(NumberIn(words[1])).ToString();
     if (words[0] == "read") return test::BytesOf(memory_[words[1]].get());
     if (words[0] == "restart") return Restart({words.begin() + 1, words.end()}).ToString();
+    if (words[0] == "last-restart") return LastRestart();
+    if (words[0] == "flags") return absl::StrJoin(flags_, " ");
     if (words[0] == "group") return absl::StrCat(getpgrp() == getpid() ? "own" : "the keeper's");
     if (words[0] == "close") return Close();
     return "unknown command";
@@ -148,6 +151,11 @@ class TestServer {
     return link_->RequestRestart(ServerCommand{.program = words[0], .arguments = {words.begin() + 1, words.end()}});
   }
 
+  std::string LastRestart() {
+    const absl::StatusOr<std::string> rollback = link_->LastRestart();
+    return rollback.ok() ? absl::StrCat("given up: ", *rollback) : rollback.status().ToString();
+  }
+
   // As a server does that has lost its mind.
   std::string Close() {
     link_.reset();
@@ -155,6 +163,7 @@ class TestServer {
   }
 
   const int control_;
+  const Words flags_;
   std::unique_ptr<KeeperLink> link_;
   KeptStore::Descriptors memory_;
 };
@@ -174,7 +183,7 @@ int Main(int argc, char** argv) {
   }
   absl::StatusOr<std::unique_ptr<KeeperLink>> link = KeeperLink::FromEnvironment();
   PARAMSHARD_CHECK(link.ok());
-  TestServer server(control, *std::move(link));
+  TestServer server(control, {argv + 1, argv + argc}, *std::move(link));
   server.Begin(!lend);
   if (exit_code.has_value()) return *exit_code;
   server.Serve();

@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 using checkpoint::kManifestFileName;
 using checkpoint::WriteText;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Kind = CheckpointRequest::Kind;
@@ -113,11 +114,28 @@ TEST_F(CheckpointChoiceTest, ErrorsSayWhatThereIs) {
 }
 
 TEST_F(CheckpointChoiceTest, OfManyTheLastStepsAreNamed) {
-  for (int step = 1; step <= 11; ++step) fs::create_directories(root() + "/m/" + checkpoint::StepFolderName(step, 0));
+  for (int step = 1; step <= 11; ++step) Write(step, 20 - step);
   EXPECT_THAT(
-      ChooseCheckpoint(root(), "m", Step(12)),
-      StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("step-000000000011-00000000 and 3 more"),
+      ChooseCheckpoint(root(), "tiny", Step(12)),
+      StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("step-000000000011-01234567 and 3 more"),
                                                   HasSubstr("-000000000004-"), Not(HasSubstr("-000000000003-")))));
+}
+
+TEST_F(CheckpointChoiceTest, ADamagedStepThatIsNamedIsSaidToBeDamagedAndWholeOnesAreOffered) {
+  Write(20, 1);
+  WriteText(Write(30, 2) + "/" + kManifestFileName, "{}");
+  WriteText(Write(40, 3) + "/" + kManifestFileName, "{}");
+  for (const CheckpointRequest& request : {Step(30), Folder("step-000000000030-01234567")}) {
+    EXPECT_THAT(ChooseCheckpoint(root(), "tiny", request),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         AllOf(HasSubstr("step-000000000030-01234567/manifest.json: "), Not(HasSubstr("latest")),
+                               EndsWith("; there are step-000000000020-01234567"))));
+  }
+  EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(30)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the checkpoint of step 30 is damaged")));
+  WriteText(root() + "/tiny/step-000000000020-01234567/" + kManifestFileName, "{}");
+  EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(30)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("/tiny that is whole")));
 }
 
 // What is damaged elsewhere in the folder is nobody's business.

@@ -132,6 +132,37 @@ TEST_F(PublisherTest, ASavedStepIsNotSavedAgain) {
   EXPECT_OK(Save(*publisher, 51).status);
 }
 
+TEST_F(PublisherTest, WhatIsSavedIsFoundByEveryPublisher) {
+  const Publisher::Result saved = Save(*Open(), 50);
+  ASSERT_OK(saved.status);
+  const auto publisher = Open();
+  SaveIdentity identity = SavedShards::IdentityOf(50);
+  const Publisher::Result found = publisher->FindSaved(identity);
+  EXPECT_EQ(found.outcome, SaveOutcome::kAlreadySaved);
+  EXPECT_OK(found.status);
+  EXPECT_EQ(found.path, saved.path);
+  EXPECT_EQ(found.size_bytes, saved.size_bytes);
+  EXPECT_EQ(found.save_serial, saved.save_serial);
+  // The name has the first digits of a history alone.
+  ++identity.history;
+  EXPECT_EQ(publisher->FindSaved(identity).outcome, SaveOutcome::kAbandoned);
+  EXPECT_THAT(publisher->FindSaved(identity).status, StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(51)).outcome, SaveOutcome::kAbandoned);
+  EXPECT_THAT(publisher->FindSaved(SavedShards::IdentityOf(51)).status, StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(PublisherTest, WhatIsInDoubtIsNotSavedAlready) {
+  const auto publisher = Open();
+  calls_.failing_fsync = folder_;
+  EXPECT_EQ(Save(*publisher, 50).outcome, SaveOutcome::kUnknown);
+  calls_.failing_fsync = "";
+  const Publisher::Result found = publisher->FindSaved(SavedShards::IdentityOf(50));
+  EXPECT_EQ(found.outcome, SaveOutcome::kUnknown);
+  EXPECT_THAT(found.status, StatusIs(absl::StatusCode::kFailedPrecondition));
+  ASSERT_OK(Save(*publisher, 51).status);
+  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(50)).outcome, SaveOutcome::kAlreadySaved);
+}
+
 TEST_F(PublisherTest, OneSaveIsUnderWayAtATime) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
@@ -172,10 +203,20 @@ TEST_F(PublisherTest, LeftoversGoAtTheStartAndAtTheNextSave) {
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
   EXPECT_FALSE(publisher->leftovers().ok());
   ASSERT_OK(publisher->Abandon());
+  EXPECT_FALSE(publisher->leftovers().ok()) << "it is still there";
   fs::remove(stray + "/folder");
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
   EXPECT_OK(publisher->leftovers());
   EXPECT_FALSE(fs::exists(stray));
+}
+
+TEST_F(PublisherTest, WhatAnAbandonedSaveLeavesIsAmongTheLeftovers) {
+  const auto publisher = Open();
+  ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
+  const SaveFolder folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
+  fs::create_directory(folder.path() + "/folder");
+  EXPECT_FALSE(publisher->Abandon().ok());
+  EXPECT_THAT(publisher->leftovers(), StatusIs(testing::_, HasSubstr(folder.path())));
 }
 
 TEST_F(PublisherTest, AMissingPartAbandonsTheSave) {

@@ -81,6 +81,9 @@ class SaveFaultsTest : public testing::Test {
         case SaveOutcome::kPublished:
           EXPECT_EQ(latest, kNewStep);
           break;
+        case SaveOutcome::kAlreadySaved:
+          ADD_FAILURE() << "nobody has saved it before";
+          break;
         case SaveOutcome::kAbandoned:
           EXPECT_FALSE(result.status.ok());
           EXPECT_EQ(latest, kOldStep);

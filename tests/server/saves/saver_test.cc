@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "proto/checkpoint/verification.h"
 #include "server/saves/save_root.h"
 #include "server/store/inspection.h"
+#include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/saves/simulated_disk.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"
@@ -78,14 +80,26 @@ class SaverTest : public ModelTest {
   void TearDown() override { CloseWorld(); }
 
   void OpenSaved(const SavePolicy& policy, TestWorld::Options world = {}) {
+    MakeSavers(policy);
+    world.savers = savers_.get();
+    Open(TestSpec(), world);
+  }
+  void MakeSavers(const SavePolicy& policy) {
     savers_ = std::make_unique<Savers>(Saver::Options{.root = root_.path(),
                                                       .policy = policy,
                                                       .calls = &calls_,
                                                       .clock = &clock_,
                                                       .now = [] { return absl::FromUnixSeconds(7); },
                                                       .before_copy = [this](int rank) { before_copy_(rank); }});
-    world.savers = savers_.get();
-    Open(TestSpec(), world);
+  }
+  // The next server, which takes the model over from the present one.
+  void TakeOver(const SavePolicy& policy, FakeKeptStore& kept) {
+    CloseWorld();
+    MakeSavers(policy);
+    world_ = std::make_unique<TestWorld>(
+        TestWorld::Options{.moves = {.moves = true}, .savers = savers_.get(), .kept = &kept});
+    ASSERT_OK(world_->store().TakeOver().status());
+    ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
   }
   ModelSaver& saver() { return *model_->saver(); }
 
@@ -291,10 +305,122 @@ TEST_F(SaverTest, ASaveThatTakesTooLongIsAbandoned) {
   EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("within 1m")));
 }
 
-TEST_F(SaverTest, AStepIsSavedOnce) {
+TEST_F(SaverTest, AStateThatIsSavedIsAnAnswerAndNoFailure) {
   OpenSaved({});
+  const SaveRecord first = Save();
+  EXPECT_EQ(first.state, SaveState::kPublished);
+  const SaveRecord again = Save();
+  EXPECT_EQ(again.state, SaveState::kAlreadySaved);
+  EXPECT_OK(again.status);
+  EXPECT_EQ(again.path, first.path);
+  EXPECT_EQ(again.size_bytes, first.size_bytes);
+  EXPECT_EQ(saver().counts().published, 1);
+  EXPECT_EQ(saver().counts().abandoned, 0);
+  Attach();
+  Step();
+  EXPECT_EQ(Save().state, SaveState::kPublished) << "of the next commit";
+}
+
+// Whoever removes checkpoints by hand gets others.
+TEST_F(SaverTest, AStateWhoseCheckpointWasRemovedIsSavedAgain) {
+  OpenSaved({});
+  std::filesystem::remove_all(Save().path);
   EXPECT_EQ(Save().state, SaveState::kPublished);
-  EXPECT_THAT(Save().status, StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+TEST_F(SaverTest, AStateWhoseNameADamagedCheckpointHasIsNotSavedAlready) {
+  OpenSaved({});
+  const std::string manifest = Save().path + "/" + checkpoint::kManifestFileName;
+  std::filesystem::resize_file(manifest, 10);
+  const SaveRecord record = Save();
+  EXPECT_EQ(record.state, SaveState::kAbandoned);
+  EXPECT_THAT(std::string(record.status.message()), HasSubstr(manifest));
+}
+
+TEST_F(SaverTest, WhatAServerBeforeHasSavedIsSavedAlready) {
+  FakeKeptStore kept;
+  OpenSaved({}, {.moves = {.moves = true}, .kept = &kept});
+  Attach();
+  Step();
+  Step();
+  const SaveRecord before = Save();
+  ASSERT_EQ(before.state, SaveState::kPublished);
+
+  TakeOver({}, kept);
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  EXPECT_THAT(saver().records(), IsEmpty()) << "nothing is left to be saved";
+
+  TakeOver({}, kept);
+  const SaveRecord record = Save();
+  EXPECT_EQ(record.state, SaveState::kAlreadySaved);
+  EXPECT_EQ(record.path, before.path);
+  Attach();
+  Step();
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished) << "a commit that no save has";
+  EXPECT_EQ(saver().records().back().step, 3);
+}
+
+TEST_F(SaverTest, ADrainSavesACommitThatTheServerBeforeHasNotSaved) {
+  FakeKeptStore kept;
+  OpenSaved({}, {.moves = {.moves = true}, .kept = &kept});
+  Attach();
+  Step();
+  ASSERT_EQ(Save().state, SaveState::kPublished);
+  Step();
+  TakeOver({}, kept);
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  ASSERT_EQ(saver().records().size(), 1);
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+  EXPECT_EQ(AwaitLast().step, 2);
+}
+
+TEST_F(SaverTest, AModelIsTakenOverWhateverIsWrongWithItsFolderAndSavedOnceThatIsMended) {
+  FakeKeptStore kept;
+  OpenSaved({}, {.moves = {.moves = true}, .kept = &kept});
+  Attach();
+  Step();
+  using std::filesystem::perms;
+  const std::string folder = ModelFolder(root_.path(), "m");
+  std::filesystem::permissions(folder, perms::all);
+  TakeOver({}, kept);
+  EXPECT_THAT(saver().counts().folder, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(folder)));
+  const SaveRecord refused = Save();
+  EXPECT_EQ(refused.state, SaveState::kAbandoned);
+  EXPECT_THAT(refused.status, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(folder)));
+  Attach();
+  Step();
+  std::filesystem::permissions(folder, perms::owner_all);
+  EXPECT_EQ(Save().state, SaveState::kPublished);
+  EXPECT_OK(saver().counts().folder);
+}
+
+TEST_F(SaverTest, AModelWhoseFolderIsWrongIsNotMade) {
+  MakeSavers({});
+  const std::string folder = ModelFolder(root_.path(), "m");
+  std::filesystem::create_directories(folder);
+  std::filesystem::permissions(folder, std::filesystem::perms::all);
+  TestWorld world({.savers = savers_.get()});
+  EXPECT_THAT(world.store().CreateOrJoin(Parse(TestSpec())).status(), StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+TEST_F(SaverTest, WhatCouldNotBeRemovedIsSaidUntilItIs) {
+  const std::string stray = ModelFolder(root_.path(), "m") + "/" + checkpoint::TemporaryFolderName(7, 7, 7) + "/folder";
+  std::filesystem::create_directories(stray);
+  testing::internal::CaptureStderr();
+  OpenSaved({});
+  const auto is_said = StatusIs(testing::_, HasSubstr(checkpoint::TemporaryFolderName(7, 7, 7)));
+  EXPECT_THAT(saver().counts().leftovers, is_said);
+  EXPECT_EQ(Save().state, SaveState::kPublished);
+  EXPECT_THAT(saver().counts().leftovers, is_said);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("warning what saves have left could not be deleted model=m"));
+  EXPECT_EQ(log.find("could not be deleted"), log.rfind("could not be deleted")) << "once";
+  std::filesystem::remove(stray);
+  Attach();
+  Step();
+  EXPECT_EQ(Save().state, SaveState::kPublished);
+  EXPECT_OK(saver().counts().leftovers);
 }
 
 TEST_F(SaverTest, OldCheckpointsAreDeletedAsThePolicySays) {

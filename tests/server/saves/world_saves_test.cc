@@ -210,12 +210,31 @@ TEST_P(WorldSavesTest, EveryDaemonKnowsWhatCameOfTheSave) {
   }
 }
 
+TEST_P(WorldSavesTest, EveryDaemonHearsThatAStateIsSavedAlready) {
+  SavedWorld world(GetParam().device_counts, GetParam().shard_size);
+  world.daemons().Attach();
+  world.Step();
+  const SaveRecord first = world.Save();
+  ASSERT_EQ(first.state, SaveState::kPublished) << first.status;
+  EXPECT_EQ(world.Save().state, SaveState::kAlreadySaved);
+  for (int node = 0; node < world.daemons().nodes(); ++node) {
+    const SaveRecord again = world.Await(node, 2);
+    EXPECT_EQ(again.state, SaveState::kAlreadySaved) << again.status;
+    EXPECT_OK(again.status);
+    EXPECT_EQ(again.path, first.path);
+    EXPECT_EQ(world.saver(node).counts().abandoned, 0);
+  }
+  EXPECT_THAT(world.Leftovers(), IsEmpty());
+  world.Step();
+  EXPECT_EQ(world.Save().state, SaveState::kPublished) << "of the next commit";
+}
+
 TEST_P(WorldSavesTest, AWorldWithoutTrainersIsSavedByACall) {
   SavedWorld world(GetParam().device_counts, GetParam().shard_size);
   const SaveRecord record = world.Save();
   ASSERT_EQ(record.state, SaveState::kPublished) << record.status;
   EXPECT_EQ(Verified(record.path).common().commit_number, 0);
-  EXPECT_EQ(world.Save().status.code(), absl::StatusCode::kAlreadyExists) << "the same step again";
+  EXPECT_EQ(world.Save().state, SaveState::kAlreadySaved) << "the same step again";
   EXPECT_THAT(world.Leftovers(), IsEmpty());
 }
 

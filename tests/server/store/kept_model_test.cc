@@ -80,7 +80,7 @@ class HearingSavers final : public SaverSource {
     return std::vector<int64_t>(world.devices.size());
   }
   absl::Duration drain_timeout() const override { return absl::ZeroDuration(); }
-  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model&) const override {
+  absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model&, FolderTrouble) const override {
     return std::make_unique<HearingSaver>(heard_, &before_stop);
   }
 
