@@ -205,8 +205,9 @@ TEST_F(SavingAdminServiceTest, ASaveAnswersWithItsOutcome) {
   EXPECT_GT(save.begun_at().seconds(), 0);
   EXPECT_GT(save.size_bytes(), 0);
   ASSERT_OK_AND_ASSIGN(const auto again, Save("m", /*wait=*/true));
-  EXPECT_EQ(again.save().state(), v1::SAVE_STATE_ABANDONED);
-  EXPECT_THAT(again.save().error().text(), HasSubstr("saved already"));
+  EXPECT_EQ(again.save().state(), v1::SAVE_STATE_ALREADY_SAVED) << again.save().error().text();
+  EXPECT_EQ(again.save().number(), 2);
+  EXPECT_EQ(again.save().path(), save.path());
 }
 
 TEST_F(SavingAdminServiceTest, SavesAreListedWithTheirCounts) {
@@ -216,10 +217,11 @@ TEST_F(SavingAdminServiceTest, SavesAreListedWithTheirCounts) {
   ASSERT_OK_AND_ASSIGN(const auto all, ListSaves(""));
   ASSERT_THAT(all.saves(), SizeIs(2));
   EXPECT_EQ(all.saves(0).state(), v1::SAVE_STATE_PUBLISHED);
+  EXPECT_EQ(all.saves(1).state(), v1::SAVE_STATE_ALREADY_SAVED);
   ASSERT_THAT(all.counts(), SizeIs(2));
   EXPECT_EQ(all.counts(0).model(), "a");
   EXPECT_EQ(all.counts(1).published(), 1);
-  EXPECT_EQ(all.counts(1).abandoned(), 1);
+  EXPECT_EQ(all.counts(1).abandoned(), 0);
   ASSERT_OK_AND_ASSIGN(const auto none, ListSaves("a"));
   EXPECT_THAT(none.saves(), IsEmpty());
   EXPECT_THAT(ListSaves("nope").status(), StatusIs(absl::StatusCode::kNotFound));
