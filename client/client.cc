@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +51,10 @@ class Client::Impl {
                                                                internal::RestartWait& wait);
   // What an ended epoch has left mapped of a model.
   void UnmapEnded(absl::string_view model);
+  // DATA_LOSS, once: the session's model is at an earlier commit than this client knows to be answered. From then on
+  // the session says what is known. Nothing is known of a model that was deleted, or imported into.
+  absl::Status CheckNotBack(const internal::Session& session);
+  void ForgetAnswered(absl::string_view model);
 
   absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options);
   absl::Status CreateModel(const Connection& connection, const ModelSpec& spec, const CreationOptions& options);
@@ -69,6 +76,8 @@ class Client::Impl {
 
   absl::Mutex mu_;
   std::vector<std::weak_ptr<internal::Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  // By model: Session::answered of the last one.
+  std::map<std::string, std::shared_ptr<const std::atomic<int64_t>>, std::less<>> answered_ ABSL_GUARDED_BY(mu_);
 };
 
 absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
@@ -124,6 +133,27 @@ void Client::Impl::UnmapEnded(absl::string_view model) {
   for (const std::shared_ptr<internal::Session>& session : of_model) session->UnmapEnded();
 }
 
+absl::Status Client::Impl::CheckNotBack(const internal::Session& session) {
+  const std::string& model = session.spec().name;
+  const int64_t now = session.started().commit_number();
+  int64_t known = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    std::shared_ptr<const std::atomic<int64_t>>& answered = answered_[model];
+    if (answered != nullptr) known = answered->load();
+    answered = session.answered();
+  }
+  if (known <= now || options_.accept_rollback) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "open model ", model, ": the state of commit ", known, " expected, which was answered, got that of commit ", now,
+      ": the daemons went back to a saved step, or lost all; call OpenModel again to go on from commit_number()"));
+}
+
+void Client::Impl::ForgetAnswered(absl::string_view model) {
+  const absl::MutexLock lock(&mu_);
+  if (const auto found = answered_.find(model); found != answered_.end()) answered_.erase(found);
+}
+
 absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   return CreateModel(*connection, spec, options);
@@ -157,7 +187,10 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  return Call(*connection, absl::StrCat("delete model ", model), &Stub::PrepareAsyncDeleteModel, request, response);
+  RETURN_IF_ERROR(
+      Call(*connection, absl::StrCat("delete model ", model), &Stub::PrepareAsyncDeleteModel, request, response));
+  ForgetAnswered(model);
+  return absl::OkStatus();
 }
 
 namespace {
@@ -219,7 +252,10 @@ absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOpt
                              internal::Interruption(own.interrupted));
   while (true) {
     absl::StatusOr<std::shared_ptr<internal::Session>> session = impl_->OpenModel(spec, options, wait);
-    if (session.ok()) return Model(*std::move(session));
+    if (session.ok()) {
+      RETURN_IF_ERROR(impl_->CheckNotBack(**session));
+      return Model(*std::move(session));
+    }
     if (!wait.Pause(session.status())) return wait.Explain(session.status());
   }
 }
@@ -237,8 +273,10 @@ absl::Status Client::Import(absl::string_view model, absl::Span<const ImportTens
   ASSIGN_OR_RETURN(const ModelSpec spec, internal::ParseDaemonsSpec(described.spec()));
   grpc::ClientContext context;
   connection->Authenticate(context);
-  return connection->Explain(absl::StrCat("import into ", model),
-                             internal::ImportTensors(connection->stub(), context, spec, tensors, options));
+  RETURN_IF_ERROR(connection->Explain(absl::StrCat("import into ", model),
+                                      internal::ImportTensors(connection->stub(), context, spec, tensors, options)));
+  impl_->ForgetAnswered(model);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ExportSummary> Client::Export(absl::string_view model, const ExportOptions& options,

@@ -16,8 +16,8 @@
 // daemon carries them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another
 // trainer dies, the next call is ABORTED; when the daemon dies, UNAVAILABLE: drop every handle, call OpenModel again,
 // which waits for a daemon that is being started again, and go on from Model::commit_number() and
-// Model::client_state(): the number may be less than that of the last answer, where the daemon came back with a save,
-// and is 0 where the model was lost. A Model and its handles may be used from one thread at a time; different models
+// Model::client_state(): the number may be less than that of the last answer, where the daemons came back with a save,
+// and is 0 where the model was lost. OpenModel says so once by an error, DATA_LOSS (Client::Options::accept_rollback). A Model and its handles may be used from one thread at a time; different models
 // are independent.
 //
 // **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle
@@ -389,6 +389,11 @@ class Client {
     bool take_over = false;
     // Issue gathers ahead in the order of the first step.
     bool prefetch = true;
+    // Whether OpenModel goes on by itself with a model that has lost commits whose answers this client has seen: all
+    // daemons went back to a saved step because one of them had lost its part, or somebody has restored it, or it was
+    // lost and created anew. Else OpenModel is DATA_LOSS that names both commits, once for each time: whoever calls it
+    // again has read that. Set it where every OpenModel is followed by a look at commit_number() and client_state().
+    bool accept_rollback = false;
     // How long OpenModel waits, in all, for a daemon that does not serve just now (UNAVAILABLE): one that is started
     // again, drains, or waits for another daemon. Connect waits as long where a killed daemon has left its sockets, and
     // not at all where there are none: a daemon that has never been there is more often at another place than late, so
@@ -416,6 +421,11 @@ class Client {
   // Creates the model or joins it, attaches, and waits until every rank is attached. Memory is
   // mapped on return. FAILED_PRECONDITION when the daemon serves the rank from a GPU that this process
   // does not see (names it); UNIMPLEMENTED when that is so and this library was built without CUDA.
+  //
+  // DATA_LOSS, once, when the model is at an earlier commit than the last one whose answer this client has seen, by this
+  // and all other daemons: Options::accept_rollback. The trainer then throws away what it has computed since, calls
+  // OpenModel again, and goes on from commit_number() with client_state(). What the client has itself deleted or
+  // imported into is not meant; a new client has seen nothing.
   //
   // UNAVAILABLE after restart_timeout; other errors come at once. Is a call on the Models of the same name that this
   // client has opened before: of those whose epoch has ended, and of which no handle is left, planes and slots are

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <iostream>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/ctl/terminal_text.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::examples {
@@ -50,7 +52,10 @@ ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
 
 absl::StatusOr<Trainer> Trainer::Create(const TrainerOptions& options, std::unique_ptr<Task> task,
                                         TrainingReport* report) {
-  ASSIGN_OR_RETURN(Client client, Client::Connect(options.client));
+  Client::Options client_options = options.client;
+  // Every attempt begins from the model's commit number, and says when that is less than before.
+  client_options.accept_rollback = true;
+  ASSIGN_OR_RETURN(Client client, Client::Connect(client_options));
   return Trainer(options, std::move(client), std::move(task), report);
 }
 
@@ -98,6 +103,8 @@ absl::Status Trainer::CheckModel(const Model& model) const {
 
 void Trainer::ReportRollback(const Model& model) const {
   if (model.commit_number() >= last_commit_) return;
+  std::cerr << "train " << ctl::TerminalText(options_.model) << ": the daemons went back from commit " << last_commit_
+            << " to commit " << model.commit_number() << ", and so does the training" << std::endl;
   report_->Event("rolled back", {{"from_commit_number", last_commit_}, {"commit_number", model.commit_number()}});
 }
 

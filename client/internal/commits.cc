@@ -79,6 +79,12 @@ bool Commits::IsReady(int64_t commit_number) const {
   return attached_.page.Answered(commit_number);
 }
 
+int64_t Commits::last_answered() const {
+  int64_t number = last_;
+  while (number > attached_.started.commit_number() && !attached_.page.Answered(number)) --number;
+  return number;
+}
+
 std::optional<StepResult> Commits::last_result() const {
   if (!attached_.started.has_last_commit()) return std::nullopt;
   return FromProto(attached_.started.last_commit());

@@ -29,6 +29,9 @@ class Commits {
   // The last one sent in this epoch: what comes after it reads what it writes. 0 when there was none.
   int64_t last_in_epoch() const { return last_ > attached_.started.commit_number() ? last_ : 0; }
 
+  // The last commit that is known to be answered, before this epoch or in it; also after its end.
+  int64_t last_answered() const;
+
   // The answer of the last commit before this epoch.
   std::optional<StepResult> last_result() const;
 

@@ -80,7 +80,10 @@ Session::Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory mem
       gradients_(Attached(), &commits_),
       stream_(std::move(parts.stream)) {}
 
-Session::~Session() { Detach().IgnoreError(); }
+Session::~Session() {
+  Detach().IgnoreError();
+  answered_->store(commits_.last_answered());
+}
 
 absl::StatusOr<int64_t> Session::Commit(const CommitOptions& options) {
   RETURN_IF_ERROR(page_.status());
@@ -109,6 +112,7 @@ absl::Status Session::Discard() {
 void Session::UnmapEnded() {
   if (!page_.CheckProcess().ok()) return;
   page_.EndIfDaemonDied();
+  answered_->store(commits_.last_answered());
   if (page_.status().ok() || gathers_.HasHandles() || !gradients_.CheckNoneHeld().ok()) return;
   if (mapped_.use_count() > 1) return;
   memory_.tensors->Unmap();

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SESSION_H_
 #define PARAMSHARD_CLIENT_INTERNAL_SESSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -71,6 +72,8 @@ class Session {
   // Gives planes and slots back before the end, where the epoch has ended and nothing is left that could read them.
   // On a GPU it waits for the streams as the destructor does.
   void UnmapEnded();
+  // The last commit that is known to be answered, as of UnmapEnded and of the session's end. It outlives the session.
+  std::shared_ptr<const std::atomic<int64_t>> answered() const { return answered_; }
   // See Model::KeepMapped.
   static std::shared_ptr<const void> KeepMapped(std::shared_ptr<Session> session);
   // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
@@ -109,6 +112,8 @@ class Session {
   Gathers gathers_;
   Gradients gradients_;
 
+  const std::shared_ptr<std::atomic<int64_t>> answered_ =
+      std::make_shared<std::atomic<int64_t>>(started_.commit_number());
   const std::shared_ptr<const char> mapped_ = std::make_shared<const char>();  // shared with whoever keeps it mapped
 
   std::unique_ptr<SessionStream> stream_;

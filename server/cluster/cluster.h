@@ -31,10 +31,12 @@ struct ModelReport {
   std::string lineage;              // how the state began that the numbers count from; equal on nodes that began alike
   std::string history_id;           // which beginning it was
   bool untouched = false;           // there was no commit since
+  bool fresh = false;               // it has its initial values: nothing has been done to it since it was created
   int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
-  absl::Status lost = {};           // why this node has no state of it any more; then the rest says nothing
+  // Why this node has no state of it any more; then all says nothing but who is attached, and the last epoch.
+  absl::Status lost = {};
 };
 
 // Names what all nodes begin an epoch with. A node that was untouched takes over the id.
@@ -117,7 +119,8 @@ class EpochListener {
   // Somebody's word about a save. At node 0 parts and wishes; elsewhere all others. An order may come a second time,
   // and by a decision as well.
   virtual void OnSaveNews(const SaveNews& news) = 0;
-  // Somebody's word about a restore. At node 0 sums, progress, reports, wishes, lost followers; elsewhere all others.
+  // Somebody's word about a restore. At node 0 sums, progress, reports, wishes, lost followers and the need to go back;
+  // elsewhere all others.
   virtual void OnRestoreNews(const RestoreNews& news) = 0;
 };
 
@@ -140,7 +143,8 @@ class Cluster {
   // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
   // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
   // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
-  // While a node has lost its part, trainers that attach elsewhere are refused.
+  // While a node has lost its part, or has initial values where others have trained, none starts: with a --save-dir node
+  // 0's listener hears of a RollbackNeed, and trainers wait for what comes of it; else they are refused.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;
@@ -192,6 +196,7 @@ class Cluster {
   // Tells the others of a restore: node 0 all other nodes, they node 0. A node that is lost has reported so, from an
   // order until it is given up or followed by the next one. What the other side does not say is ignored. UNAVAILABLE:
   // an order, and a node is not here (names it); this one has stopped; elsewhere: node 0 is not reached.
+  // FAILED_PRECONDITION: an order to go back that nobody has asked for, and all nodes have a state.
   virtual absl::Status TellRestore(const RestoreNews& news) = 0;
 
   // Leaves the world: ends calls in progress. Idempotent.

@@ -100,6 +100,8 @@ v1::RestoreOrder OrderMessage(const RestoreOrder& order) {
   message.set_spec_fingerprint(order.spec_fingerprint);
   message.set_creates(order.creates);
   *message.mutable_timeout() = DurationToProto(order.timeout);
+  message.set_rollback_why(order.rollback_why);
+  message.set_was_asked_for(order.was_asked_for);
   return message;
 }
 
@@ -110,7 +112,9 @@ RestoreOrder OrderOf(const v1::RestoreOrder& message) {
           .convert_moments = message.convert_moments(),
           .spec_fingerprint = message.spec_fingerprint(),
           .creates = message.creates(),
-          .timeout = DurationFromProto(message.timeout())};
+          .timeout = DurationFromProto(message.timeout()),
+          .rollback_why = message.rollback_why(),
+          .was_asked_for = message.was_asked_for()};
 }
 
 v1::RestoreSums SumsMessage(const RestoreSums& sums) {
@@ -188,6 +192,8 @@ struct RestoreWriter {
   }
   void operator()(const RestoreLeaderLost&) const {}
   void operator()(const RestoreFollowerLost&) const {}
+  void operator()(const RollbackNeed&) const {}
+  void operator()(const RollbackEnd&) const {}
 };
 
 }  // namespace
@@ -213,6 +219,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_history_id(report.history_id);
   message.set_lineage(report.lineage);
   message.set_untouched(report.untouched);
+  message.set_fresh(report.fresh);
   message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
@@ -453,6 +460,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.history_id = message.history_id();
   report.lineage = message.lineage();
   report.untouched = message.untouched();
+  report.fresh = message.fresh();
   report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   if (message.has_lost()) report.lost = ReasonFromProto(message.lost());

@@ -81,6 +81,11 @@ bool BeganAlike(const ModelReport& a, const ModelReport& b) {
   return a.lineage == b.lineage && a.untouched && b.untouched;
 }
 
+bool IsOneState(const ModelReport& a, const ModelReport& b) {
+  return a.commit_number == b.commit_number && a.version == b.version &&
+         (a.history_id == b.history_id || BeganAlike(a, b));
+}
+
 bool Attaches(const ModelReport& report, RankRange ranks) {
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
     if (std::find(report.attached_ranks.begin(), report.attached_ranks.end(), rank) == report.attached_ranks.end()) {
@@ -88,6 +93,12 @@ bool Attaches(const ModelReport& report, RankRange ranks) {
     }
   }
   return true;
+}
+
+// Trainers wait for an epoch.
+bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
+  return std::any_of(reports.begin(), reports.end(),
+                     [](const auto& report) { return report.has_value() && !report->attached_ranks.empty(); });
 }
 
 void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
@@ -167,6 +178,8 @@ void Coordinator::Forget(int node, absl::string_view name) {
   Model* const model = Find(name);
   if (model == nullptr) return;
   model->reports[node].reset();
+  // Node 0 leads, and says nothing more of a model that it has not.
+  if (node == 0) model->rolls_back = false;
   if (model->running) {
     End(std::string(name), *model,
         absl::AbortedError(absl::StrCat("model ", name, ": deleted on ", NodeName(members_, node))));
@@ -251,6 +264,23 @@ bool Coordinator::AllAttached(const Model& model) const {
   return true;
 }
 
+bool Coordinator::HasFreshBesideTrained(const Model& model) const {
+  const ModelReport* trained = nullptr;
+  bool has_fresh = false;
+  for (int node = 0; node < members_.nodes(); ++node) {
+    const ModelReport& report = *model.reports[node];
+    if (report.spec_fingerprint != model.reports[0]->spec_fingerprint) return false;
+    if (report.fresh) {
+      has_fresh = true;
+      continue;
+    }
+    // Where those who have trained differ among themselves a person is to say which of them counts.
+    if (trained != nullptr && !IsOneState(*trained, report)) return false;
+    trained = &report;
+  }
+  return has_fresh && trained != nullptr;
+}
+
 absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model) const {
   const ModelReport& first = *model.reports[0];
   for (int node = 1; node < members_.nodes(); ++node) {
@@ -269,14 +299,20 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
 }
 
 void Coordinator::TryStart(const std::string& name, Model& model) {
-  if (model.running || !members_.complete()) return;
-  if (absl::Status lost = CheckNotLost(name, model); !lost.ok()) return RefuseStart(name, model, lost);
+  if (model.running || model.rolls_back || !members_.complete()) return;
+  if (absl::Status lost = CheckNotLost(name, model); !lost.ok()) return GoBack(name, model, lost);
   if (!AllAttached(model)) return;
-  if (absl::Status differ = CheckEqual(name, model); !differ.ok()) {
-    RefuseStart(name, model, differ);
-  } else {
-    Start(name, model);
-  }
+  const absl::Status differ = CheckEqual(name, model);
+  if (differ.ok()) return Start(name, model);
+  HasFreshBesideTrained(model) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
+}
+
+// Which checkpoints there are is not looked at here: that reads a disk.
+void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
+  if (members_.nodes() == 1 || save_dir_.empty()) return RefuseStart(name, model, why);
+  if (!IsAwaited(model.reports)) return;
+  model.rolls_back = true;
+  sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
 }
 
 void Coordinator::Start(const std::string& name, Model& model) {
@@ -307,10 +343,7 @@ void Coordinator::TellWorld() {
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
-  const bool is_awaited = std::any_of(model.reports.begin(), model.reports.end(), [](const auto& report) {
-    return report.has_value() && !report->attached_ranks.empty();
-  });
-  if (!is_awaited) return;
+  if (!IsAwaited(model.reports)) return;
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochRefused(name, why); });
 }
@@ -457,6 +490,10 @@ void Coordinator::TellLostParts(int node) {
 absl::Status Coordinator::TellRestore(int node, const RestoreNews& news) {
   absl::MutexLock lock(&mu_);
   if (stopped_) return StoppedError();
+  if (const auto* const end = std::get_if<RollbackEnd>(&news.what); end != nullptr) {
+    if (node == 0) EndRollback(news.model, end->status);
+    return absl::OkStatus();
+  }
   if (node == 0) return TellRestoreFollowers(news);
   TellRestoreLeader(node, news);
   return absl::OkStatus();
@@ -465,6 +502,7 @@ absl::Status Coordinator::TellRestore(int node, const RestoreNews& news) {
 absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
   if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
     RETURN_IF_ERROR(CheckAllHere("restore", news.model));
+    if (order->rolls_back()) RETURN_IF_ERROR(CheckMayGoBack(news.model));
     restores_.insert_or_assign(news.model, order->id);
   }
   // All is written, but node 0 still waits for those who say that they are through: until the next order a node that is
@@ -475,6 +513,23 @@ absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
     if (sinks_[node] != nullptr) sinks_[node]->OnRestoreNews(news);
   }
   return absl::OkStatus();
+}
+
+// What made node 0 go back may have been mended since.
+absl::Status Coordinator::CheckMayGoBack(const std::string& name) const {
+  const auto found = models_.find(name);
+  for (int node = 0; found != models_.end() && node < members_.nodes(); ++node) {
+    const std::optional<ModelReport>& report = found->second.reports[node];
+    if (!report.has_value() || !report->lost.ok() || report->fresh) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("restore ", name, ": a node without a state expected where all go back, every node has one"));
+}
+
+void Coordinator::EndRollback(const std::string& name, const absl::Status& status) {
+  Model* const model = Find(name);
+  if (model == nullptr || !std::exchange(model->rolls_back, false)) return;
+  status.ok() ? TryStart(name, *model) : RefuseStart(name, *model, status);
 }
 
 void Coordinator::TellRestoreLeader(int node, RestoreNews news) {

@@ -111,6 +111,7 @@ class Coordinator {
     int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
     bool running = false;
+    bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
     std::optional<ClosedEpoch> before;  // of another coordinator
     CommitBook book;
@@ -129,12 +130,21 @@ class Coordinator {
   bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION when nodes hold different specs or states.
   absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
+  // started empty in the place of lost ones. Requires all reports.
+  bool HasFreshBesideTrained(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // No epoch starts before all nodes have a saved state: node 0 is to see to it while trainers wait. Refuses them where
+  // nothing is saved.
+  void GoBack(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndRollback(const std::string& name, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION: every node has a state.
+  absl::Status CheckMayGoBack(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -32,7 +32,12 @@ struct RestoreOrder {
   uint64_t spec_fingerprint = 0;                  // of the model at node 0
   bool creates = false;                           // node 0 creates the model: one that is not here yet is waited for
   absl::Duration timeout = absl::ZeroDuration();  // that is left for all of it
+  std::string rollback_why = {};                  // which node has no state any more; empty: somebody has asked for it
 
+  // Of one that goes back: it makes a restore again that somebody has asked for, and that broke off.
+  bool was_asked_for = false;
+
+  bool rolls_back() const { return !rollback_why.empty(); }
   friend bool operator==(const RestoreOrder&, const RestoreOrder&) = default;
 };
 
@@ -108,10 +113,21 @@ struct RestoreFollowerLost {
   int node = 0;
 };
 
+// Not sent, of the coordinator to its own daemon: every daemon is here, trainers wait, and a node has no state of the
+// model. They wait on until a RollbackEnd.
+struct RollbackNeed {
+  absl::Status why;
+};
+
+// Not sent, the answer to that: all have gone back to a saved state, or why not, which trainers that wait are told.
+struct RollbackEnd {
+  absl::Status status = absl::OkStatus();
+};
+
 struct RestoreNews {
   std::string model;
   std::variant<RestoreOrder, RestoreGo, RestorePartProgress, RestoreSums, RestoreReport, RestoreEnd, RestoreWish,
-               RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost>
+               RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost, RollbackNeed, RollbackEnd>
       what;
 };
 

@@ -179,7 +179,7 @@ struct ChangeSource {
 
   Kind kind = Kind::kStream;
   // What doing it again needs: of files the request, in the bytes of whoever does it; the checkpoint's folder. Empty
-  // where this daemon alone cannot: of a restore of several.
+  // where this daemon cannot: of a restore of several that another one leads.
   std::string text;
   bool convert_moments = false;  // of a checkpoint's
 

@@ -43,7 +43,13 @@ absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& mode
                                                       ": the save of node 0's choice expected in ", ordered.choice.path,
                                                       ", got another one"));
   }
+  if (order.rolls_back() && !order.was_asked_for) RETURN_IF_ERROR(CheckGoesBack(*model, ordered.restore->manifest()));
   return ordered;
+}
+
+std::string FollowingRestore::RollbackWhy(const Model& model) const {
+  if (order().rolls_back() || !order().creates || model.fresh()) return order().rollback_why;
+  return "node 0 has no state of it, and creates it with a checkpoint";
 }
 
 void FollowingRestore::OnGo() {

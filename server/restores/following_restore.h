@@ -54,6 +54,8 @@ class FollowingRestore final : public RestorePeers {
 
   std::optional<HistoryId> history() const override { return HistoryId{order().id}; }
   bool can_redo() const override { return false; }
+  // Also where node 0 creates a model that is here, and that more than creations have been done to.
+  std::string RollbackWhy(const Model& model) const override;
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
   absl::Status CheckGoesOn() override;

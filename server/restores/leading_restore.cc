@@ -189,6 +189,7 @@ absl::Status LeadingRestore::Begin() {
   // A daemon that is lost by now has changed nothing, and nobody need begin.
   RETURN_IF_ERROR(Await(RestorePhase::kReady));
   Allow(RestorePhase::kWritten);
+  gone_ = true;
   return Tell(RestoreGo{.id = id()});
 }
 

@@ -58,7 +58,9 @@ class LeadingRestore final : public RestorePeers {
   void OnProgress(const RestorePartProgress& progress);
 
   std::optional<HistoryId> history() const override { return HistoryId{id()}; }
-  bool can_redo() const override { return false; }
+  // When trainers come again, by an order of its next server (RollbackOf).
+  bool can_redo() const override { return true; }
+  std::string RollbackWhy(const Model&) const override { return options_.order.rollback_why; }
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
   absl::Status CheckGoesOn() override;
@@ -66,6 +68,13 @@ class LeadingRestore final : public RestorePeers {
   Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
 
+  // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error; else OK.
+  absl::Status broken() const {
+    absl::MutexLock lock(&mu_);
+    return Broken();
+  }
+  // Whether daemons may have begun to write.
+  bool has_gone() const { return gone_; }
   // What came of it here: the others are told when they wait for it still.
   void Finish(const absl::Status& status);
 
@@ -83,7 +92,6 @@ class LeadingRestore final : public RestorePeers {
   void Allow(RestorePhase phase);
   absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
   absl::Status Await(RestorePhase phase, SteadyTime deadline);
-  // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error.
   absl::Status Broken() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whoever waits looks again, and a write that is for nothing ends.
   void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -98,6 +106,7 @@ class LeadingRestore final : public RestorePeers {
   RestoreWrite write_;
   // The restore's own thread's.
   bool ordered_ = false;
+  bool gone_ = false;
   bool ended_ = false;
 
   mutable absl::Mutex mu_;

@@ -14,6 +14,7 @@
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/restore_follower.h"
 #include "server/restores/restore_leader.h"
+#include "server/restores/rollback_leader.h"
 
 namespace paramshard::server {
 namespace {
@@ -39,13 +40,20 @@ using IsGone = ModelStore::IsGone;
 absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
                                             const WantedRestore& wanted, IsGone is_gone) {
   CreatedModel created;
+  const std::string name = spec.name;
+  // Trainers of other daemons may wait for an epoch of the model, and are not in the way then.
+  const absl::Status lost = store.CheckLost(name);
   const auto is_abandoned = [&] { return is_gone() && !store.IsCreationAwaited(); };
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(Restoration restoration, Restoration::PrepareCreation(model, wanted, &leader, is_abandoned));
+    ASSIGN_OR_RETURN(Restoration restoration,
+                     Restoration::PrepareCreation(model, wanted, &leader, is_abandoned, std::string(lost.message()),
+                                                  store.CutOffRestore(name).has_value()));
     ASSIGN_OR_RETURN(created.restored, restoration.Run(show));
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), fill, is_gone));
+  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill, is_gone);
+  leader.EndRollback(name, made.status());
+  ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
 }
 
@@ -116,13 +124,15 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
                                              absl::FunctionRef<bool()> is_gone) {
+  // One that this daemon has lost begins with a checkpoint, also where the caller does not say so.
+  const std::optional<WantedRestore> source = wanted.has_value() ? wanted : RollbackOf(store, spec.name);
   if (restores.leader() == nullptr) {
-    return CreateFollowing(store, restores, std::move(spec), wanted.has_value(), is_gone);
+    return CreateFollowing(store, restores, std::move(spec), source.has_value(), is_gone);
   }
-  if (BeginsWithCheckpoint(store, spec.name, wanted)) {
-    return CreateRestored(store, *restores.leader(), std::move(spec), *wanted, is_gone);
+  if (BeginsWithCheckpoint(store, spec.name, source)) {
+    return CreateRestored(store, *restores.leader(), std::move(spec), *source, is_gone);
   }
-  return CreateFresh(store, restores, std::move(spec), wanted.has_value(), is_gone);
+  return CreateFresh(store, restores, std::move(spec), source.has_value(), is_gone);
 }
 
 }  // namespace paramshard::server

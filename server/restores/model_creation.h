@@ -23,6 +23,9 @@ struct CreatedModel {
 // call waits for its word (RestoreFollower::AwaitOrder), and a creation without `wanted` follows an order of node 0 that
 // is there already.
 //
+// A model of several daemons that this one has lost is created so too, also without `wanted`: with the step that all go
+// back to.
+//
 // `is_gone` says whether the caller waits no longer (CreationTurns::IsGone): then it ends where it waits for others. At
 // node 0 it goes on for those who wait for the same model, and where all daemons are ready.
 //

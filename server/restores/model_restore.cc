@@ -5,10 +5,42 @@
 #include <filesystem>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
+#include "proto/model/names.h"
+#include "server/log/log.h"
 #include "server/restores/no_peers.h"
 
 namespace paramshard::server {
+namespace {
+
+// Loudly: steps that were answered are given up.
+void LogRollback(LogLevel level, absl::string_view text, const Model& model, const checkpoint::Manifest& manifest,
+                 int64_t from, const std::string& why) {
+  Log(level, text,
+      {{"model", model.spec().name},
+       {"from_commit_number", absl::StrCat(from)},
+       {"commit_number", absl::StrCat(manifest.step)},
+       {"saved_history", checkpoint::HashText(manifest.history)},
+       {"why", why}});
+}
+
+}  // namespace
+
+absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manifest) {
+  if (!model.usable().ok() || model.fresh()) return absl::OkStatus();
+  const History history = model.history();
+  if (manifest.history == history.id.value) return absl::OkStatus();
+  const HistoryParent saved{.history = HistoryId{manifest.history}, .commit_number = manifest.step};
+  if (history.parent == saved) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("restore ", DisplayName(model.spec().name), ": a checkpoint of history ", history.id.ToString(),
+                   " expected as the last one that was saved, got one of step ", manifest.step, " of ",
+                   checkpoint::HashText(manifest.history), ": restore what is meant at node 0"));
+}
+
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_ptr<Model> model,
                                                                     const std::string& folder,
                                                                     const RestorePlan::Options& options) {
@@ -58,6 +90,12 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
   restored.source = source_;
   if (!peers.can_redo()) restored.source.text.clear();
   restored.history = peers.history();
+  Model& model = turn_.model();
+  const std::string rollback_why = peers.RollbackWhy(model);
+  const int64_t from = model.state().numbers.commit_number;
+  if (!rollback_why.empty()) {
+    LogRollback(LogLevel::kWarning, "going back to a saved step", model, manifest(), from, rollback_why);
+  }
   const Model::RestoreSteps steps{.begin = [&]() -> absl::Status {
                                     RETURN_IF_ERROR(begun());
                                     return peers.Begin();
@@ -66,9 +104,14 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
                                     RETURN_IF_ERROR(peers.CheckGoesOn());
                                     return restorer_->CheckGoesOn();
                                   },
-                                  .conclude = [&] { return peers.Conclude(*restorer_); }};
-  return turn_.model().Restore(
+                                  .conclude = [&] { return peers.Conclude(*restorer_); },
+                                  .rollback_why = rollback_why};
+  absl::StatusOr<History> history = model.Restore(
       restored, [&] { return peers.Write(*restorer_); }, Watch(peers), steps);
+  if (history.ok() && !rollback_why.empty()) {
+    LogRollback(LogLevel::kError, "went back to a saved step", model, manifest(), from, rollback_why);
+  }
+  return history;
 }
 
 absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun) {

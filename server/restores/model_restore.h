@@ -20,6 +20,10 @@
 
 namespace paramshard::server {
 
+// Nobody has asked to give up the state that the model has: the checkpoint is to be an earlier one of the same history,
+// or the one that it began with. FAILED_PRECONDITION otherwise; OK for a model that has no state to give up.
+absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manifest);
+
 // Holds the model's turn for as long as it lives.
 //
 //   ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));

@@ -3,11 +3,13 @@
 #define PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_
 
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/restores/restore_peers.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"
+#include "server/store/model.h"
 
 namespace paramshard::server {
 
@@ -18,6 +20,7 @@ class NoPeers final : public RestorePeers {
 
   std::optional<HistoryId> history() const override { return std::nullopt; }
   bool can_redo() const override { return true; }
+  std::string RollbackWhy(const Model&) const override { return {}; }
   absl::Status Begin() override { return absl::OkStatus(); }
   absl::Status CheckGoesOn() override { return absl::OkStatus(); }
   absl::Status Conclude(const Restorer& restorer) override { return restorer.Check(restorer.content(), replicas_); }

@@ -1,5 +1,6 @@
 #include "server/restores/restoration.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,11 +54,31 @@ absl::StatusOr<Restoration> Restoration::Prepare(std::shared_ptr<Model> model, c
   return restoration;
 }
 
+absl::StatusOr<Restoration> Restoration::PrepareRollback(std::shared_ptr<Model> model, const std::string& why,
+                                                         RestoreLeader* leader) {
+  WantedRestore wanted;
+  const std::optional<RestoreLeader::Broken> broken = leader->broken(model->spec().name);
+  const bool was_asked_for = broken.has_value() && !model->usable().ok();
+  if (was_asked_for) {
+    wanted = {.checkpoint = {.kind = CheckpointRequest::Kind::kPath, .folder = broken->path},
+              .plan = {.convert_moments = broken->convert_moments}};
+  }
+  ASSIGN_OR_RETURN(Restoration restoration, Prepare(std::move(model), wanted, leader));
+  RETURN_IF_ERROR(CheckGoesBack(*restoration.model_, restoration.restore_->manifest()));
+  restoration.terms_.was_asked_for = was_asked_for;
+  restoration.terms_.creates = true;
+  restoration.terms_.rollback_why = why;
+  return restoration;
+}
+
 absl::StatusOr<Restoration> Restoration::PrepareCreation(std::shared_ptr<Model> model, const WantedRestore& wanted,
-                                                         RestoreLeader* leader, std::function<bool()> is_abandoned) {
+                                                         RestoreLeader* leader, std::function<bool()> is_abandoned,
+                                                         std::string rollback_why, bool was_asked_for) {
   ASSIGN_OR_RETURN(Restoration restoration, Prepare(std::move(model), wanted, leader));
   restoration.terms_.creates = true;
   restoration.terms_.is_abandoned = std::move(is_abandoned);
+  restoration.terms_.rollback_why = std::move(rollback_why);
+  restoration.terms_.was_asked_for = was_asked_for;
   return restoration;
 }
 

@@ -55,9 +55,14 @@ class Restoration {
   // ModelRestore::Prepare.
   static absl::StatusOr<Restoration> Prepare(std::shared_ptr<Model> model, const WantedRestore& wanted,
                                              RestoreLeader* leader);
-  // The same of one that is being created; LeadingRestore::Options.
+  // The same of one that is being created; LeadingRestore::Options. `rollback_why`: RestoreOrder.
   static absl::StatusOr<Restoration> PrepareCreation(std::shared_ptr<Model> model, const WantedRestore& wanted,
-                                                     RestoreLeader* leader, std::function<bool()> is_abandoned);
+                                                     RestoreLeader* leader, std::function<bool()> is_abandoned,
+                                                     std::string rollback_why = {}, bool was_asked_for = false);
+  // Of a model that is there, with the checkpoint that was saved last, or of the restore that broke its state off: all
+  // daemons are to go back to it, and those without the model create it. FAILED_PRECONDITION where this daemon's state does not go on from that one.
+  static absl::StatusOr<Restoration> PrepareRollback(std::shared_ptr<Model> model, const std::string& why,
+                                                     RestoreLeader* leader);
 
   int64_t all_bytes() const { return restore_->all_bytes(); }
 

@@ -12,6 +12,17 @@ namespace {
 // That are remembered. What comes beyond is refused.
 constexpr size_t kMostWishes = 1024;
 
+absl::Status HasTrainedError(const std::string& model, int64_t commit_number) {
+  return absl::FailedPreconditionError(absl::StrCat("create model ", DisplayName(model),
+                                                    ": a model that node 0 creates too expected, got one that is at "
+                                                    "commit ",
+                                                    commit_number,
+                                                    " there: delete it at all daemons and create it again, or "
+                                                    "create it without a restore, and restore it at node 0 then"));
+}
+
+bool IsPassing(const absl::Status& why) { return absl::IsUnavailable(why) || absl::IsCancelled(why); }
+
 }  // namespace
 
 void RestoreLeader::BeginDrain() {
@@ -46,7 +57,9 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
                     .save_id = choice.id.save_id,
                     .convert_moments = terms.convert_moments,
                     .spec_fingerprint = model.fingerprint(),
-                    .creates = terms.creates},
+                    .creates = terms.creates,
+                    .rollback_why = terms.rollback_why,
+                    .was_asked_for = terms.was_asked_for},
           .saved = restore.manifest().tensors,
           .replicas = restore.replicas(),
           .deadline = After(options_.clock->Now(), options_.timeout),
@@ -79,7 +92,18 @@ absl::StatusOr<History> RestoreLeader::Run(const Model& model, const CheckpointC
   leading.Finish(history.status());
   absl::MutexLock lock(&mu_);
   leading_.erase(model.spec().name);
+  if (history.ok()) broken_.erase(model.spec().name);
+  if (!history.ok() && leading.has_gone()) {
+    broken_[model.spec().name] = {
+        .path = choice.path, .convert_moments = terms.convert_moments, .passes = IsPassing(leading.broken())};
+  }
   return history;
+}
+
+std::optional<RestoreLeader::Broken> RestoreLeader::broken(const std::string& model) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = broken_.find(model);
+  return found == broken_.end() ? std::nullopt : std::optional(found->second);
 }
 
 // --- Creations at other nodes ---
@@ -111,32 +135,40 @@ std::optional<absl::Status> RestoreLeader::AnswerFor(const std::string& name) co
   const absl::StatusOr<Model::State> state = (*model)->Look("restore");
   // A restore orders the same everywhere; what else it is, the wish is told again behind it.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
-  if (!state.ok()) return state.status();
-  const bool is_fresh = (*model)->untouched() && state->numbers.commit_number == 0 &&
-                        state->lineage.value == LineageOfCreation((*model)->fingerprint()).value;
-  if (is_fresh) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("create model ", DisplayName(name),
-                                                    ": a model that node 0 creates too expected, got one that is at "
-                                                    "commit ",
-                                                    state->numbers.commit_number,
-                                                    " there: delete it at all daemons and create it again, or "
-                                                    "create it without a restore, and restore it at node 0 then"));
+  if (state.ok() && (*model)->fresh()) return absl::OkStatus();
+  // It has trained, and whoever waits has lost its part: the order comes, or a refusal.
+  options_.roll_back(name, state.ok() ? HasTrainedError(name, state->numbers.commit_number) : state.status());
+  return std::nullopt;
 }
 
 void RestoreLeader::Answer(const std::string& model, absl::uint128 wish, const absl::Status& status) {
   cluster().TellRestore({.model = model, .what = RestoreAnswer{.id = wish, .status = status}}).IgnoreError();
 }
 
-void RestoreLeader::OnCreatedFresh(const std::string& model) {
-  absl::MutexLock lock(&mu_);
+void RestoreLeader::AnswerAll(const std::string& model, const absl::Status& status) {
   for (auto wish = wishes_.begin(); wish != wishes_.end();) {
     if (wish->first.first != model) {
       ++wish;
       continue;
     }
-    Answer(model, wish->second, absl::OkStatus());
+    Answer(model, wish->second, status);
     wish = wishes_.erase(wish);
   }
+}
+
+void RestoreLeader::OnCreatedFresh(const std::string& model) {
+  absl::MutexLock lock(&mu_);
+  broken_.erase(model);
+  AnswerAll(model, absl::OkStatus());
+}
+
+void RestoreLeader::Refuse(const std::string& model, const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  AnswerAll(model, why);
+}
+
+void RestoreLeader::EndRollback(const std::string& model, const absl::Status& status) {
+  cluster().TellRestore({.model = model, .what = RollbackEnd{.status = status}}).IgnoreError();
 }
 
 }  // namespace paramshard::server

@@ -35,6 +35,9 @@ class RestoreLeader {
     absl::Duration timeout = absl::Minutes(10);  // of a restore, from the order to the end
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
+    // All daemons are to go back to a saved state (RollbackLeader::Begin), for another one waits to create a model that
+    // has been trained here. Returns at once, and calls nobody back.
+    std::function<void(const std::string& model, const absl::Status& why)> roll_back = [](auto&, auto&) {};
     std::function<void()> before_go = [] {};       // LeadingRestore::Options
     std::function<void()> before_rows = [] {};     // likewise
     std::function<void()> before_written = [] {};  // likewise
@@ -52,13 +55,28 @@ class RestoreLeader {
     bool by_path = false;  // the others find the checkpoint so
     bool convert_moments = false;
     bool creates = false;                                       // the model
+    std::string rollback_why = {};                              // RestoreOrder
+    bool was_asked_for = false;                                 // likewise
     std::function<bool()> is_abandoned = [] { return false; };  // LeadingRestore::Options
   };
   absl::StatusOr<History> Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
                               const Terms& terms, absl::FunctionRef<absl::Status()> begun);
 
+  // The last restore of the model that broke off when daemons had begun to write; none where another one has followed.
+  struct Broken {
+    std::string path = {};  // of the checkpoint
+    bool convert_moments = false;
+    bool passes = false;  // what it broke off for: a daemon was lost, or drained
+  };
+  std::optional<Broken> broken(const std::string& model) const;
+
   // A model was created here with its initial values: creations of it that wait elsewhere begin so too.
   void OnCreatedFresh(const std::string& model);
+
+  // Nothing comes of what creations of the model elsewhere wait for.
+  void Refuse(const std::string& model, const absl::Status& why);
+  // Trainers that wait until all have gone back hear what came of it, where some do.
+  void EndRollback(const std::string& model, const absl::Status& status);
 
   // What other nodes say, and that one is lost.
   void OnNews(const RestoreNews& news);
@@ -75,13 +93,15 @@ class RestoreLeader {
   void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null where nothing can be said yet.
   std::optional<absl::Status> AnswerFor(const std::string& model) const;
+  void AnswerAll(const std::string& model, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(const std::string& model, absl::uint128 wish, const absl::Status& status);
 
   const Options options_;
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::string, LeadingRestore*, std::less<>> leading_ ABSL_GUARDED_BY(mu_);  // by model
+  std::map<std::string, Broken, std::less<>> broken_ ABSL_GUARDED_BY(mu_);            // likewise
   std::map<Wish, absl::uint128> wishes_ ABSL_GUARDED_BY(mu_);                         // their ids
 };
 

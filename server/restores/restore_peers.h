@@ -3,10 +3,12 @@
 #define PARAMSHARD_SERVER_RESTORES_RESTORE_PEERS_H_
 
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/restores/restorer.h"
 #include "server/store/history.h"
+#include "server/store/model.h"
 
 namespace paramshard::server {
 
@@ -18,8 +20,10 @@ class RestorePeers {
 
   // That begins at every daemon; none: whoever restores draws it.
   virtual std::optional<HistoryId> history() const = 0;
-  // Whether this daemon's next server can make a restore again that is cut off.
+  // Whether this daemon's next server can make a restore again that is cut off, or have all make it again.
   virtual bool can_redo() const = 0;
+  // Why all daemons go back to a saved state, which nobody has asked for; empty otherwise. `model` is the one here.
+  virtual std::string RollbackWhy(const Model& model) const = 0;
   // This daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all daemons are. An
   // error: nothing is to change.
   virtual absl::Status Begin() = 0;

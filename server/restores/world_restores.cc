@@ -1,5 +1,7 @@
 #include "server/restores/world_restores.h"
 
+#include <variant>
+
 #include "absl/strings/str_cat.h"
 #include "proto/model/names.h"
 
@@ -7,15 +9,18 @@ namespace paramshard::server {
 
 WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
   if (options_.store->world().cluster->node() == 0) {
-    leader_ = std::make_unique<RestoreLeader>(
-        RestoreLeader::Options{.store = options_.store,
-                               .timeout = options_.timeout,
-                               .clock = options_.clock,
-                               .draw_id = options_.draw_id,
-                               .before_go = [this] { options_.at(Point::kGo); },
-                               .before_rows = [this] { options_.at(Point::kRows); },
-                               .before_written = [this] { options_.at(Point::kWritten); },
-                               .before_end = [this] { options_.at(Point::kEnd); }});
+    leader_ = std::make_unique<RestoreLeader>(RestoreLeader::Options{
+        .store = options_.store,
+        .timeout = options_.timeout,
+        .clock = options_.clock,
+        .draw_id = options_.draw_id,
+        .roll_back = [this](const std::string& model, const absl::Status& why) { rollbacks_->Begin(model, why); },
+        .before_go = [this] { options_.at(Point::kGo); },
+        .before_rows = [this] { options_.at(Point::kRows); },
+        .before_written = [this] { options_.at(Point::kWritten); },
+        .before_end = [this] { options_.at(Point::kEnd); }});
+    rollbacks_ =
+        std::make_unique<RollbackLeader>(RollbackLeader::Options{.store = options_.store, .leader = leader_.get()});
   } else {
     follower_ = std::make_unique<RestoreFollower>(
         RestoreFollower::Options{.store = options_.store,
@@ -29,7 +34,11 @@ WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
   options_.store->SetRestoreListener(this);
 }
 
-WorldRestores::~WorldRestores() { options_.store->SetRestoreListener(nullptr); }
+// What is under way ends soon, and nothing begins any more.
+WorldRestores::~WorldRestores() {
+  options_.store->SetRestoreListener(nullptr);
+  BeginDrain();
+}
 
 void WorldRestores::BeginDrain() {
   if (leader_ != nullptr) leader_->BeginDrain();
@@ -50,6 +59,9 @@ void WorldRestores::OnCreatedFresh(const std::string& model) {
 }
 
 void WorldRestores::OnRestoreNews(const RestoreNews& news) {
+  if (const auto* const need = std::get_if<RollbackNeed>(&news.what); need != nullptr && rollbacks_ != nullptr) {
+    return rollbacks_->Begin(news.model, need->why);
+  }
   if (leader_ != nullptr) leader_->OnNews(news);
   if (follower_ != nullptr) follower_->OnNews(news);
 }

@@ -15,6 +15,7 @@
 #include "server/cluster/restore_news.h"
 #include "server/restores/restore_follower.h"
 #include "server/restores/restore_leader.h"
+#include "server/restores/rollback_leader.h"
 #include "server/store/history.h"
 #include "server/store/model_store.h"
 
@@ -66,6 +67,7 @@ class WorldRestores final : public RestoreListener {
  private:
   const Options options_;
   std::unique_ptr<RestoreLeader> leader_;
+  std::unique_ptr<RollbackLeader> rollbacks_;  // beside it
   std::unique_ptr<RestoreFollower> follower_;
 };
 

@@ -79,6 +79,11 @@ v1::ModelSummary ToProto(const ModelSummary& summary) {
     proto.mutable_restoring()->set_done_bytes(summary.restore->done_bytes);
     proto.mutable_restoring()->set_all_bytes(summary.restore->all_bytes);
   }
+  if (summary.rollback.has_value()) {
+    proto.mutable_rollback()->set_from_commit_number(summary.rollback->from_commit_number);
+    proto.mutable_rollback()->set_commit_number(summary.rollback->commit_number);
+    proto.mutable_rollback()->set_why(summary.rollback->why);
+  }
   return proto;
 }
 

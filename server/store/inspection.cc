@@ -191,7 +191,8 @@ ModelSummary Summarize(const Model& model) {
                        .engine = activity.engine,
                        .imbalance = model.layout().Imbalance(),
                        .unusable = UnusableText(model, activity),
-                       .restore = activity.restore};
+                       .restore = activity.restore,
+                       .rollback = activity.rollback};
   for (const UnitSpec& unit : model.spec().units) {
     summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
     for (const ParameterSpec& parameter : unit.parameters) {

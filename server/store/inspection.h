@@ -34,6 +34,7 @@ struct ModelSummary {
   double imbalance = 0;
   std::string unusable = {};  // why
   std::optional<Model::RestoreProgress> restore = {};
+  std::optional<Model::Rollback> rollback = {};
 };
 
 ModelSummary Summarize(const Model& model);

@@ -26,22 +26,28 @@ absl::Status LostModels::Describe(absl::string_view name, absl::string_view why)
                                               : "); create it with a restore; or delete it, create it, and import"));
 }
 
-void LostModels::Add(const std::string& name, absl::string_view why) {
+void LostModels::Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source) {
   options_.log->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", Describe(name, why).ToString()}});
   absl::MutexLock lock(&mu_);
-  why_[name] = std::string(why);
+  losses_[name] = {.why = std::string(why), .source = std::move(source)};
 }
 
 absl::Status LostModels::Check(absl::string_view name) const {
   absl::MutexLock lock(&mu_);
-  const auto found = why_.find(name);
-  return found == why_.end() ? absl::OkStatus() : Describe(name, found->second);
+  const auto found = losses_.find(name);
+  return found == losses_.end() ? absl::OkStatus() : Describe(name, found->second.why);
+}
+
+std::optional<ChangeSource> LostModels::SourceOf(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = losses_.find(name);
+  return found == losses_.end() ? std::nullopt : found->second.source;
 }
 
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {
   absl::MutexLock lock(&mu_);
   std::map<std::string, absl::Status, std::less<>> lost;
-  for (const auto& [name, why] : why_) lost[name] = Describe(name, why);
+  for (const auto& [name, loss] : losses_) lost[name] = Describe(name, loss.why);
   return lost;
 }
 
@@ -49,9 +55,9 @@ absl::Status LostModels::Free(const std::string& name) {
   std::string why;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = why_.find(name);
-    if (found == why_.end()) return absl::OkStatus();
-    why = found->second;
+    const auto found = losses_.find(name);
+    if (found == losses_.end()) return absl::OkStatus();
+    why = found->second.why;
   }
   RETURN_IF_ERROR(MakeMark(name, why));
   RETURN_IF_ERROR(KeptMemory(name, options_.kept).DropAllBut(kLostPiece));
@@ -62,7 +68,7 @@ absl::Status LostModels::Free(const std::string& name) {
 void LostModels::End(const std::string& name) {
   {
     absl::MutexLock lock(&mu_);
-    if (why_.erase(name) == 0) return;
+    if (losses_.erase(name) == 0) return;
   }
   const absl::Status dropped = KeptMemory(name, options_.kept).DropPieces(kLostPiece);
   if (dropped.ok()) return;
@@ -78,7 +84,7 @@ absl::Status LostModels::FreeAll(const std::string& name) {
 
 void LostModels::Forget(const std::string& name) {
   absl::MutexLock lock(&mu_);
-  why_.erase(name);
+  losses_.erase(name);
 }
 
 absl::Status LostModels::MakeMark(const std::string& name, absl::string_view why) const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/device/kept_memory.h"
+#include "server/journal/journal_content.h"
 #include "server/keeper/kept_store.h"
 #include "server/log/log_throttle.h"
 
@@ -45,10 +47,12 @@ class LostModels {
 
   // What Check says of a model that is lost: DATA_LOSS.
   absl::Status Describe(absl::string_view name, absl::string_view why) const;
-  void Add(const std::string& name, absl::string_view why);
+  // `source`: what was being restored meanwhile, if that is known. It ends with this server.
+  void Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source = std::nullopt);
   // OK, or DATA_LOSS: it is lost, why, and what is to be done.
   absl::Status Check(absl::string_view name) const;
   bool Contains(absl::string_view name) const { return !Check(name).ok(); }
+  std::optional<ChangeSource> SourceOf(absl::string_view name) const;
   // What Check says, by name.
   std::map<std::string, absl::Status, std::less<>> List() const;
 
@@ -65,12 +69,17 @@ class LostModels {
   static std::string ReadMark(KeptMemory& memory);
 
  private:
+  struct Loss {
+    std::string why;
+    std::optional<ChangeSource> source;
+  };
+
   absl::Status MakeMark(const std::string& name, absl::string_view why) const;
   void LogFreed(const std::string& name) const;
 
   const Options options_;
   mutable absl::Mutex mu_;
-  std::map<std::string, std::string, std::less<>> why_ ABSL_GUARDED_BY(mu_);  // by name
+  std::map<std::string, Loss, std::less<>> losses_ ABSL_GUARDED_BY(mu_);  // by name
 };
 
 }  // namespace paramshard::server

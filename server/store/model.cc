@@ -18,10 +18,6 @@ namespace {
 // Above this a model's owner is told that its shards are uneven.
 constexpr double kImbalanceWarning = 1.25;
 
-void Tell(const Trainer& trainer, const CommitLog& log, const absl::Status& why) {
-  trainer.on_ended({.epoch = std::nullopt, .numbers = log.numbers(), .why = why});
-}
-
 absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
   absl::StatusOr<Topology> topology = Topology::Create({.device_counts = world.cluster->device_counts(),
                                                         .node = world.cluster->node(),
@@ -242,13 +238,18 @@ absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling, 
 
 // --- Trainers ---
 
+void Model::Tell(const Trainer& trainer, const absl::Status& why) const {
+  trainer.on_ended({.epoch = std::nullopt, .numbers = commit_log_.numbers(), .why = why});
+}
+
 absl::Status Model::Attach(Trainer trainer) {
   absl::MutexLock lock(&mu_);
   const int rank = trainer.rank;
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
-  RETURN_IF_ERROR(condition_.usable());
-  RETURN_IF_ERROR(condition_.doubt());
+  // Where all may go back to a saved state, node 0 says what becomes of this trainer.
+  if (!may_roll_back()) RETURN_IF_ERROR(StateLoss());
+  if (StateLoss().ok()) RETURN_IF_ERROR(condition_.doubt());
   RETURN_IF_ERROR(condition_.CheckSettled("attach"));
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
@@ -297,7 +298,7 @@ bool Model::LeaveIfWaiting(int64_t session, const absl::Status& why) {
     changed_.SignalAll();
     Report();
   }
-  Tell(left, commit_log_, why);
+  Tell(left, why);
   return true;
 }
 
@@ -371,9 +372,11 @@ void Model::Report() {
                      .lineage = history_.lineage.ToString(),
                      .history_id = history_.id.ToString(),
                      .untouched = Untouched(),
+                     .fresh = Fresh(),
                      .last_epoch = last_epoch_,
                      .shard_size = topology_.shard_size(),
-                     .attached_ranks = {}};
+                     .attached_ranks = {},
+                     .lost = may_roll_back() ? StateLoss() : absl::OkStatus()};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
 }
@@ -392,10 +395,20 @@ void Model::OnEpochStart(const EpochStart& start) {
     }
   }
   if (finished.joinable()) finished.join();
-  for (const Trainer& trainer : refused) Tell(trainer, commit_log_, started);
+  for (const Trainer& trainer : refused) Tell(trainer, started);
 }
 
 bool Model::Untouched() const { return commit_log_.numbers().commit_number == history_begin_; }
+
+bool Model::Fresh() const {
+  return Untouched() && history_begin_ == 0 && history_.lineage == LineageOfCreation(fingerprint_);
+}
+
+// A commit that could not be written down leaves a whole state: that doubt is none of a loss.
+absl::Status Model::StateLoss() const {
+  RETURN_IF_ERROR(condition_.usable());
+  return absl::IsDataLoss(condition_.doubt()) ? condition_.doubt() : absl::OkStatus();
+}
 
 absl::Status Model::AdoptHistory(const EpochStart& start) {
   if (start.history_id == history_.id.ToString()) return absl::OkStatus();
@@ -474,11 +487,12 @@ void Model::RunEpoch(Epoch& epoch) {
     last_end_ = lost.ok() ? end : lost.ToString();
     // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
     // given up an import may settle the doubt.
-    if (!lost.ok()) refused = std::exchange(waiting_, {});
+    const bool may_wait = may_roll_back() && !StateLoss().ok();
+    if (!lost.ok() && !may_wait) refused = std::exchange(waiting_, {});
     Report();
   }
   if (saver_ != nullptr) saver_->OnSettled();
-  for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, lost);
+  for (const auto& [rank, trainer] : refused) Tell(trainer, lost);
 }
 
 void Model::Settle(const Epoch& epoch) {
@@ -508,7 +522,7 @@ void Model::OnEpochRefused(const absl::Status& why) {
     Report();
     changed_.SignalAll();
   }
-  for (const auto& [rank, trainer] : refused) Tell(trainer, commit_log_, why);
+  for (const auto& [rank, trainer] : refused) Tell(trainer, why);
 }
 
 void Model::BeginDrain(const absl::Status& why) {
@@ -545,13 +559,17 @@ absl::Status Model::CheckVacant(absl::string_view operation) const {
                                                     " of process ", trainer->pid));
 }
 
-absl::Status Model::AwaitVacant(absl::string_view operation) const {
+void Model::AwaitSettledEpoch() const {
   const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
   while (Running() && Present().empty() && !changed_.WaitUntil(&mu_, deadline)) {
   }
   // One that has ended is soon over.
   const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
   mu_.Await(absl::Condition(&settled));
+}
+
+absl::Status Model::AwaitVacant(absl::string_view operation) const {
+  AwaitSettledEpoch();
   RETURN_IF_ERROR(CheckVacant(operation));
   if (Idle()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name, ": no epoch expected, got epoch ",
@@ -653,6 +671,11 @@ bool Model::untouched() const {
   return Untouched();
 }
 
+bool Model::fresh() const {
+  absl::MutexLock lock(&mu_);
+  return Fresh();
+}
+
 bool Model::idle() const {
   absl::MutexLock lock(&mu_);
   return Idle();
@@ -728,6 +751,7 @@ Model::Activity Model::activity() const {
     activity.running = Running();
     activity.last_end = last_end_;
     activity.restore = condition_.progress();
+    activity.rollback = rollback_;
     for (const auto& [rank, trainer] : waiting_)
       activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }

@@ -168,6 +168,9 @@ class Model {
     std::function<absl::Status()> goes_on;
     // The planes are encoded. An error is one of the writing.
     std::function<absl::Status()> conclude;
+    // Why all daemons go back to a saved state; empty: somebody has asked for the restore. Trainers that wait for an
+    // epoch are told to come again, and are not in the way.
+    std::string rollback_why;
   };
   // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
   // `restored`. Amaxes that it does not say are measured. It makes a model usable that was not.
@@ -220,6 +223,9 @@ class Model {
   // at the model until it is.
   absl::Status unfinished() const;
 
+  // Whether its state is the initial values: there was no commit, import or restore.
+  bool fresh() const;
+
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
   struct State {
     StateNumbers numbers;
@@ -250,6 +256,13 @@ class Model {
   // Host memory of Shard::KeepPlanes.
   int64_t plane_copy_bytes() const;
 
+  // Of the state that was given up for a saved one, with all other daemons.
+  struct Rollback {
+    int64_t from_commit_number = 0;
+    int64_t commit_number = 0;
+    std::string why;
+  };
+
   struct AttachedTrainer {
     Trainer trainer;
     int64_t epoch = 0;  // 0 while it waits
@@ -267,6 +280,7 @@ class Model {
     int64_t words_bytes = 0;
     std::vector<int64_t> scratch_bytes;      // by rank of this daemon, while an epoch runs or ends
     std::optional<RestoreProgress> restore;  // while one is being applied
+    std::optional<Rollback> rollback;        // the last one, in this server
   };
   Activity activity() const;
   // World ranks of this daemon without a trainer.
@@ -293,6 +307,8 @@ class Model {
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One that waits for an epoch gets none. Without the lock.
+  void Tell(const Trainer& trainer, const absl::Status& why) const ABSL_LOCKS_EXCLUDED(mu_);
   // Null while none runs.
   std::shared_ptr<Epoch> current_epoch() const;
   Holder HolderLocked(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -316,12 +332,16 @@ class Model {
   // Puts what `make` gives in the place of the state.
   absl::StatusOr<History> Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
                                   const RestoreWatch& watch, const RestoreSteps& steps);
+  // Trainers that wait for an epoch, which none of them gets before the change is through.
+  std::vector<Trainer> TakeWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE.
   absl::Status BeingCopied(absl::string_view operation) const;
   // Waits until nothing is copied, for as long as a step may take. UNAVAILABLE.
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins a change: readers and trainers are held off from then on.
-  absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch);
+  // Where all daemons go back, trainers that wait are let go.
+  absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch,
+                                          const RestoreSteps& steps, std::vector<Trainer>& let_go);
   // The first byte follows. An error ends the change: the state stays as it was.
   absl::Status BeginWriting(const Replacement& replacement, const absl::Status& begun);
   absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status);
@@ -330,12 +350,18 @@ class Model {
 
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool Fresh() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // OK, or DATA_LOSS: nobody trains on from what this daemon holds, which a saved state may replace.
+  absl::Status StateLoss() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Whether daemons that have lost a state go back to a saved one: trainers wait for that.
+  bool may_roll_back() const { return !options_.save_dir.empty() && world().rank_count() != world().world_size; }
   // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
   absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for the end of an epoch that all have
   // left, for as long as a step may take: it may go on elsewhere.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AwaitSettledEpoch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
   absl::Status StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -370,6 +396,7 @@ class Model {
   History history_ ABSL_GUARDED_BY(mu_);
   int64_t history_begin_ ABSL_GUARDED_BY(mu_) = 0;  // the commit number that it began with
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<Rollback> rollback_ ABSL_GUARDED_BY(mu_);
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);
   std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);

@@ -1,10 +1,22 @@
 // How the state of a model is replaced.
 
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/model.h"
 
 namespace paramshard::server {
+namespace {
+
+// The client library comes again by itself.
+absl::Status GoesBackError(absl::string_view model, absl::string_view why) {
+  return absl::UnavailableError(
+      absl::StrCat("model ", model, ": all daemons go back to a saved step (", why, "); attach again"));
+}
+
+}  // namespace
 
 // --- The turn
 
@@ -55,7 +67,12 @@ absl::StatusOr<History> Model::Restore(const Restored& restored, absl::FunctionR
 
 absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
                                        const RestoreWatch& watch, const RestoreSteps& steps) {
-  ASSIGN_OR_RETURN(const Replacement replacement, BeginChange(kind, make, watch));
+  std::vector<Trainer> let_go;
+  const absl::StatusOr<Replacement> begun = BeginChange(kind, make, watch, steps, let_go);
+  for (const Trainer& trainer : let_go) Tell(trainer, GoesBackError(spec().name, steps.rollback_why));
+  RETURN_IF_ERROR(begun.status());
+  const Replacement& replacement = *begun;
+  const int64_t from = commit_log_.numbers().commit_number;
   RETURN_IF_ERROR(BeginWriting(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
   // Whoever reads the old state learns of the change before it meets the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
@@ -64,7 +81,21 @@ absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, ab
   if (status.ok()) status = EncodePlanes(replacement.scaling, goes_on);
   if (status.ok() && steps.conclude) status = steps.conclude();
   for (const auto& shard : shards_) shard->SetVersion(replacement.commits.numbers.version);
-  return EndChange(replacement, status);
+  absl::StatusOr<History> history = EndChange(replacement, status);
+  if (!history.ok() || steps.rollback_why.empty()) return history;
+  absl::MutexLock lock(&mu_);
+  rollback_ = {.from_commit_number = from,
+               .commit_number = replacement.commits.numbers.commit_number,
+               .why = steps.rollback_why};
+  return history;
+}
+
+std::vector<Trainer> Model::TakeWaiting() {
+  std::vector<Trainer> waiting;
+  for (auto& [rank, trainer] : std::exchange(waiting_, {})) waiting.push_back(std::move(trainer));
+  if (!waiting.empty()) Report();
+  changed_.SignalAll();
+  return waiting;
 }
 
 PresentState Model::present_state() const {
@@ -77,11 +108,17 @@ PresentState Model::present_state() const {
           .in_doubt = !condition_.doubt().ok()};
 }
 
-absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch) {
+absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch,
+                                               const RestoreSteps& steps, std::vector<Trainer>& let_go) {
   const absl::string_view operation = OperationOf(kind);
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckMayChange(kind));
   RETURN_IF_ERROR(AwaitCopied(operation));
+  if (!steps.rollback_why.empty()) {
+    // From here to the beginning of the change the lock is kept: nobody comes meanwhile.
+    AwaitSettledEpoch();
+    let_go = TakeWaiting();
+  }
   RETURN_IF_ERROR(AwaitVacant(operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayChange(kind));

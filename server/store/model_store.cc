@@ -156,6 +156,13 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
   const RecoveryPlan plan = left.plan;
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
+  if (IsOfSeveral(plan)) {
+    // It is made again by all, when trainers come.
+    const absl::Status why = absl::DataLossError("a restore of several daemons was cut off");
+    ReportLost(name, why);
+    lost_.Add(name, why.message(), plan.change);
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
     ReportLost(name, model.status());
@@ -173,6 +180,12 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   absl::MutexLock lock(&mu_);
   models_[name] = *std::move(model);
   return absl::OkStatus();
+}
+
+// Whether a restore was cut off that this daemon cannot make again on its own.
+bool ModelStore::IsOfSeveral(const RecoveryPlan& plan) const {
+  return plan.action == RecoveryAction::kRedoChange && plan.change->kind == ChangeSource::Kind::kCheckpoint &&
+         options_.world.rank_count() != options_.world.world_size;
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
@@ -435,10 +448,14 @@ void ModelStore::SetRestoreListener(RestoreListener* listener) {
 void ModelStore::OnRestoreNews(const RestoreNews& news) {
   absl::MutexLock lock(&hearing_);
   if (restore_listener_ != nullptr) return restore_listener_->OnRestoreNews(news);
-  const auto* const order = std::get_if<RestoreOrder>(&news.what);
-  if (order == nullptr) return;
-  const RestoreReport refusal{.id = order->id, .status = absl::UnavailableError("the daemon starts, or stops")};
-  options_.world.cluster->TellRestore({.model = news.model, .what = refusal}).IgnoreError();
+  const absl::Status why = absl::UnavailableError("the daemon starts, or stops");
+  RestoreNews answer{.model = news.model, .what = RollbackEnd{.status = why}};
+  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+    answer.what = RestoreReport{.id = order->id, .status = why};
+  } else if (!std::holds_alternative<RollbackNeed>(news.what)) {
+    return;
+  }
+  options_.world.cluster->TellRestore(answer).IgnoreError();
 }
 
 // Node 0 need not wait for a part that nobody writes, nor another node for an answer to its wish.

@@ -92,6 +92,10 @@ class ModelStore : public EpochListener {
   std::vector<std::shared_ptr<Model>> List() const;
   // Models that were lost with the server before this one: what every call on them answers, by name.
   std::map<std::string, absl::Status, std::less<>> ListLost() const { return lost_.List(); }
+  // The same of one of them; OK for any other name.
+  absl::Status CheckLost(absl::string_view name) const { return lost_.Check(name); }
+  // What node 0 was restoring at all daemons when its server before this one died.
+  std::optional<ChangeSource> CutOffRestore(absl::string_view name) const { return lost_.SourceOf(name); }
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT; UNAVAILABLE
@@ -130,6 +134,7 @@ class ModelStore : public EpochListener {
   Model::Options OptionsFor(ModelSpec spec) const;
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
                              std::vector<CutOffChange>& cut_off);
+  bool IsOfSeveral(const RecoveryPlan& plan) const;
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // What is left of a model that did not come to be.
   void Discard(Model& model) const;

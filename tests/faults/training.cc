@@ -74,19 +74,6 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   return absl::InternalError(absl::StrCat("commit ", commit, " expected to be applied, got ", result.commit_number));
 }
 
-absl::Status TrainEpoch(Client& client, const Training& training) {
-  ModelSpec spec = SmallModel(training.model, training.rows_factor, training.scaled);
-  spec.shard_size = training.shard_size;
-  spec.accumulator_type = training.accumulators;
-  ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
-  const int64_t done = model.commit_number();
-  if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {
-    return absl::InternalError(absl::StrCat("client state of commit ", done, " expected, got ", model.client_state()));
-  }
-  for (int64_t commit = done + 1; commit <= training.commits; ++commit) RETURN_IF_ERROR(Step(model, training, commit));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 int DevicesUpTo(int most) {
@@ -114,6 +101,19 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) 
   }
   spec.units = {first, second};
   return spec;
+}
+
+absl::Status TrainEpoch(Client& client, const Training& training) {
+  ModelSpec spec = SmallModel(training.model, training.rows_factor, training.scaled);
+  spec.shard_size = training.shard_size;
+  spec.accumulator_type = training.accumulators;
+  ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
+  const int64_t done = model.commit_number();
+  if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {
+    return absl::InternalError(absl::StrCat("client state of commit ", done, " expected, got ", model.client_state()));
+  }
+  for (int64_t commit = done + 1; commit <= training.commits; ++commit) RETURN_IF_ERROR(Step(model, training, commit));
+  return absl::OkStatus();
 }
 
 absl::Status Train(const Training& training) {

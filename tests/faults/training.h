@@ -59,6 +59,8 @@ struct Training {
   bool resume = true;
 };
 
+// Opens the model, and trains to the end in one epoch, as the client's options say.
+absl::Status TrainEpoch(Client& client, const Training& training);
 // Trains to the end; with `resume` an epoch's end is survived by attaching again.
 absl::Status Train(const Training& training);
 

@@ -7,11 +7,24 @@ namespace paramshard::ctl {
 namespace {
 
 // Why nobody can attach, else what the last epoch ended with.
-std::string StateText(const v1::ModelSummary& model) {
+std::string EndText(const v1::ModelSummary& model) {
   if (!model.unusable().empty()) return model.unusable();
   if (!model.has_restoring()) return model.last_end();
   const v1::RestoreProgress& progress = model.restoring();
   return absl::StrCat("restoring, ", PercentOf(progress.done_bytes(), progress.all_bytes()), " %");
+}
+
+// A daemon that had nothing says what it went to.
+std::string RollbackText(const v1::Rollback& rollback) {
+  const int64_t from = rollback.from_commit_number();
+  return absl::StrCat("went back ", from > 0 ? absl::StrCat("from commit ", from, " ") : "", "to commit ",
+                      rollback.commit_number());
+}
+
+std::string StateText(const v1::ModelSummary& model) {
+  if (!model.has_rollback()) return EndText(model);
+  const std::string end = EndText(model);
+  return absl::StrCat(RollbackText(model.rollback()), end.empty() ? "" : "; ", end);
 }
 
 std::string ModelsText(const v1::ListModelsResponse& response) {

@@ -28,13 +28,14 @@ void LogWait(absl::string_view text) {
 }
 
 void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_dir, double connect_timeout,
-             double attach_timeout, double restart_timeout, bool take_over, bool prefetch) {
+             double attach_timeout, double restart_timeout, bool take_over, bool prefetch, bool accept_rollback) {
   new (self) PyClient({.rank = rank,
                        .socket_dir = socket_dir.value_or(""),
                        .connect_timeout = absl::Seconds(connect_timeout),
                        .attach_timeout = absl::Seconds(attach_timeout),
                        .take_over = take_over,
                        .prefetch = prefetch,
+                       .accept_rollback = accept_rollback,
                        .restart_timeout = absl::Seconds(restart_timeout),
                        .on_wait = &LogWait,
                        .interrupted = &RunSignalHandlers});
@@ -97,12 +98,15 @@ void BindClient(nb::module_& module) {
   client.def(
       "__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
       nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
-      nb::arg("take_over") = false, nb::arg("prefetch") = true,
+      nb::arg("take_over") = false, nb::arg("prefetch") = true, nb::arg("accept_rollback") = false,
       "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
       "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
       "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
       "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
-      "in the order of the first step. UnavailableError when no daemon answers (says where it looked).");
+      "in the order of the first step. With `accept_rollback` open_model goes on by itself where the daemons went back "
+      "to "
+      "a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
+      "UnavailableError when no daemon answers (says where it looked).");
   BindModels(client);
   BindTransfers(module, client);
   client.def("close", &PyClient::Close, "Closes the connection. Models of it stay open. Idempotent.")

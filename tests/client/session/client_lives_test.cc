@@ -210,6 +210,43 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
   }
 }
 
+TEST_F(ClientLivesTest, OpenModelSaysOnceThatCommitsAreLost) {
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK_AND_ASSIGN(Client accepting, Client::Connect({.socket_dir = directory_.path(), .accept_rollback = true}));
+  ASSERT_OK_AND_ASSIGN(Client somebody, Connect());
+  const std::vector<float> values(48 * 32, 1.0f);
+  const auto train = [](Client& trainer) {
+    ASSERT_OK_AND_ASSIGN(Model model, trainer.OpenModel(TwoMatrices("two")));
+    for (int step = 0; step < 2; ++step) {
+      ASSERT_OK_AND_ASSIGN(PendingCommit commit, model.Commit({}));
+      ASSERT_OK(commit.Wait());
+    }
+    ASSERT_OK(model.Detach());
+  };
+  const auto go_back = [&](Client& by) {
+    ASSERT_OK(
+        by.Import("two", {ImportTensor{.parameter = "a.w", .values = values}}, {.commit_number = 1, .version = 1}));
+  };
+  train(client);
+  go_back(somebody);
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("the state of commit 2 expected, which was answered, got that of commit 1")));
+  train(client);
+  // Its own import is no news to it.
+  go_back(client);
+  train(client);
+  train(accepting);
+  go_back(somebody);
+  {
+    ASSERT_OK_AND_ASSIGN(const Model model, accepting.OpenModel(TwoMatrices("two")));
+    EXPECT_EQ(model.commit_number(), 1);
+  }
+  ASSERT_OK_AND_ASSIGN(Client fresh, Connect());
+  EXPECT_OK(fresh.OpenModel(TwoMatrices("two")));
+}
+
 // Mappings of this process of planes or slots.
 int TensorMappings() {
   std::ifstream maps("/proc/self/maps");

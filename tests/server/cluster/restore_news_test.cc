@@ -1,8 +1,12 @@
 // What the daemons of a world tell each other of restores: who hears it, and what the wire makes of it.
 #include "server/cluster/restore_news.h"
 
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -29,7 +33,15 @@ RestoreOrder Order() {
           .convert_moments = true,
           .spec_fingerprint = 3,
           .creates = true,
-          .timeout = absl::Seconds(90)};
+          .timeout = absl::Seconds(90),
+          .rollback_why = "node 1 has lost its part",
+          .was_asked_for = true};
+}
+// Somebody has asked for it.
+RestoreOrder AskedOrder() {
+  RestoreOrder order = Order();
+  order.rollback_why.clear();
+  return order;
 }
 
 class RestoreOrderTest : public testing::Test {
@@ -45,11 +57,11 @@ class RestoreOrderTest : public testing::Test {
 };
 
 TEST_F(RestoreOrderTest, OthersHearWhatNodeZeroSays) {
-  ASSERT_OK(Say(0, Order()));
+  ASSERT_OK(Say(0, AskedOrder()));
   ASSERT_OK(Say(0, RestoreGo{.id = 9}));
   ASSERT_OK(Say(0, RestoreEnd{.id = 9, .status = absl::DataLossError("x")}));
   ASSERT_OK(Say(0, RestoreAnswer{.id = 5}));
-  EXPECT_EQ(std::get<RestoreOrder>(sinks_[1].Next().restore->what), Order());
+  EXPECT_EQ(std::get<RestoreOrder>(sinks_[1].Next().restore->what), AskedOrder());
   EXPECT_EQ(std::get<RestoreGo>(sinks_[1].Next().restore->what).id, 9);
   EXPECT_EQ(std::get<RestoreEnd>(sinks_[1].Next().restore->what).status, absl::DataLossError("x"));
   EXPECT_EQ(std::get<RestoreAnswer>(sinks_[1].Next().restore->what).id, 5);
@@ -65,7 +77,7 @@ TEST_F(RestoreOrderTest, NodeZeroHearsProgressSumsReportsAndWishesOfOthersAndNot
   EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).node, 1);
   EXPECT_EQ(std::get<RestoreWish>(sinks_[0].Next().restore->what).node, 1);
   EXPECT_EQ(std::get<RestorePartProgress>(sinks_[0].Next().restore->what).node, 1);
-  ASSERT_OK(Say(1, Order()));
+  ASSERT_OK(Say(1, AskedOrder()));
   ASSERT_OK(Say(1, RestoreGo{}));
   ASSERT_OK(Say(1, RestoreEnd{}));
   ASSERT_OK(Say(1, RestoreAnswer{}));
@@ -75,21 +87,21 @@ TEST_F(RestoreOrderTest, NodeZeroHearsProgressSumsReportsAndWishesOfOthersAndNot
 
 TEST_F(RestoreOrderTest, AnOrderNeedsEveryNode) {
   coordinator_.Leave(1);
-  EXPECT_THAT(Say(0, Order()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) is not here")));
+  EXPECT_THAT(Say(0, AskedOrder()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) is not here")));
 }
 
 TEST_F(RestoreOrderTest, ALostNodeHasReportedSo) {
-  ASSERT_OK(Say(0, Order()));
+  ASSERT_OK(Say(0, AskedOrder()));
   coordinator_.Leave(1);
   const RestoreReport report = std::get<RestoreReport>(sinks_[0].Next().restore->what);
-  EXPECT_EQ(report.id, Order().id);
+  EXPECT_EQ(report.id, AskedOrder().id);
   EXPECT_EQ(report.node, 1);
   EXPECT_THAT(report.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) was lost")));
 }
 
 TEST_F(RestoreOrderTest, ALostNodeSaysNothingOfARestoreThatWasGivenUp) {
-  ASSERT_OK(Say(0, Order()));
-  ASSERT_OK(Say(0, RestoreEnd{.id = Order().id, .status = absl::AbortedError("a damaged chunk")}));
+  ASSERT_OK(Say(0, AskedOrder()));
+  ASSERT_OK(Say(0, RestoreEnd{.id = AskedOrder().id, .status = absl::AbortedError("a damaged chunk")}));
   coordinator_.Leave(1);
   EXPECT_TRUE(sinks_[0].empty());
 }
@@ -101,10 +113,140 @@ TEST_F(RestoreOrderTest, NodeZeroHearsThatAnotherNodeIsLost) {
 
 // It may be lost before it has said that it is through.
 TEST_F(RestoreOrderTest, ANodeThatIsLostBehindAGoodEndHasReportedSo) {
-  ASSERT_OK(Say(0, Order()));
-  ASSERT_OK(Say(0, RestoreEnd{.id = Order().id}));
+  ASSERT_OK(Say(0, AskedOrder()));
+  ASSERT_OK(Say(0, RestoreEnd{.id = AskedOrder().id}));
   coordinator_.Leave(1);
-  EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).id, Order().id);
+  EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).id, AskedOrder().id);
+}
+
+// --- All go back to a saved step ---
+
+class RollbackNeedTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (int node = 0; node < 3; ++node) ASSERT_OK(coordinator_.Join(node, 1, &sinks_[node]));
+  }
+
+  static ModelReport Trained(int node, int64_t commit_number = 7, std::vector<int> ranks = {}) {
+    ModelReport report = Fresh(node, std::move(ranks));
+    report.commit_number = report.version = commit_number;
+    report.untouched = report.fresh = false;
+    report.history_id = "aa";
+    return report;
+  }
+  // With the node's trainer.
+  static ModelReport Fresh(int node, std::vector<int> ranks = {}) {
+    if (ranks.empty()) ranks = {node};
+    return {.model = "m",
+            .spec_fingerprint = 9,
+            .lineage = "spec",
+            .history_id = absl::StrCat("drawn by ", node),
+            .untouched = true,
+            .fresh = true,
+            .shard_size = 3,
+            .attached_ranks = std::move(ranks)};
+  }
+  static ModelReport Lost() {
+    ModelReport report;
+    report.model = "m";
+    report.lost = absl::DataLossError("its journal is damaged");
+    return report;
+  }
+  void Report(int node, const ModelReport& report) { coordinator_.Report(node, report); }
+  void EndRollback(const absl::Status& status) {
+    ASSERT_OK(coordinator_.TellRestore(0, {.model = "m", .what = RollbackEnd{.status = status}}));
+  }
+  void ExpectNeed(absl::StatusCode code, const std::string& text) {
+    const EpochNews news = sinks_[0].Next();
+    ASSERT_TRUE(news.restore.has_value());
+    ASSERT_TRUE(std::holds_alternative<RollbackNeed>(news.restore->what));
+    EXPECT_THAT(std::get<RollbackNeed>(news.restore->what).why, StatusIs(code, HasSubstr(text)));
+  }
+  void ExpectNoNews() {
+    for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
+  }
+
+  RecordingListener sinks_[3];
+  Coordinator coordinator_{3, "/saves"};
+};
+
+TEST_F(RollbackNeedTest, ANodeWithInitialValuesBesideTrainedOnesIsOneThatHasLostItsPart) {
+  Report(0, Trained(0));
+  Report(1, Fresh(1));
+  ExpectNoNews();
+  Report(2, Trained(2));
+  ExpectNeed(absl::StatusCode::kFailedPrecondition, "version 7 (commit 7) on node 0 (rank 0), version 0 (commit 0) on");
+  Report(1, Fresh(1));
+  ExpectNoNews();
+}
+
+TEST_F(RollbackNeedTest, NodeZeroMayBeTheOne) {
+  Report(0, Fresh(0));
+  Report(1, Trained(1));
+  Report(2, Trained(2));
+  ExpectNeed(absl::StatusCode::kFailedPrecondition, "version 0 (commit 0) on node 0");
+}
+
+TEST_F(RollbackNeedTest, NodesThatHaveTrainedDifferentlyAreAPersonsToSettle) {
+  Report(0, Trained(0, 7));
+  Report(1, Fresh(1));
+  Report(2, Trained(2, 8));
+  for (RecordingListener& sink : sinks_) {
+    EXPECT_THAT(sink.Next().why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("one state on all nodes")));
+  }
+}
+
+TEST_F(RollbackNeedTest, AllThatAreFreshStartAnEpoch) {
+  for (int node = 0; node < 3; ++node) Report(node, Fresh(node));
+  EXPECT_TRUE(sinks_[0].Next().start);
+}
+
+TEST_F(RollbackNeedTest, ALostPartIsNoNeedBeforeATrainerWaits) {
+  Report(1, Lost());
+  ExpectNoNews();
+  Report(0, Trained(0));
+  ExpectNeed(absl::StatusCode::kDataLoss, "got none on node 1 (rank 1): its journal is damaged");
+}
+
+TEST_F(RollbackNeedTest, EveryNodeIsToBeHereBefore) {
+  coordinator_.Leave(2);
+  Report(1, Lost());
+  Report(0, Trained(0));
+  ExpectNoNews();
+  RestoreOrder order = Order();
+  EXPECT_THAT(coordinator_.TellRestore(0, {.model = "m", .what = order}),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here")));
+  ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
+  ExpectNeed(absl::StatusCode::kDataLoss, "got none on node 1");
+}
+
+TEST_F(RollbackNeedTest, NoOrderTakesAllBackWhereEveryNodeHasAState) {
+  for (int node = 0; node < 3; ++node) Report(node, Trained(node));
+  EXPECT_TRUE(sinks_[0].Next().start);
+  EXPECT_THAT(coordinator_.TellRestore(0, {.model = "m", .what = Order()}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("every node has one")));
+  EXPECT_OK(coordinator_.TellRestore(0, {.model = "m", .what = AskedOrder()}));
+}
+
+TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
+  Report(1, Lost());
+  Report(0, Trained(0));
+  ExpectNeed(absl::StatusCode::kDataLoss, "");
+  EndRollback(absl::DataLossError("there is no checkpoint"));
+  for (RecordingListener& sink : sinks_) {
+    const EpochNews news = sink.Next();
+    EXPECT_TRUE(news.refused);
+    EXPECT_EQ(news.why, absl::DataLossError("there is no checkpoint"));
+  }
+  // Those who come next ask again.
+  Report(0, Trained(0));
+  ExpectNeed(absl::StatusCode::kDataLoss, "");
+  for (int node = 0; node < 3; ++node) Report(node, Trained(node, 5));
+  ExpectNoNews();
+  EndRollback(absl::OkStatus());
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
+  EndRollback(absl::DataLossError("said late"));
+  ExpectNoNews();
 }
 
 TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
@@ -156,8 +298,8 @@ TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);
-  ASSERT_OK(zero.cluster->TellRestore({.model = "m", .what = Order()}));
-  EXPECT_EQ(std::get<RestoreOrder>(of_one.Next().restore->what), Order());
+  ASSERT_OK(zero.cluster->TellRestore({.model = "m", .what = AskedOrder()}));
+  EXPECT_EQ(std::get<RestoreOrder>(of_one.Next().restore->what), AskedOrder());
   ASSERT_OK(one->TellRestore({.model = "m", .what = RestoreReport{.id = 9}}));
   EXPECT_EQ(std::get<RestoreReport>(of_zero.Next().restore->what).node, 1);
   one->SetListener(nullptr);

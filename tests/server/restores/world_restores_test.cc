@@ -27,6 +27,7 @@
 #include "server/restores/model_restore.h"
 #include "server/saves/saver.h"
 #include "tests/proto/checkpoint/saved_model.h"
+#include "tests/server/restores/restored_world.h"
 #include "tests/server/store/daemons.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/test_spec.h"
@@ -39,157 +40,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr absl::Duration kLong = absl::Seconds(30);
-constexpr absl::Duration kTimeout = absl::Minutes(10);
-constexpr int kRows = 24;
-// Of every restore.
-constexpr absl::uint128 kDrawn = absl::MakeUint128(0xabc, 0xdef);
-
-v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
-  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {rows, 8})}),
-                                      MakeUnit("b", {MakeParameter("b.w", {10, 16}, v1::FORMAT_BF16)})});
-  spec.set_shard_size(shard_size);
-  return spec;
-}
-
-struct WorldCase {
-  std::string name;
-  std::vector<int> device_counts;
-  int shard_size = 0;
-};
-
-// A world of daemons that save into a folder and restore from it.
-class RestoredWorld {
- public:
-  using Hook = std::function<void(WorldRestores::Point point)>;
-
-  RestoredWorld(const std::string& root, const WorldCase& world, absl::Duration timeout)
-      : clocks_(world.device_counts.size()), hooks_(world.device_counts.size()) {
-    Daemons::Options options{.save_dir = root};
-    const size_t nodes = world.device_counts.size();
-    for (size_t node = 0; node < nodes; ++node) {
-      savers_.push_back(std::make_unique<Savers>(Saver::Options{.root = root, .calls = &calls_}));
-      options.savers.push_back(savers_.back().get());
-    }
-    daemons_ = std::make_unique<Daemons>(world.device_counts, options);
-    for (size_t node = 0; node < nodes; ++node) {
-      restores_.push_back(std::make_unique<WorldRestores>(
-          WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
-                                 .timeout = timeout,
-                                 .clock = &clocks_[node],
-                                 .draw_id = [] { return HistoryId{kDrawn}; },
-                                 .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
-    }
-  }
-  RestoredWorld(const std::string& root, const WorldCase& world, const v1::ModelSpec& spec,
-                absl::Duration timeout = kTimeout)
-      : RestoredWorld(root, world, timeout) {
-    daemons_->Create(spec);
-  }
-  // Before what they listen to, and with nothing that would hold them up.
-  ~RestoredWorld() {
-    At(0, nullptr);
-    restores_.clear();
-  }
-
-  Daemons& daemons() { return *daemons_; }
-  WorldRestores& restores(int node) { return *restores_[node]; }
-  ManualClock& clock(int node) { return clocks_[node]; }
-  Model& model(int node) { return daemons_->model(node); }
-  // Is called at every point of that node's restores.
-  void At(int node, Hook hook) {
-    absl::MutexLock lock(&mu_);
-    hooks_[node] = std::move(hook);
-  }
-
-  // As a call at node 0 does.
-  absl::StatusOr<History> Restore(const std::string& checkpoint = "latest") {
-    const std::shared_ptr<Model> model = *daemons_->store(0).Find("m");
-    ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
-    ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model->save_dir(), "m", request));
-    ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
-    return restores_[0]->leader()->Run(*model, choice, *restore,
-                                       {.by_path = request.kind == CheckpointRequest::Kind::kPath},
-                                       [] { return absl::OkStatus(); });
-  }
-
-  // Of a model that may be gone by now.
-  absl::Status RunStale(const std::shared_ptr<Model>& model, const CheckpointChoice& choice, ModelRestore& restore) {
-    return restores_[0]->leader()->Run(*model, choice, restore, {}, [] { return absl::OkStatus(); }).status();
-  }
-
-  void Step(int count) {
-    daemons_->Attach();
-    for (int i = 0; i < count; ++i) {
-      for (int unit = 0; unit < 2; ++unit) {
-        daemons_->Push(unit, [&](int rank) {
-          std::vector<float> gradients(unit == 0 ? kRows * 8 : 10 * 16);
-          for (size_t j = 0; j < gradients.size(); ++j) gradients[j] = static_cast<float>((j + rank) % 5) - 2;
-          return gradients;
-        });
-      }
-      daemons_->Commit();
-    }
-    daemons_->Kill(0);
-  }
-  // A checkpoint of the present state, which all daemons know of.
-  std::string Save() {
-    const auto begun = model(0).saver()->Request();
-    EXPECT_OK(begun);
-    std::string path;
-    for (int node = 0; node < daemons_->nodes(); ++node) {
-      const ModelSaver& saver = *model(node).saver();
-      const SteadyTime end = SteadyDeadline(kLong);
-      while (static_cast<int64_t>(saver.records().size()) < begun->number && SteadyNow() < end) {
-        std::this_thread::yield();
-      }
-      const auto record = saver.Await(begun->number, end);
-      EXPECT_OK(record);
-      EXPECT_EQ(record->state, SaveState::kPublished) << record->status;
-      path = record->path;
-    }
-    return path;
-  }
-
- private:
-  void CallHook(size_t node, WorldRestores::Point point) {
-    Hook hook;
-    {
-      absl::MutexLock lock(&mu_);
-      hook = hooks_[node];
-    }
-    if (hook) hook(point);
-  }
-
-  DiskCalls calls_;
-  std::vector<ManualClock> clocks_;
-  absl::Mutex mu_;
-  std::vector<Hook> hooks_;
-  std::vector<std::unique_ptr<Savers>> savers_;
-  std::unique_ptr<Daemons> daemons_;
-  std::vector<std::unique_ptr<WorldRestores>> restores_;
-};
-
-checkpoint::ContentHashes ContentOf(const std::string& path) {
-  auto reader = checkpoint::Reader::Open(path, {.owner = geteuid()});
-  EXPECT_OK(reader);
-  return reader->manifest().tensors;
-}
-
-// What a world of {1, 1} has saved after three steps, with the folder that it lies in.
-class WorldRestoresTestBase {
- protected:
-  const std::string& root() const { return root_.path(); }
-  static WorldCase Two(int shard_size = 2) { return {.name = "", .device_counts = {1, 1}, .shard_size = shard_size}; }
-  static std::string SavedBy(RestoredWorld& world) {
-    world.Step(3);
-    return world.Save();
-  }
-
- private:
-  const test::TemporaryDirectory root_;
-};
 
 // --- What is restored ---
 
@@ -300,8 +150,6 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
     AwaitChanged(node);
     EXPECT_THAT(world_.model(node).usable(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
-    FakeTrainer trainer(&world_.model(node), node);
-    EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kDataLoss));
   }
   void ExpectUnusable() {
     for (int node = 0; node < 2; ++node) ExpectUnusable(node);

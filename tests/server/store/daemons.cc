@@ -87,6 +87,11 @@ void Daemons::TakeOver(const std::string& model) {
   }
 }
 
+void Daemons::FindAgain(const std::string& model) {
+  models_.clear();
+  for (const auto& store : stores_) models_.push_back(*store->Find(model));
+}
+
 void Daemons::Attach() {
   trainers_.clear();
   for (int rank = 0; rank < ranks(); ++rank) {

@@ -39,6 +39,8 @@ class Daemons {
   void Create(const v1::ModelSpec& spec);
   // What a world before this one has left in `kept`. Ends the test program when a daemon refuses.
   void TakeOver(const std::string& model);
+  // Takes the models that the stores have by now in the place of those that it knows.
+  void FindAgain(const std::string& model);
   ModelStore& store(int node) { return *stores_[node]; }
   HookedCluster& cluster(int node) const { return *clusters_[node]; }
   // The others lose the daemon.

@@ -1,0 +1,206 @@
+// A daemon of two is killed with its keeper and started again empty: all daemons go back to the step that was saved last,
+// trainers are told so once, and their training ends in the bytes of one that was never interrupted.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/handoff.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::test {
+namespace {
+
+using ::testing::AnyOf;
+
+constexpr absl::Duration kPatience = absl::Seconds(120);
+constexpr int kNodes = 2;
+constexpr char kModel[] = "kept";
+constexpr int64_t kSaved = 3;
+// The step in which the daemon is killed: the commit before is answered.
+constexpr int64_t kKilled = 6;
+constexpr int64_t kLast = 8;
+// Of a board's numbers.
+constexpr int kKills = 0;
+constexpr int kAnswered = 1;    // the last commit that was answered
+constexpr int kTold = 2;        // how often OpenModel has said that commits are lost
+constexpr int kBeganAgain = 3;  // the first commit that was answered and begun again
+
+struct RollbackCase {
+  std::string name;
+  bool sharded = false;
+  int victim = 0;
+  std::vector<std::string> flags = {};
+};
+
+class RollbackTest : public testing::TestWithParam<RollbackCase> {
+ protected:
+  void SetUp() override {
+    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+  }
+
+  void Spawn(int node) {
+    daemons_[node].reset();
+    std::vector<std::string> flags = DeviceFlags(1);
+    flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address_, "--keeper=on",
+                               "--save-dir=" + saves_.path()});
+    flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());
+    daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));
+  }
+  void Start() {
+    for (int node = 0; node < kNodes; ++node) Spawn(node);
+    for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  }
+  absl::StatusOr<nlohmann::json> Ctl(int node, const std::string& words) const {
+    ASSIGN_OR_RETURN(
+        const std::string output,
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[node].path(), " -o json ", words)));
+    return nlohmann::json::parse(output);
+  }
+  std::vector<std::string> StateHashes() const {
+    std::vector<std::string> hashes;
+    for (int node = 0; node < kNodes; ++node) {
+      const absl::StatusOr<nlohmann::json> verified = Ctl(node, absl::StrCat("verify ", kModel));
+      EXPECT_OK(verified.status());
+      hashes.push_back(verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "");
+    }
+    return hashes;
+  }
+
+  // A rank's trainer to a commit, with one client for all of it.
+  ChildProcess Train(int rank, int64_t commits, pid_t killed = -1) const {
+    return ChildProcess::Run([=, this](Board& board) -> absl::Status {
+      Training training{.socket_dir = sockets_[rank].path(), .model = kModel, .scaled = true, .rank = rank};
+      if (GetParam().sharded) training.shard_size = kNodes;
+      training.commits = commits;
+      training.at = [&](Point at, int64_t commit) {
+        if (at == Point::kCommitted) board.numbers[kAnswered] = commit;
+        if (at != Point::kStart) return;
+        if (commit <= board.numbers[kAnswered] && board.numbers[kBeganAgain] == 0) board.numbers[kBeganAgain] = commit;
+        if (commit != kKilled || killed == -1 || board.numbers[kKills] > 0) return;
+        kill(killed, SIGKILL);
+        Reach(board, kKills, 1);
+      };
+      ASSIGN_OR_RETURN(
+          Client client,
+          Client::Connect({.rank = rank, .socket_dir = training.socket_dir, .restart_timeout = kPatience}));
+      return TrainThrough(client, training, board);
+    });
+  }
+  // Attaches again for as long as that may help, as docs/errors.md says.
+  static absl::Status TrainThrough(Client& client, const Training& training, Board& board) {
+    while (true) {
+      const absl::Status status = TrainEpoch(client, training);
+      if (absl::IsDataLoss(status)) {
+        if (status.message().find("which was answered, got that of commit 3: ") == std::string::npos) return status;
+        ++board.numbers[kTold];
+      } else if (!absl::IsAborted(status) && !absl::IsUnavailable(status)) {
+        return status;
+      }
+    }
+  }
+  void TrainAll(int64_t commits) const {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Train(rank, commits));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+  }
+  // A checkpoint of the step, and what a training from there ends in; the model is at that step again.
+  void StartSaved() {
+    ASSERT_NO_FATAL_FAILURE(Start());
+    TrainAll(kSaved);
+    ASSERT_OK(Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
+    TrainAll(kLast);
+    expected_ = StateHashes();
+    ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
+  }
+  absl::StatusOr<pid_t> ServerPid(int node) const {
+    ASSIGN_OR_RETURN(const nlohmann::json version, Ctl(node, "version"));
+    return std::stoi(version["pid"].get<std::string>());
+  }
+  // To the end; the process is killed in the middle.
+  std::vector<ChildProcess> TrainUnder(pid_t killed) const {
+    std::vector<ChildProcess> trainers;
+    trainers.push_back(Train(0, kLast, killed));
+    trainers.push_back(Train(1, kLast));
+    return trainers;
+  }
+  // The keeper is gone, and its server with it.
+  void AwaitDeath(int node, const wire::FileDescriptor& server) {
+    ASSERT_OK(daemons_[node]->AwaitExit(kPatience).status());
+    pollfd gone{.fd = server.get(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+  }
+
+  const std::string address_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+  TemporaryDirectory saves_;
+  TemporaryDirectory sockets_[kNodes];
+  std::optional<DaemonProcess> daemons_[kNodes];
+  std::vector<std::string> expected_;
+};
+
+TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
+  const int victim = GetParam().victim;
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  ASSERT_OK_AND_ASSIGN(const pid_t pid, ServerPid(victim));
+  const wire::FileDescriptor server(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  ASSERT_TRUE(server.valid());
+  std::vector<ChildProcess> trainers = TrainUnder(daemons_[victim]->pid());
+  ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kPatience));
+  ASSERT_NO_FATAL_FAILURE(AwaitDeath(victim, server));
+  Spawn(victim);
+  for (ChildProcess& trainer : trainers) {
+    EXPECT_OK(trainer.Await(kPatience));
+    EXPECT_EQ(trainer.board().numbers[kTold], 1) << "both were told, and once";
+    EXPECT_EQ(trainer.board().numbers[kBeganAgain], kSaved + 1);
+    EXPECT_EQ(trainer.board().numbers[kAnswered], kLast);
+  }
+  EXPECT_EQ(StateHashes(), expected_);
+  for (int node = 0; node < kNodes; ++node) {
+    ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(node, "models"));
+    const nlohmann::json rollback = models["models"][0]["rollback"];
+    EXPECT_EQ(rollback["commitNumber"], "3") << models.dump(2);
+    // The other one may not have heard what became of the last commit when node 0 was killed.
+    const std::string from = rollback.value("fromCommitNumber", "0");
+    EXPECT_THAT(from, node == victim ? AnyOf("0") : AnyOf("4", "5"));
+  }
+}
+
+TEST_P(RollbackTest, AServerThatItsKeeperStartsAgainTakesNobodyBack) {
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  ASSERT_OK_AND_ASSIGN(const pid_t pid, ServerPid(GetParam().victim));
+  std::vector<ChildProcess> trainers = TrainUnder(pid);
+  for (ChildProcess& trainer : trainers) {
+    EXPECT_OK(trainer.Await(kPatience));
+    EXPECT_EQ(trainer.board().numbers[kTold], 0);
+    EXPECT_EQ(trainer.board().numbers[kBeganAgain], 0) << "no answered commit is made again";
+  }
+  EXPECT_EQ(StateHashes(), expected_);
+}
+
+INSTANTIATE_TEST_SUITE_P(, RollbackTest,
+                         testing::Values(RollbackCase{"ShardedNode0", true, 0}, RollbackCase{"ShardedNode1", true, 1},
+                                         RollbackCase{"ReplicasNode0", false, 0},
+                                         RollbackCase{"ReplicasNode1", false, 1},
+                                         RollbackCase{"ShardedNode0Latest", true, 0, {"--restore=latest"}},
+                                         RollbackCase{"ShardedNode1Latest", true, 1, {"--restore=latest"}}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace paramshard::test
