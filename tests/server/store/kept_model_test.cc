@@ -16,8 +16,10 @@
 #include "server/device/kept_memory.h"
 #include "server/store/inspection.h"
 #include "server/store/model_saver.h"
+#include "tests/server/device/faulty_device.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/left_memory.h"
+#include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/server/store/watched_device.h"
@@ -103,13 +105,19 @@ class KeptModelTest : public ModelTest {
   // A server with `ranks` devices, in the place of the one before.
   void Start(int ranks) {
     CloseWorld();
-    world_ = std::make_unique<TestWorld>(TestWorld::Options{
-        .ranks = ranks,
-        .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
-        .make_device = [this](int rank) { return std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_); },
-        .savers = savers_,
-        .kept = kept_.get(),
-        .before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); }});
+    world_ = std::make_unique<TestWorld>(
+        TestWorld::Options{.ranks = ranks,
+                           .clock = clock_,
+                           .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
+                           .make_device =
+                               [this](int rank) {
+                                 return std::make_unique<FaultyDevice>(
+                                     std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_), &faults_);
+                               },
+                           .savers = savers_,
+                           .kept = kept_.get(),
+                           .before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); },
+                           .pause = [this](absl::Duration) { pause_(); }});
   }
   void Create() { model_ = world_->Create(Spec()); }
   static Model::Restored FromStep7() {
@@ -184,6 +192,9 @@ class KeptModelTest : public ModelTest {
     return StateOf(*model_);
   }
 
+  const Clock* clock_ = &Clock::Steady();
+  std::function<void()> pause_ = [] {};
+  DeviceFaults faults_;
   WatchedDevice::Hooks hooks_;
   Hook before_answer_;  // the commit is through, and not written down yet
   const SaverSource* savers_ = nullptr;
@@ -209,6 +220,75 @@ TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
   EXPECT_EQ(StateOf(*model_), before);
   EXPECT_EQ(model_->activity().epoch, epoch);
   EXPECT_EQ(StateAfterMoreSteps(), expected);
+}
+
+// A next server that finds no memory: trainers have that of the server before mapped.
+class KeptRoomTest : public KeptModelTest {
+ protected:
+  void SetUp() override {
+    clock_ = &manual_clock_;
+    Start(2);
+    Create();
+    Attach();
+    StepAll(0.5f);
+    trainers_.clear();
+    state_ = StateOf(*model_);
+  }
+  void FailAllocation(int number) {
+    faults_.allocations = 0;
+    faults_.failing_allocation = number;
+  }
+  // Of a server that finds memory.
+  int CountAllocations() {
+    FailAllocation(0);
+    TakeOver();
+    return faults_.allocations;
+  }
+
+  ManualClock manual_clock_;
+  std::string state_;
+};
+
+TEST_F(KeptRoomTest, AModelGoesOnWhenThereIsMemoryAgainWhereverThereWasNone) {
+  const int allocations = CountAllocations();
+  ASSERT_GT(allocations, 2);
+  for (int number = 1; number <= allocations; ++number) {
+    int pauses = 0;
+    pause_ = [&] {
+      ++pauses;
+      FailAllocation(pauses == 1 ? number : 0);
+    };
+    FailAllocation(number);
+    TakeOver();
+    EXPECT_EQ(pauses, 2) << number;
+    EXPECT_EQ(StateOf(*model_), state_) << number;
+  }
+  StateAfterMoreSteps();
+}
+
+TEST_F(KeptRoomTest, AStartThatFindsNoMemoryFailsInTimeAndTheModelStays) {
+  const int allocations = CountAllocations();
+  int pauses = 0;
+  pause_ = [&] {
+    ++pauses;
+    manual_clock_.Advance(absl::Seconds(5));
+    FailAllocation(allocations);
+  };
+  Start(2);
+  FailAllocation(allocations);
+  EXPECT_THAT(world_->store().TakeOver(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("model m")));
+  EXPECT_EQ(pauses, 4) << "20 s";
+  EXPECT_THAT(world_->store().List(), IsEmpty());
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  FailAllocation(0);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), state_);
+}
+
+TEST_F(KeptRoomTest, WhatIsNoMatterOfMemoryIsNotTriedAgain) {
+  pause_ = [] { ADD_FAILURE() << "it waits"; };
+  Start(3);
+  EXPECT_THAT(world_->store().TakeOver(), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST_F(KeptModelTest, AModelThatWasNeverTrainedGoesOnToo) {
