@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/internal/admin_answers.h"
 #include "client/internal/attach.h"
 #include "client/internal/connection.h"
 #include "client/internal/deadline.h"
@@ -23,9 +25,11 @@
 #include "client/internal/restart_wait.h"
 #include "client/internal/session.h"
 #include "client/internal/sockets.h"
+#include "client/internal/stream_call.h"
 #include "client/internal/tensor_transfer.h"
 #include "client/internal/unary_call.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "proto/model/model_spec_proto.h"
 
@@ -33,6 +37,14 @@ namespace paramshard {
 
 using internal::Connection;
 using Stub = v1::TrainerService::Stub;
+using AdminStub = v1::AdminService::Stub;
+
+namespace {
+
+Stub& StubOf(const Connection& connection, const Stub*) { return connection.stub(); }
+AdminStub& StubOf(const Connection& connection, const AdminStub*) { return connection.admin_stub(); }
+
+}  // namespace
 
 // Shared between threads.
 class Client::Impl {
@@ -52,7 +64,7 @@ class Client::Impl {
   // What an ended epoch has left mapped of a model.
   void UnmapEnded(absl::string_view model);
   // DATA_LOSS, once: the session's model is at an earlier commit than this client knows to be answered. From then on
-  // the session says what is known. Nothing is known of a model that was deleted, or imported into.
+  // the session says what is known. Nothing is known of a model that this client has deleted, restored or imported into.
   absl::Status CheckNotBack(const internal::Session& session);
   void ForgetAnswered(absl::string_view model);
 
@@ -61,12 +73,20 @@ class Client::Impl {
   absl::StatusOr<v1::Model> GetModel(const Connection& connection, absl::string_view model);
   absl::Status DeleteModel(absl::string_view model);
 
+  absl::StatusOr<SaveRecord> Save(absl::string_view model, const SaveOptions& options);
+  absl::StatusOr<RestoreSummary> Restore(absl::string_view model, absl::string_view checkpoint,
+                                         const RestoreOptions& options);
+  // A question, which the daemon answers at once.
+  template <typename Request, typename Response>
+  absl::Status Ask(absl::string_view name, internal::PreparedRpc<AdminStub, Request, Response> rpc,
+                   const Request& request, Response& response);
+
  private:
   // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
   // caller would wait for a session.
-  template <typename Request, typename Response>
+  template <typename Service, typename Request, typename Response>
   absl::Status Call(const Connection& connection, absl::string_view name,
-                    internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                    internal::PreparedRpc<Service, Request, Response> rpc, const Request& request,
                     Response& response) const;
 
   const internal::OwnerProcess owner_;
@@ -85,15 +105,16 @@ absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
   return daemon_->Connected();
 }
 
-template <typename Request, typename Response>
+template <typename Service, typename Request, typename Response>
 absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name,
-                                internal::PreparedRpc<Stub, Request, Response> rpc, const Request& request,
+                                internal::PreparedRpc<Service, Request, Response> rpc, const Request& request,
                                 Response& response) const {
   grpc::ClientContext context;
   connection.Authenticate(context);
   const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
   context.set_deadline(deadline.ToGrpc());
-  absl::Status answer = internal::CallUnary(connection.stub(), rpc, context, request, response, interruption_);
+  Service& stub = StubOf(connection, static_cast<const Service*>(nullptr));
+  absl::Status answer = internal::CallUnary(stub, rpc, context, request, response, interruption_);
   // gRPC says neither what was called nor how long that took.
   if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
     answer = absl::DeadlineExceededError(absl::StrCat(name, ": an answer within attach_timeout (",
@@ -193,6 +214,55 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   return absl::OkStatus();
 }
 
+template <typename Request, typename Response>
+absl::Status Client::Impl::Ask(absl::string_view name, internal::PreparedRpc<AdminStub, Request, Response> rpc,
+                               const Request& request, Response& response) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  return Call(*connection, name, rpc, request, response);
+}
+
+absl::StatusOr<SaveRecord> Client::Impl::Save(absl::string_view model, const SaveOptions& options) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  const std::string name = absl::StrCat("save ", model);
+  v1::SaveModelRequest request;
+  request.set_model(model.data(), model.size());
+  request.set_wait(options.wait);
+  v1::SaveModelResponse response;
+  if (options.wait) {
+    // The daemon bounds a save by its --save-timeout.
+    grpc::ClientContext context;
+    connection->Authenticate(context);
+    absl::Status answer = internal::CallUnary(connection->admin_stub(), &AdminStub::PrepareAsyncSaveModel, context,
+                                              request, response, interruption_);
+    RETURN_IF_ERROR(connection->Explain(name, std::move(answer)));
+  } else {
+    RETURN_IF_ERROR(Call(*connection, name, &AdminStub::PrepareAsyncSaveModel, request, response));
+  }
+  return internal::SaveFromProto(response.save());
+}
+
+absl::StatusOr<RestoreSummary> Client::Impl::Restore(absl::string_view model, absl::string_view checkpoint,
+                                                     const RestoreOptions& options) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  grpc::ClientContext context;
+  connection->Authenticate(context);
+  v1::RestoreModelRequest request;
+  request.set_model(model.data(), model.size());
+  request.mutable_source()->set_checkpoint(checkpoint.data(), checkpoint.size());
+  request.mutable_source()->set_convert_moments(options.convert_moments);
+  std::optional<RestoreSummary> summary;
+  const auto take = [&](const v1::RestoreModelResponse& response) {
+    if (response.has_summary()) summary = internal::RestoreFromProto(response.summary());
+    if (!response.has_progress() || options.on_progress == nullptr) return;
+    options.on_progress(response.progress().done_bytes(), response.progress().all_bytes());
+  };
+  absl::Status answer = internal::CallStream(connection->admin_stub(), &AdminStub::PrepareAsyncRestoreModel, context,
+                                             request, take, interruption_);
+  RETURN_IF_ERROR(connection->Explain(absl::StrCat("restore ", model), std::move(answer)));
+  if (summary.has_value()) return *std::move(summary);
+  return absl::InternalError(absl::StrCat("restore ", model, ": a summary expected at the end, got none"));
+}
+
 namespace {
 
 absl::Status Check(const Client::Options& options) {
@@ -287,6 +357,38 @@ absl::StatusOr<ExportSummary> Client::Export(absl::string_view model, const Expo
   absl::StatusOr<ExportSummary> summary = internal::ExportTensors(connection->stub(), context, model, options, sink);
   if (summary.ok()) return summary;
   return connection->Explain(absl::StrCat("export ", model), summary.status());
+}
+
+absl::StatusOr<SaveRecord> Client::Save(absl::string_view model, const SaveOptions& options) {
+  return impl_->Save(model, options);
+}
+
+absl::StatusOr<std::vector<SaveRecord>> Client::Saves(absl::string_view model) {
+  v1::ListSavesRequest request;
+  request.set_model(model.data(), model.size());
+  v1::ListSavesResponse response;
+  RETURN_IF_ERROR(impl_->Ask("list saves", &AdminStub::PrepareAsyncListSaves, request, response));
+  return internal::SavesFromProto(response);
+}
+
+absl::StatusOr<RestoreSummary> Client::Restore(absl::string_view model, absl::string_view checkpoint,
+                                               const RestoreOptions& options) {
+  absl::StatusOr<RestoreSummary> summary = impl_->Restore(model, checkpoint, options);
+  if (summary.ok()) impl_->ForgetAnswered(model);
+  return summary;
+}
+
+absl::StatusOr<std::vector<ModelSummary>> Client::Models() {
+  v1::ListModelsResponse response;
+  RETURN_IF_ERROR(impl_->Ask("list models", &AdminStub::PrepareAsyncListModels, v1::ListModelsRequest(), response));
+  return internal::ModelsFromProto(response);
+}
+
+absl::StatusOr<DaemonInfo> Client::GetDaemonInfo() {
+  v1::GetVersionResponse response;
+  RETURN_IF_ERROR(
+      impl_->Ask("describe the daemon", &AdminStub::PrepareAsyncGetVersion, v1::GetVersionRequest(), response));
+  return internal::DaemonFromProto(response);
 }
 
 }  // namespace paramshard

@@ -75,7 +75,7 @@ struct CommitOptions {
   // repeats its answer.
   std::optional<int64_t> commit_number = {};
   // Saves the state that this commit leaves as a checkpoint. The same on all ranks. The daemon needs --save-dir: else
-  // the epoch ends with FAILED_PRECONDITION. Nobody waits for the save: `paramshardctl saves` says what came of it.
+  // the epoch ends with FAILED_PRECONDITION. Nobody waits for the save: Client::Saves says what came of it.
   bool save = false;
 };
 
@@ -363,6 +363,96 @@ struct CreationOptions {
   bool convert_moments = false;
 };
 
+// How far a save has come. From kPublished on it is over.
+enum class SaveState {
+  kWaiting = 1,  // for the answer of the commit under way
+  kCopying,
+  kWriting,
+  kPublished,
+  kAbandoned,     // there is no such checkpoint
+  kUnknown,       // it has its name, and nobody knows whether it has it after the power fails
+  kSkipped,       // it fell due while another one was under way
+  kAlreadySaved,  // nothing was written: the state has a checkpoint, which is at `path`
+};
+
+// What made a save fall due.
+enum class SaveReason { kCommits = 1, kTime, kTrainer, kCall, kDrain };
+
+// What has become of a save so far.
+struct SaveRecord {
+  std::string model = {};
+  int64_t number = 0;  // counts the saves of the model since it was opened, those too that came to nothing
+  SaveState state = SaveState::kWaiting;
+  SaveReason reason = SaveReason::kCall;
+  int64_t step = 0;             // the commit number
+  std::string history_id = {};  // which state the step counts from
+  std::string path = {};        // of the checkpoint, on the daemon's machine; empty where there is none
+  int64_t size_bytes = 0;       // 0 until the state is copied
+  int64_t written_bytes = 0;    // so far
+  absl::Time begun_at = absl::UnixEpoch();
+  absl::Duration took = {};   // until now, or until it was over
+  absl::Duration copy = {};   // for how long the state was copied
+  absl::Duration stall = {};  // that a step has waited for the copy
+  absl::Status error = {};    // why there is no checkpoint to count on; OK where nothing is wrong
+
+  bool is_over() const { return state >= SaveState::kPublished; }
+  // There is a checkpoint of the state, which may be counted on.
+  bool is_saved() const { return state == SaveState::kPublished || state == SaveState::kAlreadySaved; }
+};
+
+struct SaveOptions {
+  // Until the save is over; else until it has begun.
+  bool wait = true;
+};
+
+struct RestoreOptions {
+  // As in CreationOptions.
+  bool convert_moments = false;
+  // Hears how far the restore has come, on the calling thread: bytes that are read, and compared afterwards.
+  std::function<void(int64_t done_bytes, int64_t all_bytes)> on_progress = {};
+};
+
+// What was restored.
+struct RestoreSummary {
+  std::string path = {};               // of the checkpoint's folder, on the daemon's machine
+  int64_t step = 0;                    // the commit number that training goes on from
+  int64_t version = 0;                 // applied commits
+  std::string history_id = {};         // of the history that has begun
+  std::string parent_history_id = {};  // of the one that was saved, whose step it is
+  int saved_world_size = 0;            // of the world that has saved it
+  int saved_shard_size = 0;
+  int64_t size_bytes = 0;  // of the checkpoint's files
+  absl::Duration took = {};
+};
+
+// A model as a daemon knows it.
+struct ModelSummary {
+  std::string name = {};
+  int64_t parameter_count = 0;
+  int64_t element_count = 0;
+  int shard_size = 0;
+  int world_size = 0;
+  int64_t version = 0;  // counts the commits that were applied
+  int64_t commit_number = 0;
+  std::string history_id = {};        // which state the numbers count from
+  std::optional<int64_t> epoch = {};  // the last one that has started
+  bool running = false;               // it has not ended
+  int attached_ranks = 0;             // ranks of this daemon that have a trainer
+  std::string unusable = {};          // why no trainer can attach; empty while the model can be trained
+};
+
+// A daemon, and its place in the world.
+struct DaemonInfo {
+  std::string version = {};
+  int64_t pid = 0;                        // of the process that serves, not of its keeper
+  std::vector<std::string> devices = {};  // one for each rank: "cpu:0", ...
+  int first_rank = 0;                     // it serves the ranks [first_rank, first_rank + devices)
+  int world_size = 0;
+  int node = 0;   // its number among the daemons of the world
+  int nodes = 0;  // how many those are
+  absl::Time started_at = absl::UnixEpoch();
+};
+
 // A connection to the daemon. Thread-safe. Movable.
 //
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
@@ -424,8 +514,8 @@ class Client {
   //
   // DATA_LOSS, once, when the model is at an earlier commit than the last one whose answer this client has seen, by this
   // and all other daemons: Options::accept_rollback. The trainer then throws away what it has computed since, calls
-  // OpenModel again, and goes on from commit_number() with client_state(). What the client has itself deleted or
-  // imported into is not meant; a new client has seen nothing.
+  // OpenModel again, and goes on from commit_number() with client_state(). What the client has itself deleted, restored
+  // or imported into is not meant; a new client has seen nothing.
   //
   // UNAVAILABLE after restart_timeout; other errors come at once. Is a call on the Models of the same name that this
   // client has opened before: of those whose epoch has ended, and of which no handle is left, planes and slots are
@@ -452,6 +542,39 @@ class Client {
   // that this daemon owns. Stops at the first error; ABORTED when a commit or an import changes the state meanwhile.
   absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
                                        const std::function<absl::Status(const ExportedExtent&)>& sink);
+
+  // Saves the state of the last commit as a checkpoint in the daemon's --save-dir, while training goes on. Without
+  // `wait` it returns as soon as the save has begun, and Saves tells what became of it; a wait that is interrupted stops
+  // no save. A save that comes to nothing is an answer and no error: SaveRecord::is_saved says whether there is a
+  // checkpoint. In a world of several daemons node 0 saves for all.
+  //
+  // NOT_FOUND no such model; FAILED_PRECONDITION the daemon has no --save-dir, or is not node 0; UNAVAILABLE a save of
+  // the model is under way.
+  absl::StatusOr<SaveRecord> Save(absl::string_view model, const SaveOptions& options = SaveOptions());
+
+  // The recent saves, those under way included, the oldest first, at most 64 of a model; `model` empty: of all models.
+  // None where the daemon has no --save-dir. NOT_FOUND no such model.
+  absl::StatusOr<std::vector<SaveRecord>> Saves(absl::string_view model);
+
+  // Replaces the whole state of a model with a checkpoint's: masters, moments, step counts, client states, version and
+  // commit number. `checkpoint` is what CreationOptions::restore may be, but "latest" must be there. In a world of
+  // several daemons node 0 restores for all. Returns when it is through: a call that is interrupted stops no restore
+  // that has begun.
+  //
+  // With nothing changed: NOT_FOUND no such model, or no such checkpoint (says which there are); INVALID_ARGUMENT a text
+  // that names none, or a checkpoint of another model or spec (names the first difference); FAILED_PRECONDITION while a
+  // trainer is attached (names rank and pid), this client's own too, a daemon without --save-dir, or one that is not
+  // node 0; PERMISSION_DENIED a path from a caller who is not the daemon's user; UNAVAILABLE an import or another
+  // restore is under way. DATA_LOSS also for rows that turn out to be damaged while they are read: then the model is
+  // unusable until it is restored or deleted.
+  absl::StatusOr<RestoreSummary> Restore(absl::string_view model, absl::string_view checkpoint,
+                                         const RestoreOptions& options = RestoreOptions());
+
+  // The daemon's models by name, then those whose state was lost with an earlier server: of these only name and
+  // `unusable` are set.
+  absl::StatusOr<std::vector<ModelSummary>> Models();
+  // The daemon that serves now.
+  absl::StatusOr<DaemonInfo> GetDaemonInfo();
 
  private:
   class Impl;

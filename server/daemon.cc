@@ -245,7 +245,8 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   RETURN_IF_ERROR(Check(config_));
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
   ASSIGN_OR_RETURN(devices_, open(devices));
-  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty()));
+  ASSIGN_OR_RETURN(SocketDir socket_dir,
+                   SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(), afterlife_.socket_dir_lock));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
   if (MakesSaves(config_)) {

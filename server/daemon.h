@@ -34,6 +34,8 @@ struct Afterlife {
   KeptStore* kept = nullptr;
   // Why the last restart that was asked for was given up, and this server started instead; empty: it was not.
   std::string rollback = {};
+  // The lock of the socket directory that the keeper holds, which outlives the daemon; -1: there is none.
+  int socket_dir_lock = -1;
 };
 
 // Thread-safe.
@@ -44,7 +46,7 @@ class Daemon {
   // change; UNIMPLEMENTED means NCCL in a build without CUDA.
   static absl::Status Check(const DaemonConfig& config);
 
-  // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon serves
+  // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon holds
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // what OpenDevices and Check refuse. When a device breaks, health says NOT_SERVING for good; inspection goes on.
   // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait

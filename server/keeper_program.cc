@@ -8,11 +8,13 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/exit_codes.h"
 #include "server/keeper/keeper.h"
 #include "server/log/log.h"
+#include "server/socket_dir.h"
 
 namespace paramshard::server {
 namespace {
@@ -24,23 +26,31 @@ absl::StatusOr<std::string> OwnProgram() {
   return std::string(path, size);
 }
 
-absl::StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const std::vector<std::string>& arguments) {
+// Members are destroyed in reverse order: the lock is free when the last server has ended.
+struct KeeperProgram {
+  SocketDir socket_dir;
+  std::unique_ptr<Keeper> keeper;
+};
+
+absl::StatusOr<KeeperProgram> MakeKeeper(const DaemonConfig& config, const std::vector<std::string>& arguments) {
   ASSIGN_OR_RETURN(std::string program, OwnProgram());
   // The log's thread inherits the signals that the keeper blocks, and so takes none.
   Keeper::Options options;
   options.command = {.program = std::move(program), .arguments = arguments};
+  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config.socket_dir, !config.allow_users.empty()));
+  options.lent = {{.variable = SocketDir::kLockVariable, .fd = socket_dir.lock()}};
   options.log = [](LogLevel level, absl::string_view event, LogFields fields) { Log(level, event, fields); };
   ASSIGN_OR_RETURN(std::unique_ptr<Keeper> keeper, Keeper::Create(std::move(options)));
   RETURN_IF_ERROR(DetachLog());
-  return keeper;
+  return KeeperProgram{.socket_dir = std::move(socket_dir), .keeper = std::move(keeper)};
 }
 
 }  // namespace
 
-int RunKeeper(const std::vector<std::string>& arguments) {
-  const absl::StatusOr<std::unique_ptr<Keeper>> keeper = MakeKeeper(arguments);
-  if (!keeper.ok()) Log(LogLevel::kError, "start failed", {{"error", keeper.status().ToString()}});
-  const int exit_code = keeper.ok() ? (*keeper)->Run() : kExitStartFailed;
+int RunKeeper(const DaemonConfig& config, const std::vector<std::string>& arguments) {
+  const absl::StatusOr<KeeperProgram> program = MakeKeeper(config, arguments);
+  if (!program.ok()) Log(LogLevel::kError, "start failed", {{"error", program.status().ToString()}});
+  const int exit_code = program.ok() ? program->keeper->Run() : kExitStartFailed;
   FlushLog(kFlushTimeout);
   return exit_code;
 }

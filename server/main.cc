@@ -7,10 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/handoff.h"
 #include "server/base/thread.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
@@ -33,6 +36,7 @@
 #include "server/last_resort.h"
 #include "server/library_logs.h"
 #include "server/log/log.h"
+#include "server/socket_dir.h"
 #include "server/version.h"
 
 namespace paramshard::server {
@@ -139,20 +143,33 @@ int StartFailed(const absl::Status& why, int exit_code) {
 
 // The server's side of a keeper.
 struct Kept {
-  std::unique_ptr<KeeperLink> link;  // null without a keeper
-  ServerCommand command;             // that this server was started with
+  std::unique_ptr<KeeperLink> link;      // null without a keeper
+  wire::FileDescriptor socket_dir_lock;  // none from a keeper that does not hold it
+  ServerCommand command;                 // that this server was started with
+  std::string socket_dir;                // that it serves in
 };
 
-// Flags that only this program's own next version may know are its to refuse.
-absl::Status CheckServes(const ServerCommand& command) {
+// Whether both are the same directory, whatever else they are called.
+bool AreSameDirectory(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return a == b || std::filesystem::equivalent(a, b, error);
+}
+
+// Flags that only this program's own next version may know are its to refuse. The keeper holds one socket directory for
+// all its life: in another one nothing would keep another daemon out between two servers.
+absl::Status CheckServes(const ServerCommand& command, const std::string& socket_dir) {
   std::vector<const char*> argv{command.program.c_str()};
   for (const std::string& argument : command.arguments) argv.push_back(argument.c_str());
   const absl::StatusOr<ParsedArguments> arguments =
       ParseArguments(static_cast<int>(argv.size()), argv.data(), ProcessEnvironment());
-  if (!arguments.ok() || arguments->action == ParsedArguments::Action::kServe) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "restart: flags of a daemon that serves expected, got --help, --version or "
-      "--print-config");
+  if (!arguments.ok()) return absl::OkStatus();
+  if (arguments->action != ParsedArguments::Action::kServe) {
+    return absl::InvalidArgumentError(
+        "restart: flags of a daemon that serves expected, got --help, --version or --print-config");
+  }
+  if (AreSameDirectory(arguments->config.socket_dir, socket_dir)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "restart: --socket-dir=", socket_dir, " expected, which the keeper holds, got ", arguments->config.socket_dir));
 }
 
 // A keeper that does not say so restarts servers all the same.
@@ -167,13 +184,17 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
   if (kept.link == nullptr) return {};
   const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
     const ServerCommand next = change.AppliedTo(kept.command);
-    RETURN_IF_ERROR(CheckServes(next));
+    RETURN_IF_ERROR(CheckServes(next, kept.socket_dir));
     RETURN_IF_ERROR(kept.link->RequestRestart(next));
     if (!ending->stop.stop_requested()) ending->restart = true;
     return absl::OkStatus();
   };
   const auto is_followed = [ending] { return ending->restart.load(); };
-  return {.restart = restart, .is_followed = is_followed, .kept = kept.link.get(), .rollback = RollbackOf(*kept.link)};
+  return {.restart = restart,
+          .is_followed = is_followed,
+          .kept = kept.link.get(),
+          .rollback = RollbackOf(*kept.link),
+          .socket_dir_lock = kept.socket_dir_lock.get()};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
@@ -227,18 +248,29 @@ int RunServer(const ParsedArguments& arguments, const Kept& kept) {
   return exit_code;
 }
 
-// `link` is why there is no keeper, where there is none.
-int Run(const ParsedArguments& arguments, ServerCommand command, absl::StatusOr<std::unique_ptr<KeeperLink>> link) {
+// What a keeper has left to this process. `link` is why there is no keeper, where there is none.
+struct Inheritance {
+  absl::StatusOr<std::unique_ptr<KeeperLink>> link;
+  wire::FileDescriptor socket_dir_lock;
+};
+
+int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inheritance) {
   const DaemonConfig& config = arguments.config;
+  auto& link = inheritance.link;
   ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
-  if (link.ok()) return RunServer(arguments, {.link = *std::move(link), .command = std::move(command)});
+  if (link.ok()) {
+    return RunServer(arguments, {.link = *std::move(link),
+                                 .socket_dir_lock = std::move(inheritance.socket_dir_lock),
+                                 .command = std::move(command),
+                                 .socket_dir = config.socket_dir});
+  }
   if (!absl::IsNotFound(link.status())) return StartFailed(link.status(), kExitUsage);
-  return config.keeper ? RunKeeper(command.arguments) : RunServer(arguments, {});
+  return config.keeper ? RunKeeper(config, command.arguments) : RunServer(arguments, {});
 }
 
 int Main(int argc, const char* const* argv) {
-  // The variable that it takes away is no setting.
-  absl::StatusOr<std::unique_ptr<KeeperLink>> link = KeeperLink::FromEnvironment();
+  // The variables that these take away are no settings.
+  Inheritance inheritance{.link = KeeperLink::FromEnvironment(), .socket_dir_lock = SocketDir::TakeLentLock()};
   const absl::StatusOr<ParsedArguments> arguments = ParseArguments(argc, argv, ProcessEnvironment());
   if (!arguments.ok()) {
     std::fprintf(stderr, "paramshardd: %s\n", std::string(arguments.status().message()).c_str());
@@ -258,7 +290,7 @@ int Main(int argc, const char* const* argv) {
       break;
   }
   ServerCommand command{.program = argv[0], .arguments = {argv + std::min(argc, 1), argv + argc}};
-  return Run(*arguments, std::move(command), std::move(link));
+  return Run(*arguments, std::move(command), std::move(inheritance));
 }
 
 }  // namespace

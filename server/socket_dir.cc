@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -48,17 +51,56 @@ absl::StatusOr<wire::FileDescriptor> OpenOwnDirectory(const std::string& path, m
   return directory;
 }
 
+bool AreSameFile(int a, int b) {
+  struct stat of_a {};
+  struct stat of_b {};
+  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+// Who holds the lock writes its process into the file, for who is refused. Nothing depends on it.
+void WriteHolder(int lock) {
+  const std::string holder = absl::StrCat(getpid(), "\n");
+  if (ftruncate(lock, 0) == 0) (void)!pwrite(lock, holder.data(), holder.size(), 0);
+}
+
+// " (process 1234)", or nothing where the file does not say so.
+std::string HolderOf(int lock) {
+  char text[16];
+  const ssize_t size = pread(lock, text, sizeof(text), 0);
+  int process = 0;
+  if (size <= 0 || !absl::SimpleAtoi(absl::string_view(text, size), &process)) return "";
+  return absl::StrCat(" (process ", process, ")");
+}
+
 }  // namespace
 
-absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared) {
+wire::FileDescriptor SocketDir::TakeLentLock() {
+  const char* const value = std::getenv(kLockVariable);
+  int fd = -1;
+  // What is no descriptor cannot be marked, and is taken for none.
+  const bool lent = value != nullptr && absl::SimpleAtoi(value, &fd) && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
+  unsetenv(kLockVariable);
+  return wire::FileDescriptor(lent ? fd : -1);
+}
+
+absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared, int lent) {
   // A link is followed where its name ends in a slash.
   ASSIGN_OR_RETURN(const wire::FileDescriptor directory,
                    OpenOwnDirectory(WithoutSlashAtEnd(path), shared ? 0755 : 0700));
   wire::FileDescriptor lock(openat(directory.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!lock.valid()) return DirectoryError(path, absl::StrCat("open lock: ", strerror(errno)));
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return SocketDir(path, std::move(lock));
-  return absl::AlreadyExistsError(
-      absl::StrCat("socket directory ", path, ": another daemon serves it; stop that one or choose --socket-dir"));
+  if (lent >= 0 && AreSameFile(lent, lock.get())) {
+    // Not `lock`, of which the kernel does not know that it is the keeper's.
+    wire::FileDescriptor held(fcntl(lent, F_DUPFD_CLOEXEC, 0));
+    if (!held.valid()) return DirectoryError(path, absl::StrCat("the keeper's lock: ", strerror(errno)));
+    return SocketDir(path, std::move(held));
+  }
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::AlreadyExistsError(absl::StrCat("socket directory ", path, ": another daemon", HolderOf(lock.get()),
+                                                 " holds it; stop that one or choose --socket-dir"));
+  }
+  WriteHolder(lock.get());
+  return SocketDir(path, std::move(lock));
 }
 
 }  // namespace paramshard::server

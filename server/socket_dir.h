@@ -1,4 +1,4 @@
-// The directory of a daemon's sockets, held by one daemon at a time.
+// The directory of a daemon's sockets, held by one daemon at a time: by its keeper, or by a server without one.
 #ifndef PARAMSHARD_SERVER_SOCKET_DIR_H_
 #define PARAMSHARD_SERVER_SOCKET_DIR_H_
 
@@ -9,13 +9,24 @@
 
 namespace paramshard::server {
 
-// Owns the directory's lock; a killed daemon's lock is free again. Move-only.
+// Owns the directory's lock, which is free again when all processes that have its descriptor have ended: a keeper and
+// the server that it has lent it to, however they end. Move-only.
 class SocketDir {
  public:
-  // Creates the directory where it is missing and takes its lock. `shared`: other users may enter. ALREADY_EXISTS when
-  // another daemon holds it; FAILED_PRECONDITION when it belongs to another user, or is a link.
-  static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared);
+  // In the environment of a keeper's servers: the number of their descriptor of the lock.
+  static constexpr char kLockVariable[] = "PARAMSHARD_SOCKET_DIR_LOCK";
 
+  // Creates the directory where it is missing and takes its lock. `shared`: other users may enter. `lent`: the lock
+  // that the keeper of this process holds; where it is that of this directory there is nothing more to take.
+  // ALREADY_EXISTS naming the process when another daemon holds it; FAILED_PRECONDITION when it belongs to another
+  // user, or is a link.
+  static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1);
+
+  // Takes over the descriptor that the keeper has lent to this process, and removes the variable, so that no child has
+  // it: called once, before there are threads. None where there is no such keeper.
+  static wire::FileDescriptor TakeLentLock();
+
+  int lock() const { return lock_.get(); }
   std::string grpc_path() const { return path_ + "/grpc.sock"; }
   std::string handoff_path() const { return path_ + "/handoff.sock"; }
 

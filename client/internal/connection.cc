@@ -24,7 +24,10 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SocketPaths& 
 }
 
 Connection::Connection(Companion companion, std::shared_ptr<grpc::Channel> channel)
-    : companion_(std::move(companion)), channel_(std::move(channel)), stub_(v1::TrainerService::NewStub(channel_)) {}
+    : companion_(std::move(companion)),
+      channel_(std::move(channel)),
+      stub_(v1::TrainerService::NewStub(channel_)),
+      admin_stub_(v1::AdminService::NewStub(channel_)) {}
 
 bool Connection::IsLost() const {
   pollfd fds[] = {{.fd = companion_.daemon_pidfd(), .events = POLLIN, .revents = 0},

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "client/internal/companion.h"
 #include "client/internal/sockets.h"
+#include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 
 namespace paramshard::internal {
@@ -31,6 +32,7 @@ class Connection {
   bool IsLost() const;
 
   v1::TrainerService::Stub& stub() const { return *stub_; }
+  v1::AdminService::Stub& admin_stub() const { return *admin_stub_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   const std::string& token() const { return companion_.token(); }
   void Authenticate(grpc::ClientContext& context) const;
@@ -45,6 +47,7 @@ class Connection {
   const Companion companion_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::TrainerService::Stub> stub_;
+  const std::unique_ptr<v1::AdminService::Stub> admin_stub_;
 };
 
 // The daemon that listens at some sockets, through all its lives. Thread-safe.

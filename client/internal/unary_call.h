@@ -23,7 +23,7 @@ using PreparedRpc = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (
                                                                                          const Request&,
                                                                                          grpc::CompletionQueue*);
 
-// Calls the RPC, within the context's deadline. An interrupted call is cancelled, and over on return: what the daemon
+// Calls the RPC, within the context's deadline, if it has one. An interrupted call is cancelled, and over on return: what the daemon
 // has done of it by then is done.
 template <typename Stub, typename Request, typename Response>
 absl::Status CallUnary(Stub& stub, PreparedRpc<Stub, Request, Response> rpc, grpc::ClientContext& context,
@@ -33,7 +33,7 @@ absl::Status CallUnary(Stub& stub, PreparedRpc<Stub, Request, Response> rpc, grp
   const auto call = (stub.*rpc)(&context, request, &queue);
   call->StartCall();
   call->Finish(&response, &answer, &queue);
-  // The context has the call's deadline: the answer comes in any case.
+  // gRPC answers in any case: at the context's deadline, or when the connection breaks.
   const Deadline never = Deadline::After(absl::InfiniteDuration());
   const absl::Status interrupted = interruption.NextEvent(queue, never).status();
   if (interrupted.ok()) return FromGrpc(answer);

@@ -113,14 +113,18 @@ absl::StatusOr<std::vector<std::string>> KeptMemory::DropUnclaimed() {
 absl::Status KeptMemory::DropPieces(const std::string& prefix) { return store_->DropPrefix(PrefixOf(model_) + prefix); }
 
 absl::Status KeptMemory::DropAllBut(const std::string& piece) {
-  // Those of all models may be more than a server that serves may open.
-  ASSIGN_OR_RETURN(KeptStore::Descriptors taken, store_->Take(PrefixOf(model_)));
-  const KeptStore::Descriptors kept = std::move(KeptModels::Sort(std::move(taken)).models[model_]);
+  ASSIGN_OR_RETURN(const KeptStore::Descriptors kept, TakePieces(model_, *store_));
   for (const auto& [name, fd] : kept) {
     if (!absl::StartsWith(piece, name)) RETURN_IF_ERROR(DropPieces(name));
   }
   unclaimed_.clear();
   return absl::OkStatus();
+}
+
+// Those of all models may be more than a server that serves may open.
+absl::StatusOr<KeptStore::Descriptors> KeptMemory::TakePieces(const std::string& model, KeptStore& store) {
+  ASSIGN_OR_RETURN(KeptStore::Descriptors taken, store.Take(PrefixOf(model)));
+  return std::move(KeptModels::Sort(std::move(taken)).models[model]);
 }
 
 absl::Status KeptMemory::Drop() {

@@ -57,6 +57,9 @@ class KeptMemory final : public StateMemory {
   // whose names it begins with stay too. After an error some may be dropped, and the call may be repeated.
   absl::Status DropAllBut(const std::string& piece);
 
+  // What the store holds of the model alone, by piece. Errors of KeptStore::Take.
+  static absl::StatusOr<KeptStore::Descriptors> TakePieces(const std::string& model, KeptStore& store);
+
   // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
   // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what
   // was dropped may be dropped again.

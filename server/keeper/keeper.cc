@@ -104,6 +104,7 @@ Keeper::Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd
       signals_(signals),
       signal_fd_(std::move(signal_fd)),
       server_oom_score_(server_oom_score),
+      lent_(std::move(options.lent)),
       kept_(LimitsOf(options)),
       policy_(options.restarts),
       command_(std::move(options.command)) {}
@@ -229,8 +230,8 @@ void Keeper::Start() {
   ready_ = false;
   running_ = command_;
   policy_.OnStart();
-  absl::StatusOr<ServerProcess> started =
-      ServerProcess::Start({.command = command_, .blocked_signals = signals_, .oom_score_adj = server_oom_score_});
+  absl::StatusOr<ServerProcess> started = ServerProcess::Start(
+      {.command = command_, .blocked_signals = signals_, .oom_score_adj = server_oom_score_, .lent = lent_});
   if (!started.ok()) {
     Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
     return OnFailure(started.status().ToString(), kExitStartFailed);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -60,6 +61,8 @@ class Keeper {
     RestartPolicy::Options restarts;
     // What may be kept; nothing: what the limit of open files, which is raised as far as it may be, leaves room for.
     std::optional<KeptDescriptors::Limits> limits;
+    // What every server has besides. The descriptors are the caller's, and stay open while the keeper runs.
+    std::vector<LentDescriptor> lent = {};
     LogFunction log;  // must not block; none: nothing is logged
   };
 
@@ -107,6 +110,7 @@ class Keeper {
   const sigset_t signals_;
   const wire::FileDescriptor signal_fd_;
   const std::optional<int> server_oom_score_;
+  const std::vector<LentDescriptor> lent_;
 
   KeptDescriptors kept_;
   RestartPolicy policy_;

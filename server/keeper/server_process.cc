@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -37,7 +38,7 @@ struct Plan {
   std::string oom_score_adj = {};
   sigset_t blocked_signals = {};
   pid_t keeper = -1;
-  int socket = -1;
+  std::vector<int> inherited = {};  // what is closed by exec in the keeper, and not in the server
   int exec_error = -1;
 };
 
@@ -48,14 +49,25 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-void Fill(Plan& plan, const ServerProcess::Options& options) {
+bool IsOneOf(const std::vector<LentDescriptor>& lent, absl::string_view entry) {
+  const auto is_it = [entry](const LentDescriptor& one) {
+    return absl::StartsWith(entry, absl::StrCat(one.variable, "="));
+  };
+  return std::any_of(lent.begin(), lent.end(), is_it);
+}
+
+void Fill(Plan& plan, const ServerProcess::Options& options, int socket) {
   plan.words.push_back(options.command.program);
   plan.words.insert(plan.words.end(), options.command.arguments.begin(), options.command.arguments.end());
-  const std::string variable = absl::StrCat(KeeperLink::kVariable, "=");
+  std::vector<LentDescriptor> lent = options.lent;
+  lent.push_back({.variable = KeeperLink::kVariable, .fd = socket});
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!absl::StartsWith(*entry, variable)) plan.variables.emplace_back(*entry);
+    if (!IsOneOf(lent, *entry)) plan.variables.emplace_back(*entry);
   }
-  plan.variables.push_back(absl::StrCat(variable, plan.socket));
+  for (const LentDescriptor& one : lent) {
+    plan.variables.push_back(absl::StrCat(one.variable, "=", one.fd));
+    plan.inherited.push_back(one.fd);
+  }
   plan.argv = Pointers(plan.words);
   plan.envp = Pointers(plan.variables);
   if (options.oom_score_adj.has_value()) plan.oom_score_adj = absl::StrCat(*options.oom_score_adj);
@@ -83,7 +95,7 @@ void WriteOomScore(const std::string& score) {
   usual.sa_handler = SIG_DFL;
   sigaction(SIGPIPE, &usual, nullptr);
   sigprocmask(SIG_SETMASK, &plan.blocked_signals, nullptr);
-  fcntl(plan.socket, F_SETFD, 0);
+  for (const int fd : plan.inherited) fcntl(fd, F_SETFD, 0);
   execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
   const int error = errno;
   (void)!write(plan.exec_error, &error, sizeof(error));
@@ -106,8 +118,8 @@ absl::StatusOr<ServerProcess> ServerProcess::Start(const Options& options) {
   ServerProcess process;
   process.exec_error_ = wire::FileDescriptor(pipe_ends[0]);
   process.socket_ = std::move(sockets.first);
-  Plan plan{.socket = sockets.second.get(), .exec_error = exec_error_writer.get()};
-  Fill(plan, options);
+  Plan plan{.exec_error = exec_error_writer.get()};
+  Fill(plan, options, sockets.second.get());
   const pid_t pid = fork();
   if (pid == 0) Become(plan);
   if (pid < 0) return StartError("fork");

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
@@ -27,9 +28,15 @@ struct ServerEnd {
   int Code() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 
+// A descriptor of the keeper's that the server has, too: it finds its number there in that variable of its environment.
+struct LentDescriptor {
+  std::string variable = {};
+  int fd = -1;
+};
+
 // Owns the process. It has a process group of its own, so that Ctrl-C reaches the keeper alone; it dies with the thread
 // that has started it; of the keeper's descriptors it has standard input, output and error, its end of the socket
-// (KeeperLink::kVariable), and what the keeper itself was started with.
+// (KeeperLink::kVariable), what is lent to it, and what the keeper itself was started with.
 class ServerProcess {
  public:
   struct Options {
@@ -38,6 +45,7 @@ class ServerProcess {
     sigset_t blocked_signals = {};
     // /proc/PID/oom_score_adj; nothing: the keeper's.
     std::optional<int> oom_score_adj = {};
+    std::vector<LentDescriptor> lent = {};
   };
 
   // RESOURCE_EXHAUSTED without descriptors, memory or processes. A program that cannot be executed is told by its end.

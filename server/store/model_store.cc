@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kMaxRememberedDeletions = 1024;
 // That an error lists.
 constexpr size_t kMaxNamedModels = 8;
+// Between two attempts to take a model over for which there is no memory.
+constexpr absl::Duration kPauseForRoom = absl::Milliseconds(50);
 // Of an id that is remembered.
 constexpr size_t kMaxRequestIdBytes = 512;
 
@@ -147,8 +149,25 @@ absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
   for (const std::string& stranger : kept.strangers) {
     log_->Write(LogLevel::kWarning, "the keeper holds what this version does not know", {{"name", stranger}});
   }
-  for (auto& [name, pieces] : kept.models) RETURN_IF_ERROR(TakeOverModel(name, std::move(pieces), cut_off));
+  const SteadyTime deadline = After(options_.clock->Now(), options_.room_timeout);
+  for (auto& [name, pieces] : kept.models) {
+    RETURN_IF_ERROR(TakeOverWithRoom(name, std::move(pieces), deadline, cut_off));
+  }
   return cut_off;
+}
+
+// An attempt that fails leaves what is kept such that the next one comes to the same state, as a server's death does.
+absl::Status ModelStore::TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
+                                          std::vector<CutOffChange>& cut_off) {
+  for (bool is_first = true;; is_first = false) {
+    const absl::Status taken_over = TakeOverModel(name, std::move(pieces), cut_off);
+    if (!absl::IsResourceExhausted(taken_over) || options_.clock->Now() >= deadline) return taken_over;
+    if (is_first) {
+      log_->Write(LogLevel::kWarning, "a model waits for memory", {{"model", name}, {"why", taken_over.ToString()}});
+    }
+    options_.pause(kPauseForRoom);
+    ASSIGN_OR_RETURN(pieces, KeptMemory::TakePieces(name, *options_.kept));
+  }
 }
 
 absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,

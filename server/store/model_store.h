@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
 #include "server/cluster/cluster.h"
@@ -49,6 +50,11 @@ class ModelStore : public EpochListener {
     KeptStore* kept = nullptr;            // what models outlive the server in; outlives the store; null: nothing
     HistoryIdSource draw_history = RandomHistoryId;
     std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
+    // For how long TakeOver tries again where there is no memory: trainers of the server before have its planes and
+    // slots mapped until they hear of its end. Less than a daemon that is told to stop while it starts may take.
+    absl::Duration room_timeout = absl::Seconds(20);
+    // Waits between two attempts; tests move their clock instead.
+    std::function<void(absl::Duration pause)> pause = [](absl::Duration pause) { absl::SleepFor(pause); };
   };
 
   explicit ModelStore(Options options);
@@ -62,6 +68,7 @@ class ModelStore : public EpochListener {
   // restore, or deleted; what is left of it stays kept until then, so that the next server says so too. Returns changes
   // that were cut off, to be made again: their models are here, Model::unfinished(). FAILED_PRECONDITION naming a model
   // that this server cannot go on with, because of its devices or its version: it stays for one that can.
+  // RESOURCE_EXHAUSTED naming one whose memory was not to be had within Options::room_timeout: it stays, too.
   struct CutOffChange {
     std::shared_ptr<Model> model;
     ChangeSource source;
@@ -132,6 +139,9 @@ class ModelStore : public EpochListener {
   // Makes one, in memory that is kept where there is somebody to keep it.
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec);
   Model::Options OptionsFor(ModelSpec spec) const;
+  // Tries until the deadline.
+  absl::Status TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
+                                std::vector<CutOffChange>& cut_off);
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
                              std::vector<CutOffChange>& cut_off);
   bool IsOfSeveral(const RecoveryPlan& plan) const;

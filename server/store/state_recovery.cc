@@ -132,6 +132,7 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
   left.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
   if (has_journal) {
     const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
+    if (absl::IsResourceExhausted(journal.status())) return journal.status();
     if (!journal.ok()) {
       left.plan = LossBy(journal.status().message());
       return left;

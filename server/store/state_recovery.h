@@ -28,7 +28,8 @@ struct LeftModel {
   RecoveryPlan plan;
   absl::Status doubt;  // whether a commit was applied on other daemons cannot be learnt: DATA_LOSS
 
-  // `pieces` may be anything. FAILED_PRECONDITION a journal of another version, which is to be left alone.
+  // `pieces` may be anything. FAILED_PRECONDITION a journal of another version, which is to be left alone;
+  // RESOURCE_EXHAUSTED the journal cannot be mapped now.
   static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
   // DATA_LOSS where there is no telling, or the plan says so.
   absl::StatusOr<ModelSpec> Spec() const;

@@ -349,6 +349,47 @@ TEST_F(KeptDaemonTest, FlagsThatDoNotServeAreRefusedAndTheServerRunsOn) {
   EXPECT_EQ(ServerPid(), server);
 }
 
+TEST_F(KeptDaemonTest, ARestartInAnotherSocketDirectoryIsRefusedAndTheServerRunsOn) {
+  const std::optional<pid_t> server = ServerPid();
+  const TemporaryDirectory other;
+  EXPECT_THAT(RestartRefusal("-- --socket-dir=" + other.path()), HasSubstr("which the keeper holds"));
+  EXPECT_EQ(ServerPid(), server);
+  // Another name of the same one is no other.
+  EXPECT_OK(Ctl(absl::StrCat("restart -- --socket-dir=", directory_.path(), "/. ", DeviceFlags(1).front())).status());
+}
+
+// Trainers that found another daemon there would begin the model anew. From the death of the server on, through all
+// pauses between starts that fail, and when the keeper has given up.
+TEST_F(KeptDaemonTest, AnotherDaemonIsKeptOutOfTheSocketDirectoryForAsLongAsTheKeeperLives) {
+  const std::string log = directory_.path() + "/log";
+  const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  Start({"--keeper=on"}, {.standard_error = log_fd.get()});
+  ASSERT_OK(TrainOnce());
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
+  const std::string refusals = directory_.path() + "/refusals";
+  const wire::FileDescriptor refusals_fd(open(refusals.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  const auto start_another = [&](const std::string& keeper) {
+    return DaemonProcess::Spawn(Program(PARAMSHARDD), directory_.path(), {keeper, DeviceFlags(1).front()},
+                                {.standard_error = refusals_fd.get()});
+  };
+  const auto has_given_up = [&] { return *Contains(log, "does not start; memory is kept"); };
+  kill(*server, SIGKILL);
+  const absl::Time deadline = absl::Now() + kPatience;
+  for (int after = 0; after < 2 && absl::Now() < deadline; after += has_given_up() ? 1 : 0) {
+    for (const char* const keeper : {"--keeper=on", "--keeper=off"}) {
+      EXPECT_THAT(start_another(keeper).AwaitExit(kPatience), IsOkAndHolds(3)) << keeper;
+    }
+  }
+  EXPECT_TRUE(has_given_up());
+  EXPECT_THAT(Contains(refusals, absl::StrCat("another daemon (process ", daemon_->pid(), ") holds it")),
+              IsOkAndHolds(true));
+  daemon_.reset();
+  Start({"--keeper=on"});
+  EXPECT_THAT(Ctl("models"), IsOkAndHolds(testing::Not(HasSubstr("kept"))));
+}
+
 // Servers do not start while the folder of checkpoints is away. Whether the stop comes before, between or after their
 // starts, what is kept is saved.
 TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {

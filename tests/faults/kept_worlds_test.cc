@@ -29,7 +29,8 @@ constexpr int kGroups = 3;
 // The first commit that is killed, and how many are between two.
 constexpr int64_t kFirst = 2;
 constexpr int64_t kBetween = 2;
-constexpr int64_t kCommits = kFirst + kBetween * ((kPointCount + kGroups - 1) / kGroups) + 1;
+// Ten steps follow the last kill.
+constexpr int64_t kCommits = kFirst + kBetween * ((kPointCount + kGroups - 1) / kGroups - 1) + 10;
 // Of a board's numbers.
 constexpr int kKills = 0;     // how often servers were killed
 constexpr int kAnswered = 1;  // the last commit that was answered

@@ -56,6 +56,19 @@ class Daemon:
         return subprocess.run([program("paramshardctl"), f"--socket-dir={self.socket_dir}", *arguments], check=True,
                               capture_output=True, text=True, timeout=PATIENCE).stdout
 
+    @property
+    def pid(self) -> int:
+        """Of the keeper, if it has one."""
+        return self._process.pid
+
+    def pause(self) -> None:
+        """Returns when it stands still: without a keeper, all of it."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -63,6 +76,7 @@ class Daemon:
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+            self.go_on()
         try:
             self._process.wait(PATIENCE)
         finally:

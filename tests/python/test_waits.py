@@ -16,8 +16,8 @@ from conftest import PATIENCE, Daemon, spec_of
 
 def run(script: str, *arguments: str) -> subprocess.Popen:
     """A process of its own, which says a line when it has come to where it waits."""
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, cwd=os.path.dirname(__file__))
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *arguments], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.path.dirname(__file__))
 
 
 def interrupt(process: subprocess.Popen) -> str:

@@ -10,11 +10,15 @@ namespace paramshard::python {
 
 namespace nb = nanobind;
 
-void Raise(const absl::Status& status) {
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+nb::object ErrorOf(const absl::Status& status) {
   const std::string code = absl::StatusCodeToString(status.code());
   const std::string message(status.message());
-  const nb::object error = nb::module_::import_("paramshard.errors").attr("of_status")(code, message);
+  return nb::module_::import_("paramshard.errors").attr("of_status")(code, message);
+}
+
+void Raise(const absl::Status& status) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  const nb::object error = ErrorOf(status);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }

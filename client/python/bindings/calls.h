@@ -11,6 +11,9 @@
 
 namespace paramshard::python {
 
+// The exception of paramshard.errors that the status is.
+nanobind::object ErrorOf(const absl::Status& status);
+
 // Throws nb::python_error of the class of paramshard.errors that the code has; or what a signal handler has raised,
 // if that is why a call was interrupted. With the interpreter's lock.
 [[noreturn]] void Raise(const absl::Status& status);

@@ -11,6 +11,7 @@
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/model.h"
 #include "client/python/bindings/spec.h"
+#include "client/python/bindings/types.h"
 
 namespace paramshard::python {
 namespace {
@@ -41,22 +42,24 @@ void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_
                        .interrupted = &RunSignalHandlers});
 }
 
-CreationOptions CreationOf(const std::optional<std::string>& restore, bool convert_moments) {
-  return {.restore = restore.value_or(""), .convert_moments = convert_moments};
+CreationOptions CreationOf(nb::handle restore, bool convert_moments) {
+  return {.restore = restore.is_none() ? "" : CheckpointOf(restore), .convert_moments = convert_moments};
 }
 
-PyModel OpenModel(const PyClient& self, nb::handle spec_object, const std::optional<std::string>& restore,
+PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::OptionalCheckpoint> restore,
                   bool convert_moments) {
   const ModelSpec spec = SpecFromPython(spec_object);
+  const CreationOptions options = CreationOf(restore, convert_moments);
   const std::shared_ptr<Client> client = self.Get();
-  return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, CreationOf(restore, convert_moments)); })));
+  return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, options); })));
 }
 
-void CreateModel(const PyClient& self, nb::handle spec_object, const std::optional<std::string>& restore,
+void CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::OptionalCheckpoint> restore,
                  bool convert_moments) {
   const ModelSpec spec = SpecFromPython(spec_object);
+  const CreationOptions options = CreationOf(restore, convert_moments);
   const std::shared_ptr<Client> client = self.Get();
-  Check(Unlocked([&] { return client->CreateModel(spec, CreationOf(restore, convert_moments)); }));
+  Check(Unlocked([&] { return client->CreateModel(spec, options); }));
 }
 
 void DeleteModel(const PyClient& self, const std::string& model) {
@@ -89,6 +92,16 @@ std::shared_ptr<Client> PyClient::Get() const {
   return client_;
 }
 
+std::string CheckpointOf(nb::handle object) {
+  if (nb::isinstance<nb::str>(object)) return nb::cast<std::string>(object);
+  if (nb::isinstance<nb::int_>(object) && !nb::isinstance<nb::bool_>(object))
+    return std::to_string(nb::cast<int64_t>(object));
+  if (nb::hasattr(object, "__fspath__")) {
+    return nb::cast<std::string>(nb::module_::import_("os.path").attr("abspath")(object));
+  }
+  throw nb::type_error("a checkpoint: a str, an int (a step) or a path expected");
+}
+
 void BindClient(nb::module_& module) {
   nb::class_<PyClient> client(
       module, "Client",
@@ -109,8 +122,10 @@ void BindClient(nb::module_& module) {
       "UnavailableError when no daemon answers (says where it looked).");
   BindModels(client);
   BindTransfers(module, client);
+  BindSaves(module, client);
+  BindDaemon(module, client);
   client.def("close", &PyClient::Close, "Closes the connection. Models of it stay open. Idempotent.")
-      .def("__enter__", [](nb::object self) { return self; })
+      .def("__enter__", &Itself<PyClient>)
       .def("__exit__", [](PyClient& self, const nb::args&) { self.Close(); });
 }
 

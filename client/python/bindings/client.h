@@ -23,9 +23,17 @@ class PyClient {
   std::shared_ptr<Client> client_;  // guarded by the interpreter's lock
 };
 
+// What names a checkpoint: text as it is, a number as a step, a path as an absolute one, for the daemon has another
+// working directory. Throws TypeError.
+std::string CheckpointOf(nanobind::handle object);
+
 void BindClient(nanobind::module_& module);
 // Its methods import_tensors and export_tensors, and what they take and give.
 void BindTransfers(nanobind::module_& module, nanobind::class_<PyClient>& client);
+// save, saves and restore.
+void BindSaves(nanobind::module_& module, nanobind::class_<PyClient>& client);
+// daemon_info and models.
+void BindDaemon(nanobind::module_& module, nanobind::class_<PyClient>& client);
 
 }  // namespace paramshard::python
 

@@ -14,6 +14,7 @@
 #include "client/python/bindings/arrays.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/names.h"
+#include "client/python/bindings/types.h"
 
 namespace paramshard::python {
 namespace {
@@ -35,17 +36,17 @@ class PyMatrix {
                            NameOf(matrix_.encoding.format), NameOf(matrix_.plane));
   }
 
-  nb::object Data() const { return NativeArray(DataMemory()); }
-  nb::object TypedData() const { return DLPackArray(DataMemory()); }
-  nb::object Scales() const { return matrix_.scales.empty() ? nb::none() : NativeArray(ScaleMemory()); }
-  nb::object TypedScales() const { return matrix_.scales.empty() ? nb::none() : DLPackArray(ScaleMemory()); }
-  nb::object Amax() const {
+  Result<named::Any> Data() const { return NativeArray(DataMemory()); }
+  Result<named::Any> TypedData() const { return DLPackArray(DataMemory()); }
+  Result<named::Any> Scales() const { return matrix_.scales.empty() ? nb::none() : NativeArray(ScaleMemory()); }
+  Result<named::Any> TypedScales() const { return matrix_.scales.empty() ? nb::none() : DLPackArray(ScaleMemory()); }
+  Result<named::Any> Amax() const {
     CheckHeld();
     if (matrix_.amax.empty()) return nb::none();
     return NativeArray(Owned(matrix_.amax, {1}, TypeOf(ScaleType::kFloat32)));
   }
 
-  nb::object Decode(const std::optional<WritableHostFloats>& out) const {
+  Result<named::Array> Decode(const std::optional<WritableHostFloats>& out) const {
     std::vector<uint8_t> values;
     float* target = nullptr;
     if (out.has_value()) {
@@ -60,7 +61,7 @@ class PyMatrix {
     return OwnedArray(std::move(values), Shape(), TypeOf(ScaleType::kFloat32));
   }
 
-  nb::object Transpose() const {
+  Result<named::Array> Transpose() const {
     const int64_t row_bytes = DataBytes(matrix_.encoding, 1, matrix_.rows);
     std::vector<uint8_t> bytes(matrix_.columns * row_bytes);
     Check(unit_->Run([&](GatheredUnit&) { return matrix_.Transpose(absl::MakeSpan(bytes)); }));
@@ -68,7 +69,8 @@ class PyMatrix {
                       BytesType());
   }
 
-  nb::object CopyScales(const std::string& layout_name, const std::optional<std::string>& operand_name) const {
+  Result<named::Array> CopyScales(const std::string& layout_name,
+                                  const std::optional<std::string>& operand_name) const {
     const ScaleLayout layout = Take(Parse<ScaleLayout>("layout", layout_name));
     std::optional<Plane> operand;
     if (operand_name.has_value()) operand = Take(Parse<Plane>("operand", *operand_name));
@@ -162,6 +164,10 @@ ArrayMemory GradientMemory(const PyGradients& gradients, const std::string& para
           .owner = Take(gradients.held().model()->KeepMapped())};
 }
 
+Result<named::Any> NativeGradient(const PyGradients& gradients, const std::string& parameter) {
+  return NativeArray(GradientMemory(gradients, parameter));
+}
+
 void WriteGradient(const PyGradients& gradients, const std::string& parameter, const HostFloats& values) {
   Check(gradients.held().Run([&](UnitGradients& slot) -> absl::Status {
     const absl::StatusOr<GradientView> view = slot.Get(parameter);
@@ -216,7 +222,7 @@ void BindGatheredUnit(nb::module_& module) {
       .def(
           "release", [](const PyGatheredUnit& self) { self.held()->Release(); }, "Gives the slot back. Idempotent.")
       .def("__enter__",
-           [](nb::object self) {
+           [](Result<PyGatheredUnit> self) {
              WaitForUnit(nb::cast<const PyGatheredUnit&>(self));
              return self;
            })
@@ -228,19 +234,14 @@ void BindGradients(nb::module_& module) {
                           "A gradient slot of one unit, zeroed when handed out: write or add up gradients, then push "
                           "it. Dropped without a push it is given back unused.")
       .def(
-          "get",
-          [](const PyGradients& self, const std::string& parameter) {
-            return NativeArray(GradientMemory(self, parameter));
-          },
-          nb::arg("parameter"),
+          "get", &NativeGradient, nb::arg("parameter"),
           "The gradient's memory, [rows, columns] and writable: in host memory a NumPy array of float32, or of the bit "
           "patterns of BF16 as uint16. NotFoundError for another unit's parameter, InvalidArgumentError for a frozen "
           "one.")
-      .def("__getitem__", [](const PyGradients& self,
-                             const std::string& parameter) { return NativeArray(GradientMemory(self, parameter)); })
+      .def("__getitem__", &NativeGradient)
       .def(
           "typed",
-          [](const PyGradients& self, const std::string& parameter) {
+          [](const PyGradients& self, const std::string& parameter) -> Result<named::Any> {
             return DLPackArray(GradientMemory(self, parameter));
           },
           nb::arg("parameter"), "The same as an object with __dlpack__, of its own type.")
@@ -261,7 +262,7 @@ void BindGradients(nb::module_& module) {
           "Hands the slot to the daemon, and returns at once. Pushes of a unit between two commits add up.")
       .def(
           "release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
-      .def("__enter__", [](nb::object self) { return self; })
+      .def("__enter__", &Itself<PyGradients>)
       .def("__exit__", [](const PyGradients& self, const nb::args&) { self.held().Release(); });
 }
 

@@ -13,6 +13,7 @@
 #include "client/python/bindings/handles.h"
 #include "client/python/bindings/names.h"
 #include "client/python/bindings/spec.h"
+#include "client/python/bindings/types.h"
 
 namespace paramshard::python {
 namespace {
@@ -36,7 +37,10 @@ PyGradients Gradients(const PyModel& self, const std::string& unit) {
   return {self.shared(), Take(self.shared()->WithModel([&](Model& model) { return model.Gradients(unit); }))};
 }
 
-GroupHyperparameters GroupOf(const nb::dict& values) {
+// By their names.
+using GroupDict = nb::typed<nb::dict, nb::str, double>;
+
+GroupHyperparameters GroupOf(const GroupDict& values) {
   GroupHyperparameters group;
   for (const auto& [key, value] : values) {
     const std::string name = nb::cast<std::string>(key);
@@ -54,7 +58,7 @@ GroupHyperparameters GroupOf(const nb::dict& values) {
 }
 
 PyPendingCommit Commit(const PyModel& self, float learning_rate, float beta1, float beta2, float epsilon,
-                       float weight_decay, const std::optional<std::vector<nb::dict>>& groups,
+                       float weight_decay, const std::optional<std::vector<GroupDict>>& groups,
                        std::optional<float> max_grad_norm, float gradient_scale, const nb::bytes& client_state,
                        std::optional<int64_t> commit_number, bool save) {
   CommitOptions options{.learning_rate = learning_rate,
@@ -68,7 +72,7 @@ PyPendingCommit Commit(const PyModel& self, float learning_rate, float beta1, fl
                         .commit_number = commit_number,
                         .save = save};
   if (groups.has_value()) {
-    for (const nb::dict& group : *groups) options.groups.push_back(GroupOf(group));
+    for (const GroupDict& group : *groups) options.groups.push_back(GroupOf(group));
   }
   return {self.shared(), Take(self.shared()->WithModel([&](Model& model) { return model.Commit(options); }))};
 }
@@ -87,7 +91,7 @@ nb::bytes ClientState(const PyModel& self) {
   return nb::bytes(state.data(), state.size());
 }
 
-nb::object Spec(const PyModel& self) { return SpecToPython(Value(&Model::spec)(self)); }
+Result<named::Spec> Spec(const PyModel& self) { return SpecToPython(Value(&Model::spec)(self)); }
 
 void BindCommands(nb::class_<PyModel>& model) {
   model
@@ -124,7 +128,7 @@ void BindCommands(nb::class_<PyModel>& model) {
           "close", [](const PyModel& self) { Check(self.shared()->Close()); },
           "Detaches after the last command of this rank; handles that are left end. Waits up to 35 seconds for other "
           "ranks to send what this one has sent. Idempotent.")
-      .def("__enter__", [](nb::object self) { return self; })
+      .def("__enter__", &Itself<PyModel>)
       .def("__exit__", [](const PyModel& self, const nb::args&) { Check(self.shared()->Close()); });
 }
 

@@ -43,6 +43,15 @@ constexpr Name<TensorType> kTensorTypes[] = {{TensorType::kFP32, "FP32"},
                                              {TensorType::kFP16, "FP16"},
                                              {TensorType::kFP8E4M3, "FP8_E4M3"},
                                              {TensorType::kInt16, "INT16"}};
+constexpr Name<SaveState> kSaveStates[] = {
+    {SaveState::kWaiting, "waiting"},     {SaveState::kCopying, "copying"},           {SaveState::kWriting, "writing"},
+    {SaveState::kPublished, "published"}, {SaveState::kAbandoned, "abandoned"},       {SaveState::kUnknown, "unknown"},
+    {SaveState::kSkipped, "skipped"},     {SaveState::kAlreadySaved, "already_saved"}};
+constexpr Name<SaveReason> kSaveReasons[] = {{SaveReason::kCommits, "commits"},
+                                             {SaveReason::kTime, "time"},
+                                             {SaveReason::kTrainer, "trainer"},
+                                             {SaveReason::kCall, "call"},
+                                             {SaveReason::kDrain, "drain"}};
 
 constexpr auto kFormatNames = [] {
   std::array<Name<Format>, std::size(kFormats)> names{};
@@ -70,5 +79,7 @@ absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers;
 absl::Span<const Name<Phase>> NamesOf(Phase) { return kPhaseNames; }
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind) { return kTensorKinds; }
 absl::Span<const Name<TensorType>> NamesOf(TensorType) { return kTensorTypes; }
+absl::Span<const Name<SaveState>> NamesOf(SaveState) { return kSaveStates; }
+absl::Span<const Name<SaveReason>> NamesOf(SaveReason) { return kSaveReasons; }
 
 }  // namespace paramshard::python

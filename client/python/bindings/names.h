@@ -33,6 +33,8 @@ absl::Span<const Name<Initializer>> NamesOf(Initializer);
 absl::Span<const Name<Phase>> NamesOf(Phase);
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind);
 absl::Span<const Name<TensorType>> NamesOf(TensorType);
+absl::Span<const Name<SaveState>> NamesOf(SaveState);
+absl::Span<const Name<SaveReason>> NamesOf(SaveReason);
 
 // INVALID_ARGUMENT that lists the names: "phase: forward, backward or both expected, got up".
 template <typename T>

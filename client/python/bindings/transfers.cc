@@ -14,6 +14,7 @@
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/client.h"
 #include "client/python/bindings/names.h"
+#include "client/python/bindings/types.h"
 
 namespace paramshard::python {
 namespace {
@@ -80,7 +81,7 @@ std::vector<Source> SourcesOf(const nb::object& tensors) {
   return sources;
 }
 
-void ImportTensors(const PyClient& self, const std::string& model, const nb::object& tensors,
+void ImportTensors(const PyClient& self, const std::string& model, const Result<named::Tensors>& tensors,
                    std::optional<int64_t> commit_number, std::optional<int64_t> version,
                    const std::optional<std::string>& history_id) {
   const std::vector<Source> sources = SourcesOf(tensors);
@@ -100,7 +101,7 @@ class PyExtent {
   explicit PyExtent(ExportedExtent extent) : extent_(std::move(extent)) {}
   const ExportedExtent& extent() const { return extent_; }
 
-  nb::object Values() const {
+  Result<named::Array> Values() const {
     if (extent_.type != TensorType::kFP32) return Rows(extent_.bytes);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(extent_.values.data());
     return Rows(std::vector<uint8_t>(bytes, bytes + extent_.values.size() * sizeof(float)));

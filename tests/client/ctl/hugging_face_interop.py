@@ -3,10 +3,12 @@
     hugging_face_interop.py safetensors|transformers make|check LIKE OUT EXPECTED.JSON
 
 `make` writes a model into LIKE, and {tensor: shape} into EXPECTED.JSON. `check` opens OUT and compares every value: the
-i-th of a tensor is 1 / (i % 1009 + 1), rounded to bfloat16. Exit code 77: a package is not installed here.
+i-th of a tensor is 1 / (i % 1009 + 1), rounded to the model's type. `safetensors` needs numpy beside it and has float16,
+`transformers` needs PyTorch and has bfloat16. Exit code 77: a package is not installed here.
 """
 
 import json
+import math
 import os
 import sys
 
@@ -15,13 +17,13 @@ SHAPES = {'model.embed_tokens.weight': [24, 8], 'model.norm.weight': [8], 'lm_he
 
 
 def make_by_safetensors(like):
-    import torch
-    from safetensors.torch import save_file
+    import numpy
+    from safetensors.numpy import save_file
     os.makedirs(like)
-    save_file({name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()},
+    save_file({name: numpy.zeros(shape, numpy.float16) for name, shape in SHAPES.items()},
               os.path.join(like, 'model.safetensors'), metadata={'format': 'pt'})
     with open(os.path.join(like, 'config.json'), 'w') as file:
-        json.dump({'torch_dtype': 'bfloat16'}, file)
+        json.dump({'torch_dtype': 'float16'}, file)
 
 
 def make_by_transformers(like):
@@ -32,56 +34,63 @@ def make_by_transformers(like):
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(like, max_shard_size='2KB')
 
 
-def tensors_by_safetensors(folder):
-    from safetensors.torch import load_file
-    return load_file(os.path.join(folder, 'model.safetensors'))
-
-
-def tensors_by_transformers(folder):
-    import torch
-    from transformers import AutoModelForCausalLM
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.bfloat16)
-    logits = model(torch.tensor([[1, 2, 3]])).logits
-    assert logits.shape == (1, 3, 24), logits.shape
-    return model.state_dict()
-
-
 def shapes_in(folder):
     from safetensors import safe_open
     shapes = {}
     for name in os.listdir(folder):
         if name.endswith('.safetensors'):
-            with safe_open(os.path.join(folder, name), framework='pt') as file:
-                shapes.update({key: list(file.get_tensor(key).shape) for key in file.keys()})
+            with safe_open(os.path.join(folder, name), framework='np') as file:
+                shapes.update({key: list(file.get_slice(key).get_shape()) for key in file.keys()})
     return shapes
 
 
-def check(tensors, shapes):
-    import torch
+def values_of(shape):
+    import numpy
+    return numpy.float32(1) / (numpy.arange(math.prod(shape)) % 1009 + 1).astype(numpy.float32).reshape(shape)
+
+
+def check_by_safetensors(folder, shapes):
+    import numpy
+    from safetensors.numpy import load_file
+    tensors = load_file(os.path.join(folder, 'model.safetensors'))
     for name, shape in shapes.items():
         tensor = tensors[name]
-        assert list(tensor.shape) == shape, (name, tensor.shape, shape)
-        index = torch.arange(tensor.numel())
-        expected = (1.0 / (index % 1009 + 1).to(torch.float32)).to(torch.bfloat16).reshape(shape)
-        assert tensor.dtype == torch.bfloat16 and torch.equal(tensor, expected), name
+        assert tensor.dtype == numpy.float16, (name, tensor.dtype)
+        assert numpy.array_equal(tensor, values_of(shape).astype(numpy.float16)), name
+
+
+def check_by_transformers(folder, shapes):
+    import torch
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    logits = model(torch.tensor([[1, 2, 3]])).logits
+    assert logits.shape == (1, 3, 24), logits.shape
+    tensors = model.state_dict()
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        assert tensor.dtype == torch.bfloat16, (name, tensor.dtype)
+        assert torch.equal(tensor, torch.from_numpy(values_of(shape)).to(torch.bfloat16)), name
 
 
 def main():
     package, step, like, out, expected = sys.argv[1:]
     try:
-        import safetensors
-        import torch
-        __import__(package)
-    except ImportError:
+        import numpy  # noqa: F401
+        import safetensors  # noqa: F401
+        if package == 'transformers':
+            import torch  # noqa: F401
+            import transformers  # noqa: F401
+    except ImportError as error:
+        print(error)
         return NOT_INSTALLED
     if step == 'make':
         {'safetensors': make_by_safetensors, 'transformers': make_by_transformers}[package](like)
         with open(expected, 'w') as file:
             json.dump(shapes_in(like), file)
         return 0
-    tensors = {'safetensors': tensors_by_safetensors, 'transformers': tensors_by_transformers}[package](out)
     with open(expected) as file:
-        check(tensors, json.load(file))
+        shapes = json.load(file)
+    {'safetensors': check_by_safetensors, 'transformers': check_by_transformers}[package](out, shapes)
     return 0
 
 

@@ -92,13 +92,26 @@ struct Trainer {
 // OK if every call of a forked child is refused with the reason.
 absl::Status ExpectRefused(Trainer& trainer) {
   for (const absl::Status& answer :
-       {trainer.client.CreateModel(TwoMatrices("third")), trainer.client.OpenModel(TwoMatrices("third")).status(),
-        trainer.client.DeleteModel("plain"), trainer.client.Import("plain", {}),
+       {trainer.client.CreateModel(TwoMatrices("third")),
+        trainer.client.OpenModel(TwoMatrices("third")).status(),
+        trainer.client.DeleteModel("plain"),
+        trainer.client.Import("plain", {}),
         trainer.client.Export("plain", {}, [](const ExportedExtent&) { return absl::OkStatus(); }).status(),
-        Client::Connect({.rank = 0}).status(), trainer.model.status(),
-        trainer.model.Gather("a", Phase::kForward).status(), trainer.model.Gradients("a").status(),
-        trainer.model.Commit({}).status(), trainer.model.Detach(), trainer.gathered->Wait(),
-        trainer.gathered->Get("a.w").status(), trainer.gradients->Get("b.w").status(), trainer.gradients->Push(),
+        trainer.client.Save("plain").status(),
+        trainer.client.Saves("").status(),
+        trainer.client.Restore("plain", "latest").status(),
+        trainer.client.Models().status(),
+        trainer.client.GetDaemonInfo().status(),
+        Client::Connect({.rank = 0}).status(),
+        trainer.model.status(),
+        trainer.model.Gather("a", Phase::kForward).status(),
+        trainer.model.Gradients("a").status(),
+        trainer.model.Commit({}).status(),
+        trainer.model.Detach(),
+        trainer.gathered->Wait(),
+        trainer.gathered->Get("a.w").status(),
+        trainer.gradients->Get("b.w").status(),
+        trainer.gradients->Push(),
         trainer.commit->Wait().status()}) {
     const bool says_why = absl::StrContains(answer.message(), "got a forked child");
     if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)

@@ -1,11 +1,14 @@
 #include "server/socket_dir.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/status_matchers.h"
@@ -32,10 +35,53 @@ TEST_F(SocketDirTest, IsMadeForItsOwnerAndHeldOnce) {
     ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
     EXPECT_EQ(ModeOf(path_), 0700u);
     EXPECT_THAT(SocketDir::Acquire(path_, false),
-                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another daemon serves it")));
+                StatusIs(absl::StatusCode::kAlreadyExists,
+                         HasSubstr(absl::StrCat("another daemon (process ", getpid(), ") holds it"))));
   }
   ASSERT_OK(SocketDir::Acquire(path_, true));
   EXPECT_EQ(ModeOf(path_), 0755u);
+}
+
+TEST_F(SocketDirTest, ALockThatIsLentIsNotTakenAgainAndStaysWithItsOwner) {
+  ASSERT_OK_AND_ASSIGN(const SocketDir keepers, SocketDir::Acquire(path_, false));
+  EXPECT_OK(SocketDir::Acquire(path_, true, keepers.lock()));
+  EXPECT_EQ(ModeOf(path_), 0755u);
+  EXPECT_THAT(SocketDir::Acquire(path_, false), StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+// The keeper's end alone does not make it free: its server may still serve.
+TEST_F(SocketDirTest, ALockThatIsLentIsHeldForAsLongAsAnybodyHasIt) {
+  absl::StatusOr<SocketDir> keepers = SocketDir::Acquire(path_, false);
+  ASSERT_OK(keepers.status());
+  absl::StatusOr<SocketDir> servers = SocketDir::Acquire(path_, false, keepers->lock());
+  ASSERT_OK(servers.status());
+  keepers = absl::UnavailableError("it has ended");
+  EXPECT_THAT(SocketDir::Acquire(path_, false), StatusIs(absl::StatusCode::kAlreadyExists));
+  servers = absl::UnavailableError("it has ended");
+  EXPECT_OK(SocketDir::Acquire(path_, false));
+}
+
+TEST_F(SocketDirTest, ALockOfAnotherDirectoryIsOfNoUse) {
+  ASSERT_OK_AND_ASSIGN(const SocketDir other, SocketDir::Acquire(directory_.path(), false));
+  ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
+  EXPECT_THAT(SocketDir::Acquire(path_, false, other.lock()), StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+TEST_F(SocketDirTest, ALentLockComesByTheEnvironmentOnce) {
+  EXPECT_FALSE(SocketDir::TakeLentLock().valid());
+  ASSERT_OK_AND_ASSIGN(const SocketDir keepers, SocketDir::Acquire(path_, false));
+  // As the keeper leaves it to a server.
+  const int inherited = fcntl(keepers.lock(), F_DUPFD, 0);
+  setenv(SocketDir::kLockVariable, absl::StrCat(inherited).c_str(), 1);
+  const wire::FileDescriptor lent = SocketDir::TakeLentLock();
+  EXPECT_EQ(lent.get(), inherited);
+  EXPECT_NE(fcntl(inherited, F_GETFD) & FD_CLOEXEC, 0) << "no child of the server has it";
+  EXPECT_OK(SocketDir::Acquire(path_, false, lent.get()));
+  for (const char* const nonsense : {"", "-1", "lock", "1000000"}) {
+    setenv(SocketDir::kLockVariable, nonsense, 1);
+    EXPECT_FALSE(SocketDir::TakeLentLock().valid()) << nonsense;
+    EXPECT_EQ(getenv(SocketDir::kLockVariable), nullptr);
+  }
 }
 
 // Whoever can put a link there must not choose whose mode is changed.

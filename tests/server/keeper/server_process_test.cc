@@ -80,6 +80,15 @@ TEST(ServerProcessTest, ItHasTheSocketAndNothingElseOfTheKeeper) {
   EXPECT_EQ(EndOf(process), "exit code 1");
 }
 
+TEST(ServerProcessTest, WhatIsLentIsThereUnderItsVariable) {
+  const wire::FileDescriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ServerProcess::Options options = Shell("test /proc/$$/fd/$LENT -ef /dev/null && exit 7");
+  options.lent = {{.variable = "LENT", .fd = null.get()}};
+  ASSERT_OK_AND_ASSIGN(ServerProcess process, ServerProcess::Start(options));
+  EXPECT_EQ(EndOf(process), "exit code 7");
+  EXPECT_NE(fcntl(null.get(), F_GETFD) & FD_CLOEXEC, 0) << "the keeper's own stays closed to others";
+}
+
 TEST(ServerProcessTest, ItsScoreForTheOutOfMemoryKillerIsThatOfTheOptions) {
   ServerProcess::Options options = Shell("read score < /proc/$$/oom_score_adj; exit $((score - 700))");
   options.oom_score_adj = 742;

@@ -58,7 +58,8 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
                             .save_dir = options.save_dir,
                             .savers = options.savers.empty() ? nullptr : options.savers[node],
                             .moves = options.moves,
-                            .kept = options.kept.empty() ? nullptr : options.kept[node]}));
+                            .kept = options.kept.empty() ? nullptr : options.kept[node],
+                            .before_answer = [hook = options.before_answer, node] { return hook(node); }}));
   }
 }
 

@@ -16,8 +16,10 @@
 #include "server/device/kept_memory.h"
 #include "server/store/inspection.h"
 #include "server/store/model_saver.h"
+#include "tests/server/device/faulty_device.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/left_memory.h"
+#include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"
 #include "tests/server/store/watched_device.h"
@@ -51,10 +53,12 @@ constexpr int kUnits = 4;
 class HearingSaver final : public ModelSaver {
  public:
   using Heard = std::vector<std::pair<int64_t, bool>>;
-  HearingSaver(Heard* heard, const std::function<void()>* before_stop) : heard_(heard), before_stop_(before_stop) {}
+  HearingSaver(Heard* heard, const std::function<void()>* on_committed, const std::function<void()>* before_stop)
+      : heard_(heard), on_committed_(on_committed), before_stop_(before_stop) {}
 
   void OnCommitted(const CommitAnswer& answer, bool asked) override {
     heard_->emplace_back(answer.commit_number, asked);
+    (*on_committed_)();
   }
   void OnSettled() override {}
   void OnNews(const SaveNews&) override {}
@@ -70,6 +74,7 @@ class HearingSaver final : public ModelSaver {
 
  private:
   Heard* const heard_;
+  const std::function<void()>* const on_committed_;
   const std::function<void()>* const before_stop_;
 };
 
@@ -81,9 +86,10 @@ class HearingSavers final : public SaverSource {
   }
   absl::Duration drain_timeout() const override { return absl::ZeroDuration(); }
   absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model&, FolderTrouble) const override {
-    return std::make_unique<HearingSaver>(heard_, &before_stop);
+    return std::make_unique<HearingSaver>(heard_, &on_committed, &before_stop);
   }
 
+  std::function<void()> on_committed = [] {};  // before the trainers have the answer
   std::function<void()> before_stop = [] {};
 
  private:
@@ -93,16 +99,25 @@ class HearingSavers final : public SaverSource {
 class KeptModelTest : public ModelTest {
  protected:
   void SetUp() override { Start(2); }
+  // What the world points to ends before the fixture of models does.
+  void TearDown() override { CloseWorld(); }
 
   // A server with `ranks` devices, in the place of the one before.
   void Start(int ranks) {
     CloseWorld();
-    world_ = std::make_unique<TestWorld>(TestWorld::Options{
-        .ranks = ranks,
-        .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
-        .make_device = [this](int rank) { return std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_); },
-        .savers = savers_,
-        .kept = kept_.get()});
+    world_ = std::make_unique<TestWorld>(
+        TestWorld::Options{.ranks = ranks,
+                           .clock = clock_,
+                           .moves = {.moves = true, .rule = {.most_bands = 5, .least_elements = 512}},
+                           .make_device =
+                               [this](int rank) {
+                                 return std::make_unique<FaultyDevice>(
+                                     std::make_unique<WatchedDevice>(MakeCpuDevice(rank), &hooks_), &faults_);
+                               },
+                           .savers = savers_,
+                           .kept = kept_.get(),
+                           .before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); },
+                           .pause = [this](absl::Duration) { pause_(); }});
   }
   void Create() { model_ = world_->Create(Spec()); }
   static Model::Restored FromStep7() {
@@ -169,11 +184,19 @@ class KeptModelTest : public ModelTest {
   // Commits that the next ones must not differ in.
   std::string StateAfterMoreSteps() {
     Attach();
-    for (const float gradient : {0.25f, -0.5f, 1.0f}) StepAll(gradient);
+    return StateAfterTenSteps();
+  }
+  // By the trainers that there are.
+  std::string StateAfterTenSteps() {
+    for (int step = 0; step < 10; ++step) StepAll(step % 3 == 1 ? -0.5f : 0.25f * static_cast<float>(step + 1));
     return StateOf(*model_);
   }
 
+  const Clock* clock_ = &Clock::Steady();
+  std::function<void()> pause_ = [] {};
+  DeviceFaults faults_;
   WatchedDevice::Hooks hooks_;
+  Hook before_answer_;  // the commit is through, and not written down yet
   const SaverSource* savers_ = nullptr;
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
 };
@@ -199,6 +222,75 @@ TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
   EXPECT_EQ(StateAfterMoreSteps(), expected);
 }
 
+// A next server that finds no memory: trainers have that of the server before mapped.
+class KeptRoomTest : public KeptModelTest {
+ protected:
+  void SetUp() override {
+    clock_ = &manual_clock_;
+    Start(2);
+    Create();
+    Attach();
+    StepAll(0.5f);
+    trainers_.clear();
+    state_ = StateOf(*model_);
+  }
+  void FailAllocation(int number) {
+    faults_.allocations = 0;
+    faults_.failing_allocation = number;
+  }
+  // Of a server that finds memory.
+  int CountAllocations() {
+    FailAllocation(0);
+    TakeOver();
+    return faults_.allocations;
+  }
+
+  ManualClock manual_clock_;
+  std::string state_;
+};
+
+TEST_F(KeptRoomTest, AModelGoesOnWhenThereIsMemoryAgainWhereverThereWasNone) {
+  const int allocations = CountAllocations();
+  ASSERT_GT(allocations, 2);
+  for (int number = 1; number <= allocations; ++number) {
+    int pauses = 0;
+    pause_ = [&] {
+      ++pauses;
+      FailAllocation(pauses == 1 ? number : 0);
+    };
+    FailAllocation(number);
+    TakeOver();
+    EXPECT_EQ(pauses, 2) << number;
+    EXPECT_EQ(StateOf(*model_), state_) << number;
+  }
+  StateAfterMoreSteps();
+}
+
+TEST_F(KeptRoomTest, AStartThatFindsNoMemoryFailsInTimeAndTheModelStays) {
+  const int allocations = CountAllocations();
+  int pauses = 0;
+  pause_ = [&] {
+    ++pauses;
+    manual_clock_.Advance(absl::Seconds(5));
+    FailAllocation(allocations);
+  };
+  Start(2);
+  FailAllocation(allocations);
+  EXPECT_THAT(world_->store().TakeOver(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("model m")));
+  EXPECT_EQ(pauses, 4) << "20 s";
+  EXPECT_THAT(world_->store().List(), IsEmpty());
+  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  FailAllocation(0);
+  TakeOver();
+  EXPECT_EQ(StateOf(*model_), state_);
+}
+
+TEST_F(KeptRoomTest, WhatIsNoMatterOfMemoryIsNotTriedAgain) {
+  pause_ = [] { ADD_FAILURE() << "it waits"; };
+  Start(3);
+  EXPECT_THAT(world_->store().TakeOver(), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
 TEST_F(KeptModelTest, AModelThatWasNeverTrainedGoesOnToo) {
   Create();
   const std::string before = StateOf(*model_);
@@ -215,8 +307,8 @@ class CutModelTest : public KeptModelTest {
  protected:
   void SetUp() override { Start(1); }
 
-  // The server dies when `hook` is called in the second commit; what the next one has is the
-  // state of the first commit or of the second.
+  // The server dies when `hook` is called in the second commit; what the next one has is the state of the first commit
+  // or of the second, and ten steps behind the second it is where a server is that did not die.
   enum class Is { kFirst, kSecond };
   void ExpectGoesOn(Hook& hook, Is is) {
     Create();
@@ -225,18 +317,22 @@ class CutModelTest : public KeptModelTest {
     const std::string first = StateOf(*model_);
     FakeKeptStore left;
     hook.Set([&] { CopyKept(*kept_, left); });
-    StepUnits({1, 2, 3}, -2.0f);
+    MakeSecondStep();
     hook.Set(nullptr);
-    trainers_.clear();
+    ASSERT_FALSE(left.TakeAll()->empty()) << "the commit did not come there";
     const std::string second = StateOf(*model_);
+    const std::string expected = StateAfterTenSteps();
+    trainers_.clear();
     CloseWorld();
     kept_ = std::make_unique<FakeKeptStore>();
     CopyKept(left, *kept_);
     TakeOver(1);
     EXPECT_EQ(StateOf(*model_), is == Is::kFirst ? first : second);
-    const std::string on = StateAfterMoreSteps();
-    EXPECT_FALSE(on.empty());
+    Attach();
+    if (is == Is::kFirst) MakeSecondStep();
+    EXPECT_EQ(StateAfterTenSteps(), expected);
   }
+  void MakeSecondStep() { StepUnits({1, 2, 3}, -2.0f); }
 };
 
 TEST_F(CutModelTest, ACommitThatWasNotDecidedIsForgotten) {
@@ -248,6 +344,23 @@ TEST_F(CutModelTest, ACommitThatWasNotDecidedIsForgotten) {
 TEST_F(CutModelTest, AStepThatWasDecidedAndNotBegunIsMade) { ExpectGoesOn(hooks_.before_step, Is::kSecond); }
 
 TEST_F(CutModelTest, AStepThatWasMadeAndNotAnsweredIsAnswered) { ExpectGoesOn(hooks_.after_step, Is::kSecond); }
+
+TEST_F(CutModelTest, AStepWhoseAmaxesAreInTheBookIsAnswered) { ExpectGoesOn(hooks_.before_encode, Is::kSecond); }
+
+TEST_F(CutModelTest, AStepWhosePlanesAreMadeIsAnswered) { ExpectGoesOn(hooks_.after_encode, Is::kSecond); }
+
+TEST_F(CutModelTest, ACommitThatWasToBeWrittenDownIsAnswered) { ExpectGoesOn(before_answer_, Is::kSecond); }
+
+TEST_F(CutModelTest, ACommitThatIsWrittenDownAndThatNobodyWasToldOfIsAnswered) {
+  HearingSaver::Heard heard;
+  HearingSavers savers(&heard);
+  Hook on_committed;
+  savers.on_committed = [&] { on_committed.Call(); };
+  savers_ = &savers;
+  Start(1);
+  ExpectGoesOn(on_committed, Is::kSecond);
+  CloseWorld();
+}
 
 TEST_F(CutModelTest, AServerThatDiesWhileItFinishesAStepIsFollowedByOneThatDoes) {
   Create();
@@ -437,7 +550,6 @@ class UnmadeChangeTest : public KeptModelTest {
     CutOffARestore();
     EXPECT_THAT(model_->Restore(FromStep7(), [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
   }
-  void TearDown() override { CloseWorld(); }
   // The next saver that is stopped, and no other one.
   void WhenASaverIsStopped(const std::function<void()>& act) {
     hearing_.before_stop = [this, act] {

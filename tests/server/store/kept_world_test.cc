@@ -30,9 +30,11 @@ using ::testing::HasSubstr;
 constexpr int kNodes = 2;
 
 // Where a server is in the second commit.
-enum class Moment { kPrepared, kDecided, kStepped, kAnswered };
+enum class Moment { kPrepared, kDecided, kStepped, kSettled, kUnwritten, kAnswered };
 constexpr std::array kMoments = {Moment::kPrepared, Moment::kDecided, Moment::kStepped, Moment::kAnswered};
-constexpr std::array kMomentNames = {"Prepared", "Decided", "Stepped", "Answered"};
+// Behind the exchange of amaxes, where both daemons are then: they are in the book, or the commit is to be written down.
+constexpr std::array kLateMoments = {Moment::kSettled, Moment::kUnwritten};
+constexpr std::array kMomentNames = {"Prepared", "Decided", "Stepped", "Settled", "Unwritten", "Answered"};
 
 // What the keeper of each node holds.
 using Kept = std::vector<std::unique_ptr<FakeKeptStore>>;
@@ -93,6 +95,7 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
     options.make_device = [this](int node, int device) {
       return std::make_unique<WatchedDevice>(MakeCpuDevice(device), &hooks_[node]);
     };
+    options.before_answer = [this](int node) { return before_answer_[node].Call(), absl::OkStatus(); };
     return std::make_unique<Daemons>(std::vector<int>(kNodes, 1), options);
   }
   static int64_t commit_number(Daemons& world) { return world.model(0).commit_log().numbers().commit_number; }
@@ -129,6 +132,7 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
   // A world without an interruption; and what its servers would leave in the second commit.
   std::vector<std::string> Train(int64_t commits, std::map<Moment, Kept>& left) {
     for (const Moment moment : kMoments) left[moment].resize(kNodes);
+    for (const Moment moment : kLateMoments) left[moment].resize(kNodes);
     Kept kept = NewKept();
     const std::unique_ptr<Daemons> world = World(kept);
     world->Create(Spec(shard_size()));
@@ -139,6 +143,8 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
       world->cluster(node).BeforeVote([copy = leave(left[Moment::kPrepared])] { return copy(), absl::OkStatus(); });
       hooks_[node].before_step.Set(leave(left[Moment::kDecided]));
       hooks_[node].after_step.Set(leave(left[Moment::kStepped]));
+      hooks_[node].before_encode.Set(leave(left[Moment::kSettled]));
+      before_answer_[node].Set(leave(left[Moment::kUnwritten]));
     }
     StepTo(*world, 2);
     for (int node = 0; node < kNodes; ++node) {
@@ -146,12 +152,15 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
       world->cluster(node).BeforeVote([] { return absl::OkStatus(); });
       hooks_[node].before_step.Set(nullptr);
       hooks_[node].after_step.Set(nullptr);
+      hooks_[node].before_encode.Set(nullptr);
+      before_answer_[node].Set(nullptr);
     }
     StepTo(*world, commits);
     return StateOf(*world);
   }
 
   WatchedDevice::Hooks hooks_[kNodes];
+  Hook before_answer_[kNodes];
 };
 
 TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
@@ -159,7 +168,7 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
   if (moment0 == Moment::kPrepared && moment1 != Moment::kPrepared) {
     GTEST_SKIP() << "node 0 tells nobody what it has not written down";
   }
-  constexpr int64_t kCommits = 5;
+  constexpr int64_t kCommits = 12;  // ten more than the one that was cut off
   std::map<Moment, Kept> left;
   const std::vector<std::string> expected = Train(kCommits, left);
   if (HasFatalFailure()) return;
@@ -203,13 +212,23 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
   }
 }
 
+std::string NameOf(const testing::TestParamInfo<std::tuple<bool, Moment, Moment>>& info) {
+  return absl::StrCat(std::get<0>(info.param) ? "Sharded" : "Replicas", "Node0",
+                      kMomentNames[static_cast<int>(std::get<1>(info.param))], "Node1",
+                      kMomentNames[static_cast<int>(std::get<2>(info.param))]);
+}
+
 INSTANTIATE_TEST_SUITE_P(, KeptWorldTest,
                          testing::Combine(testing::Bool(), testing::ValuesIn(kMoments), testing::ValuesIn(kMoments)),
-                         [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param) ? "Sharded" : "Replicas", "Node0",
-                                               kMomentNames[static_cast<int>(std::get<1>(info.param))], "Node1",
-                                               kMomentNames[static_cast<int>(std::get<2>(info.param))]);
-                         });
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Late, KeptWorldTest,
+                         testing::Combine(testing::Bool(), testing::ValuesIn(kLateMoments),
+                                          testing::Values(Moment::kSettled, Moment::kUnwritten, Moment::kAnswered)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(LateNode1, KeptWorldTest,
+                         testing::Combine(testing::Bool(), testing::Values(Moment::kAnswered),
+                                          testing::ValuesIn(kLateMoments)),
+                         NameOf);
 
 // A world in which node 0 has lost what it held.
 class ForgetfulWorldTest : public KeptWorldTest {};

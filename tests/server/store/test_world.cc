@@ -41,7 +41,8 @@ TestWorld::TestWorld(const Options& options)
                                                               .moves = options.moves,
                                                               .kept = options.kept,
                                                               .draw_history = options.draw_history,
-                                                              .before_answer = options.before_answer})) {}
+                                                              .before_answer = options.before_answer,
+                                                              .pause = options.pause})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
   auto created = store_->CreateOrJoin(Parse(spec));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/store/model.h"
@@ -30,6 +31,7 @@ class TestWorld {
     const SaverSource* savers = nullptr;
     KeptStore* kept = nullptr;
     std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };
+    std::function<void(absl::Duration pause)> pause = [](absl::Duration pause) { absl::SleepFor(pause); };
   };
   explicit TestWorld(const Options& options);
 

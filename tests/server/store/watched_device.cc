@@ -15,7 +15,10 @@ class WatchedArithmetic final : public ShardArithmetic {
     return inner_->EncodePlanes(scalings, goes_on);
   }
   absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
-    return inner_->EncodeAfterAmax(active, scalings);
+    hooks_->before_encode.Call();
+    const absl::Status encoded = inner_->EncodeAfterAmax(active, scalings);
+    hooks_->after_encode.Call();
+    return encoded;
   }
   absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override { return inner_->MeasureAmaxes(goes_on); }
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,

@@ -35,12 +35,15 @@ class Hook {
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
 };
 
-// Calls what a test gives it around every step of a rank.
+// Calls what a test gives it around every step of a rank, and around the encoding that follows it.
 class WatchedDevice final : public ComputeDevice {
  public:
   struct Hooks {
     Hook before_step;
     Hook after_step;
+    // Of the formats that need the amax of the whole tensor: all ranks' are known by then, and in the book.
+    Hook before_encode;
+    Hook after_encode;
   };
   WatchedDevice(std::unique_ptr<ComputeDevice> inner, Hooks* hooks)
       : ComputeDevice(inner->id()), inner_(std::move(inner)), hooks_(hooks) {}

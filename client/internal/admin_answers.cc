@@ -1,0 +1,99 @@
+#include "client/internal/admin_answers.h"
+
+#include <google/protobuf/timestamp.pb.h>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/durations.h"
+#include "proto/status.h"
+
+namespace paramshard::internal {
+namespace {
+
+static_assert(static_cast<int>(SaveState::kPublished) == v1::SAVE_STATE_PUBLISHED);
+static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SAVE_STATE_ALREADY_SAVED);
+static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SaveState_MAX);
+static_assert(static_cast<int>(SaveReason::kDrain) == v1::SAVE_REASON_DRAIN);
+static_assert(static_cast<int>(SaveReason::kDrain) == v1::SaveReason_MAX);
+
+absl::Time TimeFromProto(const google::protobuf::Timestamp& time) {
+  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+}
+
+}  // namespace
+
+absl::StatusOr<SaveRecord> SaveFromProto(const v1::Save& save) {
+  const int state = save.state();
+  const int reason = save.reason();
+  if (state < 1 || state > v1::SaveState_MAX || reason < 1 || reason > v1::SaveReason_MAX) {
+    return absl::InternalError(absl::StrCat("save ", save.model(),
+                                            ": a state and a reason of this version expected, got ", state, " and ",
+                                            reason, "; daemon and client library may differ"));
+  }
+  return SaveRecord{.model = save.model(),
+                    .number = save.number(),
+                    .state = static_cast<SaveState>(state),
+                    .reason = static_cast<SaveReason>(reason),
+                    .step = save.step(),
+                    .history_id = save.history_id(),
+                    .path = save.path(),
+                    .size_bytes = save.size_bytes(),
+                    .written_bytes = save.written_bytes(),
+                    .begun_at = TimeFromProto(save.begun_at()),
+                    .took = DurationFromProto(save.took()),
+                    .copy = DurationFromProto(save.copy()),
+                    .stall = DurationFromProto(save.stall()),
+                    .error = save.has_error() ? ReasonFromProto(save.error()) : absl::OkStatus()};
+}
+
+absl::StatusOr<std::vector<SaveRecord>> SavesFromProto(const v1::ListSavesResponse& response) {
+  std::vector<SaveRecord> records;
+  for (const v1::Save& save : response.saves()) {
+    ASSIGN_OR_RETURN(records.emplace_back(), SaveFromProto(save));
+  }
+  return records;
+}
+
+RestoreSummary RestoreFromProto(const v1::RestoreSummary& summary) {
+  return {.path = summary.path(),
+          .step = summary.step(),
+          .version = summary.version(),
+          .history_id = summary.history_id(),
+          .parent_history_id = summary.parent_history_id(),
+          .saved_world_size = summary.saved_world_size(),
+          .saved_shard_size = summary.saved_shard_size(),
+          .size_bytes = summary.size_bytes(),
+          .took = DurationFromProto(summary.elapsed())};
+}
+
+std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response) {
+  std::vector<ModelSummary> models;
+  for (const v1::ModelSummary& model : response.models()) {
+    models.push_back({.name = model.name(),
+                      .parameter_count = model.parameter_count(),
+                      .element_count = model.element_count(),
+                      .shard_size = model.shard_size(),
+                      .world_size = model.world_size(),
+                      .version = model.version(),
+                      .commit_number = model.commit_number(),
+                      .history_id = model.history_id(),
+                      .running = model.running(),
+                      .attached_ranks = model.attached_ranks(),
+                      .unusable = model.unusable()});
+    if (model.has_epoch()) models.back().epoch = model.epoch();
+  }
+  return models;
+}
+
+DaemonInfo DaemonFromProto(const v1::GetVersionResponse& response) {
+  return {.version = response.version(),
+          .pid = response.pid(),
+          .devices = {response.devices().begin(), response.devices().end()},
+          .first_rank = response.first_rank(),
+          .world_size = response.world_size(),
+          .node = response.node(),
+          .nodes = response.nodes(),
+          .started_at = TimeFromProto(response.started_at())};
+}
+
+}  // namespace paramshard::internal

@@ -1,0 +1,92 @@
+// What the daemon says of itself and of its models.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "client/python/bindings/calls.h"
+#include "client/python/bindings/client.h"
+
+namespace paramshard::python {
+namespace {
+
+namespace nb = nanobind;
+
+DaemonInfo GetDaemonInfo(const PyClient& self) {
+  const std::shared_ptr<Client> client = self.Get();
+  return Take(Unlocked([&] { return client->GetDaemonInfo(); }));
+}
+
+std::vector<ModelSummary> Models(const PyClient& self) {
+  const std::shared_ptr<Client> client = self.Get();
+  return Take(Unlocked([&] { return client->Models(); }));
+}
+
+void BindDaemonInfo(nb::module_& module) {
+  nb::class_<DaemonInfo>(module, "DaemonInfo", "A daemon, and its place in the world.")
+      .def_ro("version", &DaemonInfo::version)
+      .def_ro("pid", &DaemonInfo::pid, "Of the process that serves, not of its keeper.")
+      .def_ro("devices", &DaemonInfo::devices, "One for each rank: \"cpu:0\", ...")
+      .def_ro("first_rank", &DaemonInfo::first_rank, "It serves as many ranks as it has devices, from this one on.")
+      .def_ro("world_size", &DaemonInfo::world_size)
+      .def_ro("node", &DaemonInfo::node, "Its number among the daemons of the world.")
+      .def_ro("nodes", &DaemonInfo::nodes, "How many those are.")
+      .def_prop_ro(
+          "started_at",
+          [](const DaemonInfo& self) { return absl::ToDoubleSeconds(self.started_at - absl::UnixEpoch()); },
+          "Seconds since 1970, as those of `time.time`.")
+      .def("__repr__", [](const DaemonInfo& self) {
+        return absl::StrFormat("<paramshard.DaemonInfo %s, node %d of %d, ranks %d..%d of %d>", self.version, self.node,
+                               self.nodes, self.first_rank, self.first_rank + static_cast<int>(self.devices.size()) - 1,
+                               self.world_size);
+      });
+}
+
+void BindModelSummary(nb::module_& module) {
+  nb::class_<ModelSummary>(module, "ModelSummary", "A model as the daemon knows it.")
+      .def_ro("name", &ModelSummary::name)
+      .def_ro("parameter_count", &ModelSummary::parameter_count)
+      .def_ro("element_count", &ModelSummary::element_count)
+      .def_ro("shard_size", &ModelSummary::shard_size)
+      .def_ro("world_size", &ModelSummary::world_size)
+      .def_ro("version", &ModelSummary::version, "Counts the commits that were applied.")
+      .def_ro("commit_number", &ModelSummary::commit_number)
+      .def_ro("history_id", &ModelSummary::history_id, "Which state the numbers count from.")
+      .def_ro("epoch", &ModelSummary::epoch, "The last one that has started; None before the first.")
+      .def_ro("running", &ModelSummary::running, "That epoch has not ended.")
+      .def_ro("attached_ranks", &ModelSummary::attached_ranks, "Ranks of this daemon that have a trainer.")
+      .def_prop_ro(
+          "unusable",
+          [](const ModelSummary& self) -> std::optional<std::string> {
+            if (self.unusable.empty()) return std::nullopt;
+            return self.unusable;
+          },
+          "Why no trainer can attach; None while the model can be trained.")
+      .def("__repr__", [](const ModelSummary& self) {
+        return absl::StrFormat("<paramshard.ModelSummary %s: commit %d, version %d, %d ranks attached>", self.name,
+                               self.commit_number, self.version, self.attached_ranks);
+      });
+}
+
+}  // namespace
+
+void BindDaemon(nb::module_& module, nb::class_<PyClient>& client) {
+  BindDaemonInfo(module);
+  BindModelSummary(module);
+  client
+      .def("daemon_info", &GetDaemonInfo,
+           "The daemon that serves now: its version, devices, ranks, and the world's size.")
+      .def("models", &Models,
+           "The daemon's models by name, those too whose state was lost with an earlier server: of these only `name` "
+           "and "
+           "`unusable` say something.");
+}
+
+}  // namespace paramshard::python

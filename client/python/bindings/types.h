@@ -1,0 +1,54 @@
+// Types of Python as signatures name them, for `help` and for _core.pyi. What is of such a type is taken and given as any
+// object; whoever reads it checks it.
+#ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_TYPES_H_
+#define PARAMSHARD_CLIENT_PYTHON_BINDINGS_TYPES_H_
+
+#include <nanobind/nanobind.h>
+
+namespace paramshard::python {
+
+namespace named {
+
+inline bool IsAny(PyObject*) { return true; }
+
+class Any : public nanobind::object {
+  NB_OBJECT(Any, nanobind::object, "typing.Any", IsAny)
+};
+class Array : public nanobind::object {
+  NB_OBJECT(Array, nanobind::object, "numpy.typing.NDArray[typing.Any]", IsAny)
+};
+class Checkpoint : public nanobind::object {
+  NB_OBJECT(Checkpoint, nanobind::object, "str | int | os.PathLike[str]", IsAny)
+};
+class OptionalCheckpoint : public nanobind::object {
+  NB_OBJECT(OptionalCheckpoint, nanobind::object, "str | int | os.PathLike[str] | None", IsAny)
+};
+class OptionalError : public nanobind::object {
+  NB_OBJECT(OptionalError, nanobind::object, "paramshard.errors.Error | None", IsAny)
+};
+class Spec : public nanobind::object {
+  NB_OBJECT(Spec, nanobind::object, "paramshard.spec.ModelSpec", IsAny)
+};
+class Tensors : public nanobind::object {
+  NB_OBJECT(Tensors, nanobind::object,
+            "collections.abc.Mapping[str, typing.Any] | collections.abc.Iterable[paramshard.tensors.ImportTensor]",
+            IsAny)
+};
+
+}  // namespace named
+
+// A parameter, and a result.
+template <typename Type>
+using Argument = nanobind::typed<nanobind::handle, Type>;
+template <typename Type>
+using Result = nanobind::typed<nanobind::object, Type>;
+
+// What __enter__ is: it returns the object itself.
+template <typename Class>
+Result<Class> Itself(Result<Class> self) {
+  return self;
+}
+
+}  // namespace paramshard::python
+
+#endif  // PARAMSHARD_CLIENT_PYTHON_BINDINGS_TYPES_H_
