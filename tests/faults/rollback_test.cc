@@ -173,12 +173,18 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   }
   EXPECT_EQ(StateHashes(), expected_);
   for (int node = 0; node < kNodes; ++node) {
+    // An empty node 0 with --restore creates the model as ever.
+    if (node == 0 && victim == 0 && !GetParam().flags.empty()) continue;
     ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(node, "models"));
-    const nlohmann::json rollback = models["models"][0]["rollback"];
-    EXPECT_EQ(rollback["commitNumber"], "3") << models.dump(2);
+    const nlohmann::json rollback = models["models"][0].value("rollback", nlohmann::json::object());
+    EXPECT_EQ(rollback.value("commitNumber", ""), "3") << models.dump(2);
     // The other one may not have heard what became of the last commit when node 0 was killed.
     const std::string from = rollback.value("fromCommitNumber", "0");
-    EXPECT_THAT(from, node == victim ? AnyOf("0") : AnyOf("4", "5"));
+    if (node == victim) {
+      EXPECT_EQ(from, "0");
+    } else {
+      EXPECT_THAT(from, AnyOf("4", "5"));
+    }
   }
 }
 

@@ -112,6 +112,7 @@ class AskedPeers final : public RestorePeers {
 
   std::optional<HistoryId> history() const override { return std::nullopt; }
   bool can_redo() const override { return true; }
+  std::string RollbackWhy(const Model&) const override { return {}; }
   absl::Status Begin() override { return absl::OkStatus(); }
   absl::Status CheckGoesOn() override { return answer_(); }
   absl::Status Conclude(const Restorer&) override {

@@ -312,12 +312,30 @@ TEST_F(WorldRestoreCallsTest, CreationsWhoseTrainersAreGoneHoldUpNobody) {
   EXPECT_EQ(models[0].name(), "other");
 }
 
-TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotBegunAnewElsewhere) {
+TEST_F(WorldRestoreCallsTest, ADaemonThatHasLostAModelTakesAllBackToTheLastCheckpoint) {
   Write(12);
   for (const auto& created : CreateAtBoth("latest")) ASSERT_OK(created);
   Delete(1);
+  ASSERT_OK_AND_ASSIGN(const v1::CreateModelResponse created, Create(1, "latest"));
+  EXPECT_EQ(created.restored().step(), 12);
+  // Node 0 is through when it has heard that the other one is.
+  while (!Models(0)[0].has_rollback()) std::this_thread::yield();
+  ExpectAlike(12);
+  for (int node = 0; node < kNodes; ++node) {
+    ASSERT_TRUE(Models(node)[0].has_rollback());
+    EXPECT_EQ(Models(node)[0].rollback().commit_number(), 12);
+    EXPECT_EQ(Models(node)[0].rollback().from_commit_number(), node == 0 ? 12 : 0);
+  }
+}
+
+TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotReplacedByACheckpointOfAnotherHistory) {
+  Write(12);
+  for (const auto& created : CreateAtBoth("latest")) ASSERT_OK(created);
+  Delete(1);
+  Write(13);
   EXPECT_THAT(Create(1, "latest").status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("commit 12"), HasSubstr("delete it"))));
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("commit 12"), HasSubstr("delete it"), HasSubstr("got one of step 13"))));
   // By hand: a model like node 0's, which then restores both.
   ASSERT_OK(Create(1, ""));
   ASSERT_OK(Restore(0, "12"));
