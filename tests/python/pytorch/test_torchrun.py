@@ -45,6 +45,16 @@ def test_resume_lr_dropout_loader_bit_equal(start, tmp_path):
     assert len(begun) == len(deaths) + 1 and begun == sorted(begun) and begun == _begun(tmp_path / "killed", 1)
 
 
+@pytest.mark.timeout(300)
+def test_a_killed_server_costs_no_step(start, tmp_path):
+    """Its keeper starts the next one with the model in it; torchrun starts the workers, which wait for it."""
+    daemons = [start(ranks=2, flags=()), start(ranks=2, flags=())]
+    expected = _torchrun(tmp_path / "whole", 4, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    killed = _torchrun(tmp_path / "killed", 4, [(0, 2, "server")], PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
+    _assert_equal(killed, expected)
+    assert _begun(tmp_path / "killed", 0) == [0, 2]
+
+
 def _await_no_job(folder: pathlib.Path) -> None:
     """A job's daemon ends by itself when the job has: nothing tells, so its folder is looked for."""
     deadline = time.monotonic() + 60.0

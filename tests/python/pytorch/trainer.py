@@ -2,7 +2,7 @@
 
     torchrun ... trainer.py FOLDER STEPS [RANK STEP PHASE ...]
 
-It draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so
+PHASE "server" kills the daemon's server instead, in the middle of the step. It draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so
 that a step which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to
 FOLDER/weights.pt at the end, and every rank the steps that it has begun with to FOLDER/begun-RANK.
 """
@@ -64,7 +64,7 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
         marker = folder / "-".join(death)
         if death in deaths and not marker.exists():
             marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(sharded.daemon_info().pid if phase == "server" else os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
     torch.manual_seed(7 + int(os.environ["LOCAL_RANK"]))
@@ -84,6 +84,7 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
         may_die("load")
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
         may_die("forward")
+        may_die("server")
         loss.backward()
         may_die("backward")
         optimizer.step()

@@ -250,6 +250,10 @@ class ShardedModel:
             return self._model.last_result if self._last_commit is None and self._model is not None else None
         return self._last_commit.wait()
 
+    def daemon_info(self) -> paramshard.DaemonInfo:
+        """Version, devices and process of the daemon."""
+        return self._client.daemon_info()
+
     def gathered_bytes(self) -> int:
         """What the gathers of this process have brought since the model was opened."""
         return self.model.gathered_bytes
