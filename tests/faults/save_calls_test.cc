@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/step_folder.h"
 #include "proto/checkpoint/verification.h"
@@ -34,16 +35,72 @@ constexpr char kModel[] = "saved";
 // With sanitizers, which make a save take a second, every third call of a save fails; else every one.
 #ifdef PARAMSHARD_SANITIZE
 constexpr int64_t kStride = 3;
+constexpr int64_t kWorldStride = 16;
 #else
 constexpr int64_t kStride = 1;
+constexpr int64_t kWorldStride = 6;
 #endif
+constexpr int kNodes = 2;
 
-// One daemon of one device, whose disk fails below its folder of checkpoints.
+// Daemons whose disk fails below their folder of checkpoints.
 class FailingDiskTest : public testing::Test {
  protected:
   void SetUp() override {
     if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
   }
+  static absl::StatusOr<nlohmann::json> CtlAt(const TemporaryDirectory& sockets, const std::string& words) {
+    ASSIGN_OR_RETURN(const std::string output,
+                     OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets.path(), " -o json ", words,
+                                           " 2>/dev/null")));
+    return nlohmann::json::parse(output);
+  }
+  // -1 while there is none.
+  static pid_t ServerPidAt(const TemporaryDirectory& sockets) {
+    const absl::StatusOr<nlohmann::json> version = CtlAt(sockets, "version");
+    return version.ok() ? static_cast<pid_t>(std::stol((*version)["pid"].get<std::string>())) : -1;
+  }
+  // Masters and moments.
+  static std::string StateHashAt(const TemporaryDirectory& sockets) {
+    const absl::StatusOr<nlohmann::json> verified = CtlAt(sockets, absl::StrCat("verify ", kModel));
+    EXPECT_OK(verified.status());
+    return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
+  }
+  // The step that has been published; none where the save did not come so far.
+  static std::optional<std::string> SaveAt(const TemporaryDirectory& sockets) {
+    const absl::StatusOr<nlohmann::json> saved = CtlAt(sockets, absl::StrCat("save ", kModel, " --wait"));
+    if (!saved.ok() || (*saved)["save"]["state"] != "SAVE_STATE_PUBLISHED") return std::nullopt;
+    const std::string path = (*saved)["save"]["path"];
+    return path.substr(path.rfind('/') + 1);
+  }
+  // Comes again for as long as servers end under it.
+  static absl::Status TrainOn(const Training& training) {
+    absl::Status status = absl::UnavailableError("not yet");
+    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+      status = Train(training);
+    }
+    return status;
+  }
+  std::string folder() const { return absl::StrCat(saves_.path(), "/", kModel); }
+  std::vector<std::string> Leftovers() const { return checkpoint::ListTemporaryFolders(folder()).value(); }
+  // Every one verifies.
+  std::vector<std::string> WholeSteps() const {
+    const std::vector<std::string> steps = checkpoint::ListStepFolders(folder()).value();
+    for (const std::string& step : steps) {
+      const checkpoint::Verification verified =
+          checkpoint::VerifyCheckpoint(absl::StrCat(folder(), "/", step), {}, [](int64_t, int64_t) {});
+      EXPECT_TRUE(verified.ok()) << step << ": " << verified.damages.size() << " damages";
+    }
+    return steps;
+  }
+
+  const TemporaryDirectory saves_;
+  const TemporaryDirectory control_;
+  DiskFaults faults_{Program(DISK_FAULTS_LIBRARY), control_.path() + "/faults", saves_.path()};
+};
+
+// One daemon of one device.
+class FailingDaemonTest : public FailingDiskTest {
+ protected:
   void Start(const std::vector<std::string>& more) {
     std::vector<std::string> flags = DeviceFlags(1);
     flags.push_back("--save-dir=" + saves_.path());
@@ -53,17 +110,8 @@ class FailingDiskTest : public testing::Test {
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
-  absl::StatusOr<nlohmann::json> Ctl(const std::string& words) const {
-    ASSIGN_OR_RETURN(const std::string output,
-                     OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_.path(), " -o json ",
-                                           words, " 2>/dev/null")));
-    return nlohmann::json::parse(output);
-  }
-  // -1 while there is none.
-  pid_t ServerPid() const {
-    const absl::StatusOr<nlohmann::json> version = Ctl("version");
-    return version.ok() ? static_cast<pid_t>(std::stol((*version)["pid"].get<std::string>())) : -1;
-  }
+  absl::StatusOr<nlohmann::json> Ctl(const std::string& words) const { return CtlAt(sockets_, words); }
+  pid_t ServerPid() const { return ServerPidAt(sockets_); }
   // Another one than `before`.
   bool AwaitServer(pid_t before) const {
     for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
@@ -71,18 +119,6 @@ class FailingDiskTest : public testing::Test {
       if (pid != -1 && pid != before) return true;
     }
     return false;
-  }
-  static std::string StateHashOf(const absl::StatusOr<nlohmann::json>& verified) {
-    EXPECT_OK(verified.status());
-    return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
-  }
-  // One trainer, which comes again for as long as servers end under it.
-  static absl::Status TrainOn(const Training& training) {
-    absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
-      status = Train(training);
-    }
-    return status;
   }
   Training TrainingTo(int64_t commits) const {
     Training training{.socket_dir = sockets_.path(), .model = kModel, .rank = 0, .commits = commits};
@@ -99,41 +135,18 @@ class FailingDiskTest : public testing::Test {
     const auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets.path(), DeviceFlags(1));
     EXPECT_OK(daemon.status());
     EXPECT_OK(ChildProcess::Run([&](Board&) { return Train(training); }).Await(kPatience));
-    const auto verified =
-        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets.path(), " -o json verify ", kModel));
-    return StateHashOf(verified.ok() ? absl::StatusOr<nlohmann::json>(nlohmann::json::parse(*verified))
-                                     : verified.status());
-  }
-  std::string folder() const { return absl::StrCat(saves_.path(), "/", kModel); }
-  std::vector<std::string> Leftovers() const { return checkpoint::ListTemporaryFolders(folder()).value(); }
-  // Every one verifies.
-  std::vector<std::string> WholeSteps() const {
-    const std::vector<std::string> steps = checkpoint::ListStepFolders(folder()).value();
-    for (const std::string& step : steps) {
-      const checkpoint::Verification verified =
-          checkpoint::VerifyCheckpoint(absl::StrCat(folder(), "/", step), {}, [](int64_t, int64_t) {});
-      EXPECT_TRUE(verified.ok()) << step << ": " << verified.damages.size() << " damages";
-    }
-    return steps;
+    return StateHashAt(sockets);
   }
 
-  const TemporaryDirectory saves_;
   const TemporaryDirectory sockets_;
-  DiskFaults faults_{Program(DISK_FAULTS_LIBRARY), sockets_.path() + "/faults", saves_.path()};
   std::optional<DaemonProcess> daemon_;
 };
 
-class SaveCallsTest : public FailingDiskTest, public testing::WithParamInterface<DiskFault> {
+class SaveCallsTest : public FailingDaemonTest, public testing::WithParamInterface<DiskFault> {
  protected:
   // The first call that fails; each way to fail has others of them where not all do.
   static int64_t First() { return 1 + static_cast<int64_t>(GetParam()) % kStride; }
-  // The step that has been published; none where the save did not come so far.
-  std::optional<std::string> Save() const {
-    const absl::StatusOr<nlohmann::json> saved = Ctl(absl::StrCat("save ", kModel, " --wait"));
-    if (!saved.ok() || (*saved)["save"]["state"] != "SAVE_STATE_PUBLISHED") return std::nullopt;
-    const std::string path = (*saved)["save"]["path"];
-    return path.substr(path.rfind('/') + 1);
-  }
+  std::optional<std::string> Save() const { return SaveAt(sockets_); }
   // Of a save that the fault has come to, which is the so manieth.
   void ExpectSoundAfter(pid_t server, int hit) const {
     EXPECT_THAT(WholeSteps(), Not(IsEmpty())) << "there was one before";
@@ -186,7 +199,7 @@ TEST_P(SaveCallsTest, FailOneAfterTheOtherAndNothingIsLostOrLeft) {
   EXPECT_GE(hits * kStride, GetParam() == DiskFault::kShort ? 3 : 20);
   RecordProperty("calls", absl::StrCat(n));
   ASSERT_NO_FATAL_FAILURE(TrainTo(commit += 10));
-  EXPECT_EQ(StateHashOf(Ctl(absl::StrCat("verify ", kModel))), StateHashAfter(TrainingTo(commit)));
+  EXPECT_EQ(StateHashAt(sockets_), StateHashAfter(TrainingTo(commit)));
   EXPECT_TRUE(Save().has_value());
   EXPECT_THAT(WholeSteps(), testing::SizeIs(1));
   EXPECT_THAT(Leftovers(), IsEmpty());
@@ -206,7 +219,7 @@ constexpr int kKills = 0;
 constexpr int kInCopy = 1;  // those that came before the save touched the disk
 
 // A save is begun before its commit is answered, and touches the disk when the state is copied.
-TEST_F(FailingDiskTest, AServerThatIsKilledWhileItCopiesForASaveIsFollowedByOneThatGoesOn) {
+TEST_F(FailingDaemonTest, AServerThatIsKilledWhileItCopiesForASaveIsFollowedByOneThatGoesOn) {
   constexpr int64_t kEvery = 4;
   constexpr uint32_t kTimes = 4;
   Training training = TrainingTo(kEvery * kTimes + 10);
@@ -234,11 +247,101 @@ TEST_F(FailingDiskTest, AServerThatIsKilledWhileItCopiesForASaveIsFollowedByOneT
   ASSERT_OK(trainer.Await(kPatience));
   EXPECT_EQ(trainer.board().numbers[kKills], kTimes);
   EXPECT_GE(trainer.board().numbers[kInCopy], 1u);
-  EXPECT_EQ(StateHashOf(Ctl(absl::StrCat("verify ", kModel))), expected);
+  EXPECT_EQ(StateHashAt(sockets_), expected);
   daemon_->Signal(SIGTERM);
   EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
   EXPECT_THAT(WholeSteps(), Not(IsEmpty()));
   EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+// Two daemons of one device each.
+class FailingWorldTest : public FailingDiskTest {
+ protected:
+  using StateHashes = std::vector<std::string>;
+  struct TwoDaemons {
+    TemporaryDirectory sockets[kNodes];
+    std::optional<DaemonProcess> daemons[kNodes];
+  };
+
+  static void Start(TwoDaemons& world, const std::vector<std::string>& more, const Surroundings& surroundings) {
+    const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+    for (int node = 0; node < kNodes; ++node) {
+      std::vector<std::string> flags = DeviceFlags(1);
+      flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), cluster});
+      flags.insert(flags.end(), more.begin(), more.end());
+      world.daemons[node].emplace(
+          DaemonProcess::Spawn(Program(PARAMSHARDD), world.sockets[node].path(), flags, surroundings));
+    }
+    for (auto& daemon : world.daemons) ASSERT_OK(daemon->AwaitReady());
+  }
+  static void TrainTo(const TwoDaemons& world, int64_t commits) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kNodes; ++rank) {
+      trainers.push_back(ChildProcess::Run([&, rank](Board&) {
+        Training training{.socket_dir = world.sockets[rank].path(), .model = kModel, .rank = rank};
+        training.shard_size = kNodes;
+        training.commits = commits;
+        training.restart_timeout = kPatience;
+        return TrainOn(training);
+      }));
+    }
+    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(2 * kPatience));
+  }
+  static StateHashes StateHashesOf(const TwoDaemons& world) {
+    return {StateHashAt(world.sockets[0]), StateHashAt(world.sockets[1])};
+  }
+  std::vector<pid_t> ServerPids() const { return {ServerPidAt(world_.sockets[0]), ServerPidAt(world_.sockets[1])}; }
+  // Both serve, and one of them is another than before.
+  bool AwaitServers(const std::vector<pid_t>& before) const {
+    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+      const std::vector<pid_t> pids = ServerPids();
+      if (pids[0] != -1 && pids[1] != -1 && pids != before) return true;
+    }
+    return false;
+  }
+
+  TwoDaemons world_;
+};
+
+// Node 0 or the other one, whichever comes to the call.
+TEST_F(FailingWorldTest, AServerThatIsKilledAnywhereInASaveIsFollowedByOneThatGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(Start(world_,
+                                {"--keeper=on", "--save-dir=" + saves_.path(), "--save-keep=1", "--save-on-drain=off"},
+                                {.environment = faults_.Environment()}));
+  int64_t commit = 1;
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world_, commit));
+  ASSERT_TRUE(SaveAt(world_.sockets[0]).has_value());
+  int kills = 0;
+  int64_t n = 1;
+  for (bool hit = true; hit; n += kWorldStride) {
+    SCOPED_TRACE(absl::StrCat("call ", n));
+    ASSERT_NO_FATAL_FAILURE(TrainTo(world_, ++commit));
+    if (WholeSteps().size() > 1) {
+      ASSERT_TRUE(SaveAt(world_.sockets[0]).has_value());
+      ASSERT_NO_FATAL_FAILURE(TrainTo(world_, ++commit));
+    }
+    const std::vector<pid_t> before = ServerPids();
+    faults_.Arm(n, DiskFault::kKill);
+    SaveAt(world_.sockets[0]);
+    hit = faults_.Disarm();
+    if (!hit) break;
+    ASSERT_TRUE(AwaitServers(before));
+    EXPECT_THAT(WholeSteps(), Not(IsEmpty()));
+    // A node 0 that lives on gives the save up as soon as it has heard.
+    EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
+                IsOkAndHolds(true));
+    if (++kills % 3 != 0) continue;
+    // The keepers' pauses, which double, begin anew.
+    for (const TemporaryDirectory& sockets : world_.sockets) ASSERT_OK(CtlAt(sockets, "restart").status());
+  }
+  EXPECT_GE(kills, 3);
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world_, commit += 10));
+  EXPECT_TRUE(SaveAt(world_.sockets[0]).has_value());
+  EXPECT_THAT(WholeSteps(), testing::SizeIs(1));
+  TwoDaemons undisturbed;
+  ASSERT_NO_FATAL_FAILURE(Start(undisturbed, {}, {}));
+  ASSERT_NO_FATAL_FAILURE(TrainTo(undisturbed, commit));
+  EXPECT_EQ(StateHashesOf(world_), StateHashesOf(undisturbed));
 }
 
 }  // namespace
