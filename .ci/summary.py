@@ -1,7 +1,7 @@
 """Says what the parts of CI found: which failed, how many tests ran, and why some were skipped.
 
-Takes a file with a line for each part, `NAME STATUS SECONDS`, and reads what ctest wrote into the build folder of the
-parts that are presets. Exits with 1 unless every part succeeded.
+Takes a file with a line for each part, `NAME STATUS SECONDS`, and reads what ctest wrote into the build folder for the
+parts that it runs. Exits with 1 unless every part succeeded.
 """
 
 import collections
@@ -10,7 +10,8 @@ import re
 import sys
 import xml.etree.ElementTree
 
-FOLDERS = {"asan": "build-asan", "release": "build", "tsan": "build-tsan"}
+RESULTS = {"asan": "build-asan/tests.xml", "interop": "build/interop.xml", "release": "build/tests.xml",
+           "tsan": "build-tsan/tests.xml"}
 TIMED_OUT = 124
 LINES_OF_A_FAILURE = 60
 
@@ -50,8 +51,8 @@ def main():
     for name, status, seconds in parts:
         said = {0: "passed", TIMED_OUT: "no time was left"}.get(int(status), f"FAILED with status {status}")
         print(f"{name}: {said}, {int(seconds) // 60} min {int(seconds) % 60} s")
-        tests = pathlib.Path(FOLDERS.get(name, ""), "tests.xml")
-        if name in FOLDERS:
+        if name in RESULTS:
+            tests = pathlib.Path(RESULTS[name])
             print_tests(tests) if tests.exists() else print("  no tests ran to the end")
     return 0 if all(status == "0" for _, status, _ in parts) else 1
 

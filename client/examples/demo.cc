@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "client/examples/digits_task.h"
 #include "client/examples/report_tail.h"
+#include "client/examples/server_kills.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::examples {
@@ -67,7 +69,6 @@ absl::Status Demo::Run() {
                              options_.world_size == 1 ? "" : "s", options_.storage.format));
   if (options_.nodes == 1) {
     options_.save_dir = std::filesystem::absolute(SaveDir(options_.out_dir));
-    // So the server's death loses some commits, which are made again.
     options_.save_every = KillStep() / kSavesBeforeTheKill + 1;
   }
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(options_));
@@ -76,7 +77,7 @@ absl::Status Demo::Run() {
   ASSIGN_OR_RETURN(results.interrupted, TrainInterrupted(world));
   ASSIGN_OR_RETURN(results.recovery_seconds, RecoverySeconds(world, results.interrupted));
   if (options_.nodes == 1) {
-    ASSIGN_OR_RETURN(results.comeback, TrainThroughServersDeath(world));
+    ASSIGN_OR_RETURN(results.comeback, TrainThroughServersDeaths(world));
   }
   RETURN_IF_ERROR(world.Stop());
   if (results.comeback.has_value()) RETURN_IF_ERROR(RestoreElsewhere(*results.comeback));
@@ -183,36 +184,39 @@ absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
                 {.on_first_progress = [] { return absl::OkStatus(); }, .on_failure = start_again});
 }
 
-absl::StatusOr<Demo::Comeback> Demo::TrainThroughServersDeath(DemoWorld& world) {
-  SayHeading(absl::StrFormat("the same training; the server is killed with -9 in the middle of step %d", KillStep()));
+absl::StatusOr<Demo::Comeback> Demo::TrainThroughServersDeaths(DemoWorld& world) {
+  Comeback comeback;
+  comeback.kill_seed = options_.kill_seed.value_or(std::random_device()());
+  SayHeading(absl::StrFormat(
+      "the same training; the server is killed with -9 in the middle of step %d, then at random times (--kill-seed=%d)",
+      KillStep(), comeback.kill_seed));
   ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers,
                    StartTrainers(world, kServerKilled, {absl::StrCat("--hold-at-step=", KillStep())}));
-  Comeback comeback;
-  double killed_at = 0;
-  ReportTail victims_events(world.ReportFile(kServerKilled, victim()));
-  const auto kill_server = [&]() -> absl::Status {
-    const std::vector<nlohmann::json> news = victims_events.Read();
-    if (killed_at > 0 || FindEvent(news, "holding", 0) == nullptr) return absl::OkStatus();
-    RETURN_IF_ERROR(world.AwaitSaved(kServerKilled));
-    ASSIGN_OR_RETURN(comeback.save_stall_seconds, world.SaveStallSeconds(kServerKilled));
-    ASSIGN_OR_RETURN(const pid_t server, world.ServerPid());
-    killed_at = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-    kill(server, SIGKILL);
-    Say(absl::StrFormat("process %d, which served rank 0 to %d, is killed; its keeper starts another", server,
-                        options_.world_size - 1));
-    return absl::OkStatus();
-  };
+  ServerKills kills(
+      &world, {.model = kServerKilled, .victim = victim(), .epochs = options_.epochs, .seed = comeback.kill_seed});
   ASSIGN_OR_RETURN(comeback.training,
                    Follow(world, kServerKilled, trainers,
                           {.on_first_progress = [] { return absl::OkStatus(); },
                            .on_failure = [&](int rank, const ExitState&) { return trainers[rank].CheckRunning(); },
-                           .on_poll = kill_server}));
-  if (killed_at == 0) return absl::InternalError("the server was expected to be killed, it was not");
-  const nlohmann::json* committed = FindEvent(comeback.training.events, "committed", killed_at);
-  if (committed == nullptr) return absl::InternalError("a commit after the server's death expected, there was none");
-  comeback.recovery_seconds = (*committed)["time"].get<double>() - killed_at;
+                           .on_poll = [&] { return kills.Poll(kPollInterval); }}));
+  RETURN_IF_ERROR(MeasureRecoveries(kills.times(), comeback));
+  comeback.save_stall_seconds = kills.save_stall_seconds();
+  comeback.finished_steps = world.FinishedSteps(kServerKilled);
   ASSIGN_OR_RETURN(comeback.saved, world.Save(kServerKilled));
   return comeback;
+}
+
+absl::Status Demo::MeasureRecoveries(const std::vector<double>& kills, Comeback& comeback) const {
+  if (kills.empty()) return absl::InternalError("the server was expected to be killed, it was not");
+  comeback.kills = static_cast<int>(kills.size());
+  for (const double killed_at : kills) {
+    const nlohmann::json* committed = FindEvent(comeback.training.events, "committed", killed_at);
+    if (committed == nullptr) return absl::InternalError("a commit after the server's death expected, there was none");
+    const double seconds = (*committed)["time"].get<double>() - killed_at;
+    if (killed_at == kills.front()) comeback.recovery_seconds = seconds;
+    comeback.longest_recovery_seconds = std::max(comeback.longest_recovery_seconds, seconds);
+  }
+  return absl::OkStatus();
 }
 
 // One rank more, or where that would take a GPU more, one less; or none of them.
@@ -291,6 +295,10 @@ absl::Status Demo::WriteReport(const Results& results) const {
     const Comeback& comeback = *results.comeback;
     report["master_hash_server_killed"] = comeback.training.state_hash;
     report["server_kill9_recovery_seconds"] = comeback.recovery_seconds;
+    report["server_kill9_longest_recovery_seconds"] = comeback.longest_recovery_seconds;
+    report["server_kills"] = comeback.kills;
+    report["server_kill_seed"] = comeback.kill_seed;
+    report["server_steps_finished"] = comeback.finished_steps;
     report["saved_bytes"] = comeback.saved.size_bytes;
     report["save_stall_seconds"] = comeback.save_stall_seconds;
     report["restored_world_size"] = comeback.restored_world_size;
@@ -306,7 +314,9 @@ absl::Status Demo::WriteReport(const Results& results) const {
 absl::Status Demo::ConcludeComeback(const Results& results) const {
   const Comeback& comeback = *results.comeback;
   Say(absl::StrFormat("                                %s (server killed)", comeback.training.state_hash));
-  Say(absl::StrFormat("server's kill -9 to next commit %.2f s", comeback.recovery_seconds));
+  Say(absl::StrFormat("server's kill -9 to next commit %.2f s; %d kills, the longest took %.2f s",
+                      comeback.recovery_seconds, comeback.kills, comeback.longest_recovery_seconds));
+  Say(absl::StrFormat("steps that were cut off         %d, finished by the next server", comeback.finished_steps));
   Say(absl::StrFormat("saved                           %d bytes; steps waited for %.4f s at most",
                       comeback.saved.size_bytes, comeback.save_stall_seconds));
   Say(absl::StrFormat("restored into a world of %-2d     %s", comeback.restored_world_size,

@@ -1,5 +1,6 @@
 // The demonstration: train; kill a trainer in mid-step, train on, and compare every master and moment; kill the server
-// in mid-step, train on, compare again; restore what was saved into a world of another size, and compare once more.
+// in mid-step and then at random times, train on, compare again; restore what was saved into a world of another size,
+// and compare once more.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 
@@ -22,7 +23,7 @@ class Demo {
   explicit Demo(DemoOptions options) : options_(std::move(options)) {}
 
   // An error when anything fails, when accuracy is too low, when trainings end in different states, or when what was
-  // restored is not what was saved. The server is killed where there is one daemon: several do not save yet.
+  // restored is not what was saved. The server is killed where there is one daemon.
   absl::Status Run();
 
  private:
@@ -31,10 +32,14 @@ class Demo {
     std::string state_hash;
     std::vector<nlohmann::json> events;  // of rank 0
   };
-  // What came of the death of the server, and of its saves.
+  // What came of the deaths of the server, and of its saves.
   struct Comeback {
     Training training;
-    double recovery_seconds = 0;  // from the kill to the next commit that was answered
+    int kills = 0;  // the one in mid-step, and those at random times
+    uint64_t kill_seed = 0;
+    int64_t finished_steps = 0;           // that were cut off with a server, and finished by the next one
+    double recovery_seconds = 0;          // from the kill in mid-step to the next commit that was answered
+    double longest_recovery_seconds = 0;  // of all kills
     double save_stall_seconds = 0;
     DemoWorld::SavedStep saved;  // after the last commit
     int restored_world_size = 0;
@@ -56,7 +61,7 @@ class Demo {
 
   absl::StatusOr<Training> TrainUninterrupted(DemoWorld& world);
   absl::StatusOr<Training> TrainInterrupted(DemoWorld& world);
-  absl::StatusOr<Comeback> TrainThroughServersDeath(DemoWorld& world);
+  absl::StatusOr<Comeback> TrainThroughServersDeaths(DemoWorld& world);
   // The world that a saved model is restored into.
   DemoOptions OtherWorld() const;
   // Has another world restore what was saved, and save it again: whether the bytes are the same.
@@ -78,6 +83,8 @@ class Demo {
                                   const Hooks& hooks);
 
   absl::Status PrintTables(DemoWorld& world, const std::string& model);
+  // Fills in the seconds from each kill of the server to the next commit that was answered.
+  absl::Status MeasureRecoveries(const std::vector<double>& kills, Comeback& comeback) const;
   // Seconds from the victim's kill to the next commit that was answered.
   absl::StatusOr<double> RecoverySeconds(DemoWorld& world, const Training& interrupted) const;
   absl::Status WriteReport(const Results& results) const;

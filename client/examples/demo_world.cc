@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,6 +28,8 @@ constexpr absl::Duration kReadyTimeout = absl::Seconds(20);
 constexpr absl::Duration kReadyInterval = absl::Milliseconds(50);
 constexpr absl::Duration kControlTimeout = absl::Seconds(30);
 constexpr absl::Duration kStopTimeout = absl::Seconds(15);
+// What the daemon's log says of a model whose step was cut off.
+constexpr char kStepFinished[] = "redo the apply";
 
 // A loopback port that is free now.
 absl::StatusOr<int> FreePort() {
@@ -173,6 +177,18 @@ absl::StatusOr<nlohmann::json> DemoWorld::ControlJson(std::vector<std::string> a
 absl::StatusOr<pid_t> DemoWorld::ServerPid() const {
   ASSIGN_OR_RETURN(const nlohmann::json version, ControlJson({"version"}));
   return static_cast<pid_t>(IntegerOf(version, "pid"));
+}
+
+int64_t DemoWorld::FinishedSteps(const std::string& model) const {
+  std::ifstream log(LogFile("daemon0"));
+  int64_t steps = 0;
+  for (std::string line; std::getline(log, line);) {
+    if (absl::StrContains(line, absl::StrCat(" model taken over model=", model, " ")) &&
+        absl::StrContains(line, kStepFinished)) {
+      ++steps;
+    }
+  }
+  return steps;
 }
 
 absl::StatusOr<DemoWorld::SavedStep> DemoWorld::Save(const std::string& model) const {

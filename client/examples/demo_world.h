@@ -26,6 +26,8 @@ struct DemoOptions {
   std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda
   std::optional<int> shard_size = {};
   int64_t epochs = 20;
+  // Of the random times at which the server is killed. Unset: another one in every run.
+  std::optional<uint64_t> kill_seed = {};
   // Of worlds of one daemon: what it saves into and restores from, and after how many commits it saves. Empty: nothing.
   std::string save_dir = {};
   int64_t save_every = 1;
@@ -63,6 +65,10 @@ class DemoWorld {
 
   // The process that serves on node 0: of a daemon with a keeper not the one that was started.
   absl::StatusOr<pid_t> ServerPid() const;
+
+  // Steps of a model that a server of node 0 left undone when it was killed, and that the next one has finished, as the
+  // log says.
+  int64_t FinishedSteps(const std::string& model) const;
 
   // One save of a model on node 0.
   struct SavedStep {

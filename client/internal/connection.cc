@@ -15,6 +15,9 @@ constexpr char kWhatToDo[] =
     "start it, unless its keeper does, and call again; it has the models that a keeper has held, and those that it "
     "restores from a save";
 
+constexpr absl::Duration kMomentBetweenSockets = absl::Milliseconds(20);
+constexpr absl::Duration kDyingTime = absl::Seconds(1);
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SocketPaths& paths, absl::Duration timeout) {
@@ -29,10 +32,18 @@ Connection::Connection(Companion companion, std::shared_ptr<grpc::Channel> chann
       stub_(v1::TrainerService::NewStub(channel_)),
       admin_stub_(v1::AdminService::NewStub(channel_)) {}
 
-bool Connection::IsLost() const {
+bool Connection::IsLost() const { return IsLostWithin(absl::ZeroDuration()); }
+
+bool Connection::IsLostWithin(absl::Duration wait) const {
   pollfd fds[] = {{.fd = companion_.daemon_pidfd(), .events = POLLIN, .revents = 0},
                   {.fd = companion_.socket(), .events = POLLRDHUP, .revents = 0}};
-  return poll(fds, 2, 0) > 0;
+  return poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0;
+}
+
+// The sockets of a process that dies are closed one after the other. gRPC's, if it was the first, is broken by then.
+bool Connection::IsAboutToBeLost() const {
+  if (IsLostWithin(kMomentBetweenSockets)) return true;
+  return channel_->GetState(false) != GRPC_CHANNEL_READY && IsLostWithin(kDyingTime);
 }
 
 void Connection::Authenticate(grpc::ClientContext& context) const {
@@ -40,7 +51,8 @@ void Connection::Authenticate(grpc::ClientContext& context) const {
 }
 
 absl::Status Connection::Explain(absl::string_view call, absl::Status answer) const {
-  if (answer.ok() || !IsLost()) return answer;
+  const bool lost = absl::IsUnavailable(answer) ? IsAboutToBeLost() : !answer.ok() && IsLost();
+  if (!lost) return answer;
   return absl::UnavailableError(absl::StrCat(call, ": the daemon (pid ", companion_.daemon_pid(),
                                              ") went away during the call (", answer.message(), "); ", kWhatToDo));
 }

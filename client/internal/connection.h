@@ -38,11 +38,15 @@ class Connection {
   void Authenticate(grpc::ClientContext& context) const;
 
   // Passes on what a call of this connection has answered. Where the daemon went away under the call, the answer says
-  // so, and what to do.
+  // so, and what to do. UNAVAILABLE comes a moment later than it was answered, for that may be the first sign.
   absl::Status Explain(absl::string_view call, absl::Status answer) const;
 
  private:
   Connection(Companion companion, std::shared_ptr<grpc::Channel> channel);
+  // Whether it is lost within that time.
+  bool IsLostWithin(absl::Duration wait) const;
+  // The same after an answer that a lost connection may have made.
+  bool IsAboutToBeLost() const;
 
   const Companion companion_;
   const std::shared_ptr<grpc::Channel> channel_;

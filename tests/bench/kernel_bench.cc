@@ -8,6 +8,9 @@
 // MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
 // the ratios of their times as `of_in_place`, with the quarters of them between which it lies. Each thread has a state
 // of its own, and times are those that threads were on a processor.
+//
+// KeptAdam alternates likewise between a step in place on private memory of the daemon and one on memory that a keeper
+// holds, which is shared and has small pages, and reports `of_private`.
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +21,7 @@
 #include <ctime>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +37,8 @@
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
+#include "server/device/memory.h"
+#include "tests/bench/or_die.h"
 
 namespace paramshard {
 namespace {
@@ -335,6 +341,53 @@ void BM_MovedAdam(benchmark::State& state, Encoding encoding, MomentType moments
   state.counters["ns_per_element"] = Median(nanoseconds);
 }
 
+// What a step with FP32 moments reads, in memory as the daemon allocates it.
+class StepArrays {
+ public:
+  explicit StepArrays(server::Sharing sharing) {
+    const Arrays& shared = SharedArrays();
+    const std::vector<float>* const values[] = {&shared.master, &shared.gradient, &shared.exp_avg, &shared.exp_avg_sq};
+    for (size_t i = 0; i < std::size(values); ++i) {
+      memory_[i] = OrDie(server::Memory::Allocate("kernel_bench", kCount * 4, sharing), "allocate");
+      std::memcpy(memory_[i].data(), values[i]->data(), kCount * 4);
+    }
+  }
+
+  void Step(const Encoding& encoding, RowRange rows) const {
+    const auto at = [&](int array) { return reinterpret_cast<float*>(memory_[array].data()) + rows.first * kCols; };
+    const AdamState state = {.master = at(0),
+                             .moments = {MutableMoment{at(2), nullptr, MomentType::kFP32},
+                                         MutableMoment{at(3), nullptr, MomentType::kFP32}}};
+    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), at(1), state, rows.count, kCols, encoding,
+                                       RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first), kScaling));
+  }
+
+ private:
+  server::Memory memory_[4];
+};
+
+void BM_KeptAdam(benchmark::State& state, Encoding encoding) {
+  const auto threads = static_cast<int>(state.range(0));
+  FillState(Contents::kRandom, SharedArrays());
+  const StepArrays unshared(server::Sharing::kPrivate);
+  const StepArrays kept(server::Sharing::kKept);
+  const auto step = [&](const StepArrays& arrays) {
+    return ProcessorPass(threads, [&](RowRange rows) { arrays.Step(encoding, rows); });
+  };
+  step(unshared);
+  step(kept);
+  std::vector<double> ratios;
+  for (auto _ : state) {
+    const double unshared_seconds = step(unshared);
+    const double seconds = step(kept);
+    state.SetIterationTime(seconds);
+    ratios.push_back(seconds / unshared_seconds);
+  }
+  state.counters["of_private"] = Median(ratios);
+  state.counters["lower_quarter"] = Quantile(ratios, 0.25);
+  state.counters["upper_quarter"] = Quantile(ratios, 0.75);
+}
+
 void BM_Amax(benchmark::State& state) {
   Arrays& arrays = SharedArrays();
   FillNormal(arrays.master, 0, 0.02f);
@@ -436,6 +489,9 @@ void RegisterAll() {
       Register(absl::StrCat("MovedAdam/", MomentTypeName(type), "Moments/", EncodingName(encoding)), BM_MovedAdam,
                encoding, type);
     }
+  }
+  for (const Encoding& encoding : {fp32, bf16, block, mx}) {
+    Register("KeptAdam/" + EncodingName(encoding), BM_KeptAdam, encoding);
   }
   Register("Amax", BM_Amax);
   Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);

@@ -248,7 +248,8 @@ TEST_F(KeptDaemonTest, ARestartLosesModelsWhereThatIsAskedForAlone) {
 TEST_F(KeptDaemonTest, AServerWithOtherDevicesGivesWayToOneThatCanGoOn) {
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
-  EXPECT_THAT(RestartRefusal("-- --device=cpu:0,cpu:1"), HasSubstr("a server expected, got exit code 3"));
+  EXPECT_THAT(RestartRefusal(absl::StrCat("-- --device=cpu:0,cpu:1 --socket-dir=", directory_.path())),
+              HasSubstr("a server expected, got exit code 3"));
   EXPECT_EQ(StateHash(), expected);
 }
 

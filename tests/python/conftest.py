@@ -15,6 +15,10 @@ from paramshard import programs
 
 PATIENCE = 60.0  # seconds
 
+# Whoever runs in the background of a shell ignores Ctrl-C, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def program(name: str) -> str:
     """A program of the folder that is tested, or else of the package."""

@@ -46,7 +46,7 @@ CreationOptions CreationOf(nb::handle restore, bool convert_moments) {
   return {.restore = restore.is_none() ? "" : CheckpointOf(restore), .convert_moments = convert_moments};
 }
 
-PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::OptionalCheckpoint> restore,
+PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
                   bool convert_moments) {
   const ModelSpec spec = SpecFromPython(spec_object);
   const CreationOptions options = CreationOf(restore, convert_moments);
@@ -54,7 +54,7 @@ PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argum
   return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, options); })));
 }
 
-void CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::OptionalCheckpoint> restore,
+void CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
                  bool convert_moments) {
   const ModelSpec spec = SpecFromPython(spec_object);
   const CreationOptions options = CreationOf(restore, convert_moments);
@@ -126,7 +126,8 @@ void BindClient(nb::module_& module) {
   BindDaemon(module, client);
   client.def("close", &PyClient::Close, "Closes the connection. Models of it stay open. Idempotent.")
       .def("__enter__", &Itself<PyClient>)
-      .def("__exit__", [](PyClient& self, const nb::args&) { self.Close(); });
+      .def(
+          "__exit__", [](PyClient& self, const nb::args&) { self.Close(); }, kExitSignature);
 }
 
 }  // namespace paramshard::python

@@ -226,7 +226,8 @@ void BindGatheredUnit(nb::module_& module) {
              WaitForUnit(nb::cast<const PyGatheredUnit&>(self));
              return self;
            })
-      .def("__exit__", [](const PyGatheredUnit& self, const nb::args&) { self.held()->Release(); });
+      .def(
+          "__exit__", [](const PyGatheredUnit& self, const nb::args&) { self.held()->Release(); }, kExitSignature);
 }
 
 void BindGradients(nb::module_& module) {
@@ -263,7 +264,8 @@ void BindGradients(nb::module_& module) {
       .def(
           "release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
       .def("__enter__", &Itself<PyGradients>)
-      .def("__exit__", [](const PyGradients& self, const nb::args&) { self.held().Release(); });
+      .def(
+          "__exit__", [](const PyGradients& self, const nb::args&) { self.held().Release(); }, kExitSignature);
 }
 
 void BindCommits(nb::module_& module) {

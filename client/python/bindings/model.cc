@@ -107,10 +107,11 @@ void BindCommands(nb::class_<PyModel>& model) {
           "Hands out a zeroed gradient slot, waiting for one to drain if none is free. ResourceExhaustedError when all "
           "that fit are held, unpushed (names their units).")
       .def(
-          "commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3f, nb::arg("beta1") = 0.9f,
-          nb::arg("beta2") = 0.999f, nb::arg("epsilon") = 1e-8f, nb::arg("weight_decay") = 0.0f,
-          nb::arg("groups") = nb::none(), nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0f,
-          nb::arg("client_state") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(), nb::arg("save") = false,
+          "commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,
+          nb::arg("beta2") = 0.999, nb::arg("epsilon") = 1e-8, nb::arg("weight_decay") = 0.0,
+          nb::arg("groups") = nb::none(), nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
+          nb::arg("client_state").sig("b''") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(),
+          nb::arg("save") = false,
           "Applies one optimizer step, and returns at once, unless three commits are unanswered: then it waits for the "
           "oldest. `groups`: a dict of hyper-parameters for each group of the model. `max_grad_norm` clips to that "
           "global norm. `gradient_scale` is the loss scale that gradients carry. `client_state`, at most 64 KiB, comes "
@@ -129,7 +130,8 @@ void BindCommands(nb::class_<PyModel>& model) {
           "Detaches after the last command of this rank; handles that are left end. Waits up to 35 seconds for other "
           "ranks to send what this one has sent. Idempotent.")
       .def("__enter__", &Itself<PyModel>)
-      .def("__exit__", [](const PyModel& self, const nb::args&) { Check(self.shared()->Close()); });
+      .def(
+          "__exit__", [](const PyModel& self, const nb::args&) { Check(self.shared()->Close()); }, kExitSignature);
 }
 
 void BindValues(nb::class_<PyModel>& model) {

@@ -6,6 +6,9 @@
 #include "client/python/bindings/model.h"
 
 NB_MODULE(_core, module) {
+  // What a cycle, a thread or a traceback holds at the interpreter's end is not freed, and that is no fault of a trainer
+  // which ends so.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The client library of paramshard.";
   module.attr("__version__") = PARAMSHARD_VERSION;
   paramshard::python::BindHandles(module);

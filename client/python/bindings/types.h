@@ -20,9 +20,6 @@ class Array : public nanobind::object {
 class Checkpoint : public nanobind::object {
   NB_OBJECT(Checkpoint, nanobind::object, "str | int | os.PathLike[str]", IsAny)
 };
-class OptionalCheckpoint : public nanobind::object {
-  NB_OBJECT(OptionalCheckpoint, nanobind::object, "str | int | os.PathLike[str] | None", IsAny)
-};
 class OptionalError : public nanobind::object {
   NB_OBJECT(OptionalError, nanobind::object, "paramshard.errors.Error | None", IsAny)
 };
@@ -42,6 +39,9 @@ template <typename Type>
 using Argument = nanobind::typed<nanobind::handle, Type>;
 template <typename Type>
 using Result = nanobind::typed<nanobind::object, Type>;
+
+// Of __exit__, whose arguments nobody reads.
+inline const nanobind::sig kExitSignature("def __exit__(self, *args: object) -> None");
 
 // What __enter__ is: it returns the object itself.
 template <typename Class>

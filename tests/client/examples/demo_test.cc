@@ -1,6 +1,7 @@
 // The demo itself, shortened, on every shape of a world.
 #include "client/examples/demo.h"
 
+#include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+constexpr uint64_t kKillSeed = 11;
+
 struct DemoCase {
   std::string name;
   DemoOptions options;
@@ -26,6 +29,7 @@ class DemoTest : public testing::TestWithParam<DemoCase> {
     options.bin_dir = PARAMSHARD_BIN_DIR;
     options.out_dir = directory_.path();
     options.epochs = 3;
+    options.kill_seed = kKillSeed;
     return options;
   }
   nlohmann::json Report() const {
@@ -48,11 +52,16 @@ TEST_P(DemoTest, AllTrainingsEndInTheSameState) {
   EXPECT_EQ(report["world_size"], Options().world_size);
   ASSERT_EQ(report["devices"].size(), Options().nodes);
   for (int node = 0; node < Options().nodes; ++node) EXPECT_EQ(report["devices"][node], DevicesOf(Options(), node));
-  // Several daemons do not save yet.
+  // The server of one daemon is killed.
   ASSERT_EQ(report.contains("master_hash_server_killed"), Options().nodes == 1);
   if (Options().nodes > 1) return;
   EXPECT_EQ(report["master_hash_server_killed"], report["master_hash_uninterrupted"]);
   EXPECT_GT(report["server_kill9_recovery_seconds"], 0.0);
+  EXPECT_GE(report["server_kill9_longest_recovery_seconds"], report["server_kill9_recovery_seconds"]);
+  EXPECT_GE(report["server_kills"], 1);
+  EXPECT_LE(report["server_kills"], 7);
+  EXPECT_GE(report["server_steps_finished"], 0);
+  EXPECT_EQ(report["server_kill_seed"], kKillSeed);
   EXPECT_GE(report["save_stall_seconds"], 0.0);
   EXPECT_GT(report["saved_bytes"], 0);
   EXPECT_EQ(report["restored_world_size"], Options().world_size + 1);

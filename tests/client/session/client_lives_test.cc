@@ -393,7 +393,8 @@ TEST_F(ClientLivesTest, ACallUnderWhichTheDaemonDiesSaysSo) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect());
   daemon_->Pause();
   std::thread killer([&] { daemon_->Signal(SIGKILL); });
-  EXPECT_THAT(client.CreateModel(TwoMatrices("two")), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(client.CreateModel(TwoMatrices("two")),
+              StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("create model two"), HasSubstr("daemon"))));
   killer.join();
 }
 

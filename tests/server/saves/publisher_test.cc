@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/checkpoint/step_folder.h"
@@ -325,6 +326,28 @@ TEST_F(PublisherTest, AFolderThatCannotBeSyncedAtTheStartIsInDoubt) {
   EXPECT_TRUE(publisher->in_doubt());
   EXPECT_FALSE(publisher->leftovers().ok());
   EXPECT_EQ(NamesIn(folder_).size(), 2);
+}
+
+// A state of some megabytes for each rank: headers, sums, manifest and spec hardly count.
+class TallPublisherTest : public PublisherTest {
+ protected:
+  static constexpr int64_t kRows = 20'000;
+  TallPublisherTest()
+      : PublisherTest(checkpoint::TallSpec(kRows), {.world = {.size = 4, .shard_size = 4}, .ranks_per_node = 4}) {}
+};
+
+TEST_F(TallPublisherTest, FilesAreHardlyLargerThanTheState) {
+  const auto publisher = Open();
+  ASSERT_EQ(Save(*publisher, 50).outcome, SaveOutcome::kPublished);
+  int64_t file_bytes = 0;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder_)) {
+    if (entry.is_regular_file()) file_bytes += static_cast<int64_t>(entry.file_size());
+  }
+  constexpr int64_t kStateBytes = kRows * 257 * 3 * 4;  // master and moments
+  RecordProperty("file_bytes", absl::StrCat(file_bytes));
+  RecordProperty("state_bytes", absl::StrCat(kStateBytes));
+  EXPECT_GE(file_bytes, kStateBytes);
+  EXPECT_LE(static_cast<double>(file_bytes), 1.001 * kStateBytes);
 }
 
 }  // namespace

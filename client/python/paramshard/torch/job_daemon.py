@@ -1,0 +1,100 @@
+"""A daemon that lives as long as a job: `daemon="job"` of shard.
+
+Under torchrun a job is the agent, which outlives its workers and starts them again; else it is the process that
+trains. A small process of its own watches for the job's end, for a worker that starts a daemon may be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import paramshard
+from paramshard import programs
+
+_PATIENCE = 60.0  # seconds until the daemon serves
+_DRAIN = 30.0  # seconds until it has ended
+_NAP = 0.02
+
+
+def start_job_daemon(local_rank: int, local_world_size: int, devices: list[str]) -> str:
+    """Starts the daemon, on the node's first rank, unless a worker before this one has. Returns its socket directory.
+
+    UnavailableError or DeadlineExceededError, with the log's last lines, when it does not serve.
+    """
+    job = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    if local_world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise paramshard.InvalidArgumentError(
+            'shard: daemon="job" with several ranks needs torchrun; else start paramshardd yourself, and daemon=None')
+    folder = pathlib.Path(tempfile.gettempdir(), f"paramshard-job-{os.getuid()}-{job}")
+    sockets = folder / "sockets"
+    started = None
+    if local_rank == 0 and not (sockets / "grpc.sock").exists():
+        started = _start(folder, sockets, job, devices)
+    _await_sockets(folder, sockets, started)
+    return str(sockets)
+
+
+def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> subprocess.Popen:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise paramshard.PermissionDeniedError(f"shard: {folder} belongs to another user")
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paramshard.torch.job_daemon", str(job), str(folder),
+             str(programs.path_of("paramshardd")), f"--socket-dir={sockets}",
+             *(f"--device={device}" for device in devices)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not (sockets / "grpc.sock").exists():
+        if started is not None and started.poll() is not None:
+            raise paramshard.UnavailableError(f"shard: the job's daemon has ended; its log says: {_end_of_log(folder)}")
+        if time.monotonic() > deadline:
+            raise paramshard.DeadlineExceededError(
+                f"shard: the job's daemon does not serve after {_PATIENCE:.0f} s; its log says: {_end_of_log(folder)}")
+        time.sleep(_NAP)
+
+
+def _end_of_log(folder: pathlib.Path) -> str:
+    log = folder / "log"
+    return log.read_text(errors="replace")[-2000:] if log.exists() else "nothing"
+
+
+def _supervise(job: int, folder: pathlib.Path, command: list[str]) -> int:
+    """Runs the daemon until it ends, or the job does."""
+    try:
+        of_job = os.pidfd_open(job)
+    except ProcessLookupError:
+        return 1
+    daemon = subprocess.Popen(command)
+    of_daemon = os.pidfd_open(daemon.pid)
+    ready, _, _ = select.select([of_job, of_daemon], [], [])
+    if of_daemon not in ready:
+        daemon.send_signal(signal.SIGTERM)
+    try:
+        status = daemon.wait(_DRAIN)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        status = daemon.wait()
+    _remove(folder)
+    return status
+
+
+def _remove(folder: pathlib.Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(_supervise(int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,141 @@
+"""The optimizer of a sharded model, whose steps the daemon makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+import paramshard
+from paramshard.spec import ParameterGroup
+from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.sharded_model import OptimizerPlan, ShardedModel
+
+_MODES = ("adamw", "l2")
+_NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
+
+
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or L2 decay with mode="l2".
+
+    Making it opens the model in the daemon, and waits for the other ranks. Schedulers change `param_groups` as they do
+    anywhere; each group has its own lr, betas, eps and weight_decay. Gradients are in the daemon, which clips them to
+    a global norm of `max_grad_norm` (0, infinity and None: does not), so torch.nn.utils.clip_grad_norm_ has nothing to
+    clip, and says so. Moments are stored as `moments`, or each as `exp_avg` and `exp_avg_sq` say: FP32, BF16, FP16 or
+    FP8.
+
+    `step` returns before the daemon has stepped. A step whose gradients are not all finite is skipped on all ranks,
+    and counted: `last_result().skipped`.
+    """
+
+    # GradScaler hands itself to `step` then, where it can be refused.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
+                 max_grad_norm: float | None = None, moments: str = "FP32", exp_avg: str | None = None,
+                 exp_avg_sq: str | None = None, mode: str = "adamw", bias_correction: bool = True):
+        self._sharded: ShardedModel | None = None
+        self.max_grad_norm = max_grad_norm
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "mode": mode,
+                                  "bias_correction": bias_correction})
+        sharded = self._owner()
+        plan = OptimizerPlan([_group_of(index, group) for index, group in enumerate(self.param_groups)],
+                             self._groups_by_parameter(sharded), exp_avg or moments, exp_avg_sq or moments)
+        sharded.open(plan)
+        self._sharded = sharded
+        # Tools that initialize an optimizer which has no state do so by a step.
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {}
+
+    def _owner(self) -> ShardedModel:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        strangers = [parameter for parameter in parameters if not isinstance(parameter, Placeholder)]
+        if strangers:
+            raise paramshard.InvalidArgumentError(
+                f"AdamW: parameters of a sharded model expected, got {len(strangers)} others, the first of shape "
+                f"{list(strangers[0].shape)}: call paramshard.torch.shard() before")
+        owners = {parameter.owner for parameter in parameters}
+        if len(owners) != 1:
+            raise paramshard.InvalidArgumentError(
+                f"AdamW: parameters of one sharded model expected, got those of {len(owners)}")
+        return owners.pop()
+
+    def _groups_by_parameter(self, sharded: ShardedModel) -> dict[str, int]:
+        group_of = {parameter.parameter_name: index for index, group in enumerate(self.param_groups)
+                    for parameter in group["params"]}
+        missing = [parameter.name for parameter in sharded.parameters()
+                   if parameter.placeholder.requires_grad and parameter.name not in group_of]
+        if missing:
+            raise paramshard.InvalidArgumentError(
+                f"AdamW: a group for every parameter that is trained expected, got none for {', '.join(missing[:5])}"
+                f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; freeze what is not to be trained")
+        return group_of
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._sharded is not None:
+            raise paramshard.UnimplementedError(
+                "add_param_group: the daemon made the model with the groups that it has; give all of them to AdamW")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, *, grad_scaler: Any = None) -> float | None:
+        """Commits the gradients since the last step. FailedPreconditionError when there are none, or a backward failed.
+
+        Every rank calls it at the same point.
+        """
+        if grad_scaler is not None:
+            raise paramshard.UnimplementedError(
+                "step: no GradScaler expected: gradients are added up in float32, and a step with one that is not "
+                "finite is skipped; train in bfloat16 without it")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._sharded.step({"groups": [_hyperparameters(group) for group in self.param_groups],
+                            "max_grad_norm": _norm(self.max_grad_norm)})
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last step, if there are any; every rank calls it at the same point."""
+        # Optimizer's constructor may call it before there is a model.
+        if self._sharded is not None:
+            self._sharded.discard()
+
+    def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
+        """The last step's answer: norm, whether it was skipped. None when it is not there yet and `wait` is false."""
+        return self._sharded.last_result(wait)
+
+    def last_norm(self, wait: bool = True) -> float | None:
+        """The global norm of the last step's gradients, before they were clipped; for logging."""
+        result = self.last_result(wait)
+        return None if result is None else result.gradient_norm
+
+
+def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices, which decay, and vectors and scalars (norms, biases), which do not."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [{"name": "decay", "params": [each for each in parameters if each.dim() >= 2],
+               "weight_decay": weight_decay},
+              {"name": "no_decay", "params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
+    if group["mode"] not in _MODES:
+        raise paramshard.InvalidArgumentError(f"AdamW: mode adamw or l2 expected, got {group['mode']}")
+    return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:
+    beta1, beta2 = group["betas"]
+    return {"beta1": float(beta1), "beta2": float(beta2)} | {ours: float(group[theirs])
+                                                             for theirs, ours in _NAMES.items()}
+
+
+def _norm(most: float | None) -> float | None:
+    return None if most is None or most == 0 or math.isinf(most) else float(most)

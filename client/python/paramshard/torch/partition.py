@@ -1,0 +1,103 @@
+"""How a module's parameters are cut into units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+import paramshard
+from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.unit import Unit, UnitParameter
+
+UnitModules = nn.Module | Sequence[nn.Module]
+
+
+def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
+              device: torch.device) -> list[Unit]:
+    """Makes the units. A parameter belongs to the innermost of their modules that has it.
+
+    InvalidArgumentError for modules that are not the model's, or in two units; for parameters in no unit, already
+    sharded, or of a kind that cannot be; names them.
+    """
+    groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
+    names = {each: name for name, each in module.named_modules()}
+    unit_of = _units_by_module(groups, names)
+    made = [Unit(_name_of(group, names), group, []) for group in groups]
+    by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
+    borrowed: list[set[int]] = [set() for _ in made]
+    homeless: list[str] = []
+    for owner, prefix in names.items():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            _check(name, parameter)
+            unit = _innermost(prefix, unit_of)
+            if unit is None:
+                homeless.append(name)
+                continue
+            if parameter not in by_parameter:
+                dtype = param_dtype or parameter.dtype
+                by_parameter[parameter] = unit, UnitParameter(name, parameter, dtype, device)
+                made[unit].parameters.append(by_parameter[parameter][1])
+            home, known = by_parameter[parameter]
+            known.places.append((owner, attribute))
+            if home != unit:
+                borrowed[unit].add(home)
+    if homeless:
+        raise paramshard.InvalidArgumentError(
+            f"shard: every parameter in a unit expected, got none for {_some(homeless)}: list the modules that they "
+            "belong to, or the model itself as a last unit")
+    for unit, homes in zip(made, borrowed):
+        unit.lenders = [made[home] for home in sorted(homes)]
+        if not unit.parameters and not homes:
+            raise paramshard.InvalidArgumentError(f"shard: units with parameters expected, {unit.name} has none")
+    return made
+
+
+def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> dict[str, int]:
+    unit_of: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        for each in group:
+            if each not in names:
+                raise paramshard.InvalidArgumentError(
+                    f"shard: modules of the model expected, got another {type(each).__name__} in unit {index}")
+            if names[each] in unit_of:
+                raise paramshard.InvalidArgumentError(
+                    f"shard: every module in one unit expected, {names[each] or 'the model'} is in two")
+            unit_of[names[each]] = index
+    return unit_of
+
+
+def _innermost(prefix: str, unit_of: dict[str, int]) -> int | None:
+    while True:
+        if prefix in unit_of:
+            return unit_of[prefix]
+        if not prefix:
+            return None
+        prefix = prefix.rpartition(".")[0]
+
+
+def _name_of(group: list[nn.Module], names: dict[nn.Module, str]) -> str:
+    return "+".join(names[each] or "model" for each in group)
+
+
+def _check(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, Placeholder):
+        raise paramshard.InvalidArgumentError(f"shard: a module that is not sharded yet expected, {name} is")
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise paramshard.InvalidArgumentError(
+            f"shard: {name} has no shape yet: run the model once, so that its lazy modules are made")
+    if hasattr(parameter, "placements"):
+        raise paramshard.UnimplementedError(
+            f"shard: {name} is a DTensor: tensor and expert parallelism beside this are not supported; FSDP2 is")
+    if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise paramshard.InvalidArgumentError(
+            f"shard: {name}: a parameter of float32, bfloat16 or float16 expected, got {parameter.dtype}")
+
+
+def _some(names: list[str]) -> str:
+    most = 5
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

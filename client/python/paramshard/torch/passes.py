@@ -1,0 +1,122 @@
+"""What happens to a sharded model between two steps: forwards, backwards, and what is left when one of them fails."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import Variable
+
+import paramshard
+
+if TYPE_CHECKING:
+    from paramshard.torch.unit import Unit
+
+
+class Passes:
+    """Knows which pass is under way, and what has been pushed since the last commit."""
+
+    def __init__(self, units: list[Unit]):
+        self._units = units
+        self._model: paramshard.Model | None = None
+        self._backward: int | None = None  # autograd's number of the one that is under way
+        self._backwards = 0  # that were through, since the last commit
+        self._has_pushed = False
+        self._lost: str | None = None  # why gradients of this step are gone
+        self.before_command = lambda: None  # what a step has left to be sent
+
+    @property
+    def model(self) -> paramshard.Model:
+        if self._model is None:
+            raise paramshard.FailedPreconditionError(
+                "the model is not open: make a paramshard.torch.AdamW of its parameters first, or call "
+                "sharded.open() to compute without training")
+        return self._model
+
+    def open(self, model: paramshard.Model | None) -> None:
+        self._model = model
+        self._backward, self._backwards, self._has_pushed, self._lost = None, 0, False, None
+
+    # --- Forwards ---
+
+    def begin_model(self) -> None:
+        """The whole model's forward begins: whatever an exception has left of the passes before goes."""
+        self.begin_forward()
+        for unit in self._units:
+            unit.end_passes()
+
+    def begin_forward(self) -> None:
+        self._drop_failed_backward()
+        self.before_command()
+
+    def end_forward(self) -> None:
+        for unit in self._units:
+            unit.end_forward()
+
+    # --- Backwards ---
+
+    def begin_backward(self) -> None:
+        """Called by whatever comes first in a backward, and again by all that follows."""
+        task = torch._C._current_graph_task_id()
+        if task == self._backward:
+            return
+        if self._backward is not None:
+            raise paramshard.FailedPreconditionError(
+                "backward: one at a time expected, got one inside of another, or after one that failed; "
+                "checkpoints are to be made with use_reentrant=False")
+        self._backward = task
+        this = weakref.proxy(self)
+        Variable._execution_engine.queue_callback(lambda: this._end_backward())
+
+    def note_push(self) -> None:
+        self._has_pushed = True
+
+    def _end_backward(self) -> None:
+        for unit in self._units:
+            unit.push()
+            unit.end_passes()
+        self._backward = None
+        self._backwards += 1
+
+    def _drop_failed_backward(self) -> None:
+        """A backward that raised has pushed some of its gradients. They are dropped with those of its step."""
+        if self._backward is None:
+            return
+        self._backward = None
+        for unit in self._units:
+            unit.drop_gradients()
+            unit.end_passes()
+        if self._has_pushed:
+            self.model.discard()
+        if self._backwards:
+            self._lost = (f"a backward failed, and with its gradients those of {self._backwards} before it in this "
+                          "step were dropped: call zero_grad() and repeat the step")
+        self._has_pushed, self._backwards = False, 0
+
+    # --- Steps ---
+
+    def begin_step(self) -> None:
+        """Refuses a step that would commit nothing, or a part."""
+        if self._backward is not None:
+            self._drop_failed_backward()
+            self._lost = self._lost or "the last backward failed: call zero_grad() and repeat the step"
+        if self._lost is not None:
+            raise paramshard.FailedPreconditionError(f"step: {self._lost}")
+        if not self._has_pushed:
+            raise paramshard.FailedPreconditionError(
+                "step: a backward since the last step expected, got none, and a commit without gradients would count "
+                "as a step")
+        for unit in self._units:
+            unit.end_passes()
+
+    def end_step(self) -> None:
+        self._has_pushed, self._backwards = False, 0
+
+    def discard(self) -> None:
+        """Drops the gradients since the last step, on all ranks alike."""
+        self._drop_failed_backward()
+        self._lost = None
+        if self._has_pushed:
+            self.model.discard()
+        self.end_step()

@@ -1,0 +1,80 @@
+"""What a module has in place of a parameter while its values are in the daemon alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import paramshard
+
+if TYPE_CHECKING:
+    from paramshard.torch.sharded_model import ShardedModel
+
+_aten = torch.ops.aten
+# What modules, optimizers and `state_dict` do to parameters without looking at values. Each gives the same parameter
+# again: where it lies and of what type it is was settled when the model was sharded.
+_WITHOUT_VALUES = frozenset({
+    _aten.detach.default, _aten.alias.default, _aten._to_copy.default, _aten.to.dtype_layout, _aten.lift_fresh.default})
+
+
+class Placeholder(torch.Tensor):
+    """A parameter that is not gathered: it has a name, a shape, a type and a device, and no memory.
+
+    Optimizers group it, `requires_grad` may be set, and load_state_dict may copy a value into it, which is brought to
+    the daemon. Whatever would read it raises FailedPreconditionError.
+    """
+
+    _is_param = True  # what makes isinstance(self, nn.Parameter) true
+
+    parameter_name: str
+    owner: ShardedModel | None
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
+                owner: ShardedModel | None) -> Placeholder:
+        placeholder = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=dtype, device=device, requires_grad=like.requires_grad)
+        placeholder.parameter_name = name
+        placeholder.owner = owner
+        return placeholder
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Everything is done by __new__, for which torch has no constructor that this could call."""
+
+    def __repr__(self, *, tensor_contents: None = None) -> str:
+        return f"<{self.parameter_name}: {self.dtype} {list(self.shape)}, not gathered>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Placeholder:
+        raise paramshard.FailedPreconditionError(
+            f"copy {self.parameter_name}: a sharded model has one copy, in the daemon; copy modules before shard()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise paramshard.FailedPreconditionError(
+            f"pickle {self.parameter_name}: its values are in the daemon; save model.state_dict() instead")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function == torch.Tensor.grad.__get__:
+            # Gradients go to the daemon as they come. Who clips them here would clip nothing, and not notice.
+            if sys._getframe(1).f_globals.get("__name__") == "torch.nn.utils.clip_grad":
+                raise paramshard.FailedPreconditionError(
+                    "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
+                    "paramshard.torch.AdamW")
+            return None
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function in _WITHOUT_VALUES and isinstance(args[0], Placeholder):
+            of = args[0]
+            return cls(of, name=of.parameter_name, dtype=of.dtype, device=of.device, owner=of.owner)
+        if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
+            args[0].owner.take_value(args[0].parameter_name, args[1])
+            return args[0]
+        names = [value.parameter_name for value in torch.utils._pytree.tree_leaves((args, kwargs))
+                 if isinstance(value, Placeholder)]
+        raise paramshard.FailedPreconditionError(
+            f"{', '.join(names)}: a gathered parameter expected by {function}; outside of its unit's forward its "
+            "values are in the daemon: use `with sharded.unsharded():` or sharded.read(name)")

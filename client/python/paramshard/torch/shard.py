@@ -1,0 +1,112 @@
+"""How a module comes to be sharded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+import paramshard
+from paramshard.torch.job_daemon import start_job_daemon
+from paramshard.torch.partition import UnitModules, partition
+from paramshard.torch.sharded_model import ShardedModel
+
+_EXISTING = ("error", "resume", "fresh")
+_DAEMONS = (None, "node", "job")
+
+
+def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existing: str = "error",
+          format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
+          grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True, output_dtype: torch.dtype | None = None,
+          reshard_after_forward: bool = True, daemon: str | None = None, socket_dir: str | None = None,
+          local_rank: int | None = None, seed: int = 0, gather_slots: int = 3, gradient_slots: int = 2,
+          step_timeout: float | None = None) -> ShardedModel:
+    """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
+
+    The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
+    parameters after this, creates the model in the daemon.
+
+    `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
+    innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
+    `existing`: what becomes of a model of this name that the daemon has, and that has been trained: "error", "resume"
+    to go on with it, or "fresh" to delete it. A worker that torchrun has started again resumes.
+    `format`: of all parameters, or pairs of a glob of parameter names and a format, of which the first that matches
+    counts; None: that of `param_dtype`. Formats are those of `paramshard.Encoding`.
+    `param_dtype`: what is computed with; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
+    it; `output_dtype`: outputs of units are cast to that.
+    `grad_dtype`: of what is sent, float32 or bfloat16; the daemon adds up in float32.
+    `reshard_after_forward`: False keeps the gathered parameters until the backward.
+    `daemon`: None or "node": one that is there (`socket_dir` says where, else as paramshard.Client); "job": one that
+    is started on this node, and ends with the job.
+    `local_rank`: of this process among those of the node; None: LOCAL_RANK, else 0.
+
+    InvalidArgumentError for units that overlap, or that miss parameters; names them.
+    """
+    _check(existing, daemon, format, param_dtype, grad_dtype)
+    local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
+    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    if daemon == "job":
+        socket_dir = _job_daemon(local_rank)
+    with paramshard.Client(socket_dir=socket_dir) as probe:
+        info = probe.daemon_info()
+    _check_daemon(info, local_rank)
+    made = partition(module, units, param_dtype=param_dtype, device=torch.device("cpu"))
+    _check_buffers(module)
+    for unit in made:
+        unit.reshards_after_forward = reshard_after_forward
+        unit.casts_inputs_to = param_dtype if cast_inputs else None
+        unit.casts_outputs_to = output_dtype
+
+    def connect(rank: int) -> paramshard.Client:
+        return paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
+
+    return ShardedModel(module, made, client=connect, name=name, existing=existing, is_restart=is_restart,
+                        rank=info.first_rank + local_rank, local_rank=local_rank, format=format,
+                        grad_dtype=grad_dtype,
+                        spec={"seed": seed, "gather_slots": gather_slots, "gradient_slots": gradient_slots,
+                              "step_timeout": step_timeout})
+
+
+def _check(existing: str, daemon: str | None, format: object, param_dtype: torch.dtype | None,
+           grad_dtype: torch.dtype) -> None:
+    if existing not in _EXISTING:
+        raise paramshard.InvalidArgumentError(f"shard: existing={_EXISTING} expected, got {existing!r}")
+    if daemon not in _DAEMONS:
+        raise paramshard.InvalidArgumentError(f"shard: daemon={_DAEMONS} expected, got {daemon!r}")
+    if param_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise paramshard.InvalidArgumentError(
+            f"shard: param_dtype float32, bfloat16 or float16 expected, got {param_dtype}")
+    if grad_dtype not in (torch.float32, torch.bfloat16):
+        raise paramshard.InvalidArgumentError(f"shard: grad_dtype float32 or bfloat16 expected, got {grad_dtype}")
+
+
+def _job_daemon(local_rank: int) -> str:
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
+        raise paramshard.UnimplementedError(
+            'shard: daemon="job" on one node expected; on several start paramshardd on each, and daemon="node"')
+    return start_job_daemon(local_rank, local_world_size, [f"cpu:{index}" for index in range(local_world_size)])
+
+
+def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:
+    if info.version != paramshard.__version__:
+        raise paramshard.FailedPreconditionError(
+            f"shard: a daemon of version {paramshard.__version__}, as this package is, expected, got {info.version}")
+    if not 0 <= local_rank < len(info.devices):
+        raise paramshard.InvalidArgumentError(
+            f"shard: a local rank below {len(info.devices)}, the daemon's number of devices, expected, got "
+            f"{local_rank}; start as many trainers as it has devices")
+    if not info.devices[local_rank].startswith("cpu"):
+        raise paramshard.UnimplementedError(
+            f"shard: a daemon with `cpu` devices expected, got {info.devices[local_rank]}: this package does not "
+            "decode on GPUs yet")
+
+
+def _check_buffers(module: nn.Module) -> None:
+    missing = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if missing:
+        raise paramshard.InvalidArgumentError(
+            f"shard: buffers with memory expected, {', '.join(missing[:5])} lie on `meta`: make the model in "
+            "meta_init(), which leaves buffers as they are")

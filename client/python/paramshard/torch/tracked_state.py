@@ -1,0 +1,148 @@
+"""What else of a training comes back after a crash: schedulers, loaders, generators of random numbers."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+import paramshard
+
+MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
+
+
+class Stateful(Protocol):
+    """What schedulers, StatefulDataLoader and many others are."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class RandomState:
+    """The generators that trainings draw from: torch's, of the GPU in use too, Python's, and NumPy's if it is loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = random.getstate()
+        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, torch.tensor(words), gauss]}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state()
+        if "numpy.random" in sys.modules:
+            kind, keys, position, has_gauss, cached = sys.modules["numpy.random"].get_state()
+            state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        if "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"])
+        if "numpy" in state:
+            import numpy.random
+            kind, keys, *rest = state["numpy"]
+            numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+
+
+class _Schedule:
+    """A scheduler with the rates that it has set: it computes the next ones of them, and does not record them."""
+
+    def __init__(self, scheduler: LRScheduler):
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = [{key: value for key, value in group.items() if key != "params"}
+                  for group in self._scheduler.optimizer.param_groups]
+        return {"scheduler": self._scheduler.state_dict(), "groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state["scheduler"])
+        for group, saved in zip(self._scheduler.optimizer.param_groups, state["groups"]):
+            group.update(saved)
+
+
+class TrackedState:
+    """Objects whose states are recorded with every commit.
+
+    A commit takes the learning rates of its own step, and yet what is to come back with it is a scheduler that has
+    moved on. So what is tracked is read in `step`, but for schedulers, and the commit is sent when all schedulers have
+    stepped, or else when the next forward begins.
+    """
+
+    def __init__(self, send: Callable[[], None]):
+        self._send = send
+        self._objects: dict[str, Stateful] = {}
+        self._schedules: dict[str, _Schedule] = {}
+        self._to_step: set[str] = set()
+        self._read: dict[str, Any] = {}
+
+    def add(self, name: str, tracked: Stateful, restored: dict[str, Any] | None) -> None:
+        """`restored`: what it had when the state was made that training goes on from; None at the beginning."""
+        if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
+            raise paramshard.InvalidArgumentError(
+                f"track {name}: an object with state_dict and load_state_dict expected, got {type(tracked).__name__}")
+        if name in self._objects or name in self._schedules:
+            raise paramshard.InvalidArgumentError(f"track {name}: it is tracked already")
+        if isinstance(tracked, LRScheduler):
+            self._note_steps(name, tracked)
+            tracked = self._schedules[name] = _Schedule(tracked)
+        else:
+            self._objects[name] = tracked
+        if restored is not None:
+            tracked.load_state_dict(restored)
+
+    def _note_steps(self, name: str, scheduler: LRScheduler) -> None:
+        kind, to_step, send = type(scheduler), self._to_step, self._send
+
+        def step(self: LRScheduler, *arguments: Any, **options: Any) -> None:
+            kind.step(self, *arguments, **options)
+            if name in to_step:
+                to_step.discard(name)
+                if not to_step:
+                    send()
+
+        # A class of its own, for what an object has beside is part of a scheduler's state.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+    @property
+    def waits_for_schedulers(self) -> bool:
+        return bool(self._schedules)
+
+    def read(self) -> None:
+        """At the end of a step, before anything of the next one is drawn or loaded."""
+        self._read = {name: tracked.state_dict() for name, tracked in self._objects.items()}
+        self._to_step.update(self._schedules)
+
+    def take(self) -> bytes:
+        """The client state of the step that was read. ResourceExhaustedError names what is too large."""
+        self._to_step.clear()
+        states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
+        if not states:
+            return b""
+        packed = pack(states)
+        if len(packed) > MOST_BYTES:
+            sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
+            raise paramshard.ResourceExhaustedError(
+                f"track: at most {MOST_BYTES} bytes of state in all expected, got {len(packed)} ({sizes}); save what "
+                "is larger in a file, and track its name")
+        return packed
+
+
+def pack(state: Any) -> bytes:
+    """Without code in it: what unpack reads can hurt nobody."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def unpack(packed: bytes) -> dict[str, Any]:
+    try:
+        return torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu") if packed else {}
+    except Exception as error:
+        raise paramshard.DataLossError(
+            f"client state: what this package records expected, got {len(packed)} other bytes: {error}") from error

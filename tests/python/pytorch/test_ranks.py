@@ -1,0 +1,155 @@
+"""Several ranks, each a thread with a model of its own, against one torch model that has all their batches."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, batch_of, loss_of
+
+PATIENCE = 100.0
+
+
+def run_ranks(ranks: int, work: Callable[[int], None]) -> None:
+    """Calls `work` for every rank at the same time, and raises what the first one that failed has raised."""
+    errors: list[tuple[int, BaseException]] = []
+
+    def run(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            errors.append((rank, error))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a rank hangs"
+    if errors:
+        raise errors[0][1]
+
+
+def _models(ranks: int, **options) -> list[GPT]:
+    models = []
+    for _ in range(ranks):
+        torch.manual_seed(0)
+        models.append(GPT(**options))
+    return models
+
+
+def _shard(daemon, model: nn.Module, rank: int, name: str = "m", **options) -> pt.ShardedModel:
+    return pt.shard(model, name=name, units=model.units(), socket_dir=str(daemon.socket_dir), local_rank=rank, **options)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_as_one(start, ranks):
+    daemon = start(ranks=ranks)
+    plain, *models = _models(1 + ranks, tied=True)
+    # Gradients that nearly cancel out are rounding, which Adam with a small epsilon makes as large as any other.
+    epsilon = 1e-3
+    adamw = torch.optim.AdamW(plain.parameters(), lr=1e-3, eps=epsilon)
+    for step in range(10):
+        for rank in range(ranks):
+            (loss_of(plain, batch_of(10 * step + rank)) / ranks).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        adamw.step()
+        adamw.zero_grad()
+
+    def train(rank: int) -> None:
+        model = models[rank]
+        with _shard(daemon, model, rank) as sharded:
+            optimizer = pt.AdamW(model.parameters(), lr=1e-3, eps=epsilon, max_grad_norm=0.5)
+            assert (sharded.rank, sharded.world_size) == (rank, ranks)
+            for step in range(10):
+                loss_of(model, batch_of(10 * step + rank)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            # Any rank reads whole parameters, without the others.
+            if rank == ranks - 1:
+                for name, parameter in plain.named_parameters():
+                    torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+
+    run_ranks(ranks, train)
+
+
+def test_generate_unequal_lengths_names_the_ranks(start):
+    daemon = start(ranks=2)
+    models = _models(2)
+
+    def generate(rank: int) -> None:
+        with _shard(daemon, models[rank], rank) as sharded, torch.no_grad():
+            sharded.open()
+            for _ in range(1 + rank):
+                models[rank](batch_of(0))
+
+    with pytest.raises(paramshard.AbortedError, match="rank 0"):
+        run_ranks(2, generate)
+
+
+def test_values_that_are_loaded_reach_all_ranks(start):
+    daemon = start(ranks=2)
+    torch.manual_seed(9)
+    values = GPT().state_dict()
+    models = _models(2)
+
+    def train(rank: int) -> None:
+        model = models[rank]
+        with _shard(daemon, model, rank):
+            optimizer = pt.AdamW(model.parameters())
+            loss_of(model, batch_of(rank)).backward()
+            optimizer.step()
+            model.load_state_dict(values)
+            if rank == 1:
+                torch.testing.assert_close(model.state_dict(), values, rtol=0, atol=0)
+            loss_of(model, batch_of(rank)).backward()
+            optimizer.step()
+            assert optimizer.last_result().commit_number == 2
+
+    run_ranks(2, train)
+
+
+def test_rerun_same_script_errors(start):
+    daemon = start(ranks=2)
+
+    def train(existing: str, models: list[GPT], begins: int) -> Callable[[int], None]:
+        def run(rank: int) -> None:
+            with _shard(daemon, models[rank], rank, existing=existing) as sharded:
+                optimizer = pt.AdamW(models[rank].parameters())
+                assert sharded.start_step() == begins
+                loss_of(models[rank], batch_of(rank)).backward()
+                optimizer.step()
+        return run
+
+    run_ranks(2, train("error", _models(2), begins=0))
+    with pytest.raises(paramshard.AlreadyExistsError, match='at commit 1: existing="resume"'):
+        run_ranks(2, train("error", _models(2), begins=0))
+    run_ranks(2, train("resume", _models(2), begins=1))
+    run_ranks(2, train("fresh", _models(2), begins=0))
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return batch_of(index, size=1)[0]
+
+
+def test_workers_of_a_data_loader_end_as_they_like(daemon):
+    """They are forked with the model in them, and drop it."""
+    model, = _models(1)
+    with _shard(daemon, model, 0) as sharded:
+        optimizer = pt.AdamW(model.parameters())
+        for _ in range(2):
+            for batch in DataLoader(Numbers(), batch_size=4, num_workers=2):
+                loss_of(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert optimizer.last_result().commit_number == 6
+        assert sharded.model.commit_number == 0

@@ -1,0 +1,142 @@
+"""What is tracked comes back with the model."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, batch_of, loss_of
+
+
+class Counter:
+    def __init__(self, size: int = 1):
+        self.state = {"count": 0, "rest": list(range(size))}
+
+    def state_dict(self) -> dict:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = state
+
+
+def _open(daemon, existing: str = "resume") -> tuple[GPT, pt.ShardedModel, pt.AdamW]:
+    torch.manual_seed(0)
+    model = GPT()
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir), existing=existing)
+    return model, sharded, pt.AdamW(model.parameters(), lr=1e-2)
+
+
+def _draw() -> list[float]:
+    return [torch.rand(1).item(), random.random(), np.random.random()]
+
+
+def test_schedulers_generators_and_others_come_back(daemon):
+    model, sharded, optimizer = _open(daemon)
+    scheduler, counter = CosineAnnealingLR(optimizer, 10), Counter()
+    sharded.track(scheduler=scheduler, counter=counter, rng=True)
+    for step in range(3):
+        loss_of(model, batch_of(step)).backward()
+        counter.state["count"] += 1
+        optimizer.step()
+        counter.state["count"] += 100  # of the next step already
+        drawn = _draw()
+        counter.state["count"] -= 100
+        optimizer.zero_grad()
+        scheduler.step()
+    sharded.close()
+    rates, epoch = optimizer.param_groups[0]["lr"], scheduler.last_epoch
+
+    model, sharded, optimizer = _open(daemon)
+    assert sharded.start_step() == 3
+    scheduler, counter = CosineAnnealingLR(optimizer, 10), Counter()
+    sharded.track(scheduler=scheduler, counter=counter, rng=True)
+    assert (optimizer.param_groups[0]["lr"], scheduler.last_epoch, counter.state["count"]) == (rates, epoch, 3)
+    assert _draw() == drawn
+    sharded.close()
+
+
+def test_a_step_is_sent_when_its_schedulers_have_stepped(daemon):
+    model, sharded, optimizer = _open(daemon)
+    schedulers = [LambdaLR(optimizer, lambda step: 1.0), LambdaLR(optimizer, lambda step: 1.0)]
+    sharded.track(a=schedulers[0], b=schedulers[1])
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    assert optimizer._sharded._commit_to_send is not None
+    schedulers[0].step()
+    assert optimizer._sharded._commit_to_send is not None
+    schedulers[1].step()
+    assert optimizer._sharded._commit_to_send is None
+    # Without its schedulers it goes with the next forward, or when its result is asked for.
+    loss_of(model, batch_of(1)).backward()
+    optimizer.step()
+    loss_of(model, batch_of(2)).backward()
+    assert optimizer._sharded._commit_to_send is None
+    optimizer.step()
+    assert optimizer.last_result().commit_number == 3
+    sharded.close()
+
+
+def test_the_last_step_is_sent_by_close(daemon):
+    model, sharded, optimizer = _open(daemon)
+    sharded.track(scheduler=LambdaLR(optimizer, lambda step: 1.0))
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    sharded.close()
+    model, sharded, optimizer = _open(daemon)
+    assert sharded.start_step() == 1
+    sharded.close()
+
+
+def test_what_is_too_large_is_named(daemon):
+    model, sharded, optimizer = _open(daemon)
+    sharded.track(loader=Counter(100_000), other=Counter())
+    loss_of(model, batch_of(0)).backward()
+    with pytest.raises(paramshard.ResourceExhaustedError, match=r"loader: \d{6}, other: \d+\); save what"):
+        optimizer.step()
+    sharded.close()
+
+
+def test_what_was_not_tracked_before_is_named(daemon):
+    model, sharded, optimizer = _open(daemon)
+    sharded.track(counter=Counter())
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    sharded.close()
+    model, sharded, optimizer = _open(daemon)
+    with pytest.raises(paramshard.FailedPreconditionError, match="track loader.*commit 1 expected, got those of counter"):
+        sharded.track(loader=Counter())
+    with pytest.raises(paramshard.InvalidArgumentError, match="state_dict and load_state_dict expected, got int"):
+        sharded.track(counter=3)
+    sharded.close()
+
+
+def test_a_state_of_another_program_is_named(daemon):
+    with daemon.client() as client:
+        spec = paramshard.ModelSpec("m", [paramshard.UnitSpec("model", [paramshard.ParameterSpec("weight", [2, 2])])])
+        with client.open_model(spec) as model:
+            with model.gradients("model") as gradients:
+                gradients.push()
+            model.commit(client_state=b"mine").wait()
+    module = torch.nn.Linear(2, 2, bias=False)
+    sharded = pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir), existing="resume")
+    with pytest.raises(paramshard.Error):
+        pt.AdamW(module.parameters())
+        raise AssertionError("another program's model was opened")
+
+
+def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    model, sharded, optimizer = _open(daemon)
+    before = model.state_dict()
+    dcp.save({"model": before}, checkpoint_id=tmp_path, no_dist=True)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    model.load_state_dict(state["model"])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    sharded.close()

@@ -1,0 +1,281 @@
+"""Steps, what is left when something fails between them, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, Pair, batch_of, loss_of
+
+
+def test_decay_groups_and_group_rates(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT(), groups=lambda model: pt.decay_groups(model, 0.1))
+    pair.adamw.param_groups[1]["lr"] = pair.optimizer.param_groups[1]["lr"] = 3e-4
+    schedulers = [LambdaLR(each, lambda step: 1 / (1 + step)) for each in (pair.adamw, pair.optimizer)]
+    for _ in range(10):
+        pair.train(1)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert pair.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 / 11)
+    pair.check()
+
+
+@pytest.mark.parametrize("most", [None, 0, 0.0, float("inf")])
+def test_no_limit_does_not_clip(daemon, most):
+    torch.manual_seed(1)
+    pair = Pair(daemon, GPT(), max_grad_norm=1e9)
+    pair.optimizer.max_grad_norm = most
+    pair.train(2)
+    pair.check()
+
+
+def test_zero_grad_discards(daemon):
+    torch.manual_seed(2)
+    pair = Pair(daemon, GPT())
+    for zero in (lambda: pair.optimizer.zero_grad(), lambda: pair.module.zero_grad()):
+        loss_of(pair.module, batch_of(900)).backward()
+        zero()
+        pair.train(2)
+    pair.check()
+
+
+class Fails(torch.autograd.Function):
+    """Raises in its backward, as often as it is told to."""
+
+    times = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Fails.times:
+            Fails.times -= 1
+            raise RuntimeError("out of memory, say")
+        return gradient
+
+
+class FailsAfterTheFirstBlock(GPT):
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.positions
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if index == 1:
+                x = Fails.apply(x)
+        return self.head(self.norm(x))
+
+
+def _fail(model: nn.Module, tokens: torch.Tensor) -> None:
+    Fails.times = 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss_of(model, tokens).backward()
+
+
+def test_exception_in_backward_then_step(daemon):
+    torch.manual_seed(3)
+    pair = Pair(daemon, FailsAfterTheFirstBlock())
+    pair.train(1)
+    _fail(pair.module, batch_of(7))
+    with pytest.raises(paramshard.FailedPreconditionError, match="backward failed"):
+        pair.optimizer.step()
+    pair.optimizer.zero_grad()
+    pair.train(2)
+    pair.check()
+
+
+def test_oom_retry_no_double_push(daemon):
+    torch.manual_seed(4)
+    pair = Pair(daemon, FailsAfterTheFirstBlock())
+    for step in range(3):
+        _fail(pair.module, batch_of(step))
+        pair.train(1)
+    pair.check()
+
+
+def test_a_failed_micro_batch_takes_the_step_with_it(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, FailsAfterTheFirstBlock())
+    loss_of(pair.module, batch_of(0)).backward()
+    _fail(pair.module, batch_of(1))
+    loss_of(pair.module, batch_of(1)).backward()
+    with pytest.raises(paramshard.FailedPreconditionError, match="those of 1 before it"):
+        pair.optimizer.step()
+    pair.optimizer.zero_grad()
+    pair.train(2)
+    pair.check()
+
+
+def test_an_exception_in_forward_leaves_nothing(daemon):
+    torch.manual_seed(6)
+    pair = Pair(daemon, GPT())
+    handle = pair.module.layers[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyError("no")))
+    with pytest.raises(KeyError):
+        pair.module(batch_of(0))
+    handle.remove()
+    pair.train(2)
+    pair.check()
+    assert all(isinstance(each, pt.Placeholder) for each in pair.module.parameters())
+
+
+def test_a_phantom_step_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    with pytest.raises(paramshard.FailedPreconditionError, match="a backward since the last step expected"):
+        pair.optimizer.step()
+    pair.train(1)
+    with pytest.raises(paramshard.FailedPreconditionError, match="a backward since the last step expected"):
+        pair.optimizer.step()
+    pair.train(1)
+    assert pair.optimizer.last_result().commit_number == 2
+
+
+def test_tools_that_initialize_optimizers_do_not_step(daemon):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    assert pair.optimizer.state
+    get_optimizer_state_dict(pair.module, pair.optimizer)
+    assert pair.optimizer.last_result().commit_number == 1
+
+
+def test_a_closure_is_called_with_gradients(daemon):
+    torch.manual_seed(7)
+    pair = Pair(daemon, GPT())
+
+    def closure():
+        loss = loss_of(pair.module, batch_of(0))
+        loss.backward()
+        return loss
+
+    assert pair.optimizer.step(closure) > 0
+    assert pair.optimizer.last_result().commit_number == 1
+
+
+def test_a_step_that_is_not_finite_is_skipped(daemon):
+    pair = Pair(daemon, GPT())
+    before = pair.sharded.read("embed.weight")
+    (loss_of(pair.module, batch_of(0)) * float("inf")).backward()
+    pair.optimizer.step()
+    assert pair.optimizer.last_result().skipped
+    torch.testing.assert_close(pair.sharded.read("embed.weight"), before, rtol=0, atol=0)
+
+
+def test_the_last_result_need_not_be_waited_for(daemon):
+    pair = Pair(daemon, GPT())
+    assert pair.optimizer.last_result() is None and pair.optimizer.last_norm(wait=False) is None
+    pair.train(1)
+    assert pair.optimizer.last_norm(wait=False) == pair.optimizer.last_norm()
+
+
+def test_clipping_gradients_that_are_elsewhere_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    loss_of(pair.module, batch_of(0)).backward()
+    with pytest.raises(paramshard.FailedPreconditionError, match="max_grad_norm"):
+        nn.utils.clip_grad_norm_(pair.module.parameters(), 1.0)
+
+
+def test_a_grad_scaler_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(pair.module, batch_of(0))).backward()
+    with pytest.raises((paramshard.UnimplementedError, AssertionError), match="GradScaler|No inf checks"):
+        scaler.step(pair.optimizer)
+
+
+def test_reentrant_checkpoints_are_refused(daemon):
+    pair = Pair(daemon, GPT())
+
+    def compute(tokens):
+        x = pair.module.embed(tokens) + pair.module.positions
+        for layer in pair.module.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return pair.module.head(pair.module.norm(x))
+
+    with pytest.raises(paramshard.FailedPreconditionError, match="use_reentrant=False"):
+        compute(batch_of(0)).sum().backward()
+
+
+def test_what_is_not_gathered_is_named(daemon):
+    pair = Pair(daemon, GPT())
+    weight = pair.module.layers[0].up.weight
+    assert "layers.0.up.weight" in repr(weight) and weight.shape == (128, 32)
+    for use in (lambda: weight.sum(), lambda: weight + 1, lambda: weight[0]):
+        with pytest.raises(paramshard.FailedPreconditionError, match="layers.0.up.weight: a gathered parameter expected"):
+            use()
+    with pytest.raises(paramshard.FailedPreconditionError, match="state_dict"):
+        torch.save(weight, "/dev/null")
+
+
+def test_unfreezing_what_the_daemon_has_frozen_is_refused(daemon):
+    model = GPT()
+    model.layers[0].requires_grad_(False)
+    pair = Pair(daemon, model)
+    pair.module.layers[0].up.weight.requires_grad_(True)
+    with pytest.raises(paramshard.FailedPreconditionError, match="layers.0.up.weight.*frozen"):
+        pair.module(batch_of(0))
+
+
+def test_groups_that_come_later_are_refused(daemon):
+    pair = Pair(daemon, GPT())
+    with pytest.raises(paramshard.UnimplementedError, match="add_param_group"):
+        pair.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def _shard(daemon, model: nn.Module, units: list, **options) -> pt.ShardedModel:
+    return pt.shard(model, name="m", units=units, socket_dir=str(daemon.socket_dir), **options)
+
+
+def test_wrong_units_are_named(daemon):
+    model = GPT()
+    with pytest.raises(paramshard.InvalidArgumentError, match="got none for embed.weight, norm.weight"):
+        _shard(daemon, model, [*model.layers])
+    with pytest.raises(paramshard.InvalidArgumentError, match="layers.0 is in two"):
+        _shard(daemon, model, [model.layers[0], [model.layers[0], model.norm], model])
+    with pytest.raises(paramshard.InvalidArgumentError, match="another Linear in unit 1"):
+        _shard(daemon, model, [model, nn.Linear(2, 2)])
+    with pytest.raises(paramshard.InvalidArgumentError, match="nothing.has none|has none"):
+        model.nothing = nn.GELU()
+        _shard(daemon, model, [model.nothing, model])
+
+
+def test_a_model_is_sharded_once(daemon):
+    model = GPT()
+    sharded = _shard(daemon, model, model.units())
+    with pytest.raises(paramshard.InvalidArgumentError, match="not sharded yet"):
+        _shard(daemon, model, model.units())
+    pt.AdamW(model.parameters())
+    with pytest.raises(paramshard.FailedPreconditionError, match="it is open"):
+        pt.AdamW(model.parameters())
+    sharded.close()
+
+
+def test_optimizers_of_other_parameters_are_refused(daemon):
+    model = GPT()
+    sharded = _shard(daemon, model, model.units())
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"got 1 others.*\[2, 2\]"):
+        pt.AdamW([nn.Parameter(torch.zeros(2, 2)), *model.parameters()])
+    with pytest.raises(paramshard.InvalidArgumentError, match="got none for embed.weight"):
+        pt.AdamW(model.head.parameters())
+    with pytest.raises(paramshard.InvalidArgumentError, match="mode adamw or l2"):
+        pt.AdamW(model.parameters(), mode="sgd")
+    with pytest.raises(paramshard.FailedPreconditionError, match="not open"):
+        model(batch_of(0))
+    sharded.close()
+
+
+def test_formats_and_types_that_do_not_exist_are_refused(daemon):
+    model = GPT()
+    with pytest.raises(paramshard.InvalidArgumentError, match="existing="):
+        _shard(daemon, model, model.units(), existing="maybe")
+    with pytest.raises(paramshard.InvalidArgumentError, match="grad_dtype"):
+        _shard(daemon, model, model.units(), grad_dtype=torch.float16)
+    with pytest.raises(paramshard.InvalidArgumentError, match="local rank below 1"):
+        _shard(daemon, model, model.units(), local_rank=1)
+    sharded = _shard(daemon, model, model.units(), format="FP7")
+    with pytest.raises(paramshard.InvalidArgumentError, match="FP7"):
+        pt.AdamW(model.parameters())
+    sharded.close()

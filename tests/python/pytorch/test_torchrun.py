@@ -1,0 +1,74 @@
+"""Trainings that real torchrun starts, and starts again."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+TRAINER = pathlib.Path(__file__).with_name("trainer.py")
+PATIENCE = 300.0
+
+
+def _torchrun(folder: pathlib.Path, steps: int, deaths: list[tuple[int, int, str]], ranks: int = 2,
+              **environment: str) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+               f"--max-restarts={len(deaths)}", "--monitor-interval=0.1", str(TRAINER), str(folder), str(steps)]
+    command += [str(word) for death in deaths for word in death]
+    ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stderr[-8000:]
+    return torch.load(folder / "weights.pt")
+
+
+def _begun(folder: pathlib.Path, rank: int) -> list[int]:
+    return [int(line) for line in (folder / f"begun-{rank}").read_text().split()]
+
+
+def _assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        assert torch.equal(weights[name], value), name
+
+
+@pytest.mark.timeout(600)
+def test_resume_lr_dropout_loader_bit_equal(start, tmp_path):
+    """Killed at every phase, in steps of their own, a training ends in the bytes of one that was not."""
+    daemons = [start(ranks=2), start(ranks=2)]
+    expected = _torchrun(tmp_path / "whole", 6, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    deaths = [(1, 1, "load"), (0, 2, "forward"), (1, 2, "backward"), (0, 3, "step"), (1, 4, "schedule")]
+    killed = _torchrun(tmp_path / "killed", 6, deaths, PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
+    _assert_equal(killed, expected)
+    begun = _begun(tmp_path / "killed", 0)
+    assert len(begun) == len(deaths) + 1 and begun == sorted(begun) and begun == _begun(tmp_path / "killed", 1)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_server_costs_no_step(start, tmp_path):
+    """Its keeper starts the next one with the model in it; torchrun starts the workers, which wait for it."""
+    daemons = [start(ranks=2, flags=()), start(ranks=2, flags=())]
+    expected = _torchrun(tmp_path / "whole", 4, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    killed = _torchrun(tmp_path / "killed", 4, [(0, 2, "server")], PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
+    _assert_equal(killed, expected)
+    assert _begun(tmp_path / "killed", 0) == [0, 2]
+
+
+def _await_no_job(folder: pathlib.Path) -> None:
+    """A job's daemon ends by itself when the job has: nothing tells, so its folder is looked for."""
+    deadline = time.monotonic() + 60.0
+    while list(folder.glob("paramshard-job-*")):
+        assert time.monotonic() < deadline, "the job's daemon is still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+def test_job_daemon_outlives_workers_and_is_gone_after_the_job(start, tmp_path):
+    daemon = start(ranks=2)
+    expected = _torchrun(tmp_path / "whole", 3, [], PARAMSHARD_TEST_SOCKETS=str(daemon.socket_dir))
+    killed = _torchrun(tmp_path / "killed", 3, [(0, 1, "backward")], PARAMSHARD_TEST_DAEMON="job",
+                       TMPDIR=str(tmp_path))
+    _assert_equal(killed, expected)
+    assert _begun(tmp_path / "killed", 1) == [0, 1]
+    _await_no_job(tmp_path)

@@ -1,0 +1,180 @@
+"""Values on their way into the daemon and out of it."""
+
+import pytest
+import torch
+from torch import nn
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, LENGTH, Pair, batch_of, loss_of
+
+
+def _shard(daemon, model: GPT, name: str = "m", **options) -> pt.ShardedModel:
+    return pt.shard(model, name=name, units=model.units(), socket_dir=str(daemon.socket_dir), **options)
+
+
+class Initialized(nn.Module):
+    """Every way in which a parameter is filled that the daemon can repeat."""
+
+    def __init__(self):
+        super().__init__()
+        self.normal = nn.Embedding(64, 32)
+        self.uniform = nn.Linear(64, 64)
+        self.norm = nn.RMSNorm(64)
+        self.truncated = nn.Linear(64, 64, bias=False)
+        nn.init.trunc_normal_(self.truncated.weight, 0.1, 0.5, -0.4, 0.4)
+        self.data = nn.Linear(64, 64, bias=False)
+        self.data.weight.data.normal_(mean=0.0, std=0.02)
+        self.ones = nn.Parameter(torch.ones(7))
+        self.full = nn.Parameter(torch.full((7,), 0.25))
+        self.computed = nn.Parameter(torch.arange(7.0) / 7)
+        self.register_buffer("buffer", torch.arange(4.0))
+
+
+def test_meta_init_gives_the_same_distributions(daemon):
+    with pt.meta_init():
+        model = Initialized()
+    assert all(each.is_meta for name, each in model.named_parameters() if name != "computed")
+    assert model.buffer.tolist() == [0, 1, 2, 3]
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), seed=5)
+    optimizer = pt.AdamW(model.parameters())
+    assert optimizer.last_result() is None
+    normal = sharded.read("normal.weight")
+    assert abs(normal.mean()) < 0.1 and abs(normal.std() - 1) < 0.1
+    uniform = sharded.read("uniform.weight")
+    assert uniform.abs().max() <= 0.125 and abs(uniform.std() - 0.125 / 3**0.5) < 0.01
+    truncated = sharded.read("truncated.weight")
+    assert truncated.min() >= -0.4 and truncated.max() <= 0.4 and 0.0 < truncated.mean() < 0.1
+    assert abs(sharded.read("data.weight").std() - 0.02) < 0.002
+    assert sharded.read("norm.weight").tolist() == [1.0] * 64
+    assert sharded.read("ones").tolist() == [1.0] * 7
+    assert sharded.read("full").tolist() == [0.25] * 7
+    torch.testing.assert_close(sharded.read("computed"), torch.arange(7.0) / 7, rtol=0, atol=0)
+
+
+def test_rope_buffer_from_meta(daemon):
+    """A model that never had memory trains, and its buffers are those of one that had."""
+    with pt.meta_init():
+        model = GPT()
+    torch.testing.assert_close(model.positions, GPT().positions)
+    sharded = _shard(daemon, model)
+    optimizer = pt.AdamW(model.parameters(), lr=1e-2)
+    plain = GPT()
+    plain.load_state_dict(model.state_dict())
+    adamw = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for step in range(3):
+        for each, steps in ((model, optimizer), (plain, adamw)):
+            loss_of(each, batch_of(step)).backward()
+            steps.step()
+            steps.zero_grad()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+
+
+def test_what_no_rule_describes_is_refused(daemon):
+    with pt.meta_init():
+        model = nn.Sequential(nn.Embedding(8, 4, padding_idx=2))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match="0.weight.*writes a part of it.*without meta_init"):
+        pt.AdamW(model.parameters())
+    sharded.close()
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 4))
+    sharded = pt.shard(model, name="n", units=[model], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match="lies on `meta`"):
+        pt.AdamW(model.parameters())
+    sharded.close()
+
+
+def test_buffers_without_memory_are_refused(daemon):
+    with torch.device("meta"):
+        model = GPT()
+    with pytest.raises(paramshard.InvalidArgumentError, match="positions lie on `meta`"):
+        _shard(daemon, model)
+
+
+def test_a_state_dict_has_full_values_and_loads_into_torch(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT(tied=True))
+    pair.train(3)
+    state = pair.module.state_dict()
+    assert list(state) == list(pair.plain.state_dict())
+    other = GPT(tied=True)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(batch_of(0)), pair.plain(batch_of(0)), rtol=1e-5, atol=1e-5)
+
+
+def test_load_state_dict_before_and_after_the_optimizer(daemon):
+    torch.manual_seed(1)
+    values = [GPT().state_dict() for _ in range(2)]
+    with pt.meta_init():
+        model = GPT()
+    sharded = _shard(daemon, model)
+    model.load_state_dict(values[0])
+    optimizer = pt.AdamW(model.parameters(), lr=1e-2)
+    torch.testing.assert_close(model.state_dict(), values[0], rtol=0, atol=0)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    model.load_state_dict(values[1])
+    torch.testing.assert_close(model.state_dict(), values[1], rtol=0, atol=0)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    assert optimizer.last_result().commit_number == 2
+    assert sharded.start_step() == 1
+
+
+def test_pretrained_folders_go_round(daemon, tmp_path):
+    pytest.importorskip("safetensors")
+    torch.manual_seed(2)
+    pair = Pair(daemon, GPT(tied=True))
+    pair.train(2)
+    pair.sharded.save_pretrained(tmp_path)
+    with pt.meta_init():
+        model = GPT(tied=True)
+    sharded = _shard(daemon, model, "again")
+    sharded.load_pretrained(tmp_path)
+    pt.AdamW(model.parameters())
+    for name, parameter in pair.plain.named_parameters():
+        torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+
+
+def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    model = GPT()
+    sharded = _shard(daemon, model)
+    with pytest.raises(paramshard.NotFoundError, match="a folder with safetensors"):
+        sharded.load_pretrained(tmp_path)
+    save_file({"embed.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(paramshard.NotFoundError, match="got none of layers.0.norm1.weight"):
+        sharded.load_pretrained(tmp_path)
+    state = {name: value.detach() for name, value in GPT().named_parameters()} | {"embed.weight": torch.zeros(3, 3)}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"embed.weight: shape \[48, 32\] expected, got \[3, 3\]"):
+        sharded.load_pretrained(tmp_path)
+    sharded.close()
+
+
+def test_reading_names_what_there_is_not(daemon):
+    pair = Pair(daemon, GPT())
+    with pytest.raises(paramshard.NotFoundError, match="nope"):
+        pair.sharded.read("nope")
+
+
+def test_a_model_that_is_not_trained_needs_no_optimizer(daemon):
+    torch.manual_seed(3)
+    plain = GPT()
+    model = GPT()
+    model.load_state_dict(plain.state_dict())
+    with _shard(daemon, model) as sharded:
+        sharded.open()
+        with torch.no_grad():
+            torch.testing.assert_close(model(batch_of(0)), plain(batch_of(0)), rtol=1e-5, atol=1e-5)
+
+
+def test_modules_may_be_moved_without_moving_anything(daemon):
+    pair = Pair(daemon, GPT())
+    pair.module.to("cpu")
+    pair.module.float()
+    pair.train(1)
+    pair.check()
+    assert LENGTH == pair.module.positions.shape[0]
