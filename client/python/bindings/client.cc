@@ -117,8 +117,7 @@ void BindClient(nb::module_& module) {
       "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
       "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
       "in the order of the first step. With `accept_rollback` open_model goes on by itself where the daemons went back "
-      "to "
-      "a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
+      "to a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
       "UnavailableError when no daemon answers (says where it looked).");
   BindModels(client);
   BindTransfers(module, client);
