@@ -80,6 +80,35 @@ def test_a_step_is_sent_when_its_schedulers_have_stepped(daemon):
     sharded.close()
 
 
+def test_a_look_at_the_last_norm_does_not_send_a_step(daemon):
+    model, sharded, optimizer = _open(daemon)
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    sharded.track(scheduler=scheduler)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    assert optimizer.last_norm(wait=False) is None
+    scheduler.step()
+    assert optimizer.last_norm() > 0
+    sharded.close()
+    model, sharded, optimizer = _open(daemon)
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    sharded.track(scheduler=scheduler)
+    assert scheduler.last_epoch == 1
+    sharded.close()
+
+
+def test_a_step_goes_before_gradients_of_the_next_one(daemon):
+    model, sharded, optimizer = _open(daemon)
+    sharded.track(scheduler=LambdaLR(optimizer, lambda step: 1.0))
+    losses = [loss_of(model, batch_of(step)) for step in range(2)]
+    losses[0].backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        losses[1].backward()
+    assert optimizer._sharded._commit_to_send is None
+    sharded.close()
+
+
 def test_the_last_step_is_sent_by_close(daemon):
     model, sharded, optimizer = _open(daemon)
     sharded.track(scheduler=LambdaLR(optimizer, lambda step: 1.0))

@@ -6,6 +6,7 @@ trains. A small process of its own watches for the job's end, for a worker that 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import select
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import TextIO
 
 import paramshard
 from paramshard import programs
@@ -21,6 +23,7 @@ from paramshard import programs
 _PATIENCE = 60.0  # seconds until the daemon serves
 _DRAIN = 30.0  # seconds until it has ended
 _NAP = 0.02
+_SOCKETS = ("grpc.sock", "handoff.sock")
 
 
 def start_job_daemon(local_rank: int, local_world_size: int, devices: list[str]) -> str:
@@ -34,40 +37,63 @@ def start_job_daemon(local_rank: int, local_world_size: int, devices: list[str])
             'shard: daemon="job" with several ranks needs torchrun; else start paramshardd yourself, and daemon=None')
     folder = pathlib.Path(tempfile.gettempdir(), f"paramshard-job-{os.getuid()}-{job}")
     sockets = folder / "sockets"
-    started = None
-    if local_rank == 0 and not (sockets / "grpc.sock").exists():
-        started = _start(folder, sockets, job, devices)
-    _await_sockets(folder, sockets, started)
+    if local_rank == 0:
+        _start(folder, sockets, job, devices)
+    else:
+        _await_sockets(folder, sockets)
     return str(sockets)
 
 
-def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> subprocess.Popen:
+def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise paramshard.PermissionDeniedError(f"shard: {folder} belongs to another user")
     sockets.mkdir(mode=0o700, exist_ok=True)
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "paramshard.torch.job_daemon", str(job), str(folder),
-             str(programs.path_of("paramshardd")), f"--socket-dir={sockets}",
-             *(f"--device={device}" for device in devices)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    with (folder / "log").open("a+", errors="replace") as log:
+        started = None
+        if _is_alone(log):
+            # Sockets may be left by a job of the same number that was killed with its daemon.
+            for stale in sockets.iterdir():
+                stale.unlink()
+            # As a file, not as a module of this package: it needs no torch, which takes seconds and memory.
+            started = subprocess.Popen(
+                [sys.executable, __file__, str(job), str(folder), str(programs.path_of("paramshardd")),
+                 f"--socket-dir={sockets}", *(f"--device={device}" for device in devices)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        _await_sockets(folder, sockets, started, log)
 
 
-def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None) -> None:
+def _is_alone(log: TextIO) -> bool:
+    """Locks the log. Processes that inherit it keep the lock: whoever watches a daemon has it until the end."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    log.truncate(0)
+    return True
+
+
+def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None = None,
+                   log: TextIO | None = None) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while not (sockets / "grpc.sock").exists():
+    while not all((sockets / name).exists() for name in _SOCKETS):
         if started is not None and started.poll() is not None:
-            raise paramshard.UnavailableError(f"shard: the job's daemon has ended; its log says: {_end_of_log(folder)}")
+            raise paramshard.UnavailableError(
+                f"shard: the job's daemon has ended; its log says: {_end_of_log(folder, log)}")
         if time.monotonic() > deadline:
             raise paramshard.DeadlineExceededError(
-                f"shard: the job's daemon does not serve after {_PATIENCE:.0f} s; its log says: {_end_of_log(folder)}")
+                f"shard: the job's daemon does not serve after {_PATIENCE:.0f} s; its log says: "
+                f"{_end_of_log(folder, log)}")
         time.sleep(_NAP)
 
 
-def _end_of_log(folder: pathlib.Path) -> str:
-    log = folder / "log"
-    return log.read_text(errors="replace")[-2000:] if log.exists() else "nothing"
+def _end_of_log(folder: pathlib.Path, log: TextIO | None) -> str:
+    """Of the open file where there is one, for the folder goes with the daemon."""
+    if log is not None:
+        log.seek(0)
+        return log.read()[-2000:] or "nothing"
+    path = folder / "log"
+    return path.read_text(errors="replace")[-2000:] if path.exists() else "nothing"
 
 
 def _supervise(job: int, folder: pathlib.Path, command: list[str]) -> int:

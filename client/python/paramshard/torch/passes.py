@@ -24,19 +24,22 @@ class Passes:
         self._backwards = 0  # that were through, since the last commit
         self._has_pushed = False
         self._lost: str | None = None  # why gradients of this step are gone
-        self.before_command = lambda: None  # what a step has left to be sent
+        self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
+        self.send_step = lambda: None  # sends what a step has left to be sent
+        self.bring_values = lambda: None  # brings what was copied into parameters to the daemon
 
     @property
     def model(self) -> paramshard.Model:
         if self._model is None:
             raise paramshard.FailedPreconditionError(
-                "the model is not open: make a paramshard.torch.AdamW of its parameters first, or call "
-                "sharded.open() to compute without training")
+                "the model is not open: make a paramshard.torch.AdamW of its parameters first, or call sharded.open() "
+                "to compute without training; after close() make the module again, and shard it")
         return self._model
 
     def open(self, model: paramshard.Model | None) -> None:
         self._model = model
         self._backward, self._backwards, self._has_pushed, self._lost = None, 0, False, None
+        self.state += 1
 
     # --- Forwards ---
 
@@ -48,7 +51,8 @@ class Passes:
 
     def begin_forward(self) -> None:
         self._drop_failed_backward()
-        self.before_command()
+        self.send_step()
+        self.bring_values()
 
     def end_forward(self) -> None:
         for unit in self._units:
@@ -65,6 +69,7 @@ class Passes:
             raise paramshard.FailedPreconditionError(
                 "backward: one at a time expected, got one inside of another, or after one that failed; "
                 "checkpoints are to be made with use_reentrant=False")
+        self.send_step()
         self._backward = task
         this = weakref.proxy(self)
         Variable._execution_engine.queue_callback(lambda: this._end_backward())
@@ -92,7 +97,7 @@ class Passes:
         if self._backwards:
             self._lost = (f"a backward failed, and with its gradients those of {self._backwards} before it in this "
                           "step were dropped: call zero_grad() and repeat the step")
-        self._has_pushed, self._backwards = False, 0
+        self._forget_pushes()
 
     # --- Steps ---
 
@@ -107,10 +112,23 @@ class Passes:
             raise paramshard.FailedPreconditionError(
                 "step: a backward since the last step expected, got none, and a commit without gradients would count "
                 "as a step")
-        for unit in self._units:
-            unit.end_passes()
+        self.reshard("step")
 
     def end_step(self) -> None:
+        self.state += 1
+        self._forget_pushes()
+
+    def reshard(self, operation: str) -> None:
+        """Before values change: nothing is to have old ones, or to be written where it is lost."""
+        for unit in self._units:
+            unit.end_passes()
+        held = next((unit.name for unit in self._units if unit.is_unsharded), None)
+        if held is not None:
+            raise paramshard.FailedPreconditionError(
+                f"{operation}: no gathered parameters expected, got those of {held}: call it outside of "
+                "`with sharded.unsharded():`")
+
+    def _forget_pushes(self) -> None:
         self._has_pushed, self._backwards = False, 0
 
     def discard(self) -> None:
@@ -119,4 +137,4 @@ class Passes:
         self._lost = None
         if self._has_pushed:
             self.model.discard()
-        self.end_step()
+        self._forget_pushes()

@@ -18,6 +18,15 @@ _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset({
     _aten.detach.default, _aten.alias.default, _aten._to_copy.default, _aten.to.dtype_layout, _aten.lift_fresh.default})
 
+# What is asked of a parameter and would silently do nothing, or worse, and what to do instead.
+_REFUSED = {
+    torch.Tensor.register_hook: "gradients go to the daemon as they come, and hooks on them would not be called",
+    torch.Tensor.register_post_accumulate_grad_hook:
+        "gradients go to the daemon as they come, and hooks on them would not be called",
+    torch.Tensor.share_memory_: "it has no memory to be shared; processes share what is in the daemon",
+    torch.autograd.grad: "its gradient goes to the daemon; call backward(), or differentiate by inputs of the model",
+}
+
 
 class Placeholder(torch.Tensor):
     """A parameter that is not gathered: it has a name, a shape, a type and a device, and no memory.
@@ -63,12 +72,34 @@ class Placeholder(torch.Tensor):
                     "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
                     "paramshard.torch.AdamW")
             return None
+        if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder) and args[1] is not None:
+            raise paramshard.UnimplementedError(
+                f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the daemon")
+        if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
+            # Modules that are moved set what a conversion has given, which is the same.
+            if not isinstance(args[1], Placeholder):
+                args[0].owner.take_value(args[0].parameter_name, args[1])
+            return None
+        if function in _REFUSED:
+            placeholders = [value for value in torch.utils._pytree.tree_leaves((args, kwargs))
+                            if isinstance(value, Placeholder)]
+            raise paramshard.UnimplementedError(
+                f"{function.__name__} {placeholders[0].parameter_name}: {_REFUSED[function]}")
         return super().__torch_function__(function, types, args, kwargs or {})
+
+    def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,
+                          **rest: Any) -> None:
+        if dtype not in (None, self.dtype) or device is not None and torch.device(device).type != self.device.type:
+            raise paramshard.FailedPreconditionError(
+                f"convert {self.parameter_name}: {self.dtype} on {self.device} expected, as shard() was told, got "
+                f"{dtype or self.dtype} on {device or self.device}; give shard() another param_dtype, or convert "
+                "before it")
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in _WITHOUT_VALUES and isinstance(args[0], Placeholder):
             of = args[0]
+            of._check_conversion(**(kwargs or {}))
             return cls(of, name=of.parameter_name, dtype=of.dtype, device=of.device, owner=of.owner)
         if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
             args[0].owner.take_value(args[0].parameter_name, args[1])

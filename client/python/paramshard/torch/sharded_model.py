@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,8 @@ class ShardedModel:
         self._client = client(rank)
         self._model: paramshard.Model | None = None
         self._passes = Passes(units)
-        self._passes.before_command = _weakly(self, "_send_commit")
+        self._passes.send_step = _weakly(self, "_send_commit")
+        self._passes.bring_values = _weakly(self, "_import_values")
         self._tracked = TrackedState(_weakly(self, "_send_commit"))
         self._commit_to_send: dict[str, Any] | None = None
         self._last_commit: paramshard.PendingCommit | None = None
@@ -75,6 +76,7 @@ class ShardedModel:
         self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._plan: OptimizerPlan | None = None
         self._was_open = False
+        self._process = os.getpid()
         self._attach()
         atexit.register(_weakly(self, "_close_at_exit"))
 
@@ -95,7 +97,10 @@ class ShardedModel:
         module = self.module
         module.register_forward_pre_hook(_hook(passes, "begin_model"), prepend=True)
         module.register_forward_hook(_hook(passes, "end_forward"))
-        module.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
+        for each in module.modules():
+            each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
+            each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
+            each.__reduce_ex__ = _refuse_copies
         module.register_load_state_dict_post_hook(_weakly(self, "_import_loaded"))
         module.zero_grad = _weakly(self, "discard")
 
@@ -125,6 +130,9 @@ class ShardedModel:
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
                 f"open {self.name}: it is open; a sharded model has one optimizer, which is made once")
+        if self._was_open:
+            raise paramshard.FailedPreconditionError(
+                f'open {self.name}: it was closed; make the module again, and shard it with existing="resume"')
         self._plan = plan
         spec = self._spec()
         known = self._known()
@@ -139,7 +147,12 @@ class ShardedModel:
         goes_on = trained and existing == "resume"
         if not goes_on:
             self._check_values()
-        self._open(spec, import_first=not goes_on and bool(self._values))
+        try:
+            self._open(spec, import_first=not goes_on and bool(self._values))
+        except paramshard.AlreadyExistsError as error:
+            raise paramshard.AlreadyExistsError(
+                f"{error}: the daemon has another model of this name; take another name=, or delete it by "
+                f"`paramshardctl delete {self.name}`") from error
         self._values.clear()
         self._restored = unpack(self._model.client_state)
 
@@ -192,7 +205,7 @@ class ShardedModel:
     def _import_tensors(self) -> dict[str, Any]:
         tensors = {}
         for name, value in self._values.items():
-            value = value.detach().to("cpu")
+            value = value.detach().to("cpu", value.dtype if value.dtype in _PLAIN_FORMATS else torch.float32)
             tensors[name] = value.reshape(-1, value.shape[-1] if value.dim() else 1).contiguous()
         return tensors
 
@@ -226,6 +239,12 @@ class ShardedModel:
     def step(self, hyperparameters: dict[str, Any]) -> None:
         """Commits what was pushed since the last step; AdamW calls this."""
         self._send_commit()
+        if self._model is None:
+            raise paramshard.FailedPreconditionError(f"step: {self.name} open expected, got one that was closed")
+        if self._values:
+            raise paramshard.FailedPreconditionError(
+                f"step: no values since the last forward expected, got some copied into {', '.join(self._values)}: "
+                "call zero_grad() and repeat the step")
         self._passes.begin_step()
         self._tracked.read()
         self._commit_to_send = hyperparameters
@@ -244,8 +263,14 @@ class ShardedModel:
             self._passes.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """The answer of the last step. None before the first, and without `wait` as long as it is not there."""
-        self._send_commit()
+        """The answer of the last step. None before the first, and without `wait` as long as it is not there.
+
+        To be waited for it must have been sent, with tracked schedulers as they are: ask when they have stepped.
+        """
+        if wait:
+            self._send_commit()
+        elif self._commit_to_send is not None:
+            return None
         if self._last_commit is None or not (wait or self._last_commit.ready):
             return self._model.last_result if self._last_commit is None and self._model is not None else None
         return self._last_commit.wait()
@@ -278,7 +303,8 @@ class ShardedModel:
             if not begins and name not in self._restored:
                 raise paramshard.FailedPreconditionError(
                     f"track {name}: a state of it at commit {self.model.commit_number} expected, got those of "
-                    f"{', '.join(self._restored) or 'nothing'}")
+                    f"{', '.join(self._restored) or 'nothing'}; track what was tracked before, and note that "
+                    "load_state_dict() drops all of it until the next step")
             self._tracked.add(name, each, None if begins else self._restored[name])
 
     @contextlib.contextmanager
@@ -308,16 +334,20 @@ class ShardedModel:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
         return self._masters([parameter])[name]
 
-    def _masters(self, parameters: Iterable[UnitParameter]) -> dict[str, torch.Tensor]:
+    def _masters(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         self._await_last_commit()
-        by_name = {parameter.name: parameter for parameter in parameters}
+        copied = {parameter.name: self._values[parameter.name].float() for parameter in parameters
+                  if parameter.name in self._values}
+        by_name = {parameter.name: parameter for parameter in parameters if parameter.name not in copied}
+        if not by_name:
+            return copied
         exported = self._client.export_tensors(self.name, parameters=list(by_name))
         masters = {name: np.empty((_rows(parameter), _columns(parameter)), np.float32)
                    for name, parameter in by_name.items()}
         for extent in exported.extents:
             masters[extent.parameter][extent.first_row:extent.first_row + extent.rows] = extent.values
-        return {name: torch.from_numpy(values).view(by_name[name].placeholder.shape)
-                for name, values in masters.items()}
+        return copied | {name: torch.from_numpy(values).view(by_name[name].placeholder.shape)
+                         for name, values in masters.items()}
 
     def _await_last_commit(self) -> None:
         self._send_commit()
@@ -325,12 +355,14 @@ class ShardedModel:
             self._last_commit.wait()
 
     def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        if prefix and module is not self.module:
+            return  # a part of a dictionary that is filled as a whole
         wanted = {value.parameter_name for value in state.values() if isinstance(value, Placeholder)}
         values: dict[str, torch.Tensor] = {}
         for unit in self._units:
             parameters = [parameter for parameter in unit.parameters if parameter.name in wanted]
             if parameters:
-                values |= self._masters(parameters) if self._model is not None else self._unopened(parameters)
+                values |= self._masters(parameters) if self._was_open else self._unopened(parameters)
         for key, value in state.items():
             if isinstance(value, Placeholder):
                 state[key] = values[value.parameter_name].to(value.dtype)
@@ -343,11 +375,29 @@ class ShardedModel:
         return {parameter.name: self._values[parameter.name] for parameter in parameters}
 
     def take_value(self, name: str, value: torch.Tensor) -> None:
-        """A value that is copied into a parameter which is not gathered: by load_state_dict, mostly."""
-        self._values[name] = value.detach().clone()
+        """A value that is copied into a parameter which is not gathered: by load_state_dict, mostly.
+
+        It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins.
+        """
+        like = next(each.placeholder for each in self.parameters() if each.name == name)
+        self._values[name] = value.detach().expand(like.shape).clone()
+
+    def _begin_loading(self, *_: Any) -> None:
+        if self._was_open and self._model is None:
+            raise paramshard.FailedPreconditionError(
+                f"load_state_dict: {self.name} open expected, got one that was closed")
+        self._passes.reshard("load_state_dict")
 
     def _import_loaded(self, module: nn.Module, incompatible: Any) -> None:
-        """Brings what load_state_dict has read into the daemon: once the model is open, by all ranks together."""
+        for parameter in self.parameters():
+            assigned = parameter.replaced()  # by assign=True
+            if assigned is not None:
+                self.take_value(parameter.name, assigned)
+                parameter.show(parameter.placeholder)
+        self._import_values()
+
+    def _import_values(self) -> None:
+        """Brings what was copied into parameters to the daemon: once the model is open, by all ranks together."""
         if self._model is None or not self._values:
             return
         self._await_last_commit()
@@ -398,8 +448,9 @@ class ShardedModel:
             model.close()
 
     def _close_at_exit(self) -> None:
-        # After an exception nobody waits: the other ranks are to hear of it, and not this one of them.
-        if getattr(sys, "last_value", None) is not None:
+        # After an exception nobody waits: the other ranks are to hear of it, and not this one of them. A forked child
+        # has nothing to close.
+        if getattr(sys, "last_value", None) is not None or os.getpid() != self._process:
             return
         try:
             self.close()
@@ -421,6 +472,13 @@ def _rows(parameter: UnitParameter) -> int:
 
 def _columns(parameter: UnitParameter) -> int:
     return parameter.placeholder.shape[-1] if parameter.placeholder.dim() else 1
+
+
+def _refuse_copies(protocol: Any) -> Any:
+    """In place of a module's __reduce_ex__, by which it is copied and pickled."""
+    raise paramshard.FailedPreconditionError(
+        "copy or pickle a sharded module: its parameters are in the daemon alone; save model.state_dict(), and copy "
+        "modules before shard()")
 
 
 def _weakly(owner: Any, name: str) -> Callable[..., Any]:

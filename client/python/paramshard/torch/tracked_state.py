@@ -25,7 +25,7 @@ class Stateful(Protocol):
 
 
 class RandomState:
-    """The generators that trainings draw from: torch's, of the GPU in use too, Python's, and NumPy's if it is loaded."""
+    """The generators that trainings draw from: torch's, that of the GPU in use, Python's, and NumPy's if loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()

@@ -7,6 +7,7 @@ torch, whose memory is there while the unit is unsharded. Autograd knows the lat
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,11 +43,13 @@ class UnitParameter:
     def set_memory(self, elements: int) -> None:
         self.unsharded.untyped_storage().resize_(elements * self.unsharded.element_size())
 
-    def decode(self, matrix: paramshard.Matrix) -> None:
-        """Writes the plane's values into the parameter's memory."""
+    def decode(self, matrix: paramshard.Matrix, *, is_new: bool) -> None:
+        """Writes the plane's values into the parameter's memory; `is_new`: for the first time since they changed."""
         self.set_memory(self.unsharded.numel())
-        # Autograd compares versions to find tensors that were changed since they were saved. These get the same values
-        # again, as long as no step lies between.
+        # Autograd compares versions to find tensors that were changed since they were saved. The same values may come
+        # back as often as they like; others are a change, whichever way they are written.
+        if is_new:
+            torch.autograd.graph.increment_version(self.unsharded)
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.unsharded):
             flat = self.unsharded.detach().view(matrix.rows, matrix.columns)
             if matrix.format in ("FP32", "BF16", "FP16"):
@@ -65,15 +68,22 @@ class UnitParameter:
             return
         if gradient.layout != torch.strided:
             raise paramshard.UnimplementedError(
-                f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with sparse=False")
+                f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with "
+                "sparse=False")
         slot = torch.from_dlpack(gradients.typed(self.name))
-        slot.copy_(gradient.reshape(slot.shape))
+        slot.copy_(gradient.detach().reshape(slot.shape))
         self.unsharded.grad = None
 
     def show(self, parameter: nn.Parameter) -> None:
         """Puts one of the two into the module."""
         for module, attribute in self.places:
             module._parameters[attribute] = parameter
+
+    def replaced(self) -> nn.Parameter | None:
+        """What somebody has put into the module since, instead of the placeholder that was there."""
+        ours = (self.placeholder, self.unsharded)
+        return next((found for module, attribute in self.places
+                     if all((found := module._parameters.get(attribute)) is not each for each in ours)), None)
 
     def follow_requires_grad(self) -> None:
         """A parameter may be frozen and thawed between steps; thawed only if the daemon has its moments."""
@@ -97,6 +107,10 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         ctx.unit.after_backward()
+        for gradient in gradients:
+            # Of create_graph: a backward through this one comes by here first, and needs the weights again.
+            if gradient is not None and gradient.requires_grad:
+                gradient.register_hook(_method(ctx.unit, "before_backward"))
         return None, *gradients
 
 
@@ -115,6 +129,7 @@ class Unit:
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
+        self._decoded: int | None = None  # of the states that Passes counts, the one whose values were decoded last
 
     # --- Wiring ---
 
@@ -129,8 +144,9 @@ class Unit:
             module.register_forward_hook(_method(self, "after_forward"))
 
     def _hook_gradient(self, parameter: UnitParameter) -> None:
-        unit = weakref.proxy(self)
-        parameter.unsharded.register_post_accumulate_grad_hook(lambda _: unit.take_gradient(parameter))
+        # The garbage collector does not see what a tensor's hook holds.
+        unit, name = weakref.proxy(self), parameter.name
+        parameter.unsharded.register_post_accumulate_grad_hook(lambda _: unit.take_gradient(name))
 
     # --- Memory ---
 
@@ -158,15 +174,27 @@ class Unit:
             self.reshard(holder)
 
     def _gather(self) -> None:
+        if not self.parameters:
+            return  # its modules use those of its lenders alone
+        self._check_places()
+        is_new = self._decoded != self._passes.state
         with torch.profiler.record_function(f"paramshard::gather {self.name}"):
             # The slot is given back behind the decode: a forward that is repeated before its backward needs no more
             # slots than one. Every pass reads the plane of the forward, for a recomputation must see the same values.
             with self._passes.model.gather(self.name, "forward") as gathered:
                 for parameter in self.parameters:
                     parameter.follow_requires_grad()
-                    parameter.decode(gathered[parameter.name])
+                    parameter.decode(gathered[parameter.name], is_new=is_new)
+        self._decoded = self._passes.state
         for parameter in self.parameters:
             parameter.show(parameter.unsharded)
+
+    def _check_places(self) -> None:
+        for parameter in self.parameters:
+            if parameter.replaced() is not None:
+                raise paramshard.FailedPreconditionError(
+                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got another parameter in "
+                    "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
 
     def _drop_memory(self) -> None:
         for parameter in self.parameters:
@@ -184,20 +212,16 @@ class Unit:
     # --- Forward ---
 
     def before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if in_backward():
-            # A checkpoint is recomputed: the unit stays for the backward that follows.
-            self._hold()
-        else:
+        # A checkpoint is recomputed in the backward: the unit stays for what follows of it.
+        recomputes = in_backward()
+        if not recomputes:
             self._passes.begin_forward()
-            is_first = not self._ran
-            self._hold()
-            if self.casts_inputs_to is not None:
-                args, kwargs = _cast((args, kwargs), self.casts_inputs_to)
-            if is_first and torch.is_grad_enabled():
-                return self._watch_inputs(args, kwargs)
-            return args, kwargs
+        is_first = not self._ran
+        self._hold()
         if self.casts_inputs_to is not None:
             args, kwargs = _cast((args, kwargs), self.casts_inputs_to)
+        if is_first and not recomputes and torch.is_grad_enabled():
+            args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -205,6 +229,9 @@ class Unit:
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if watched:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
+                # A function's outputs may not be changed in place, for its backward would be passed over. Those of
+                # this one may: the unit then stays until the end of the backward.
+                torch._C._autograd._set_creation_meta(tensor, torch._C._autograd.CreationMeta.DEFAULT)
                 leaves[index] = tensor
         return pytree.tree_unflatten(leaves, structure)
 
@@ -213,9 +240,8 @@ class Unit:
             return output
         self._ran.add(module)
         if torch.is_grad_enabled():
-            for tensor in pytree.tree_leaves(output):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(_method(self, "before_backward"))
+            for tensor in _tensors_of(output):
+                self._hook_output(tensor)
         if len(self._ran) == len(self.modules):
             self._ran.clear()
             if self.reshards_after_forward or not torch.is_grad_enabled():
@@ -223,6 +249,14 @@ class Unit:
         if self.casts_outputs_to is not None:
             output = _cast(output, self.casts_outputs_to)
         return output
+
+    def _hook_output(self, tensor: torch.Tensor) -> None:
+        if not tensor.requires_grad:
+            return
+        tensor.register_hook(_method(self, "before_backward"))
+        # When a view is changed in place, autograd goes to what it is a view of, and not through the view.
+        if tensor._is_view() and tensor._base.grad_fn is not None:
+            tensor._base.register_hook(_method(self, "before_backward"))
 
     def end_forward(self) -> None:
         """The whole model's forward is through: what only a part of the unit's modules was used for is given back."""
@@ -241,14 +275,14 @@ class Unit:
         """The gradients of the inputs are there: nothing computes with the unit's weights any more."""
         self._let_go()
 
-    def take_gradient(self, parameter: UnitParameter) -> None:
+    def take_gradient(self, name: str) -> None:
         """A parameter's gradient has come. The last one of the unit pushes them all.
 
         Until then they stay where autograd has put them: a slot that waited for a late one, of a tied embedding say,
         would be missed by other units.
         """
         self._passes.begin_backward()
-        self._arrived.add(parameter.name)
+        self._arrived.add(name)
         if all(each.name in self._arrived for each in self.parameters if each.unsharded.requires_grad):
             self.push()
 
@@ -286,6 +320,17 @@ def _method(unit: Unit, name: str) -> Any:
         return getattr(of, name)(*arguments, **options)
 
     return call
+
+
+def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Those of whatever a module returns: of attributes, too, where pytree does not know a class."""
+    seen = set() if seen is None else seen
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield from _tensors_of(dict(vars(leaf)), seen)
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:

@@ -1,0 +1,47 @@
+"""Daemons that jobs start: each script is a job of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+PATIENCE = 100.0
+
+_START = """
+from paramshard.torch.job_daemon import start_job_daemon
+import paramshard
+for _ in range(2):
+    with paramshard.Client(socket_dir=start_job_daemon(0, 1, ["cpu:0"])) as client:
+        print(client.daemon_info().pid)
+"""
+
+
+def _job(tmp_path: pathlib.Path, script: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)},
+                          capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_sockets_of_a_killed_job_are_no_daemon(tmp_path):
+    """Numbers of processes come again, in containers soon."""
+    ended = _job(tmp_path, f"""
+import os, pathlib, socket
+folder = pathlib.Path({str(tmp_path)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
+folder.mkdir(parents=True)
+for name in ("grpc.sock", "handoff.sock"):
+    socket.socket(socket.AF_UNIX).bind(str(folder / name))
+{_START}""")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.split()
+    assert len(lines) == 2 and lines[0] == lines[1]
+
+
+def test_a_daemon_that_does_not_start_says_why(tmp_path):
+    program = tmp_path / "paramshardd"
+    program.write_text("#!/bin/sh\necho there is no such thing\nexit 7\n")
+    program.chmod(0o700)
+    ended = _job(tmp_path, f"""
+import pathlib
+from paramshard import programs
+programs.path_of = lambda name: pathlib.Path({str(program)!r})
+{_START}""")
+    assert "UnavailableError: shard: the job's daemon has ended; its log says: there is no such thing" in ended.stderr

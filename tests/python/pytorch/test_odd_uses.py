@@ -1,0 +1,262 @@
+"""What people do with modules beside training loops: it comes out as with plain torch, or is refused by name."""
+
+import copy
+import dataclasses
+import gc
+import os
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, Pair, batch_of, loss_of
+
+
+class Stack(nn.Module):
+    def __init__(self, *blocks: nn.Module):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def units(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+
+def _inputs(tokens: torch.Tensor) -> torch.Tensor:
+    return torch.randn(5, 32, generator=torch.Generator().manual_seed(int(tokens[0, 0])))
+
+
+def _square(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return model(_inputs(tokens)).square().mean()
+
+
+# --- Forwards and backwards ---
+
+
+def test_a_unit_whose_only_parameters_are_tied_ones(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT(tied=True), units=lambda model: [model.embed, *model.layers, model.norm, model.head])
+    pair.train(3)
+    pair.check()
+
+
+def test_inputs_of_a_unit_may_be_changed_in_place(daemon):
+    torch.manual_seed(1)
+    pair = Pair(daemon, Stack(nn.Linear(32, 32), *(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(32, 32))
+                                                   for _ in range(2))))
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_views_that_a_unit_returns_may_be_changed_in_place(daemon):
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).transpose(0, 1)
+
+    class Changed(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x).mul_(2.0).transpose(0, 1)
+            return x
+
+    torch.manual_seed(2)
+    pair = Pair(daemon, Changed(Transposed(), Transposed(), Transposed()))
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_units_may_return_objects_of_any_class(daemon):
+    @dataclasses.dataclass
+    class Output:
+        hidden: torch.Tensor
+
+    class Holder:
+        pass
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> Holder:
+            holder = Holder()
+            holder.output = Output(self.linear(x))
+            return holder
+
+    class Unwraps(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(torch.tanh(x)).output.hidden
+            return x
+
+    torch.manual_seed(3)
+    pair = Pair(daemon, Unwraps(Wrapped(), Wrapped(), Wrapped()))
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_a_penalty_on_gradients_of_inputs(daemon):
+    def loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        x = _inputs(tokens).requires_grad_()
+        value = model(x).square().mean()
+        gradient, = torch.autograd.grad(value, x, create_graph=True)
+        return value + gradient.square().sum()
+
+    torch.manual_seed(4)
+    pair = Pair(daemon, Stack(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3))))
+    pair.train(3, loss=loss)
+    pair.check(tolerance=1e-5)
+
+
+def test_a_backward_through_the_weights_of_the_step_before_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    loss = loss_of(pair.module, batch_of(0))
+    loss.backward(retain_graph=True)
+    pair.optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_step_among_gathered_weights_is_refused(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, GPT())
+    with pair.sharded.unsharded():
+        loss_of(pair.module, batch_of(0)).backward()
+        with pytest.raises(paramshard.FailedPreconditionError, match="outside of"):
+            pair.optimizer.step()
+        with pytest.raises(paramshard.FailedPreconditionError, match="outside of"):
+            pair.module.load_state_dict(pair.plain.state_dict())
+    pair.optimizer.zero_grad()
+    pair.train(1)
+    pair.check()
+
+
+# --- Values ---
+
+
+def test_values_are_copied_into_parts_of_the_model(daemon):
+    torch.manual_seed(6)
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    values = GPT().layers[0].state_dict()
+    for model in pair.both():
+        model.layers[0].load_state_dict(values)
+        model.layers[1].up.bias.data = torch.ones(128)
+        with torch.no_grad():
+            model.layers[2].up.bias.copy_(torch.tensor(0.5))
+    for name in ("layers.0.up.weight", "layers.1.up.bias", "layers.2.up.bias"):
+        torch.testing.assert_close(pair.sharded.read(name), pair.plain.get_parameter(name).detach(), rtol=0, atol=0)
+    pair.train(2)
+    pair.check()
+
+
+@pytest.mark.parametrize("change", [{"assign": True}, {"strict": False}])
+def test_values_are_loaded_in_every_way(daemon, change):
+    torch.manual_seed(7)
+    pair = Pair(daemon, GPT(), reshard_after_forward=False)
+    pair.train(1)
+    values = {name: value.double() for name, value in GPT().state_dict().items()}
+    if "strict" in change:
+        values = {"layers.1.up.weight": values["layers.1.up.weight"], "unknown": torch.zeros(1)}
+    pair.module(batch_of(0))  # without a backward, which leaves its weights gathered
+    pair.module.load_state_dict({name: value.clone() for name, value in values.items()}, **change)
+    pair.plain.load_state_dict(values, strict=change.get("strict", True))
+    if "assign" in change:
+        pair.module.float()
+    pair.train(2)
+    pair.check()
+
+
+def test_values_between_backward_and_step_are_refused(daemon):
+    pair = Pair(daemon, GPT())
+    loss_of(pair.module, batch_of(0)).backward()
+    pair.module.head.weight.data = torch.ones(48, 32)
+    with pytest.raises(paramshard.FailedPreconditionError, match="copied into head.weight"):
+        pair.optimizer.step()
+
+
+def test_a_part_of_the_model_has_a_state_dict(daemon):
+    torch.manual_seed(8)
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    torch.testing.assert_close(pair.module.layers[0].state_dict(), pair.plain.layers[0].state_dict(), rtol=0, atol=1e-6)
+    whole = nn.Sequential(pair.module).state_dict()
+    torch.testing.assert_close(whole["0.head.weight"], pair.plain.head.weight.detach(), rtol=0, atol=1e-6)
+
+
+# --- What is refused ---
+
+
+def test_copies_are_refused(daemon):
+    pair = Pair(daemon, GPT())
+    for module in (pair.module, pair.module.layers[0]):
+        for make in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(paramshard.FailedPreconditionError, match="model.state_dict"):
+                make(module)
+
+
+def test_what_would_do_nothing_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    weight = pair.module.head.weight
+    for use in (lambda: weight.register_hook(lambda gradient: gradient), lambda: weight.share_memory_(),
+                lambda: setattr(weight, "grad", torch.ones(48, 32)),
+                lambda: torch.autograd.grad(loss_of(pair.module, batch_of(0)), weight)):
+        with pytest.raises(paramshard.UnimplementedError, match="head.weight"):
+            use()
+    for convert in (lambda: pair.module.to(torch.bfloat16), lambda: pair.module.to("meta")):
+        with pytest.raises(paramshard.FailedPreconditionError, match="another param_dtype"):
+            convert()
+    pair.module.head.weight = nn.Parameter(torch.ones(48, 32))
+    with pytest.raises(paramshard.FailedPreconditionError, match="head.weight.*another parameter in its place"):
+        pair.module(batch_of(0))
+
+
+# --- The end ---
+
+
+def test_a_closed_model_says_so(daemon):
+    torch.manual_seed(9)
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    pair.sharded.close()
+    torch.testing.assert_close(pair.module.state_dict()["head.weight"], pair.plain.head.weight.detach(), rtol=0,
+                               atol=1e-6)
+    for use in (pair.sharded.open, pair.optimizer.step, lambda: pair.module(batch_of(0)),
+                lambda: pair.module.load_state_dict(pair.plain.state_dict())):
+        with pytest.raises(paramshard.FailedPreconditionError, match="close"):
+            use()
+
+
+def test_a_model_that_is_dropped_goes(daemon):
+    model = GPT()
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir))
+    optimizer = pt.AdamW(model.parameters())
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    dropped = weakref.ref(sharded)
+    del model, sharded, optimizer
+    gc.collect()
+    assert dropped() is None
+    with daemon.client() as client:
+        assert [known.attached_ranks for known in client.models()] == [0]
+
+
+def test_a_forked_child_has_nothing_to_close(daemon, monkeypatch, recwarn):
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    pair.sharded._close_at_exit()
+    monkeypatch.undo()
+    assert pair.sharded._model is not None and not recwarn.list
