@@ -17,8 +17,8 @@
 // trainer dies, the next call is ABORTED; when the daemon dies, UNAVAILABLE: drop every handle, call OpenModel again,
 // which waits for a daemon that is being started again, and go on from Model::commit_number() and
 // Model::client_state(): the number may be less than that of the last answer, where the daemons came back with a save,
-// and is 0 where the model was lost. OpenModel says so once by an error, DATA_LOSS (Client::Options::accept_rollback). A Model and its handles may be used from one thread at a time; different models
-// are independent.
+// and is 0 where the model was lost. OpenModel says so once by an error, DATA_LOSS (Client::Options::accept_rollback).
+// A Model and its handles may be used from one thread at a time; different models are independent.
 //
 // **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle
 // is FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like.

@@ -106,7 +106,7 @@ class Pair:
             self.step()
 
     def check(self, tolerance: float = 1e-6) -> None:
-        """Every weight is that of torch, whose own rounding of weights near 1 is 2.4e-6 in 50 steps, five times ours."""
+        """Every weight is that of torch, whose rounding of weights near 1 is 2.4e-6 in 50 steps, five times ours."""
         for name, parameter in self.plain.named_parameters():
             torch.testing.assert_close(self.sharded.read(name), parameter.detach(), rtol=3e-6, atol=tolerance,
                                        msg=lambda text, name=name: f"{name}: {text}")

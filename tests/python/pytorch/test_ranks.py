@@ -44,7 +44,8 @@ def _models(ranks: int, **options) -> list[GPT]:
 
 
 def _shard(daemon, model: nn.Module, rank: int, name: str = "m", **options) -> pt.ShardedModel:
-    return pt.shard(model, name=name, units=model.units(), socket_dir=str(daemon.socket_dir), local_rank=rank, **options)
+    return pt.shard(model, name=name, units=model.units(), socket_dir=str(daemon.socket_dir), local_rank=rank,
+                    **options)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -136,7 +136,7 @@ def test_what_was_not_tracked_before_is_named(daemon):
     optimizer.step()
     sharded.close()
     model, sharded, optimizer = _open(daemon)
-    with pytest.raises(paramshard.FailedPreconditionError, match="track loader.*commit 1 expected, got those of counter"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="track loader.*commit 1 expected, got those of count"):
         sharded.track(loader=Counter())
     with pytest.raises(paramshard.InvalidArgumentError, match="state_dict and load_state_dict expected, got int"):
         sharded.track(counter=3)

@@ -2,9 +2,10 @@
 
     torchrun ... trainer.py FOLDER STEPS [RANK STEP PHASE ...]
 
-PHASE "server" kills the daemon's server instead, in the middle of the step. It draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so
-that a step which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to
-FOLDER/weights.pt at the end, and every rank the steps that it has begun with to FOLDER/begun-RANK.
+PHASE "server" kills the daemon's server instead, in the middle of the step. It draws random numbers for dropout, loads
+batches from a loader with a state, and changes its rate by a scheduler, so that a step which is repeated with anything
+of these off by one ends in other weights. Rank 0 writes them to FOLDER/weights.pt at the end, and every rank the steps
+that it has begun with to FOLDER/begun-RANK.
 """
 
 from __future__ import annotations
