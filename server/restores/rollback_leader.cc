@@ -65,8 +65,8 @@ void RollbackLeader::Begin(const std::string& model, const absl::Status& why) {
     if (works_.contains(model)) return;
     absl::StatusOr<std::thread> thread =
         StartThread(absl::StrCat("a rollback of ", DisplayName(model)), [this, model, why] { Work(model, why); });
-    if (thread.ok()) works_.emplace(model, *std::move(thread));
     started = thread.status();
+    if (started.ok()) works_.emplace(model, *std::move(thread));
   }
   if (!started.ok()) options_.leader->EndRollback(model, started);
 }
