@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,7 +36,7 @@ namespace paramshard::server {
 inline constexpr absl::Duration kLong = absl::Seconds(30);
 inline constexpr absl::Duration kTimeout = absl::Minutes(10);
 inline constexpr int kRows = 24;
-// Of every restore.
+// Of every restore, until a world draws others.
 inline constexpr absl::uint128 kDrawn = absl::MakeUint128(0xabc, 0xdef);
 
 inline v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
@@ -75,7 +76,7 @@ class RestoredWorld {
           WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
                                  .timeout = timeout,
                                  .clock = &clocks_[node],
-                                 .draw_id = [] { return HistoryId{kDrawn}; },
+                                 .draw_id = [this] { return Draw(); },
                                  .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
     }
   }
@@ -101,6 +102,9 @@ class RestoredWorld {
     absl::MutexLock lock(&mu_);
     hooks_[node] = std::move(hook);
   }
+
+  // From here on no two restores have the same id: what is still said of one is not taken for news of the next.
+  void DrawOthers() { draws_others_ = true; }
 
   // As a call at node 0 does.
   absl::StatusOr<History> Restore(const std::string& checkpoint = "latest") {
@@ -152,6 +156,7 @@ class RestoredWorld {
   }
 
  private:
+  HistoryId Draw() { return HistoryId{draws_others_ ? kDrawn + ++drawn_ : kDrawn}; }
   void CallHook(size_t node, WorldRestores::Point point) {
     Hook hook;
     {
@@ -162,6 +167,8 @@ class RestoredWorld {
   }
 
   DiskCalls calls_;
+  std::atomic<bool> draws_others_ = false;
+  std::atomic<uint64_t> drawn_ = 0;
   std::vector<FakeKeptStore> kept_;
   std::vector<ManualClock> clocks_;
   absl::Mutex mu_;
