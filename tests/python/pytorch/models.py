@@ -59,6 +59,20 @@ class GPT(nn.Module):
         return [self.embed, *self.layers, [self.norm, self.head]]
 
 
+class Stack(nn.Module):
+    def __init__(self, *blocks: nn.Module):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def units(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+
 def batch_of(step: int, size: int = 4) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(1000 + step))
 

@@ -13,21 +13,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, Pair, batch_of, loss_of
-
-
-class Stack(nn.Module):
-    def __init__(self, *blocks: nn.Module):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def units(self) -> list[nn.Module]:
-        return list(self.blocks)
+from models import GPT, Pair, Stack, batch_of, loss_of
 
 
 def _inputs(tokens: torch.Tensor) -> torch.Tensor:

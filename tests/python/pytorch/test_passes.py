@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models import GPT, LENGTH, Pair, batch_of, loss_of
+from models import GPT, LENGTH, Pair, Stack, batch_of, loss_of
 
 
 def test_fifty_clipped_steps_are_those_of_torch(daemon):
@@ -129,20 +129,6 @@ class Lora(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.base(x) + self.b(self.a(x)))
-
-
-class Stack(nn.Module):
-    def __init__(self, *blocks: nn.Module):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def units(self) -> list[nn.Module]:
-        return list(self.blocks)
 
 
 def _inputs(step: int) -> torch.Tensor:

@@ -75,6 +75,7 @@ def _is_alone(log: TextIO) -> bool:
 
 def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None = None,
                    log: TextIO | None = None) -> None:
+    """Looks until they are there: a rank that has not started the daemon knows nothing but its folder."""
     deadline = time.monotonic() + _PATIENCE
     while not all((sockets / name).exists() for name in _SOCKETS):
         if started is not None and started.poll() is not None:

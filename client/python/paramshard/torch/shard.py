@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
     InvalidArgumentError for units that overlap, or that miss parameters; names them.
     """
-    _check(existing, daemon, format, param_dtype, grad_dtype)
+    _check(existing, daemon, param_dtype, grad_dtype)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if daemon == "job":
@@ -58,19 +58,15 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         unit.reshards_after_forward = reshard_after_forward
         unit.casts_inputs_to = param_dtype if cast_inputs else None
         unit.casts_outputs_to = output_dtype
-
-    def connect(rank: int) -> paramshard.Client:
-        return paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
-
-    return ShardedModel(module, made, client=connect, name=name, existing=existing, is_restart=is_restart,
-                        rank=info.first_rank + local_rank, local_rank=local_rank, format=format,
-                        grad_dtype=grad_dtype,
+    rank = info.first_rank + local_rank
+    client = paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
+    return ShardedModel(module, made, client=client, name=name, existing=existing, is_restart=is_restart, rank=rank,
+                        local_rank=local_rank, format=format, grad_dtype=grad_dtype,
                         spec={"seed": seed, "gather_slots": gather_slots, "gradient_slots": gradient_slots,
                               "step_timeout": step_timeout})
 
 
-def _check(existing: str, daemon: str | None, format: object, param_dtype: torch.dtype | None,
-           grad_dtype: torch.dtype) -> None:
+def _check(existing: str, daemon: str | None, param_dtype: torch.dtype | None, grad_dtype: torch.dtype) -> None:
     if existing not in _EXISTING:
         raise paramshard.InvalidArgumentError(f"shard: existing={_EXISTING} expected, got {existing!r}")
     if daemon not in _DAEMONS:

@@ -50,8 +50,8 @@ class ShardedModel:
     module, and `save_pretrained` ask the daemon alone, and any rank may call them.
     """
 
-    def __init__(self, module: nn.Module, units: list[Unit], *, client: Callable[[int], paramshard.Client],
-                 name: str, existing: str, is_restart: bool, rank: int, local_rank: int, spec: dict[str, Any],
+    def __init__(self, module: nn.Module, units: list[Unit], *, client: paramshard.Client, name: str, existing: str,
+                 is_restart: bool, rank: int, local_rank: int, spec: dict[str, Any],
                  format: str | Sequence[tuple[str, str]] | None, grad_dtype: torch.dtype):
         self.module = module
         self.name = name
@@ -63,7 +63,8 @@ class ShardedModel:
         self._format = format
         self._grad_dtype = grad_dtype
         self._units = units
-        self._client = client(rank)
+        self._by_name = {parameter.name: parameter for unit in units for parameter in unit.parameters}
+        self._client = client
         self._model: paramshard.Model | None = None
         self._passes = Passes(units)
         self._passes.send_step = _weakly(self, "_send_commit")
@@ -259,6 +260,7 @@ class ShardedModel:
         self._last_commit = self.model.commit(**hyperparameters, client_state=self._tracked.take())
 
     def discard(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does, here and at the optimizer."""
         if self._model is not None:
             self._passes.discard()
 
@@ -329,10 +331,9 @@ class ShardedModel:
 
     def read(self, name: str) -> torch.Tensor:
         """A parameter's values in full precision, float32 in host memory, after the last step of this rank."""
-        parameter = next((each for each in self.parameters() if each.name == name), None)
-        if parameter is None:
+        if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
-        return self._masters([parameter])[name]
+        return self._masters([self._by_name[name]])[name]
 
     def _masters(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         self._await_last_commit()
@@ -344,8 +345,16 @@ class ShardedModel:
         exported = self._client.export_tensors(self.name, parameters=list(by_name))
         masters = {name: np.empty((_rows(parameter), _columns(parameter)), np.float32)
                    for name, parameter in by_name.items()}
+        missing = {name: np.ones(len(values), bool) for name, values in masters.items()}
         for extent in exported.extents:
-            masters[extent.parameter][extent.first_row:extent.first_row + extent.rows] = extent.values
+            rows = slice(extent.first_row, extent.first_row + extent.rows)
+            masters[extent.parameter][rows] = extent.values
+            missing[extent.parameter][rows] = False
+        for name, rows in missing.items():
+            if rows.any():
+                raise paramshard.FailedPreconditionError(
+                    f"read {name}: all {len(rows)} rows in this daemon expected, got none of {rows.sum()}, which "
+                    "daemons of other nodes have: save the model instead")
         return copied | {name: torch.from_numpy(values).view(by_name[name].placeholder.shape)
                          for name, values in masters.items()}
 
@@ -369,9 +378,12 @@ class ShardedModel:
 
     def _unopened(self, parameters: list[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:
-            if parameter.name not in self._values:
+            value = self._values.get(parameter.name)
+            # Of a folder that another rank reads there are names alone.
+            if value is None or value.shape != parameter.placeholder.shape:
                 raise paramshard.FailedPreconditionError(
-                    f"state_dict: {parameter.name} has no values before the model is open; make the optimizer first")
+                    f"state_dict: {parameter.name} has no values on this rank before the model is open; make the "
+                    "optimizer first")
         return {parameter.name: self._values[parameter.name] for parameter in parameters}
 
     def take_value(self, name: str, value: torch.Tensor) -> None:
@@ -379,8 +391,7 @@ class ShardedModel:
 
         It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins.
         """
-        like = next(each.placeholder for each in self.parameters() if each.name == name)
-        self._values[name] = value.detach().expand(like.shape).clone()
+        self._values[name] = value.detach().expand(self._by_name[name].placeholder.shape).clone()
 
     def _begin_loading(self, *_: Any) -> None:
         if self._was_open and self._model is None:
