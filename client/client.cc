@@ -39,13 +39,6 @@ using internal::Connection;
 using Stub = v1::TrainerService::Stub;
 using AdminStub = v1::AdminService::Stub;
 
-namespace {
-
-Stub& StubOf(const Connection& connection, const Stub*) { return connection.stub(); }
-AdminStub& StubOf(const Connection& connection, const AdminStub*) { return connection.admin_stub(); }
-
-}  // namespace
-
 // Shared between threads.
 class Client::Impl {
  public:
@@ -64,7 +57,8 @@ class Client::Impl {
   // What an ended epoch has left mapped of a model.
   void UnmapEnded(absl::string_view model);
   // DATA_LOSS, once: the session's model is at an earlier commit than this client knows to be answered. From then on
-  // the session says what is known. Nothing is known of a model that this client has deleted, restored or imported into.
+  // the session says what is known. Nothing is known of a model that this client has deleted, restored or imported
+  // into.
   absl::Status CheckNotBack(const internal::Session& session);
   void ForgetAnswered(absl::string_view model);
 
@@ -85,7 +79,7 @@ class Client::Impl {
   // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
   // caller would wait for a session.
   template <typename Service, typename Request, typename Response>
-  absl::Status Call(const Connection& connection, absl::string_view name,
+  absl::Status Call(const Connection& connection, Service& stub, absl::string_view name,
                     internal::PreparedRpc<Service, Request, Response> rpc, const Request& request,
                     Response& response) const;
 
@@ -106,14 +100,13 @@ absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
 }
 
 template <typename Service, typename Request, typename Response>
-absl::Status Client::Impl::Call(const Connection& connection, absl::string_view name,
+absl::Status Client::Impl::Call(const Connection& connection, Service& stub, absl::string_view name,
                                 internal::PreparedRpc<Service, Request, Response> rpc, const Request& request,
                                 Response& response) const {
   grpc::ClientContext context;
   connection.Authenticate(context);
   const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
   context.set_deadline(deadline.ToGrpc());
-  Service& stub = StubOf(connection, static_cast<const Service*>(nullptr));
   absl::Status answer = internal::CallUnary(stub, rpc, context, request, response, interruption_);
   // gRPC says neither what was called nor how long that took.
   if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
@@ -189,14 +182,16 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   v1::CreateModelResponse response;
-  return Call(connection, absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel, request, response);
+  return Call(connection, connection.stub(), absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel,
+              request, response);
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
   v1::GetModelRequest request;
   request.set_model(model.data(), model.size());
   v1::GetModelResponse response;
-  RETURN_IF_ERROR(Call(connection, absl::StrCat("get model ", model), &Stub::PrepareAsyncGetModel, request, response));
+  RETURN_IF_ERROR(Call(connection, connection.stub(), absl::StrCat("get model ", model), &Stub::PrepareAsyncGetModel,
+                       request, response));
   return std::move(*response.mutable_model());
 }
 
@@ -208,8 +203,8 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
   v1::DeleteModelResponse response;
-  RETURN_IF_ERROR(
-      Call(*connection, absl::StrCat("delete model ", model), &Stub::PrepareAsyncDeleteModel, request, response));
+  RETURN_IF_ERROR(Call(*connection, connection->stub(), absl::StrCat("delete model ", model),
+                       &Stub::PrepareAsyncDeleteModel, request, response));
   ForgetAnswered(model);
   return absl::OkStatus();
 }
@@ -218,7 +213,7 @@ template <typename Request, typename Response>
 absl::Status Client::Impl::Ask(absl::string_view name, internal::PreparedRpc<AdminStub, Request, Response> rpc,
                                const Request& request, Response& response) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  return Call(*connection, name, rpc, request, response);
+  return Call(*connection, connection->admin_stub(), name, rpc, request, response);
 }
 
 absl::StatusOr<SaveRecord> Client::Impl::Save(absl::string_view model, const SaveOptions& options) {
@@ -236,7 +231,8 @@ absl::StatusOr<SaveRecord> Client::Impl::Save(absl::string_view model, const Sav
                                               request, response, interruption_);
     RETURN_IF_ERROR(connection->Explain(name, std::move(answer)));
   } else {
-    RETURN_IF_ERROR(Call(*connection, name, &AdminStub::PrepareAsyncSaveModel, request, response));
+    RETURN_IF_ERROR(
+        Call(*connection, connection->admin_stub(), name, &AdminStub::PrepareAsyncSaveModel, request, response));
   }
   return internal::SaveFromProto(response.save());
 }

@@ -23,8 +23,8 @@ using PreparedRpc = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (
                                                                                          const Request&,
                                                                                          grpc::CompletionQueue*);
 
-// Calls the RPC, within the context's deadline, if it has one. An interrupted call is cancelled, and over on return: what the daemon
-// has done of it by then is done.
+// Calls the RPC, within the context's deadline, if it has one. An interrupted call is cancelled, and over on return:
+// what the daemon has done of it by then is done.
 template <typename Stub, typename Request, typename Response>
 absl::Status CallUnary(Stub& stub, PreparedRpc<Stub, Request, Response> rpc, grpc::ClientContext& context,
                        const Request& request, Response& response, const Interruption& interruption) {

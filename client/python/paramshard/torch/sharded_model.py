@@ -260,7 +260,7 @@ class ShardedModel:
         self._last_commit = self.model.commit(**hyperparameters, client_state=self._tracked.take())
 
     def discard(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does, here and at the optimizer."""
+        """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""
         if self._model is not None:
             self._passes.discard()
 
