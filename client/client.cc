@@ -387,4 +387,10 @@ absl::StatusOr<DaemonInfo> Client::GetDaemonInfo() {
   return internal::DaemonFromProto(response);
 }
 
+absl::StatusOr<std::vector<MemoryUse>> Client::GetMemory() {
+  v1::GetMemoryResponse response;
+  RETURN_IF_ERROR(impl_->Ask("count memory", &AdminStub::PrepareAsyncGetMemory, v1::GetMemoryRequest(), response));
+  return internal::MemoryFromProto(response);
+}
+
 }  // namespace paramshard

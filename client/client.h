@@ -453,6 +453,16 @@ struct DaemonInfo {
   absl::Time started_at = absl::UnixEpoch();
 };
 
+// What of the daemon's memory is used for one thing.
+struct MemoryUse {
+  std::string device = {};  // empty: host memory that all devices of the daemon share
+  std::string model = {};
+  // master, exp_avg, exp_avg_sq, gradients, planes, slots, words, scratch (to receive gradients, and partial sums),
+  // histories (of amaxes) or images (of the state, for saves).
+  std::string memory_class = {};
+  int64_t size_bytes = 0;
+};
+
 // A connection to the daemon. Thread-safe. Movable.
 //
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
@@ -575,6 +585,8 @@ class Client {
   absl::StatusOr<std::vector<ModelSummary>> Models();
   // The daemon that serves now.
   absl::StatusOr<DaemonInfo> GetDaemonInfo();
+  // The bytes that the daemon holds, by device, model and class.
+  absl::StatusOr<std::vector<MemoryUse>> GetMemory();
 
  private:
   class Impl;

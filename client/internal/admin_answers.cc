@@ -96,4 +96,15 @@ DaemonInfo DaemonFromProto(const v1::GetVersionResponse& response) {
           .started_at = TimeFromProto(response.started_at())};
 }
 
+std::vector<MemoryUse> MemoryFromProto(const v1::GetMemoryResponse& response) {
+  std::vector<MemoryUse> uses;
+  for (const v1::MemoryUse& use : response.uses()) {
+    uses.push_back({.device = use.device(),
+                    .model = use.model(),
+                    .memory_class = use.memory_class(),
+                    .size_bytes = use.size_bytes()});
+  }
+  return uses;
+}
+
 }  // namespace paramshard::internal

@@ -17,6 +17,7 @@ absl::StatusOr<std::vector<SaveRecord>> SavesFromProto(const v1::ListSavesRespon
 RestoreSummary RestoreFromProto(const v1::RestoreSummary& summary);
 std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response);
 DaemonInfo DaemonFromProto(const v1::GetVersionResponse& response);
+std::vector<MemoryUse> MemoryFromProto(const v1::GetMemoryResponse& response);
 
 }  // namespace paramshard::internal
 

@@ -1,4 +1,4 @@
-"""Daemons on `cpu` devices, and models on them."""
+"""Daemons, and models on them: on `cpu` devices, or on GPUs where PARAMSHARD_TEST_DEVICE is cuda."""
 
 import os
 import pathlib
@@ -14,6 +14,8 @@ import paramshard
 from paramshard import programs
 
 PATIENCE = 60.0  # seconds
+DEVICE = os.environ.get("PARAMSHARD_TEST_DEVICE", "cpu")
+GPUS = int(os.environ.get("PARAMSHARD_TEST_GPUS", "1"))  # that there are, if DEVICE is cuda
 
 # Whoever runs in the background of a shell ignores Ctrl-C, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -27,13 +29,13 @@ def program(name: str) -> str:
 
 
 class Daemon:
-    """A daemon with one `cpu` device for each rank."""
+    """A daemon with one device for each rank."""
 
     def __init__(self, folder: pathlib.Path, ranks: int, flags: tuple[str, ...]):
         self.socket_dir = folder / "sockets"
         self.socket_dir.mkdir(mode=0o700)
         self.log = folder / "log"
-        devices = [f"--device=cpu:{rank}" for rank in range(ranks)]
+        devices = [f"--device={DEVICE}:{rank}" for rank in range(ranks)]
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 [program("paramshardd"), f"--socket-dir={self.socket_dir}", *devices, *flags], stdout=log, stderr=log)
@@ -94,6 +96,8 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Daemon]]:
     daemons: list[Daemon] = []
 
     def start_daemon(ranks: int = 1, flags: tuple[str, ...] = ("--keeper=off",)) -> Daemon:
+        if DEVICE == "cuda" and ranks > GPUS:
+            pytest.skip(f"{ranks} GPUs are needed, and there are {GPUS}")
         folder = tmp_path / f"daemon{len(daemons)}"
         folder.mkdir()
         daemons.append(Daemon(folder, ranks, flags))

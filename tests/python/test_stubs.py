@@ -69,6 +69,7 @@ TRAINER = """
         client.import_tensors("m", {"w": decoded})
         client.import_tensors("m", [ps.ImportTensor("w", decoded)])
         assert_type(client.daemon_info().devices, list[str])
+        assert_type(client.memory(), list[ps.MemoryUse])
         assert_type(ps.__version__, str)
 """
 MISTAKES = ['ps.Client(rank="0")', 'ps.Client().open_model("m")', 'ps.Client().restore("m", 1.5)',

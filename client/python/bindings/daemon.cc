@@ -29,6 +29,11 @@ std::vector<ModelSummary> Models(const PyClient& self) {
   return Take(Unlocked([&] { return client->Models(); }));
 }
 
+std::vector<MemoryUse> GetMemory(const PyClient& self) {
+  const std::shared_ptr<Client> client = self.Get();
+  return Take(Unlocked([&] { return client->GetMemory(); }));
+}
+
 void BindDaemonInfo(nb::module_& module) {
   nb::class_<DaemonInfo>(module, "DaemonInfo", "A daemon, and its place in the world.")
       .def_ro("version", &DaemonInfo::version)
@@ -75,14 +80,29 @@ void BindModelSummary(nb::module_& module) {
       });
 }
 
+void BindMemoryUse(nb::module_& module) {
+  nb::class_<MemoryUse>(module, "MemoryUse", "What of the daemon's memory is used for one thing.")
+      .def_ro("device", &MemoryUse::device, "Empty: host memory that all devices share.")
+      .def_ro("model", &MemoryUse::model)
+      .def_ro("memory_class", &MemoryUse::memory_class,
+              "master, exp_avg, exp_avg_sq, gradients, planes, slots, words, scratch, histories or images.")
+      .def_ro("size_bytes", &MemoryUse::size_bytes)
+      .def("__repr__", [](const MemoryUse& self) {
+        return absl::StrFormat("<paramshard.MemoryUse %s of %s: %d bytes in %s>", self.memory_class, self.model,
+                               self.size_bytes, self.device.empty() ? "host memory" : self.device);
+      });
+}
+
 }  // namespace
 
 void BindDaemon(nb::module_& module, nb::class_<PyClient>& client) {
   BindDaemonInfo(module);
   BindModelSummary(module);
+  BindMemoryUse(module);
   client
       .def("daemon_info", &GetDaemonInfo,
            "The daemon that serves now: its version, devices, ranks, and the world's size.")
+      .def("memory", &GetMemory, "The bytes that the daemon holds, by device, model and class.")
       .def("models", &Models,
            "The daemon's models by name, those too whose state was lost with an earlier server: of these only `name` "
            "and "

@@ -14,6 +14,7 @@
 #include "client/python/bindings/arrays.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/names.h"
+#include "client/python/bindings/streams.h"
 #include "client/python/bindings/types.h"
 
 namespace paramshard::python {
@@ -59,6 +60,15 @@ class PyMatrix {
     Check(unit_->Run([&](GatheredUnit&) { return matrix_.Decode(target); }));
     if (out.has_value()) return nb::cast(*out);
     return OwnedArray(std::move(values), Shape(), TypeOf(ScaleType::kFloat32));
+  }
+
+  void DecodeTo(uintptr_t address, const std::string& type_name, StreamAddress stream) const {
+    const DecodedElement type = Take(Parse<DecodedElement>("type", type_name));
+    Check(unit_->Run([&](GatheredUnit&) { return DecodeOn(matrix_, type, address, stream); }));
+  }
+
+  void TransposeTo(uintptr_t address, StreamAddress stream) const {
+    Check(unit_->Run([&](GatheredUnit&) { return TransposeOn(matrix_, address, stream); }));
   }
 
   Result<named::Array> Transpose() const {
@@ -146,8 +156,22 @@ bool IsReady(const PyGatheredUnit& unit) {
   return Take(unit.held()->Run([](GatheredUnit& gathered) -> absl::StatusOr<bool> { return gathered.Ready(); }));
 }
 
-void WaitForUnit(const PyGatheredUnit& unit) {
-  Check(unit.held()->Run([](GatheredUnit& gathered) { return gathered.Wait(); }));
+void WaitForUnit(const PyGatheredUnit& unit, std::optional<StreamAddress> stream = std::nullopt) {
+  Check(unit.held()->Run(
+      [&](GatheredUnit& gathered) { return stream.has_value() ? WaitOn(gathered, *stream) : gathered.Wait(); }));
+}
+
+void ReleaseUnit(const PyGatheredUnit& unit, std::optional<StreamAddress> stream) {
+  if (stream.has_value() && unit.held()->is_held()) {
+    Check(unit.held()->Run([&](GatheredUnit& gathered) { return ReleaseOn(gathered, *stream); }));
+  }
+  unit.held()->Release();
+}
+
+void PushGradients(const PyGradients& gradients, std::optional<StreamAddress> stream) {
+  Check(gradients.held().Run(
+      [&](UnitGradients& slot) { return stream.has_value() ? PushOn(slot, *stream) : slot.Push(); }));
+  gradients.held().Release();
 }
 
 GradientView ViewOf(const PyGradients& gradients, const std::string& parameter) {
@@ -199,6 +223,13 @@ void BindMatrix(nb::module_& module) {
       .def_prop_ro("amax", &PyMatrix::Amax, "NVFP4_2D: the amax of the whole tensor, one float32; else None.")
       .def("decode", &PyMatrix::Decode, nb::arg("out") = nb::none(),
            "The decoded values, [rows, columns] float32 in host memory: `out`, or a new NumPy array.")
+      .def("decode_to", &PyMatrix::DecodeTo, nb::arg("address"), nb::arg("type"), nb::arg("stream"),
+           "Enqueues decoding on a CUDA stream, which `GatheredUnit.wait` was given, into rows x columns elements of "
+           "FP32 or BF16 at an address in memory of the GPU.")
+      .def("transpose_to", &PyMatrix::TransposeTo, nb::arg("address"), nb::arg("stream"),
+           "Enqueues writing the data of an 8-bit or 4-bit format transposed, as `transpose`, to an address in memory "
+           "of "
+           "the GPU.")
       .def("transpose", &PyMatrix::Transpose,
            "The data of an 8-bit or 4-bit format transposed, as bytes; UnimplementedError for others.")
       .def("copy_scales", &PyMatrix::CopyScales, nb::arg("layout"), nb::arg("operand") = nb::none(),
@@ -211,7 +242,11 @@ void BindGatheredUnit(nb::module_& module) {
   nb::class_<PyGatheredUnit>(module, "GatheredUnit",
                              "A unit's parameters, being gathered or gathered: holds a slot until it is released. As a "
                              "context manager it waits at the beginning and releases at the end.")
-      .def("wait", &WaitForUnit, "Waits until all pieces are there. AbortedError and others when the epoch has ended.")
+      .def(
+          "wait", &WaitForUnit, nb::arg("stream") = nb::none(),
+          "Waits until all pieces are there. `stream`, the address of a CUDA stream of `Model.gpu`: that stream waits, "
+          "for what is enqueued on it later, and this call returns at once. AbortedError and others when the epoch has "
+          "ended; a stream then goes on with memory of no meaning, which `Model.check` tells once it is synchronized.")
       .def_prop_ro("ready", &IsReady, "Whether `wait` would return at once.")
       .def(
           "get", &GetMatrix, nb::arg("parameter"), nb::arg("plane") = nb::none(),
@@ -219,8 +254,8 @@ void BindGatheredUnit(nb::module_& module) {
           "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
       .def("__getitem__", [](const PyGatheredUnit& self,
                              const std::string& parameter) { return GetMatrix(self, parameter, std::nullopt); })
-      .def(
-          "release", [](const PyGatheredUnit& self) { self.held()->Release(); }, "Gives the slot back. Idempotent.")
+      .def("release", &ReleaseUnit, nb::arg("stream") = nb::none(),
+           "Gives the slot back: at once, or when the CUDA stream at this address has come so far. Idempotent.")
       .def("__enter__",
            [](Result<PyGatheredUnit> self) {
              WaitForUnit(nb::cast<const PyGatheredUnit&>(self));
@@ -255,12 +290,9 @@ void BindGradients(nb::module_& module) {
           },
           nb::arg("parameter"), "Says that the parameter has no gradient in this push; on all ranks alike.")
       .def(
-          "push",
-          [](const PyGradients& self) {
-            Check(self.held().Run([](UnitGradients& slot) { return slot.Push(); }));
-            self.held().Release();
-          },
-          "Hands the slot to the daemon, and returns at once. Pushes of a unit between two commits add up.")
+          "push", &PushGradients, nb::arg("stream") = nb::none(),
+          "Hands the slot to the daemon, and returns at once; with the address of a CUDA stream, when that has come so "
+          "far. Pushes of a unit between two commits add up.")
       .def(
           "release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
       .def("__enter__", &Itself<PyGradients>)

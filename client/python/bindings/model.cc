@@ -13,6 +13,7 @@
 #include "client/python/bindings/handles.h"
 #include "client/python/bindings/names.h"
 #include "client/python/bindings/spec.h"
+#include "client/python/bindings/streams.h"
 #include "client/python/bindings/types.h"
 
 namespace paramshard::python {
@@ -33,8 +34,10 @@ bool CanGather(const PyModel& self, const std::string& unit, const std::string& 
   return true;
 }
 
-PyGradients Gradients(const PyModel& self, const std::string& unit) {
-  return {self.shared(), Take(self.shared()->WithModel([&](Model& model) { return model.Gradients(unit); }))};
+PyGradients Gradients(const PyModel& self, const std::string& unit, std::optional<StreamAddress> stream, bool zero) {
+  return {self.shared(), Take(self.shared()->WithModel([&](Model& model) {
+            return stream.has_value() ? GradientsOn(model, unit, zero, *stream) : model.Gradients(unit);
+          }))};
 }
 
 // By their names.
@@ -103,8 +106,11 @@ void BindCommands(nb::class_<PyModel>& model) {
       .def("can_gather", &CanGather, nb::arg("unit"), nb::arg("phase") = "forward",
            "Whether such a gather would find a free slot now.")
       .def(
-          "gradients", &Gradients, nb::arg("unit"),
-          "Hands out a zeroed gradient slot, waiting for one to drain if none is free. ResourceExhaustedError when all "
+          "gradients", &Gradients, nb::arg("unit"), nb::arg("stream") = nb::none(), nb::kw_only(),
+          nb::arg("zero") = true,
+          "Hands out a zeroed gradient slot, waiting for one to drain if none is free. `stream`, the address of a CUDA "
+          "stream of `Model.gpu`: that stream waits and zeroes, and this call returns at once; without `zero` every "
+          "element must be written of every parameter that is not marked absent. ResourceExhaustedError when all slots "
           "that fit are held, unpushed (names their units).")
       .def(
           "commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,

@@ -14,6 +14,7 @@ constexpr Name<ScaleLayout> kScaleLayouts[] = {{ScaleLayout::kCompact, "compact"
                                                {ScaleLayout::kSwizzled128x4, "swizzled_128x4"}};
 constexpr Name<DelayedScaling::Algorithm> kAlgorithms[] = {{DelayedScaling::Algorithm::kMax, "max"},
                                                            {DelayedScaling::Algorithm::kMostRecent, "most_recent"}};
+constexpr Name<DecodedElement> kDecodedElements[] = {{DecodedElement::kFP32, "FP32"}, {DecodedElement::kBF16, "BF16"}};
 constexpr Name<MomentType> kMomentTypes[] = {
     {MomentType::kFP32, "FP32"}, {MomentType::kBF16, "BF16"}, {MomentType::kFP16, "FP16"}, {MomentType::kFP8, "FP8"}};
 constexpr Name<MasterType> kMasterTypes[] = {{MasterType::kFP32, "FP32"},
@@ -69,6 +70,7 @@ absl::Span<const Name<ElementType>> NamesOf(ElementType) { return kElementTypes;
 absl::Span<const Name<Plane>> NamesOf(Plane) { return kPlanes; }
 absl::Span<const Name<ScaleLayout>> NamesOf(ScaleLayout) { return kScaleLayouts; }
 absl::Span<const Name<DelayedScaling::Algorithm>> NamesOf(DelayedScaling::Algorithm) { return kAlgorithms; }
+absl::Span<const Name<DecodedElement>> NamesOf(DecodedElement) { return kDecodedElements; }
 absl::Span<const Name<MomentType>> NamesOf(MomentType) { return kMomentTypes; }
 absl::Span<const Name<MasterType>> NamesOf(MasterType) { return kMasterTypes; }
 absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTypes; }

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/client.h"
+#include "client/python/bindings/streams.h"
 
 namespace paramshard::python {
 
@@ -23,6 +24,7 @@ absl::Span<const Name<ElementType>> NamesOf(ElementType);
 absl::Span<const Name<Plane>> NamesOf(Plane);
 absl::Span<const Name<ScaleLayout>> NamesOf(ScaleLayout);
 absl::Span<const Name<DelayedScaling::Algorithm>> NamesOf(DelayedScaling::Algorithm);
+absl::Span<const Name<DecodedElement>> NamesOf(DecodedElement);
 absl::Span<const Name<MomentType>> NamesOf(MomentType);
 absl::Span<const Name<MasterType>> NamesOf(MasterType);
 absl::Span<const Name<GradientType>> NamesOf(GradientType);

@@ -102,6 +102,7 @@ absl::Status ExpectRefused(Trainer& trainer) {
         trainer.client.Restore("plain", "latest").status(),
         trainer.client.Models().status(),
         trainer.client.GetDaemonInfo().status(),
+        trainer.client.GetMemory().status(),
         Client::Connect({.rank = 0}).status(),
         trainer.model.status(),
         trainer.model.Gather("a", Phase::kForward).status(),

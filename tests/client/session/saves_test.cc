@@ -24,6 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 // One unit "a" of one matrix "a.w".
 ModelSpec OneMatrix(const std::string& name = "m", int64_t columns = 32) {
@@ -241,6 +242,16 @@ TEST_F(SavesTest, TheDaemonDescribesItselfAndItsModels) {
   EXPECT_FALSE(models[0].running);
   EXPECT_EQ(models[0].epoch, std::nullopt);
   EXPECT_EQ(models[0].unusable, "");
+
+  // Each rank has half of the 48 rows of either model, in float32.
+  ASSERT_OK_AND_ASSIGN(const std::vector<MemoryUse> uses, client.GetMemory());
+  std::vector<std::string> masters;
+  for (const MemoryUse& use : uses) {
+    if (use.memory_class != "master") continue;
+    masters.push_back(absl::StrCat(use.model, " ", use.device));
+    EXPECT_GE(use.size_bytes, 24 * 32 * 4);
+  }
+  EXPECT_THAT(masters, UnorderedElementsAre("a cpu:0", "a cpu:1", "b cpu:0", "b cpu:1"));
 }
 
 }  // namespace

@@ -13,11 +13,11 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, Pair, Stack, batch_of, loss_of
+from models import DEVICE, GPT, Pair, Stack, assert_close, batch_of, loss_of
 
 
 def _inputs(tokens: torch.Tensor) -> torch.Tensor:
-    return torch.randn(5, 32, generator=torch.Generator().manual_seed(int(tokens[0, 0])))
+    return torch.randn(5, 32, generator=torch.Generator().manual_seed(int(tokens[0, 0]))).to(DEVICE)
 
 
 def _square(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def test_values_are_copied_into_parts_of_the_model(daemon):
         with torch.no_grad():
             model.layers[2].up.bias.copy_(torch.tensor(0.5))
     for name in ("layers.0.up.weight", "layers.1.up.bias", "layers.2.up.bias"):
-        torch.testing.assert_close(pair.sharded.read(name), pair.plain.get_parameter(name).detach(), rtol=0, atol=0)
+        assert_close(pair.sharded.read(name), pair.plain.get_parameter(name).detach(), rtol=0, atol=0)
     pair.train(2)
     pair.check()
 
@@ -177,9 +177,9 @@ def test_a_part_of_the_model_has_a_state_dict(daemon):
     torch.manual_seed(8)
     pair = Pair(daemon, GPT())
     pair.train(1)
-    torch.testing.assert_close(pair.module.layers[0].state_dict(), pair.plain.layers[0].state_dict(), rtol=0, atol=1e-6)
+    assert_close(pair.module.layers[0].state_dict(), pair.plain.layers[0].state_dict(), rtol=0, atol=1e-6)
     whole = nn.Sequential(pair.module).state_dict()
-    torch.testing.assert_close(whole["0.head.weight"], pair.plain.head.weight.detach(), rtol=0, atol=1e-6)
+    assert_close(whole["0.head.weight"], pair.plain.head.weight.detach(), rtol=0, atol=1e-6)
 
 
 # --- What is refused ---
@@ -217,7 +217,7 @@ def test_a_closed_model_says_so(daemon):
     pair = Pair(daemon, GPT())
     pair.train(1)
     pair.sharded.close()
-    torch.testing.assert_close(pair.module.state_dict()["head.weight"], pair.plain.head.weight.detach(), rtol=0,
+    assert_close(pair.module.state_dict()["head.weight"], pair.plain.head.weight.detach(), rtol=0,
                                atol=1e-6)
     for use in (pair.sharded.open, pair.optimizer.step, lambda: pair.module(batch_of(0)),
                 lambda: pair.module.load_state_dict(pair.plain.state_dict())):

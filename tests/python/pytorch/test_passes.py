@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models import GPT, LENGTH, Pair, Stack, batch_of, loss_of
+from models import DEVICE, GPT, LENGTH, Pair, Stack, assert_close, batch_of, loss_of
 
 
 def test_fifty_clipped_steps_are_those_of_torch(daemon):
@@ -100,7 +100,7 @@ def test_accumulation_adds_micro_batches_up(daemon):
 def test_accumulate_8_bf16_matches_fp32(start):
     """Eight micro-batches of BF16 gradients: the daemon adds them up in float32, where BF16 sums would lose bits."""
     torch.manual_seed(10)
-    model = GPT()
+    model = GPT().to(DEVICE)
     daemon = start()
     sent_bf16 = Pair(daemon, model, name="bf16", grad_dtype=torch.bfloat16)
     for micro in range(8):
@@ -114,7 +114,7 @@ def test_accumulate_8_bf16_matches_fp32(start):
             parameter.total = total + parameter.grad.to(torch.bfloat16).float()
             parameter.grad = None
     expected = torch.sqrt(sum(parameter.total.double().square().sum() for parameter in model.parameters()))
-    torch.testing.assert_close(sent_bf16.optimizer.last_norm(), expected.item(), rtol=1e-6, atol=0)
+    assert_close(sent_bf16.optimizer.last_norm(), expected.item(), rtol=1e-6, atol=0)
 
 
 class Lora(nn.Module):
@@ -132,7 +132,7 @@ class Lora(nn.Module):
 
 
 def _inputs(step: int) -> torch.Tensor:
-    return torch.randn(5, 32, generator=torch.Generator().manual_seed(step))
+    return torch.randn(5, 32, generator=torch.Generator().manual_seed(step)).to(DEVICE)
 
 
 def _train_stack(pair: Pair, steps: int = 10) -> None:
@@ -197,7 +197,7 @@ def test_eval_every_k_changes_nothing(daemon):
             for mode in (torch.no_grad, torch.inference_mode):
                 with mode():
                     outputs = [model.eval()(batch_of(500 + step, size=2)) for model in pair.both()]
-                torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+                assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
             for model in pair.both():
                 model.train()
         pair.train(1)
@@ -226,7 +226,7 @@ def test_bf16_computes_with_rounded_weights(daemon):
     logits = pair.module(batch_of(0))
     assert logits.dtype == torch.bfloat16
     rounded = pair.plain.to(torch.bfloat16)
-    torch.testing.assert_close(logits, rounded(batch_of(0)), rtol=0.05, atol=0.05)
+    assert_close(logits, rounded(batch_of(0)), rtol=0.05, atol=0.05)
     F.cross_entropy(logits.float().flatten(0, 1), batch_of(0).flatten()).backward()
     pair.optimizer.step()
     assert pair.optimizer.last_norm() > 0

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, batch_of, loss_of
+from models import DEVICE, GPT, assert_close, batch_of, loss_of
 
 PATIENCE = 100.0
 
@@ -21,6 +21,8 @@ def run_ranks(ranks: int, work: Callable[[int], None]) -> None:
 
     def run(rank: int) -> None:
         try:
+            if DEVICE == "cuda":
+                torch.cuda.set_device(rank)
             work(rank)
         except BaseException as error:
             errors.append((rank, error))
@@ -52,6 +54,7 @@ def _shard(daemon, model: nn.Module, rank: int, name: str = "m", **options) -> p
 def test_ranks_train_as_one(start, ranks):
     daemon = start(ranks=ranks)
     plain, *models = _models(1 + ranks, tied=True)
+    plain.to(DEVICE)
     # Gradients that nearly cancel out are rounding, which Adam with a small epsilon makes as large as any other.
     epsilon = 1e-3
     adamw = torch.optim.AdamW(plain.parameters(), lr=1e-3, eps=epsilon)
@@ -74,7 +77,7 @@ def test_ranks_train_as_one(start, ranks):
             # Any rank reads whole parameters, without the others.
             if rank == ranks - 1:
                 for name, parameter in plain.named_parameters():
-                    torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+                    assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
 
     run_ranks(ranks, train)
 
@@ -107,7 +110,7 @@ def test_values_that_are_loaded_reach_all_ranks(start):
             optimizer.step()
             model.load_state_dict(values)
             if rank == 1:
-                torch.testing.assert_close(model.state_dict(), values, rtol=0, atol=0)
+                assert_close(model.state_dict(), values, rtol=0, atol=0)
             loss_of(model, batch_of(rank)).backward()
             optimizer.step()
             assert optimizer.last_result().commit_number == 2

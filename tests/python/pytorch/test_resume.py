@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, batch_of, loss_of
+from models import GPT, assert_close, batch_of, loss_of
 
 
 class Counter:
@@ -167,5 +167,5 @@ def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
     model.load_state_dict(state["model"])
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
     sharded.close()

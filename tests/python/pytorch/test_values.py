@@ -6,7 +6,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, LENGTH, Pair, batch_of, loss_of
+from models import DEVICE, GPT, LENGTH, Pair, assert_close, batch_of, loss_of
 
 
 def _shard(daemon, model: GPT, name: str = "m", **options) -> pt.ShardedModel:
@@ -49,17 +49,17 @@ def test_meta_init_gives_the_same_distributions(daemon):
     assert sharded.read("norm.weight").tolist() == [1.0] * 64
     assert sharded.read("ones").tolist() == [1.0] * 7
     assert sharded.read("full").tolist() == [0.25] * 7
-    torch.testing.assert_close(sharded.read("computed"), torch.arange(7.0) / 7, rtol=0, atol=0)
+    assert_close(sharded.read("computed"), torch.arange(7.0) / 7, rtol=0, atol=0)
 
 
 def test_rope_buffer_from_meta(daemon):
     """A model that never had memory trains, and its buffers are those of one that had."""
     with pt.meta_init():
         model = GPT()
-    torch.testing.assert_close(model.positions, GPT().positions)
+    assert_close(model.positions, GPT().positions)
     sharded = _shard(daemon, model)
     optimizer = pt.AdamW(model.parameters(), lr=1e-2)
-    plain = GPT()
+    plain = GPT().to(DEVICE)
     plain.load_state_dict(model.state_dict())
     adamw = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     for step in range(3):
@@ -68,7 +68,7 @@ def test_rope_buffer_from_meta(daemon):
             steps.step()
             steps.zero_grad()
     for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+        assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
 
 
 def test_what_no_rule_describes_is_refused(daemon):
@@ -99,9 +99,9 @@ def test_a_state_dict_has_full_values_and_loads_into_torch(daemon):
     pair.train(3)
     state = pair.module.state_dict()
     assert list(state) == list(pair.plain.state_dict())
-    other = GPT(tied=True)
+    other = GPT(tied=True).to(DEVICE)
     other.load_state_dict(state)
-    torch.testing.assert_close(other(batch_of(0)), pair.plain(batch_of(0)), rtol=1e-5, atol=1e-5)
+    assert_close(other(batch_of(0)), pair.plain(batch_of(0)), rtol=1e-5, atol=1e-5)
 
 
 def test_load_state_dict_before_and_after_the_optimizer(daemon):
@@ -112,11 +112,11 @@ def test_load_state_dict_before_and_after_the_optimizer(daemon):
     sharded = _shard(daemon, model)
     model.load_state_dict(values[0])
     optimizer = pt.AdamW(model.parameters(), lr=1e-2)
-    torch.testing.assert_close(model.state_dict(), values[0], rtol=0, atol=0)
+    assert_close(model.state_dict(), values[0], rtol=0, atol=0)
     loss_of(model, batch_of(0)).backward()
     optimizer.step()
     model.load_state_dict(values[1])
-    torch.testing.assert_close(model.state_dict(), values[1], rtol=0, atol=0)
+    assert_close(model.state_dict(), values[1], rtol=0, atol=0)
     loss_of(model, batch_of(0)).backward()
     optimizer.step()
     assert optimizer.last_result().commit_number == 2
@@ -135,7 +135,7 @@ def test_pretrained_folders_go_round(daemon, tmp_path):
     sharded.load_pretrained(tmp_path)
     pt.AdamW(model.parameters())
     for name, parameter in pair.plain.named_parameters():
-        torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+        assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
 
 
 def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
@@ -162,19 +162,30 @@ def test_reading_names_what_there_is_not(daemon):
 
 def test_a_model_that_is_not_trained_needs_no_optimizer(daemon):
     torch.manual_seed(3)
-    plain = GPT()
+    plain = GPT().to(DEVICE)
     model = GPT()
     model.load_state_dict(plain.state_dict())
     with _shard(daemon, model) as sharded:
         sharded.open()
         with torch.no_grad():
-            torch.testing.assert_close(model(batch_of(0)), plain(batch_of(0)), rtol=1e-5, atol=1e-5)
+            assert_close(model(batch_of(0)), plain(batch_of(0)), rtol=1e-5, atol=1e-5)
 
 
 def test_modules_may_be_moved_without_moving_anything(daemon):
     pair = Pair(daemon, GPT())
-    pair.module.to("cpu")
+    pair.module.to(DEVICE)
     pair.module.float()
     pair.train(1)
     pair.check()
     assert LENGTH == pair.module.positions.shape[0]
+
+
+def test_the_memory_report_counts_state_and_planes(daemon):
+    with pt.meta_init():
+        model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)) as sharded:
+        pt.AdamW(model.parameters())
+        report = sharded.memory_report()
+        held = report.daemon
+        assert held["master"] >= 64 * 64 * 4 and held["exp_avg"] >= 64 * 64 * 4 and held["planes"] >= 64 * 64 * 4
+        assert "daemon  master" in str(report) and (report.allocated is None) == (DEVICE == "cpu")

@@ -2,10 +2,11 @@
 
     torchrun ... trainer.py FOLDER STEPS [RANK STEP PHASE ...]
 
-PHASE "server" kills the daemon's server instead, in the middle of the step. It draws random numbers for dropout, loads
-batches from a loader with a state, and changes its rate by a scheduler, so that a step which is repeated with anything
-of these off by one ends in other weights. Rank 0 writes them to FOLDER/weights.pt at the end, and every rank the steps
-that it has begun with to FOLDER/begun-RANK.
+PHASE "server" kills the daemon's server instead, in the middle of the step, and "node" torchrun's agent as well. It draws
+random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so that a step
+which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to FOLDER/weights.pt at the
+end. Every rank writes the steps that it has begun with to FOLDER/begun-RANK, and the ranks that torchrun has given it to
+FOLDER/given-RANK, where RANK is that of the daemon.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import paramshard.torch as pt
-from models import VOCABULARY, Block
+from models import DEVICE, VOCABULARY, Block
 
 
 class Dropped(nn.Module):
@@ -65,27 +66,36 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
         marker = folder / "-".join(death)
         if death in deaths and not marker.exists():
             marker.touch()
+            if phase == "node":
+                os.kill(os.getppid(), signal.SIGKILL)
             os.kill(sharded.daemon_info().pid if phase == "server" else os.getpid(), signal.SIGKILL)
 
+    device = torch.device(DEVICE)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.set_num_threads(1)
     torch.manual_seed(7 + int(os.environ["LOCAL_RANK"]))
     with pt.meta_init():
         model = Dropped()
     sharded = pt.shard(model, name="trained", units=[*model.layers, model],
                        socket_dir=os.environ.get("PARAMSHARD_TEST_SOCKETS"),
-                       daemon=os.environ.get("PARAMSHARD_TEST_DAEMON"))
+                       daemon=os.environ.get("PARAMSHARD_TEST_DAEMON"),
+                       existing=os.environ.get("PARAMSHARD_TEST_EXISTING", "error"))
     optimizer = pt.AdamW(model.parameters(), lr=1e-2, max_grad_norm=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     loader = Loader(sharded.rank)
     sharded.track(scheduler=scheduler, loader=loader, rng=True)
     with (folder / f"begun-{sharded.rank}").open("a") as begun:
         begun.write(f"{sharded.start_step()}\n")
+    with (folder / f"given-{sharded.rank}").open("a") as given:
+        given.write(f"{os.environ['RANK']}\n")
     for step in range(sharded.start_step(), steps):
-        tokens = next(loader)
+        tokens = next(loader).to(device)
         may_die("load")
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
         may_die("forward")
         may_die("server")
+        may_die("node")
         loss.backward()
         may_die("backward")
         optimizer.step()
@@ -93,7 +103,8 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
         scheduler.step()
         may_die("schedule")
         optimizer.zero_grad()
-    weights = {name: sharded.read(name) for name, _ in model.named_parameters()}
+    with sharded.unsharded():
+        weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
     if sharded.rank == 0:
         torch.save(weights, folder / "weights.pt")
     sharded.close()

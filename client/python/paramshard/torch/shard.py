@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Sequence
 
@@ -9,24 +10,29 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch.carriers import FP8_FORMATS
+from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, why_not_fp8
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
+from paramshard.torch.unit import Unit
 
 _EXISTING = ("error", "resume", "fresh")
 _DAEMONS = (None, "node", "job")
+_COMPUTE = ("dense", "fp8")
 
 
 def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existing: str = "error",
           format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
-          grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True, output_dtype: torch.dtype | None = None,
-          reshard_after_forward: bool = True, daemon: str | None = None, socket_dir: str | None = None,
-          local_rank: int | None = None, seed: int = 0, gather_slots: int = 3, gradient_slots: int = 2,
-          step_timeout: float | None = None) -> ShardedModel:
+          compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
+          output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True, daemon: str | None = None,
+          socket_dir: str | None = None, local_rank: int | None = None, seed: int = 0, gather_slots: int = 3,
+          gradient_slots: int = 2, step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
     The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
-    parameters after this, creates the model in the daemon.
+    parameters after this, creates the model in the daemon. Where the daemon has GPUs the module computes on torch's
+    present one, which is to be that of this rank (`torch.cuda.set_device(local_rank)`), and its buffers go there.
 
     `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
     innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
@@ -36,15 +42,19 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     counts; None: that of `param_dtype`. Formats are those of `paramshard.Encoding`.
     `param_dtype`: what is computed with; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
     it; `output_dtype`: outputs of units are cast to that.
+    `compute`: "dense" decodes all parameters; "fp8" multiplies the weights of every nn.Linear in 8 bits, as they lie in
+    FP8_BLOCK_128X128 or an FP8_TENSOR format, where its features are multiples of 128. Activations and gradients are
+    quantized in blocks of 1 x 128. Outside of `unsharded()` such a weight has no values that a module could read itself.
     `grad_dtype`: of what is sent, float32 or bfloat16; the daemon adds up in float32.
     `reshard_after_forward`: False keeps the gathered parameters until the backward.
     `daemon`: None or "node": one that is there (`socket_dir` says where, else as paramshard.Client); "job": one that
     is started on this node, and ends with the job.
     `local_rank`: of this process among those of the node; None: LOCAL_RANK, else 0.
 
-    InvalidArgumentError for units that overlap, or that miss parameters; names them.
+    InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
+    daemon has GPUs and torch sees none. UnimplementedError for "fp8" on a GPU that has no such products.
     """
-    _check(existing, daemon, param_dtype, grad_dtype)
+    _check(existing, daemon, compute, param_dtype, grad_dtype)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if daemon == "job":
@@ -52,8 +62,11 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     with paramshard.Client(socket_dir=socket_dir) as probe:
         info = probe.daemon_info()
     _check_daemon(info, local_rank)
-    made = partition(module, units, param_dtype=param_dtype, device=torch.device("cpu"))
-    _check_buffers(module)
+    device = _device_of(info.devices[local_rank])
+    made = partition(module, units, param_dtype=param_dtype, device=device)
+    _move_buffers(module, device)
+    if compute == "fp8":
+        _compute_in_fp8(made, format, device)
     for unit in made:
         unit.reshards_after_forward = reshard_after_forward
         unit.casts_inputs_to = param_dtype if cast_inputs else None
@@ -61,12 +74,15 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     rank = info.first_rank + local_rank
     client = paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
     return ShardedModel(module, made, client=client, name=name, existing=existing, is_restart=is_restart, rank=rank,
-                        local_rank=local_rank, format=format, grad_dtype=grad_dtype,
+                        local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
                         spec={"seed": seed, "gather_slots": gather_slots, "gradient_slots": gradient_slots,
                               "step_timeout": step_timeout})
 
 
-def _check(existing: str, daemon: str | None, param_dtype: torch.dtype | None, grad_dtype: torch.dtype) -> None:
+def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,
+           grad_dtype: torch.dtype) -> None:
+    if compute not in _COMPUTE:
+        raise paramshard.InvalidArgumentError(f"shard: compute={_COMPUTE} expected, got {compute!r}")
     if existing not in _EXISTING:
         raise paramshard.InvalidArgumentError(f"shard: existing={_EXISTING} expected, got {existing!r}")
     if daemon not in _DAEMONS:
@@ -83,7 +99,12 @@ def _job_daemon(local_rank: int) -> str:
     if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
         raise paramshard.UnimplementedError(
             'shard: daemon="job" on one node expected; on several start paramshardd on each, and daemon="node"')
-    return start_job_daemon(local_rank, local_world_size, [f"cpu:{index}" for index in range(local_world_size)])
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and torch.cuda.device_count() < local_world_size:
+        raise paramshard.InvalidArgumentError(
+            f'shard: daemon="job" with a GPU for each of {local_world_size} ranks expected, got '
+            f"{torch.cuda.device_count()} GPUs; hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs")
+    return start_job_daemon(local_rank, local_world_size, [f"{kind}:{index}" for index in range(local_world_size)])
 
 
 def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:
@@ -94,15 +115,50 @@ def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:
         raise paramshard.InvalidArgumentError(
             f"shard: a local rank below {len(info.devices)}, the daemon's number of devices, expected, got "
             f"{local_rank}; start as many trainers as it has devices")
-    if not info.devices[local_rank].startswith("cpu"):
-        raise paramshard.UnimplementedError(
-            f"shard: a daemon with `cpu` devices expected, got {info.devices[local_rank]}: this package does not "
-            "decode on GPUs yet")
 
 
-def _check_buffers(module: nn.Module) -> None:
+def _device_of(served: str) -> torch.device:
+    """Where a rank computes that the daemon serves from this device of its own."""
+    if served.startswith("cpu"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise paramshard.FailedPreconditionError(
+            f"shard: a GPU that torch sees expected, for the daemon serves this rank from {served}: install torch with "
+            "CUDA, or start the daemon with `--device cpu:0`")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _compute_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] | None, device: torch.device) -> None:
+    missing = why_not_fp8(device)
+    if missing is not None:
+        raise paramshard.UnimplementedError(f'shard: for compute="fp8" {missing} expected')
+    found = False
+    for parameter in (parameter for unit in units for parameter in unit.parameters):
+        owner, attribute = parameter.places[0]
+        if (len(parameter.places) == 1 and attribute == "weight" and can_compute_in_fp8(owner) and
+                _format_of(parameter.name, format) in FP8_FORMATS):
+            parameter.fp8_weight = Fp8Weight(tuple(parameter.unsharded.shape), device=device)
+            compute_in_fp8(owner, parameter.fp8_weight)
+            found = True
+    if not found:
+        raise paramshard.InvalidArgumentError(
+            f'shard: for compute="fp8" an nn.Linear expected that has features in multiples of 128, and a weight with '
+            f"format= one of {', '.join(FP8_FORMATS)}, got none")
+
+
+def _format_of(name: str, format: str | Sequence[tuple[str, str]] | None) -> str | None:
+    if format is None or isinstance(format, str):
+        return format
+    return next((of for pattern, of in format if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
     missing = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if missing:
         raise paramshard.InvalidArgumentError(
             f"shard: buffers with memory expected, {', '.join(missing[:5])} lie on `meta`: make the model in "
             "meta_init(), which leaves buffers as they are")
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = buffer.to(device)

@@ -21,6 +21,7 @@ import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
 from paramshard.torch import pretrained
 from paramshard.torch.initial_values import Unknown, rule_of
+from paramshard.torch.memory_report import MemoryReport
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.tracked_state import RandomState, Stateful, TrackedState, unpack
@@ -51,12 +52,13 @@ class ShardedModel:
     """
 
     def __init__(self, module: nn.Module, units: list[Unit], *, client: paramshard.Client, name: str, existing: str,
-                 is_restart: bool, rank: int, local_rank: int, spec: dict[str, Any],
+                 is_restart: bool, rank: int, local_rank: int, device: torch.device, spec: dict[str, Any],
                  format: str | Sequence[tuple[str, str]] | None, grad_dtype: torch.dtype):
         self.module = module
         self.name = name
         self.rank = rank
         self._local_rank = local_rank
+        self._device = device
         self._existing = existing
         self._is_restart = is_restart
         self._spec_options = spec
@@ -167,12 +169,21 @@ class ShardedModel:
                 self._await(lambda known: known is not None and known.attached_ranks > 0 and
                             known.history_id != history, "rank 0 of this daemon to import the values")
         self._model = self._client.open_model(spec)
+        self._check_gpu()
         for parameter, described in zip(self.parameters(), (each for unit in spec.units for each in unit.parameters)):
             parameter.trainable = described.trainable
             if self._plan is None:
                 parameter.placeholder.requires_grad_(False)
         self._was_open = True
         self._passes.open(self._model)
+
+    def _check_gpu(self) -> None:
+        index = -1 if self._device.index is None else self._device.index
+        if self._model.gpu != index:
+            gpu, self._model = self._model.gpu, None
+            raise paramshard.InvalidArgumentError(
+                f"open {self.name}: GPU {gpu} of this process as torch's expected for rank {self.rank}, since the daemon "
+                f"serves it from there, got {index}: call torch.cuda.set_device({gpu}) before shard()")
 
     def _known(self) -> Any | None:
         return next((known for known in self._client.models() if known.name == self.name), None)
@@ -285,6 +296,11 @@ class ShardedModel:
         """What the gathers of this process have brought since the model was opened."""
         return self.model.gathered_bytes
 
+    def memory_report(self) -> MemoryReport:
+        """What the training holds on this rank's device: torch's part, and the daemon's for this model."""
+        return MemoryReport.of(self._device, self.daemon_info().devices[self._local_rank],
+                               [use for use in self._client.memory() if use.model == self.name])
+
     def start_step(self) -> int:
         """How many steps the state has that training goes on from: 0 for a new model."""
         return self.model.commit_number
@@ -337,7 +353,7 @@ class ShardedModel:
 
     def _masters(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         self._await_last_commit()
-        copied = {parameter.name: self._values[parameter.name].float() for parameter in parameters
+        copied = {parameter.name: self._values[parameter.name].float().cpu() for parameter in parameters
                   if parameter.name in self._values}
         by_name = {parameter.name: parameter for parameter in parameters if parameter.name not in copied}
         if not by_name:

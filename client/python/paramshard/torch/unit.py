@@ -15,9 +15,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import paramshard
+from paramshard.torch.carriers import Carrier, Need
 from paramshard.torch.placeholder import Placeholder
 
 if TYPE_CHECKING:
+    from paramshard.torch.fp8 import Fp8Weight
     from paramshard.torch.passes import Passes
 
 
@@ -37,42 +39,38 @@ class UnitParameter:
         # What programs hang on a parameter stays reachable through both.
         self.placeholder.__dict__.update({key: value for key, value in vars(like).items()
                                           if not key.startswith("_paramshard")})
+        self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
         self.set_memory(0)
 
     def set_memory(self, elements: int) -> None:
         self.unsharded.untyped_storage().resize_(elements * self.unsharded.element_size())
 
-    def decode(self, matrix: paramshard.Matrix, *, is_new: bool) -> None:
-        """Writes the plane's values into the parameter's memory; `is_new`: for the first time since they changed."""
+    def free(self) -> None:
+        self.set_memory(0)
+        if self.fp8_weight is not None:
+            self.fp8_weight.release()
+
+    def allocate(self, *, is_new: bool) -> torch.Tensor:
+        """Memory for the values, to be written; `is_new`: for the first time since they have changed."""
         self.set_memory(self.unsharded.numel())
         # Autograd compares versions to find tensors that were changed since they were saved. The same values may come
-        # back as often as they like; others are a change, whichever way they are written.
+        # back as often as they like; others are a change, whichever way they are written. `data` counts for itself.
         if is_new:
             torch.autograd.graph.increment_version(self.unsharded)
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.unsharded):
-            flat = self.unsharded.detach().view(matrix.rows, matrix.columns)
-            if matrix.format in ("FP32", "BF16", "FP16"):
-                flat.copy_(torch.from_dlpack(matrix.typed_data))
-            elif flat.dtype == torch.float32:
-                matrix.decode(out=flat)  # not flat.numpy(), which makes the memory one that cannot be given back
-            else:
-                flat.copy_(torch.from_numpy(matrix.decode()))
+        return self.unsharded.data
 
-    def write_gradient(self, gradients: paramshard.UnitGradients) -> None:
-        """Moves the gradient, if there is one, into the unit's slot."""
+    def take_gradient(self) -> torch.Tensor | None:
+        """The gradient, which the parameter has no longer."""
         gradient = self.unsharded.grad
         if gradient is None:
-            if self.trainable:
-                gradients.mark_absent(self.name)
-            return
+            return None
         if gradient.layout != torch.strided:
             raise paramshard.UnimplementedError(
                 f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with "
                 "sparse=False")
-        slot = torch.from_dlpack(gradients.typed(self.name))
-        slot.copy_(gradient.detach().reshape(slot.shape))
         self.unsharded.grad = None
+        return gradient.detach()
 
     def show(self, parameter: nn.Parameter) -> None:
         """Puts one of the two into the module."""
@@ -117,10 +115,11 @@ class _InputGradient(torch.autograd.Function):
 class Unit:
     """Parameters that are gathered and pushed together, with the modules that compute with them."""
 
-    def __init__(self, name: str, modules: list[nn.Module], parameters: list[UnitParameter]):
+    def __init__(self, name: str, modules: list[nn.Module], parameters: list[UnitParameter], carrier: Carrier):
         self.name = name
         self.modules = modules
         self.parameters = parameters
+        self._carrier = carrier
         self.lenders: list[Unit] = []  # whose parameters these modules use, too: tied ones
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
@@ -129,6 +128,7 @@ class Unit:
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
+        self._has_transposed = False  # what products in 8 bits read in the backward is there
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were decoded last
 
     # --- Wiring ---
@@ -156,9 +156,17 @@ class Unit:
 
     def unshard(self, holder: object) -> None:
         """Gathers the unit, unless it is; it stays so until every holder has let go."""
-        if not self._holders:
-            self._gather()
+        need = Need(is_new=self._decoded != self._passes.state,
+                    transposed=in_backward() or not self.reshards_after_forward,
+                    decoded=not isinstance(holder, Unit))
+        if not self._holders or self._lacks(need):
+            self._gather(need)
         self._holders.add(holder)
+
+    def _lacks(self, need: Need) -> bool:
+        """Whether a unit that is unsharded was gathered for less. Only products in 8 bits make a difference."""
+        return any(parameter.fp8_weight is not None for parameter in self.parameters) and (
+            need.transposed and not self._has_transposed or need.decoded)
 
     def reshard(self, holder: object) -> None:
         if holder not in self._holders:
@@ -173,19 +181,16 @@ class Unit:
         for holder in [holder for holder in self._holders if isinstance(holder, Unit)]:
             self.reshard(holder)
 
-    def _gather(self) -> None:
+    def _gather(self, need: Need) -> None:
         if not self.parameters:
             return  # its modules use those of its lenders alone
         self._check_places()
-        is_new = self._decoded != self._passes.state
         with torch.profiler.record_function(f"paramshard::gather {self.name}"):
-            # The slot is given back behind the decode: a forward that is repeated before its backward needs no more
-            # slots than one. Every pass reads the plane of the forward, for a recomputation must see the same values.
-            with self._passes.model.gather(self.name, "forward") as gathered:
-                for parameter in self.parameters:
-                    parameter.follow_requires_grad()
-                    parameter.decode(gathered[parameter.name], is_new=is_new)
+            for parameter in self.parameters:
+                parameter.follow_requires_grad()
+            self._carrier.fetch(self._passes.model, self.name, self.parameters, need)
         self._decoded = self._passes.state
+        self._has_transposed = need.transposed
         for parameter in self.parameters:
             parameter.show(parameter.unsharded)
 
@@ -199,7 +204,8 @@ class Unit:
     def _drop_memory(self) -> None:
         for parameter in self.parameters:
             parameter.show(parameter.placeholder)
-            parameter.set_memory(0)
+            parameter.free()
+        self._has_transposed = False
 
     def _hold(self) -> None:
         for unit in (self, *self.lenders):
@@ -292,10 +298,7 @@ class Unit:
         if all(parameter.unsharded.grad is None for parameter in self.parameters):
             return
         with torch.profiler.record_function(f"paramshard::push {self.name}"):
-            with self._passes.model.gradients(self.name) as gradients:
-                for parameter in self.parameters:
-                    parameter.write_gradient(gradients)
-                gradients.push()
+            self._carrier.send(self._passes.model, self.name, self.parameters)
         self._passes.note_push()
 
     def drop_gradients(self) -> None:

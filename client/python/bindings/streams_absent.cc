@@ -1,0 +1,19 @@
+#include "client/python/bindings/streams.h"
+
+namespace paramshard::python {
+namespace {
+
+absl::Status Absent() {
+  return absl::UnimplementedError("streams: a paramshard package built with CUDA expected, got one without");
+}
+
+}  // namespace
+
+absl::Status WaitOn(GatheredUnit&, StreamAddress) { return Absent(); }
+absl::Status ReleaseOn(GatheredUnit&, StreamAddress) { return Absent(); }
+absl::Status DecodeOn(const Matrix&, DecodedElement, uintptr_t, StreamAddress) { return Absent(); }
+absl::Status TransposeOn(const Matrix&, uintptr_t, StreamAddress) { return Absent(); }
+absl::StatusOr<UnitGradients> GradientsOn(Model&, const std::string&, bool, StreamAddress) { return Absent(); }
+absl::Status PushOn(UnitGradients&, StreamAddress) { return Absent(); }
+
+}  // namespace paramshard::python
