@@ -77,8 +77,9 @@ class Stack(nn.Module):
         return list(self.blocks)
 
 
-def batch_of(step: int, size: int = 4) -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(1000 + step)).to(DEVICE)
+def batch_of(step: int, size: int = 4, device: str = DEVICE) -> torch.Tensor:
+    tokens = torch.randint(0, VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(1000 + step))
+    return tokens.to(device)
 
 
 def assert_close(actual: Any, expected: Any, **options: Any) -> None:

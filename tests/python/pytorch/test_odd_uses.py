@@ -139,7 +139,7 @@ def test_values_are_copied_into_parts_of_the_model(daemon):
     values = GPT().layers[0].state_dict()
     for model in pair.both():
         model.layers[0].load_state_dict(values)
-        model.layers[1].up.bias.data = torch.ones(128)
+        model.layers[1].up.bias.data = torch.ones(128, device=DEVICE)
         with torch.no_grad():
             model.layers[2].up.bias.copy_(torch.tensor(0.5))
     for name in ("layers.0.up.weight", "layers.1.up.bias", "layers.2.up.bias"):
@@ -153,7 +153,7 @@ def test_values_are_loaded_in_every_way(daemon, change):
     torch.manual_seed(7)
     pair = Pair(daemon, GPT(), reshard_after_forward=False)
     pair.train(1)
-    values = {name: value.double() for name, value in GPT().state_dict().items()}
+    values = {name: value.to(DEVICE).double() for name, value in GPT().state_dict().items()}
     if "strict" in change:
         values = {"layers.1.up.weight": values["layers.1.up.weight"], "unknown": torch.zeros(1)}
     pair.module(batch_of(0))  # without a backward, which leaves its weights gathered

@@ -142,7 +142,7 @@ class Numbers(Dataset):
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return batch_of(index, size=1)[0]
+        return batch_of(index, size=1, device="cpu")[0]
 
 
 def test_workers_of_a_data_loader_end_as_they_like(daemon):
@@ -152,7 +152,7 @@ def test_workers_of_a_data_loader_end_as_they_like(daemon):
         optimizer = pt.AdamW(model.parameters())
         for _ in range(2):
             for batch in DataLoader(Numbers(), batch_size=4, num_workers=2):
-                loss_of(model, batch).backward()
+                loss_of(model, batch.to(DEVICE)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
         assert optimizer.last_result().commit_number == 6
