@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 
 import torch
@@ -14,28 +15,40 @@ import paramshard
 
 _INDEX = "model.safetensors.index.json"
 _FILE = "model.safetensors"
+# What PEFT puts into the names of parameters that a model had before.
+_WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")
 
 
 def read(module: nn.Module, directory: str | os.PathLike[str], wanted: Mapping[str, torch.Tensor], *,
          reads: bool) -> dict[str, torch.Tensor]:
     """Values by parameter. Without `reads` there are names, and values of no meaning: another rank imports.
 
+    Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they were made.
     NotFoundError for parameters that the files lack, InvalidArgumentError for other shapes; names them.
     """
+    adapts = hasattr(module, "get_base_model")  # of PEFT
+    name_in_folder = {name: name for name in wanted} if not adapts else _names_before_adapters(module, wanted)
     if not reads:
-        return {name: torch.empty(0) for name in wanted}
+        return {name: torch.empty(0) for name in name_in_folder}
     folder = pathlib.Path(directory)
-    state = _by_transformers(module, folder) if hasattr(module, "from_pretrained") else _by_files(folder)
-    missing = [name for name in wanted if name not in state]
+    base = module.get_base_model() if adapts else module
+    state = _by_transformers(base, folder) if hasattr(base, "from_pretrained") else _by_files(folder)
+    missing = [name for name in name_in_folder.values() if name not in state]
     if missing:
         raise paramshard.NotFoundError(
             f"load_pretrained {folder}: values of all parameters expected, got none of {', '.join(missing[:5])}"
             f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}")
-    for name, like in wanted.items():
-        if state[name].shape != like.shape:
+    for name, own in name_in_folder.items():
+        if state[own].shape != wanted[name].shape:
             raise paramshard.InvalidArgumentError(
-                f"load_pretrained {folder}: {name}: shape {list(like.shape)} expected, got {list(state[name].shape)}")
-    return {name: state[name].detach() for name in wanted}
+                f"load_pretrained {folder}: {name}: shape {list(wanted[name].shape)} expected, got "
+                f"{list(state[own].shape)}")
+    return {name: state[own].detach() for name, own in name_in_folder.items()}
+
+
+def _names_before_adapters(module: nn.Module, wanted: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    adapter = module.base_model.prefix  # "lora_", say
+    return {name: _WRAPPED.sub(".", name.removeprefix("base_model.model.")) for name in wanted if adapter not in name}
 
 
 def _by_transformers(module: nn.Module, folder: pathlib.Path) -> dict[str, torch.Tensor]:

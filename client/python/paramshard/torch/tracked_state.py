@@ -49,7 +49,7 @@ class RandomState:
             numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
 
 
-class _Schedule:
+class Schedule:
     """A scheduler with the rates that it has set: it computes the next ones of them, and does not record them."""
 
     def __init__(self, scheduler: LRScheduler):
@@ -77,7 +77,7 @@ class TrackedState:
     def __init__(self, send: Callable[[], None]):
         self._send = send
         self._objects: dict[str, Stateful] = {}
-        self._schedules: dict[str, _Schedule] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._to_step: set[str] = set()
         self._read: dict[str, Any] = {}
 
@@ -90,7 +90,7 @@ class TrackedState:
             raise paramshard.InvalidArgumentError(f"track {name}: it is tracked already")
         if isinstance(tracked, LRScheduler):
             self._note_steps(name, tracked)
-            tracked = self._schedules[name] = _Schedule(tracked)
+            tracked = self._schedules[name] = Schedule(tracked)
         else:
             self._objects[name] = tracked
         if restored is not None:
