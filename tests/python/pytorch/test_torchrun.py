@@ -9,19 +9,25 @@ import time
 import pytest
 import torch
 
-TRAINER = pathlib.Path(__file__).with_name("trainer.py")
+FOLDER = pathlib.Path(__file__).parent
 PATIENCE = 300.0
 
 
-def _torchrun(folder: pathlib.Path, steps: int, deaths: list[tuple[int, int, str]], ranks: int = 2,
-              **environment: str) -> dict[str, torch.Tensor]:
+def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int,
+         **environment: str) -> dict[str, torch.Tensor]:
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-               f"--max-restarts={len(deaths)}", "--monitor-interval=0.1", str(TRAINER), str(folder), str(steps)]
-    command += [str(word) for death in deaths for word in death]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+               f"--max-restarts={restarts}", "--monitor-interval=0.1", str(FOLDER / script), str(folder)]
+    command += [str(argument) for argument in arguments]
     ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr[-8000:]
     return torch.load(folder / "weights.pt")
+
+
+def _torchrun(folder: pathlib.Path, steps: int, deaths: list[tuple[int, int, str]],
+              **environment: str) -> dict[str, torch.Tensor]:
+    return _run("trainer.py", folder, steps, *(word for death in deaths for word in death), restarts=len(deaths),
+                **environment)
 
 
 def _begun(folder: pathlib.Path, rank: int) -> list[int]:
@@ -72,3 +78,20 @@ def test_job_daemon_outlives_workers_and_is_gone_after_the_job(start, tmp_path):
     _assert_equal(killed, expected)
     assert _begun(tmp_path / "killed", 1) == [0, 1]
     _await_no_job(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_trainer_save_rank0_2_ranks(start, tmp_path):
+    """Rank 0 saves while rank 1 is in the next step. Ranks that die, before that and behind it, change nothing."""
+    transformers = pytest.importorskip("transformers")
+    daemons = [start(ranks=2), start(ranks=2)]
+    whole = _run("hf_trainer.py", tmp_path / "whole", restarts=0, PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    killed = _run("hf_trainer.py", tmp_path / "killed", 1, 1, 0, 4, restarts=2,
+                  PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
+    _assert_equal(killed, whole)
+    assert _begun(tmp_path / "killed", 0) == [0, 1, 4] == _begun(tmp_path / "killed", 1)
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        read = torch.load(folder / "read.pt")
+        saved = transformers.LlamaForCausalLM.from_pretrained(folder / "saved")
+        _assert_equal(dict(saved.named_parameters()), read)
+        assert not any(torch.equal(value, whole[name]) for name, value in read.items())

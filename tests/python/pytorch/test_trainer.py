@@ -5,7 +5,7 @@ import torch
 
 import paramshard
 import paramshard.torch as pt
-from models import batch_of
+from models import DEVICE, batch_of
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -22,25 +22,26 @@ class Sentences(torch.utils.data.Dataset):
         return 24
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = batch_of(index, size=1)[0]
+        tokens = batch_of(index, size=1)[0].cpu()
         return {"input_ids": tokens, "labels": tokens}
 
 
-def _llama() -> torch.nn.Module:
+def _llama(**options) -> torch.nn.Module:
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=False))
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=False, **options))
 
 
 def _arguments(folder, **options) -> "transformers.TrainingArguments":
-    return transformers.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=4, num_train_epochs=2, learning_rate=1e-3,
-        weight_decay=0.1, max_grad_norm=0.5, logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, **options)
+    return transformers.TrainingArguments(**{
+        "output_dir": str(folder), "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-3,
+        "weight_decay": 0.1, "max_grad_norm": 0.5, "logging_steps": 1, "report_to": [], "use_cpu": DEVICE == "cpu",
+        "disable_tqdm": True, **options})
 
 
-def _shard(daemon, model: torch.nn.Module, layers: torch.nn.ModuleList) -> pt.ShardedModel:
-    return pt.shard(model, name="m", units=[*layers, model], socket_dir=str(daemon.socket_dir))
+def _shard(daemon, model: torch.nn.Module, layers: torch.nn.ModuleList, **options) -> pt.ShardedModel:
+    return pt.shard(model, name="m", units=[*layers, model], socket_dir=str(daemon.socket_dir), **options)
 
 
 def _logged(trainer: "transformers.Trainer", what: str) -> list[float]:
@@ -77,11 +78,108 @@ def test_load_best_model_at_end(daemon, tmp_path):
         torch.testing.assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=0)
 
 
+class _Dies(transformers.TrainerCallback):
+    """Raises in the step that it is told, when the daemon has made it."""
+
+    def __init__(self, step: int):
+        self._step = step
+
+    def on_step_end(self, args, state, control, **options) -> None:
+        if state.global_step == self._step:
+            raise KeyboardInterrupt
+
+
+def _resumable(daemon, folder, **options) -> Trainer:
+    model = _llama(attention_dropout=0.2)
+    return Trainer(model=model, sharded=_shard(daemon, model, model.model.layers, existing="resume"),
+                   train_dataset=Sentences(),
+                   args=_arguments(folder, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+                                   lr_scheduler_type="cosine", save_strategy="steps", save_steps=4, **options))
+
+
+def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    weights = trainer.model.state_dict()
+    trainer.sharded.close()
+    return weights
+
+
+def test_a_trainer_goes_on_from_the_daemons_step(start, tmp_path):
+    """With dropout, shuffled batches, accumulation and a schedule: in an epoch, at its end, and at the end of all."""
+    whole = _resumable(start(), tmp_path / "whole")
+    whole.train()
+    expected = _weights(whole)
+    daemon = start()
+    for step in (1, 4, 6):
+        trainer = _resumable(daemon, tmp_path / "parts")
+        trainer.add_callback(_Dies(step))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.sharded.close()
+    last = _resumable(daemon, tmp_path / "parts")
+    last.train()
+    assert last.state.global_step == 12 and [entry["step"] for entry in last.state.log_history][:2] == [7, 8]
+    for what in ("loss", "grad_norm", "learning_rate"):
+        assert _logged(last, what) == _logged(whole, what)[6:]
+    last.sharded.close()
+    again = _resumable(daemon, tmp_path / "parts")
+    assert again.train().global_step == 12
+    for name, value in _weights(again).items():
+        assert torch.equal(value, expected[name]), name
+
+
+class _SavesInDaemon(transformers.TrainerCallback):
+    """Beside each of Trainer's checkpoints one of the daemon."""
+
+    def __init__(self, client: paramshard.Client):
+        self._client = client
+
+    def on_save(self, args, state, control, **options) -> None:
+        assert self._client.save("m").saved
+
+
+def test_a_checkpoint_of_the_daemons_step_adds_its_log(start, tmp_path):
+    (tmp_path / "saves").mkdir()
+    daemon = start(flags=("--keeper=off", f"--save-dir={tmp_path / 'saves'}"))
+    with daemon.client() as client:
+        first = _resumable(daemon, tmp_path)
+        first.add_callback(_SavesInDaemon(client))
+        first.add_callback(_Dies(9))
+        with pytest.raises(KeyboardInterrupt):
+            first.train()
+        first.sharded.close()
+        second = _resumable(daemon, tmp_path)
+        with pytest.raises(paramshard.FailedPreconditionError, match="checkpoint of step 9, at which .* one of step 8"):
+            second.train(resume_from_checkpoint=tmp_path / "checkpoint-8")
+        second.sharded.close()
+        client.restore("m", 8)
+    third = _resumable(daemon, tmp_path)
+    third.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert [entry["step"] for entry in third.state.log_history][:12] == list(range(1, 13))
+    third.sharded.close()
+    fourth = _resumable(daemon, tmp_path)
+    assert fourth.train(resume_from_checkpoint=True).global_step == 12
+    fourth.sharded.close()
+
+
+def test_only_the_first_training_of_a_program_is_gone_on_with(daemon, tmp_path):
+    trainer = _resumable(daemon, tmp_path)
+    trainer.train()
+    trainer.train()
+    assert trainer.state.global_step == 12 and trainer.sharded.last_result().commit_number == 24
+    trainer.sharded.close()
+    other = _resumable(daemon, tmp_path)
+    with pytest.raises(paramshard.FailedPreconditionError, match=r"in the first train\(\) of its program .* in call 2"):
+        other.train()
+    other.sharded.close()
+
+
 def test_what_a_trainer_cannot_have_is_refused(daemon, tmp_path):
     model = _llama()
     sharded = _shard(daemon, model, model.model.layers)
     trainer = Trainer(model=model, args=_arguments(tmp_path, save_strategy="steps", save_steps=6),
                       train_dataset=Sentences(), sharded=sharded)
+    with pytest.raises(paramshard.UnimplementedError, match="it has no moments"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     trainer.train()
     with pytest.raises(paramshard.UnimplementedError, match="it has no moments"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
@@ -113,4 +211,30 @@ def test_adapters_of_peft(daemon, tmp_path):
     loaded = peft.PeftModel.from_pretrained(_llama(), tmp_path / "adapter").state_dict()
     adapters = [name for name in loaded if "lora_B" in name]
     assert adapters and all(loaded[name].abs().sum() > 0 for name in adapters)
+    torch.testing.assert_close({name: loaded[name] for name in after}, after, rtol=0, atol=0)
+
+
+def test_adapters_on_a_folder_of_their_base_model(daemon, tmp_path):
+    """Nobody has had its weights in memory: they go from the folder into the daemon, and adapters are made there."""
+    peft = pytest.importorskip("peft")
+    base = _llama()
+    base.save_pretrained(tmp_path / "base")
+    with pt.meta_init():
+        model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"],
+                                                              modules_to_save=["lm_head"]))
+    sharded = _shard(daemon, model, model.base_model.model.model.layers)
+    sharded.load_pretrained(tmp_path / "base")
+    trainer = Trainer(model=model, train_dataset=Sentences(), eval_dataset=Sentences(), sharded=sharded,
+                      args=_arguments(tmp_path / "run", eval_strategy="epoch", save_strategy="epoch",
+                                      load_best_model_at_end=True, metric_for_best_model="eval_loss",
+                                      greater_is_better=True))
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-6")
+    after = model.state_dict()
+    values = {name: value for name, value in after.items() if "lora_" not in name and "modules_to_save" not in name}
+    for name, value in values.items():
+        own = name.removeprefix("base_model.model.").replace("base_layer.", "").replace("original_module.", "")
+        assert torch.equal(value, base.get_parameter(own)), name
+    loaded = peft.PeftModel.from_pretrained(_llama(), trainer.state.best_model_checkpoint).state_dict()
+    assert any("lora_B" in name and value.abs().sum() > 0 for name, value in loaded.items())
     torch.testing.assert_close({name: loaded[name] for name in after}, after, rtol=0, atol=0)
