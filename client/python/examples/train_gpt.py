@@ -101,7 +101,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--report-every", type=int, default=20)
-    parser.add_argument("--plot", type=pathlib.Path, help="PNG of the losses")
+    parser.add_argument("--plot", type=pathlib.Path, default=pathlib.Path("losses.png"), help="PNG of the losses")
     return parser.parse_args()
 
 
@@ -117,6 +117,7 @@ def draw(path: pathlib.Path, losses: list[tuple[int, float]]) -> None:
     pyplot.xlabel("step")
     pyplot.ylabel("loss")
     pyplot.savefig(path)
+    print(f"losses are drawn in {path}")
 
 
 def main() -> None:
@@ -145,7 +146,7 @@ def main() -> None:
             tokens = (step + 1 - begun_step) * options.batch * options.length * sharded.world_size
             print(f"step {step + 1}: loss {loss.item():.3f}, gradient norm {optimizer.last_norm():.3f}, "
                   f"{tokens / seconds:.0f} tokens/s, {sharded.gathered_bytes() / 1e6:.0f} MB gathered", flush=True)
-    if options.plot is not None and sharded.rank == 0:
+    if sharded.rank == 0:
         draw(options.plot, losses)
     sharded.close()
 

@@ -1,9 +1,13 @@
 """What the pages say is run as it stands."""
 
+import importlib.util
+import os
 import pathlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -18,11 +22,49 @@ def test_the_quick_start_runs(tmp_path):
     assert [int(step) for step, _ in steps] == list(range(20)) and all(float(norm) > 0 for _, norm in steps)
 
 
-def test_the_example_trains(tmp_path):
+def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
+    """What it prints. Where other programs run beside it, threads that wait for each other would take minutes."""
     text = ROOT / "client/examples/data/persuasion.txt.gz"
-    ran = subprocess.run([sys.executable, str(ROOT / "client/python/examples/train_gpt.py"), "--text", str(text),
-                          "--steps=20", "--report-every=10", "--layers=2", "--width=64"],
-                         capture_output=True, text=True, timeout=100)
+    command = [sys.executable, str(ROOT / "client/python/examples" / script), "--text", str(text), *arguments]
+    ran = subprocess.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                         timeout=110)
     assert ran.returncode == 0, ran.stderr
-    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", ran.stdout)]
-    assert len(losses) == 2 and losses[1] < losses[0] < 5
+    return ran.stdout
+
+
+def _check_progress(printed: str, lines: int) -> list[float]:
+    """Returns the losses."""
+    line = r"^step \d+: loss ([0-9.]+), gradient norm [0-9.]+, \d+ tokens/s, \d+ MB gathered$"
+    progress = re.findall(line, printed, re.MULTILINE)
+    assert len(progress) == lines, printed
+    return [float(loss) for loss in progress]
+
+
+def _check_plot(folder: pathlib.Path, printed: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "losses.png is not drawn: install matplotlib" in printed
+    else:
+        assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG") and "drawn in losses.png" in printed
+
+
+def test_train_gpt_trains_and_draws(tmp_path):
+    printed = _run_example(tmp_path, "train_gpt.py", "--steps=20", "--report-every=10", "--layers=2", "--width=64")
+    losses = _check_progress(printed, lines=2)
+    assert losses[1] < losses[0] < 5
+    _check_plot(tmp_path, printed)
+
+
+@pytest.mark.timeout(240)
+def test_finetune_hf_trains_weights_and_adapters(tmp_path):
+    """The second run trains adapters on what the first has saved."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    small = ("--steps=20", "--report-every=10", "--batch=4", "--length=64")
+    printed = _run_example(tmp_path, "finetune_hf.py", "tiny", "--random-init", "--out=whole", *small)
+    losses = _check_progress(printed, lines=2)
+    assert losses[1] < losses[0] < 6
+    _check_plot(tmp_path, printed)
+    printed = _run_example(tmp_path, "finetune_hf.py", "whole", "--lora", "--out=adapter", "--format=FP32", *small)
+    assert _check_progress(printed, lines=2)[0] < losses[0]
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert any("lora_B" in name and value.abs().sum() > 0 for name, value in adapted.state_dict().items())
