@@ -114,7 +114,7 @@ def _scaled_mm(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b:
                dtype: torch.dtype, *, recipe_b: str) -> torch.Tensor:
     _check_memory(b)
     product = F.scaled_mm(a, b.t(), scale_a.t(), F.ScalingType.BlockWise1x128, scale_b.t(),
-                          F.ScalingType[recipe_b], output_dtype=dtype)
+                          getattr(F.ScalingType, recipe_b), output_dtype=dtype)
     if product.shape[0] == rows:
         return product
     # Not a slice: autograd refuses to change a view in place that comes out of a function, and callers may do that.

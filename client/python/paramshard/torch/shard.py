@@ -26,13 +26,14 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
           format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
           compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
           output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True, daemon: str | None = None,
-          socket_dir: str | None = None, local_rank: int | None = None, seed: int = 0, gather_slots: int = 3,
-          gradient_slots: int = 2, step_timeout: float | None = None) -> ShardedModel:
+          socket_dir: str | None = None, local_rank: int | None = None, device: torch.device | str | None = None,
+          seed: int = 0, gather_slots: int = 3, gradient_slots: int = 2,
+          step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
     The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
-    parameters after this, creates the model in the daemon. Where the daemon has GPUs the module computes on torch's
-    present one, which is to be that of this rank (`torch.cuda.set_device(local_rank)`), and its buffers go there.
+    parameters after this, creates the model in the daemon. Where that serves the rank from a GPU the module computes on
+    the same one: it becomes torch's present device, and buffers go there.
 
     `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
     innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
@@ -50,6 +51,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     `daemon`: None or "node": one that is there (`socket_dir` says where, else as paramshard.Client); "job": one that
     is started on this node, and ends with the job.
     `local_rank`: of this process among those of the node; None: LOCAL_RANK, else 0.
+    `device`: torch's name of the GPU; None: that of the number which the daemon has for it, if torch sees so many, else
+    the present one. Another than the daemon's is refused when the model is opened.
 
     InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
     daemon has GPUs and torch sees none. UnimplementedError for "fp8" on a GPU that has no such products.
@@ -62,7 +65,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     with paramshard.Client(socket_dir=socket_dir) as probe:
         info = probe.daemon_info()
     _check_daemon(info, local_rank)
-    device = _device_of(info.devices[local_rank])
+    device = _device_of(info.devices[local_rank], device)
     made = partition(module, units, param_dtype=param_dtype, device=device)
     _move_buffers(module, device)
     if compute == "fp8":
@@ -117,15 +120,24 @@ def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:
             f"{local_rank}; start as many trainers as it has devices")
 
 
-def _device_of(served: str) -> torch.device:
+def _device_of(served: str, wanted: torch.device | str | None) -> torch.device:
     """Where a rank computes that the daemon serves from this device of its own."""
-    if served.startswith("cpu"):
+    kind, _, number = served.partition(":")
+    wanted = None if wanted is None else torch.device(wanted)
+    if wanted is not None and wanted.type != kind:
+        raise paramshard.InvalidArgumentError(
+            f"shard: device= one of {kind} expected, for the daemon serves this rank from {served}, got {wanted}")
+    if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise paramshard.FailedPreconditionError(
             f"shard: a GPU that torch sees expected, for the daemon serves this rank from {served}: install torch with "
             "CUDA, or start the daemon with `--device cpu:0`")
-    return torch.device("cuda", torch.cuda.current_device())
+    if wanted is None and int(number) < torch.cuda.device_count():
+        wanted = torch.device(kind, int(number))
+    if wanted is not None:
+        torch.cuda.set_device(wanted)
+    return torch.device(kind, torch.cuda.current_device())
 
 
 def _compute_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] | None, device: torch.device) -> None:

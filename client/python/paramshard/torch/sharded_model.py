@@ -44,7 +44,7 @@ class OptimizerPlan:
 
 
 class ShardedModel:
-    """What `shard` returns. Keep it as long as the module is used.
+    """What `shard` returns. Keep it as long as the module is used. `device` is where inputs are to be.
 
     Collective calls, which every rank makes at the same point: those that compute with the module, `open`,
     `unsharded`, `load_state_dict` of the module after `open`, and what the optimizer does. `read`, `state_dict` of the
@@ -58,7 +58,7 @@ class ShardedModel:
         self.name = name
         self.rank = rank
         self._local_rank = local_rank
-        self._device = device
+        self.device = device
         self._existing = existing
         self._is_restart = is_restart
         self._spec_options = spec
@@ -178,12 +178,13 @@ class ShardedModel:
         self._passes.open(self._model)
 
     def _check_gpu(self) -> None:
-        index = -1 if self._device.index is None else self._device.index
+        """The daemon's GPU is known by its UUID, which both sides see, when it has handed over its memory."""
+        index = -1 if self.device.index is None else self.device.index
         if self._model.gpu != index:
             gpu, self._model = self._model.gpu, None
             raise paramshard.InvalidArgumentError(
-                f"open {self.name}: GPU {gpu} of this process as torch's expected for rank {self.rank}, since the daemon "
-                f"serves it from there, got {index}: call torch.cuda.set_device({gpu}) before shard()")
+                f"open {self.name}: cuda:{gpu} of this process expected, from which the daemon serves rank {self.rank}, "
+                f'got {self.device}: call shard() with device="cuda:{gpu}"')
 
     def _known(self) -> Any | None:
         return next((known for known in self._client.models() if known.name == self.name), None)
@@ -298,7 +299,7 @@ class ShardedModel:
 
     def memory_report(self) -> MemoryReport:
         """What the training holds on this rank's device: torch's part, and the daemon's for this model."""
-        return MemoryReport.of(self._device, self.daemon_info().devices[self._local_rank],
+        return MemoryReport.of(self.device, self.daemon_info().devices[self._local_rank],
                                [use for use in self._client.memory() if use.model == self.name])
 
     def start_step(self) -> int:
