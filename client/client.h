@@ -457,8 +457,8 @@ struct DaemonInfo {
 struct MemoryUse {
   std::string device = {};  // empty: host memory that all devices of the daemon share
   std::string model = {};
-  // master, exp_avg, exp_avg_sq, gradients, planes, slots, words, scratch (to receive gradients, and partial sums),
-  // histories (of amaxes) or images (of the state, for saves).
+  // master, exp_avg, exp_avg_sq, room (for steps that move these), gradients, planes, slots, words, scratch (to receive
+  // gradients, and partial sums), histories (of amaxes) or images (of the state, for saves).
   std::string memory_class = {};
   int64_t size_bytes = 0;
 };

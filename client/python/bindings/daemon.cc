@@ -85,7 +85,7 @@ void BindMemoryUse(nb::module_& module) {
       .def_ro("device", &MemoryUse::device, "Empty: host memory that all devices share.")
       .def_ro("model", &MemoryUse::model)
       .def_ro("memory_class", &MemoryUse::memory_class,
-              "master, exp_avg, exp_avg_sq, gradients, planes, slots, words, scratch, histories or images.")
+              "master, exp_avg, exp_avg_sq, room, gradients, planes, slots, words, scratch, histories or images.")
       .def_ro("size_bytes", &MemoryUse::size_bytes)
       .def("__repr__", [](const MemoryUse& self) {
         return absl::StrFormat("<paramshard.MemoryUse %s of %s: %d bytes in %s>", self.memory_class, self.model,
