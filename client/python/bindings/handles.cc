@@ -3,10 +3,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,7 @@
 #include "client/python/bindings/names.h"
 #include "client/python/bindings/streams.h"
 #include "client/python/bindings/types.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {
@@ -60,15 +63,6 @@ class PyMatrix {
     Check(unit_->Run([&](GatheredUnit&) { return matrix_.Decode(target); }));
     if (out.has_value()) return nb::cast(*out);
     return OwnedArray(std::move(values), Shape(), TypeOf(ScaleType::kFloat32));
-  }
-
-  void DecodeTo(uintptr_t address, const std::string& type_name, StreamAddress stream) const {
-    const DecodedElement type = Take(Parse<DecodedElement>("type", type_name));
-    Check(unit_->Run([&](GatheredUnit&) { return DecodeOn(matrix_, type, address, stream); }));
-  }
-
-  void TransposeTo(uintptr_t address, StreamAddress stream) const {
-    Check(unit_->Run([&](GatheredUnit&) { return TransposeOn(matrix_, address, stream); }));
   }
 
   Result<named::Array> Transpose() const {
@@ -161,6 +155,35 @@ void WaitForUnit(const PyGatheredUnit& unit, std::optional<StreamAddress> stream
       [&](GatheredUnit& gathered) { return stream.has_value() ? WaitOn(gathered, *stream) : gathered.Wait(); }));
 }
 
+// Parameter, address, and type of what is decoded.
+using DecodedOutput = std::tuple<std::string, uintptr_t, std::string>;
+
+void DecodeUnit(const PyGatheredUnit& unit, const std::vector<DecodedOutput>& outputs, StreamAddress stream) {
+  std::vector<DecodedElement> types;
+  for (const auto& [parameter, address, type] : outputs) types.push_back(Take(Parse<DecodedElement>("type", type)));
+  Check(unit.held()->Run([&](GatheredUnit& gathered) -> absl::Status {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(std::get<0>(outputs[i])));
+      RETURN_IF_ERROR(DecodeOn(matrix, types[i], std::get<1>(outputs[i]), stream));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// Parameter, and addresses and pitch in the order of PlaneCopy.
+using PlaneOutput = std::tuple<std::string, uintptr_t, uintptr_t, uintptr_t, int64_t>;
+
+void CopyPlanes(const PyGatheredUnit& unit, const std::vector<PlaneOutput>& outputs, StreamAddress stream) {
+  Check(unit.held()->Run([&](GatheredUnit& gathered) -> absl::Status {
+    for (const auto& [parameter, data, transposed, scales, pitch] : outputs) {
+      ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(parameter));
+      RETURN_IF_ERROR(CopyPlaneOn(
+          matrix, {.data = data, .transposed = transposed, .scales = scales, .scales_pitch = pitch}, stream));
+    }
+    return absl::OkStatus();
+  }));
+}
+
 void ReleaseUnit(const PyGatheredUnit& unit, std::optional<StreamAddress> stream) {
   if (stream.has_value() && unit.held()->is_held()) {
     Check(unit.held()->Run([&](GatheredUnit& gathered) { return ReleaseOn(gathered, *stream); }));
@@ -223,13 +246,6 @@ void BindMatrix(nb::module_& module) {
       .def_prop_ro("amax", &PyMatrix::Amax, "NVFP4_2D: the amax of the whole tensor, one float32; else None.")
       .def("decode", &PyMatrix::Decode, nb::arg("out") = nb::none(),
            "The decoded values, [rows, columns] float32 in host memory: `out`, or a new NumPy array.")
-      .def("decode_to", &PyMatrix::DecodeTo, nb::arg("address"), nb::arg("type"), nb::arg("stream"),
-           "Enqueues decoding on a CUDA stream, which `GatheredUnit.wait` was given, into rows x columns elements of "
-           "FP32 or BF16 at an address in memory of the GPU.")
-      .def("transpose_to", &PyMatrix::TransposeTo, nb::arg("address"), nb::arg("stream"),
-           "Enqueues writing the data of an 8-bit or 4-bit format transposed, as `transpose`, to an address in memory "
-           "of "
-           "the GPU.")
       .def("transpose", &PyMatrix::Transpose,
            "The data of an 8-bit or 4-bit format transposed, as bytes; UnimplementedError for others.")
       .def("copy_scales", &PyMatrix::CopyScales, nb::arg("layout"), nb::arg("operand") = nb::none(),
@@ -254,6 +270,15 @@ void BindGatheredUnit(nb::module_& module) {
           "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
       .def("__getitem__", [](const PyGatheredUnit& self,
                              const std::string& parameter) { return GetMatrix(self, parameter, std::nullopt); })
+      .def("decode_to", &DecodeUnit, nb::arg("outputs"), nb::arg("stream"),
+           "Enqueues decoding on a CUDA stream that `wait` was given. `outputs`: of each parameter its name, an "
+           "address in "
+           "memory of the GPU that has room for rows x columns elements, and their type, FP32 or BF16.")
+      .def("copy_planes_to", &CopyPlanes, nb::arg("outputs"), nb::arg("stream"),
+           "Enqueues copying encoded elements and compact scales on a CUDA stream that `wait` was given. `outputs`: of "
+           "each "
+           "parameter its name, and addresses in memory of the GPU: for the elements, [rows, columns]; for the same "
+           "transposed, or 0; and for the scales, with the bytes from one row of them to the next.")
       .def("release", &ReleaseUnit, nb::arg("stream") = nb::none(),
            "Gives the slot back: at once, or when the CUDA stream at this address has come so far. Idempotent.")
       .def("__enter__",
@@ -281,6 +306,12 @@ void BindGradients(nb::module_& module) {
             return DLPackArray(GradientMemory(self, parameter));
           },
           nb::arg("parameter"), "The same as an object with __dlpack__, of its own type.")
+      .def(
+          "address",
+          [](const PyGradients& self, const std::string& parameter) {
+            return reinterpret_cast<uintptr_t>(ViewOf(self, parameter).data.data());
+          },
+          nb::arg("parameter"), "Where the same lies. Slots lie at the same places as long as the model is open.")
       .def("write", &WriteGradient, nb::arg("parameter"), nb::arg("values"),
            "Stores float32 values, rounded to the gradient's type. InvalidArgumentError for another number of them.")
       .def(

@@ -2,12 +2,19 @@
 
 #include <cuda_runtime.h>
 
+#include "absl/strings/str_cat.h"
 #include "client/cuda.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {
 
 cudaStream_t StreamAt(StreamAddress address) { return reinterpret_cast<cudaStream_t>(address); }
+
+absl::Status Copied(cudaError_t answer) {
+  if (answer == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("copy a plane on a stream: ", cudaGetErrorString(answer)));
+}
 
 }  // namespace
 
@@ -20,8 +27,17 @@ absl::Status DecodeOn(const Matrix& matrix, DecodedElement element, uintptr_t ou
   return cuda::Decode(matrix, type, reinterpret_cast<void*>(out), StreamAt(stream));
 }
 
-absl::Status TransposeOn(const Matrix& matrix, uintptr_t out, StreamAddress stream) {
-  return cuda::Transpose(matrix, reinterpret_cast<uint8_t*>(out), StreamAt(stream));
+absl::Status CopyPlaneOn(const Matrix& matrix, const PlaneCopy& copy, StreamAddress stream) {
+  if (matrix.gpu < 0) return absl::FailedPreconditionError("copy a plane on a stream: a matrix of a GPU expected");
+  if (copy.transposed != 0) {
+    RETURN_IF_ERROR(cuda::Transpose(matrix, reinterpret_cast<uint8_t*>(copy.transposed), StreamAt(stream)));
+  }
+  const MatrixShape shape = ScaleShape(matrix.encoding, matrix.plane, matrix.rows, matrix.columns);
+  const size_t row_bytes = shape.rows == 0 ? 0 : matrix.scales.size() / shape.rows;
+  RETURN_IF_ERROR(Copied(cudaMemcpyAsync(reinterpret_cast<void*>(copy.data), matrix.data.data(), matrix.data.size(),
+                                         cudaMemcpyDeviceToDevice, StreamAt(stream))));
+  return Copied(cudaMemcpy2DAsync(reinterpret_cast<void*>(copy.scales), copy.scales_pitch, matrix.scales.data(),
+                                  row_bytes, row_bytes, shape.rows, cudaMemcpyDeviceToDevice, StreamAt(stream)));
 }
 
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream) {

@@ -12,7 +12,7 @@ absl::Status Absent() {
 absl::Status WaitOn(GatheredUnit&, StreamAddress) { return Absent(); }
 absl::Status ReleaseOn(GatheredUnit&, StreamAddress) { return Absent(); }
 absl::Status DecodeOn(const Matrix&, DecodedElement, uintptr_t, StreamAddress) { return Absent(); }
-absl::Status TransposeOn(const Matrix&, uintptr_t, StreamAddress) { return Absent(); }
+absl::Status CopyPlaneOn(const Matrix&, const PlaneCopy&, StreamAddress) { return Absent(); }
 absl::StatusOr<UnitGradients> GradientsOn(Model&, const std::string&, bool, StreamAddress) { return Absent(); }
 absl::Status PushOn(UnitGradients&, StreamAddress) { return Absent(); }
 

@@ -2,11 +2,13 @@
 
     python finetune_hf.py FOLDER --text FILE                    # FOLDER has config.json and safetensors
     python finetune_hf.py FOLDER --text FILE --random-init      # nothing to download: makes a tiny Llama there first
-    torchrun --nproc-per-node 2 --max-restarts 3 finetune_hf.py FOLDER --text FILE --lora
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \\
+        torchrun --nproc-per-node 2 --max-restarts 3 finetune_hf.py FOLDER --text FILE --lora
 
 Tokens are those of FOLDER's tokenizer, where it has one, and else the bytes of the text. With --lora the weights stay
 as they are, and adapters of PEFT are trained. A worker that is killed is started again by torchrun, and Trainer goes on
-from the step that the daemon has. GPUs are used where there are any (CUDA_VISIBLE_DEVICES= hides them).
+from the step that the daemon has; without the variable its process group may hang then (pytorch#135712). GPUs are used
+where there are any (CUDA_VISIBLE_DEVICES= hides them).
 
 Progress goes to standard output; at the end the result is saved into --out, and the losses are drawn into --plot, where
 matplotlib is installed.

@@ -135,7 +135,7 @@ def main() -> None:
     losses = []
     begun, begun_step = time.monotonic(), sharded.start_step()
     for step in range(sharded.start_step(), options.steps):
-        loss = model(*text.batch(options.batch))
+        loss = model(*(tokens.to(sharded.device) for tokens in text.batch(options.batch)))
         loss.backward()
         optimizer.step()
         scheduler.step()

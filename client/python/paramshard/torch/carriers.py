@@ -10,7 +10,7 @@ import torch
 import paramshard
 
 if TYPE_CHECKING:
-    from paramshard.torch.fp8 import Fp8Operand
+    from paramshard.torch.fp8 import Fp8Weight
     from paramshard.torch.unit import UnitParameter
 
 # Those whose planes are multiplied as they lie.
@@ -22,7 +22,6 @@ _DECODED = {torch.float32: "FP32", torch.bfloat16: "BF16"}
 class Need(NamedTuple):
     """What of a unit's values is asked for."""
 
-    is_new: bool  # they have changed since the last time
     transposed: bool  # of weights that are multiplied in 8 bits: as the gradient of the input reads them, too
     decoded: bool  # of the same weights: values, too, for whoever reads the parameter itself
 
@@ -40,20 +39,45 @@ class Carrier(Protocol):
     def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
         """Pushes the gradients that there are; the others are absent in this push."""
 
+    def forget(self) -> None:
+        """The model is closed: nothing is to hold its memory any more."""
+
+
+def _decoded(parameters: Sequence[UnitParameter], need: Need) -> list[UnitParameter]:
+    return [parameter for parameter in parameters if parameter.fp8_weight is None or need.decoded]
+
+
+def _multiplied(parameters: Sequence[UnitParameter]) -> list[UnitParameter]:
+    return [parameter for parameter in parameters if parameter.fp8_weight is not None]
+
 
 class HostCarrier:
     """For `cpu` devices."""
 
     def fetch(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter], need: Need) -> None:
         with model.gather(unit, "forward") as gathered:
-            for parameter in parameters:
-                matrix = gathered[parameter.name]
-                if parameter.fp8_weight is not None:
-                    data, scales = _planes(matrix, parameter, need)
-                    if need.transposed:
-                        parameter.fp8_weight.transposed.write(data.t(), scales.t())
-                if parameter.fp8_weight is None or need.decoded:
-                    _copy(matrix, parameter.allocate(is_new=need.is_new))
+            for parameter in _multiplied(parameters):
+                self._copy_plane(gathered[parameter.name], parameter.fp8_weight, need)
+            for parameter in _decoded(parameters, need):
+                parameter.allocate()
+                self._copy(gathered[parameter.name], parameter.unsharded.data)
+
+    @staticmethod
+    def _copy(matrix: paramshard.Matrix, values: torch.Tensor) -> None:
+        values = values.view(matrix.rows, matrix.columns)
+        if matrix.format in _PLAIN_FORMATS:
+            values.copy_(torch.from_dlpack(matrix.typed_data))
+        elif values.dtype == torch.float32:
+            matrix.decode(out=values)  # not values.numpy(), which makes the memory one that cannot be given back
+        else:
+            values.copy_(torch.from_numpy(matrix.decode()))
+
+    @staticmethod
+    def _copy_plane(matrix: paramshard.Matrix, weight: Fp8Weight, need: Need) -> None:
+        data, scales = torch.from_dlpack(matrix.typed_data), torch.from_dlpack(matrix.typed_scales)
+        weight.row_wise.write(data, scales)
+        if need.transposed:
+            weight.transposed.write(data.t(), scales.t())
 
     def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
         with model.gradients(unit) as gradients:
@@ -66,56 +90,64 @@ class HostCarrier:
                     gradients.mark_absent(parameter.name)
             gradients.push()
 
-
-def _planes(matrix: paramshard.Matrix, parameter: UnitParameter, need: Need) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies elements and scales as they are for products in 8 bits. Returns where they lie in the slot."""
-    if matrix.format not in FP8_FORMATS:
-        raise paramshard.FailedPreconditionError(
-            f"gather {parameter.name}: a plane in one of {', '.join(FP8_FORMATS)} expected, to multiply in 8 bits, got "
-            f"{matrix.format}")
-    if need.is_new:
-        parameter.fp8_weight.renew()
-    data, scales = torch.from_dlpack(matrix.typed_data), torch.from_dlpack(matrix.typed_scales)
-    parameter.fp8_weight.row_wise.write(data, scales)
-    return data, scales
-
-
-def _copy(matrix: paramshard.Matrix, values: torch.Tensor) -> None:
-    values = values.view(matrix.rows, matrix.columns)
-    if matrix.format in _PLAIN_FORMATS:
-        values.copy_(torch.from_dlpack(matrix.typed_data))
-    elif values.dtype == torch.float32:
-        matrix.decode(out=values)  # not values.numpy(), which makes the memory one that cannot be given back
-    else:
-        values.copy_(torch.from_numpy(matrix.decode()))
+    def forget(self) -> None:
+        """Nothing is held."""
 
 
 class GpuCarrier:
     """For `cuda` devices. Everything is enqueued on the stream that the pass computes on, and the host goes on.
 
     What a stream was given last is what the slot is given back behind, so a call that raises in the middle leaves the
-    slot to its handle, which knows the stream.
+    slot to its handle, which knows the stream. A unit is dozens of small tensors, and the host has to be ahead of the
+    GPU: so all of them are handed over in one call.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
+        self._slots: dict[tuple[str, int], torch.Tensor] = {}  # of gradients, by parameter and address
 
     def fetch(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter], need: Need) -> None:
         stream = self._stream()
         gathered = model.gather(unit, "forward")
         try:
             gathered.wait(stream)
-            for parameter in parameters:
-                matrix = gathered[parameter.name]
-                if parameter.fp8_weight is not None:
-                    _, scales = _planes(matrix, parameter, need)
-                    if need.transposed:
-                        _transpose(matrix, scales, parameter.fp8_weight.transposed, stream)
-                if parameter.fp8_weight is None or need.decoded:
-                    _decode(matrix, parameter.allocate(is_new=need.is_new), stream)
+            self._copy_planes(gathered, _multiplied(parameters), need, stream)
+            self._decode(gathered, _decoded(parameters, need), stream)
             gathered.release(stream)
         finally:
             gathered.release()
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+    @staticmethod
+    def _decode(gathered: paramshard.GatheredUnit, parameters: list[UnitParameter], stream: int) -> None:
+        outputs, copies = [], []
+        for parameter in parameters:
+            values = parameter.unsharded
+            parameter.allocate()
+            if values.dtype not in _DECODED:
+                copies.append((values.data, torch.empty_like(values, dtype=torch.float32)))
+                values = copies[-1][1]
+            outputs.append((parameter.name, values.data_ptr(), _DECODED[values.dtype]))
+        gathered.decode_to(outputs, stream)
+        for values, decoded in copies:
+            values.copy_(decoded)
+
+    @staticmethod
+    def _copy_planes(gathered: paramshard.GatheredUnit, parameters: list[UnitParameter], need: Need,
+                     stream: int) -> None:
+        if not parameters:
+            return
+        outputs = []
+        for parameter in parameters:
+            weight = parameter.fp8_weight
+            scales, pitch = weight.scales_to_copy()
+            outputs.append((parameter.name, weight.row_wise.allocate().data_ptr(),
+                            weight.transposed.allocate().data_ptr() if need.transposed else 0, scales, pitch))
+        gathered.copy_planes_to(outputs, stream)
+        for parameter in parameters:
+            parameter.fp8_weight.spread_scales(transposed=need.transposed)
 
     def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
         stream = self._stream()
@@ -124,29 +156,21 @@ class GpuCarrier:
             for parameter in parameters:
                 gradient = parameter.take_gradient()
                 if gradient is not None:
-                    slots.append(torch.from_dlpack(gradients.typed(parameter.name)))
+                    slots.append(self._slot(gradients, parameter.name))
                     values.append(gradient.reshape(slots[-1].shape))
                 elif parameter.trainable:
                     gradients.mark_absent(parameter.name)
             torch._foreach_copy_(slots, values)
             gradients.push(stream)
 
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self._device).cuda_stream
+    def _slot(self, gradients: paramshard.UnitGradients, name: str) -> torch.Tensor:
+        key = name, gradients.address(name)
+        if key not in self._slots:
+            self._slots[key] = torch.from_dlpack(gradients.typed(name))
+        return self._slots[key]
 
-
-def _decode(matrix: paramshard.Matrix, values: torch.Tensor, stream: int) -> None:
-    if values.dtype in _DECODED:
-        matrix.decode_to(values.data_ptr(), _DECODED[values.dtype], stream)
-        return
-    decoded = torch.empty(values.shape, dtype=torch.float32, device=values.device)
-    matrix.decode_to(decoded.data_ptr(), "FP32", stream)
-    values.copy_(decoded)
-
-
-def _transpose(matrix: paramshard.Matrix, scales: torch.Tensor, operand: Fp8Operand, stream: int) -> None:
-    matrix.transpose_to(operand.allocate().data_ptr(), stream)
-    operand.write_scales(scales.t())
+    def forget(self) -> None:
+        self._slots.clear()
 
 
 def carrier_of(device: torch.device) -> Carrier:

@@ -172,17 +172,18 @@ class Fp8Operand:
         self.data = torch.empty((rows, columns), dtype=dtype, device=device)  # [R, C]
         # Products read rows of scales in groups of 4, of which the last is filled up with zeros.
         self.scales = torch.zeros((rows // BLOCK, -(-columns // (4 * BLOCK)) * 4), dtype=torch.float32, device=device)
+        self.of_blocks = self.scales.data[:, :columns // BLOCK]  # the same memory, [R / 128, C / 128], to be written
+        self._bytes = self.data.data.view(torch.uint8)
         self.release()
 
     def allocate(self) -> torch.Tensor:
         """Memory for the data, uint8 [R, C], to be written on the present stream."""
         self.data.untyped_storage().resize_(self.data.numel())
-        return self.data.data.view(torch.uint8)
+        return self._bytes
 
     def write_scales(self, scales: torch.Tensor) -> None:
         """scales: float32 [R / 128, C / 128] with any strides, or the one of an FP8_TENSOR plane."""
-        inside = self.scales.data[:, :self.data.shape[1] // BLOCK]
-        inside.copy_(scales if scales.numel() > 1 else scales.reshape(1, 1))
+        self.of_blocks.copy_(scales if scales.numel() > 1 else scales.reshape(1, 1))
 
     def write(self, data: torch.Tensor, scales: torch.Tensor) -> None:
         """data: [R, C] of one byte an element, with any strides; scales as write_scales() takes them."""
@@ -202,20 +203,35 @@ class Fp8Weight:
         weight.row_wise.write(plane, scales)
         weight.transposed.write(plane.t(), scales.t())
 
-    or allocate() and write_scales(), where something else writes the data. Nothing else may hold on to their data.
+    or allocates the data, has both written where data and `scales_to_copy` say, and calls `spread_scales`. Nothing else
+    may hold on to their data.
     """
 
-    def __init__(self, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype = ELEMENT):
+    def __init__(self, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype = ELEMENT,
+                 one_scale: bool = False):
+        """`one_scale`: the plane is of an FP8_TENSOR format."""
         rows, columns = shape
+        self._one_scale = torch.empty((1, 1), dtype=torch.float32, device=device) if one_scale else None
         self.row_wise = Fp8Operand(rows, columns, device, dtype)  # W [N, K]
         self.transposed = Fp8Operand(columns, rows, device, dtype)  # W^T [K, N]
         self.values = torch.empty(0, device=device)  # nothing but a count of the values that W has had
 
+    def scales_to_copy(self) -> tuple[int, int]:
+        """The address for the compact scales of a row-wise plane, and the bytes from one row of them to the next."""
+        scales = self.row_wise.of_blocks if self._one_scale is None else self._one_scale
+        return scales.data_ptr(), scales.stride(0) * scales.element_size()
+
+    def spread_scales(self, *, transposed: bool) -> None:
+        """Enqueues, behind what has written there, what products read of it."""
+        if self._one_scale is not None:
+            self.row_wise.of_blocks.copy_(self._one_scale)
+        if transposed:
+            self.transposed.of_blocks.copy_(self.row_wise.of_blocks.t())
+
     def renew(self) -> None:
         """The values that are about to be written are others than before: backwards of older forwards now raise."""
-        for tensor in (self.values, self.row_wise.data, self.row_wise.scales, self.transposed.data,
-                       self.transposed.scales):
-            torch.autograd.graph.increment_version(tensor)
+        torch.autograd.graph.increment_version([self.values, self.row_wise.data, self.row_wise.scales,
+                                                self.transposed.data, self.transposed.scales])
 
     def release(self) -> None:
         self.row_wise.release()

@@ -38,6 +38,8 @@ class Passes:
 
     def open(self, model: paramshard.Model | None) -> None:
         self._model = model
+        for unit in self._units:
+            unit.forget_model()
         self._backward, self._backwards, self._has_pushed, self._lost = None, 0, False, None
         self.state += 1
 

@@ -147,9 +147,11 @@ def _compute_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] |
     found = False
     for parameter in (parameter for unit in units for parameter in unit.parameters):
         owner, attribute = parameter.places[0]
+        stored = _format_of(parameter.name, format)
         if (len(parameter.places) == 1 and attribute == "weight" and can_compute_in_fp8(owner) and
-                _format_of(parameter.name, format) in FP8_FORMATS):
-            parameter.fp8_weight = Fp8Weight(tuple(parameter.unsharded.shape), device=device)
+                stored in FP8_FORMATS):
+            parameter.fp8_weight = Fp8Weight(tuple(parameter.unsharded.shape), device=device,
+                                             one_scale=stored != "FP8_BLOCK_128X128")
             compute_in_fp8(owner, parameter.fp8_weight)
             found = True
     if not found:

@@ -41,24 +41,17 @@ class UnitParameter:
                                           if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
-        self.set_memory(0)
+        self._size_bytes = self.unsharded.numel() * self.unsharded.element_size()
+        self.free()
 
-    def set_memory(self, elements: int) -> None:
-        self.unsharded.untyped_storage().resize_(elements * self.unsharded.element_size())
+    def allocate(self) -> None:
+        """Memory for the values, to be written."""
+        self.unsharded.untyped_storage().resize_(self._size_bytes)
 
     def free(self) -> None:
-        self.set_memory(0)
+        self.unsharded.untyped_storage().resize_(0)
         if self.fp8_weight is not None:
             self.fp8_weight.release()
-
-    def allocate(self, *, is_new: bool) -> torch.Tensor:
-        """Memory for the values, to be written; `is_new`: for the first time since they have changed."""
-        self.set_memory(self.unsharded.numel())
-        # Autograd compares versions to find tensors that were changed since they were saved. The same values may come
-        # back as often as they like; others are a change, whichever way they are written. `data` counts for itself.
-        if is_new:
-            torch.autograd.graph.increment_version(self.unsharded)
-        return self.unsharded.data
 
     def take_gradient(self) -> torch.Tensor | None:
         """The gradient, which the parameter has no longer."""
@@ -79,9 +72,11 @@ class UnitParameter:
 
     def replaced(self) -> nn.Parameter | None:
         """What somebody has put into the module since, instead of the placeholder that was there."""
-        ours = (self.placeholder, self.unsharded)
-        return next((found for module, attribute in self.places
-                     if all((found := module._parameters.get(attribute)) is not each for each in ours)), None)
+        for module, attribute in self.places:
+            found = module._parameters.get(attribute)
+            if found is not self.placeholder and found is not self.unsharded:
+                return found
+        return None
 
     def follow_requires_grad(self) -> None:
         """A parameter may be frozen and thawed between steps; thawed only if the daemon has its moments."""
@@ -129,7 +124,7 @@ class Unit:
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
         self._has_transposed = False  # what products in 8 bits read in the backward is there
-        self._decoded: int | None = None  # of the states that Passes counts, the one whose values were decoded last
+        self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
     # --- Wiring ---
 
@@ -156,9 +151,7 @@ class Unit:
 
     def unshard(self, holder: object) -> None:
         """Gathers the unit, unless it is; it stays so until every holder has let go."""
-        need = Need(is_new=self._decoded != self._passes.state,
-                    transposed=in_backward() or not self.reshards_after_forward,
-                    decoded=not isinstance(holder, Unit))
+        need = Need(transposed=in_backward() or not self.reshards_after_forward, decoded=not isinstance(holder, Unit))
         if not self._holders or self._lacks(need):
             self._gather(need)
         self._holders.add(holder)
@@ -181,18 +174,37 @@ class Unit:
         for holder in [holder for holder in self._holders if isinstance(holder, Unit)]:
             self.reshard(holder)
 
+    def forget_model(self) -> None:
+        """The model that was open is not any more."""
+        self._carrier.forget()
+
     def _gather(self, need: Need) -> None:
         if not self.parameters:
             return  # its modules use those of its lenders alone
         self._check_places()
         with torch.profiler.record_function(f"paramshard::gather {self.name}"):
-            for parameter in self.parameters:
-                parameter.follow_requires_grad()
+            # A placeholder's attributes else go by way of Python.
+            with torch._C.DisableTorchFunctionSubclass():
+                for parameter in self.parameters:
+                    parameter.follow_requires_grad()
+            self._note_new_values()
             self._carrier.fetch(self._passes.model, self.name, self.parameters, need)
-        self._decoded = self._passes.state
         self._has_transposed = need.transposed
         for parameter in self.parameters:
             parameter.show(parameter.unsharded)
+
+    def _note_new_values(self) -> None:
+        """Autograd compares versions to find tensors that were changed since they were saved.
+
+        The same values may come back as often as they like; others are a change, whichever way they are written.
+        """
+        if self._decoded == self._passes.state:
+            return
+        torch.autograd.graph.increment_version([parameter.unsharded for parameter in self.parameters])
+        for parameter in self.parameters:
+            if parameter.fp8_weight is not None:
+                parameter.fp8_weight.renew()
+        self._decoded = self._passes.state
 
     def _check_places(self) -> None:
         for parameter in self.parameters:
@@ -225,13 +237,17 @@ class Unit:
         is_first = not self._ran
         self._hold()
         if self.casts_inputs_to is not None:
-            args, kwargs = _cast((args, kwargs), self.casts_inputs_to)
+            args = _cast(args, self.casts_inputs_to)
+            kwargs = _cast(kwargs, self.casts_inputs_to) if kwargs else kwargs
         if is_first and not recomputes and torch.is_grad_enabled():
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
+            leaves, structure = list(args), None  # as blocks are called mostly, and flattening takes time
+        else:
+            leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if watched:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
@@ -239,7 +255,7 @@ class Unit:
                 # this one may: the unit then stays until the end of the backward.
                 torch._C._autograd._set_creation_meta(tensor, torch._C._autograd.CreationMeta.DEFAULT)
                 leaves[index] = tensor
-        return pytree.tree_unflatten(leaves, structure)
+        return (tuple(leaves), kwargs) if structure is None else pytree.tree_unflatten(leaves, structure)
 
     def after_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if in_backward():
@@ -337,5 +353,9 @@ def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Ten
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(dtype) if tree.is_floating_point() else tree
+    if isinstance(tree, tuple) and all(isinstance(each, torch.Tensor) for each in tree) and type(tree) is tuple:
+        return tuple(_cast(each, dtype) for each in tree)
     return pytree.tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, tree)

@@ -1,0 +1,548 @@
+"""One rank of one arm of torch_llama.py, which starts it: python3 torch_llama_rank.py ARM OPTIONS FOLDER [SOCKETS]
+
+OPTIONS are those of torch_llama.py as JSON. Windows of back-to-back steps are timed between two synchronizations, which
+are the same in every arm. FOLDER/rank-N.json gets what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from torch_llama import ARMS, SIZES, VOCABULARY, Arm, Size
+
+LEARNING_RATE, BETAS, EPSILON, DECAY, MAX_NORM = 3e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
+TYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
+PATIENCE = 60.0  # seconds that the first rank waits at its end for the others
+
+
+# --- The model, and what it reads ---
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight)
+
+
+class Block(nn.Module):
+    """As Llama has it, without rotations."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = size.heads, size.kv_heads, size.width // size.heads
+        narrow = self.kv_heads * self.head_width
+        self.norm1, self.norm2 = Norm(size.width), Norm(size.width)
+        self.q, self.o = _linear(size.width, size.width), _linear(size.width, size.width)
+        self.k, self.v = _linear(size.width, narrow), _linear(size.width, narrow)
+        self.gate, self.up = _linear(size.width, size.hidden), _linear(size.width, size.hidden)
+        self.down = _linear(size.hidden, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        h = self.norm1(x)
+        q, k, v = (product(h).view(batch, length, heads, self.head_width).transpose(1, 2) for product, heads in
+                   ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads)))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(attended.transpose(1, 2).reshape(batch, length, width))
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Llama(nn.Module):
+    def __init__(self, size: Size, recomputes: bool):
+        super().__init__()
+        self.recomputes = recomputes
+        self.embed = nn.Embedding(VOCABULARY, size.width)
+        self.layers = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = Norm(size.width)
+        self.head = _linear(size.width, VOCABULARY)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
+
+
+def _linear(columns: int, rows: int) -> nn.Linear:
+    linear = nn.Linear(columns, rows, bias=False)
+    nn.init.normal_(linear.weight, std=0.02)
+    return linear
+
+
+class Batches:
+    """Pairs of tokens: the first is drawn as 1 / its number, the second follows from it, which can be learned.
+
+    Every arm sees the same, since they are a function of step, micro-batch and rank.
+    """
+
+    def __init__(self, options: SimpleNamespace, rank: int, device: torch.device):
+        self._options, self._rank, self._device = options, rank, device
+        self._generator = torch.Generator(device)
+
+    def step(self, step: int) -> list[torch.Tensor]:
+        return [self._micro_batch(step, micro) for micro in range(self._options.accumulate)]
+
+    def _micro_batch(self, step: int, micro: int) -> torch.Tensor:
+        self._generator.manual_seed(((step * 64 + micro) * 64 + self._rank) * 2 + 1)
+        shape = self._options.batch, self._options.sequence // 2 + 1
+        uniform = torch.rand(shape, generator=self._generator, device=self._device)
+        half = VOCABULARY // 2
+        first = (half ** uniform).long() - 1
+        pairs = torch.stack([2 * first, 2 * ((first * 7919 + 13) % half) + 1], -1)
+        return pairs.flatten(1)[:, :self._options.sequence + 1]
+
+
+def materialized(options: SimpleNamespace, device: torch.device) -> Llama:
+    """The same values in every arm and rank, in FP32."""
+    torch.manual_seed(7)
+    with torch.device(device):
+        return Llama(SIZES[options.size], options.recompute)
+
+
+def compile_blocks(model: Llama, options: SimpleNamespace) -> None:
+    if options.compile:
+        for layer in model.layers:
+            layer.compile(fullgraph=True)
+
+
+def backward(model: Llama, batches: Sequence[torch.Tensor],
+             before: Callable[[bool], None] = lambda is_last: None) -> torch.Tensor:
+    """Of all micro-batches; `before` each it is told whether it is the last one. Returns the mean of their losses."""
+    total = None
+    for index, tokens in enumerate(batches):
+        before(index == len(batches) - 1)
+        loss = model(tokens[:, :-1], tokens[:, 1:]) / len(batches)
+        loss.backward()
+        total = loss.detach() if total is None else total + loss.detach()
+    return total
+
+
+# --- Clip and optimizer of torch ---
+
+
+class FusedAdamW:
+    def __init__(self, parameters: Sequence[nn.Parameter]):
+        self._parameters = list(parameters)
+        self._adamw = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY,
+                                        fused=True)
+
+    def step(self) -> None:
+        nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
+        self._adamw.step()
+        self._adamw.zero_grad()
+
+
+class CompiledAdamW:
+    """Written so that torch.compile makes two passes of clip and optimizer: one adds up squares, one does the rest."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], moments: torch.dtype):
+        self._parameters = list(parameters)
+        local = [_local(parameter.detach()) for parameter in self._parameters]
+        self._averages, self._squares = ([torch.zeros_like(each, dtype=moments) for each in local] for _ in range(2))
+        self._steps = torch.zeros((), device=local[0].device)
+        self._add_up = torch.compile(_sum_of_squares, fullgraph=True, dynamic=False)
+        self._update = torch.compile(_update, fullgraph=True, dynamic=False)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients = [_local(parameter.grad) for parameter in self._parameters]
+        squares = self._add_up(gradients)
+        if dist.is_initialized():
+            dist.all_reduce(squares)
+        self._steps += 1
+        self._update([_local(parameter.detach()) for parameter in self._parameters], gradients, self._averages,
+                     self._squares, squares, self._steps)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
+
+
+def _update(parameters: list[torch.Tensor], gradients: list[torch.Tensor], averages: list[torch.Tensor],
+            squares: list[torch.Tensor], sum_of_squares: torch.Tensor, steps: torch.Tensor) -> None:
+    scale = (MAX_NORM / (sum_of_squares.sqrt() + 1e-6)).clamp(max=1.0)
+    corrections = [1 - beta ** steps for beta in BETAS]
+    for parameter, gradient, average, square in zip(parameters, gradients, averages, squares):
+        clipped = gradient.float() * scale
+        new_average = BETAS[0] * average.float() + (1 - BETAS[0]) * clipped
+        new_square = BETAS[1] * square.float() + (1 - BETAS[1]) * clipped * clipped
+        denominator = (new_square / corrections[1]).sqrt() + EPSILON
+        change = new_average / corrections[0] / denominator
+        parameter.copy_(parameter * (1 - LEARNING_RATE * DECAY) - LEARNING_RATE * change)
+        average.copy_(new_average)
+        square.copy_(new_square)
+
+
+def optimizer_of(arm: Arm, parameters: Sequence[nn.Parameter]) -> FusedAdamW | CompiledAdamW:
+    if arm.compiled_optimizer:
+        return CompiledAdamW(parameters, TYPES[arm.moments])
+    return FusedAdamW(parameters)
+
+
+# --- Products in FP8 for FSDP2 ---
+
+
+def convert_by_torchao(model: Llama) -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True),
+                               module_filter_fn=lambda module, name: name.startswith("layers."))
+
+
+def _quantized(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """One scale for the whole, of its present amax; it multiplies what is quantized back."""
+    most = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=1e-12) / most
+    return (x.float() / scale).clamp(-most, most).to(dtype), scale
+
+
+class TensorwiseProduct(torch.autograd.Function):
+    """x W^T and both of its gradients in FP8 with one scale a tensor: E4M3, and E5M2 for what comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        (x8, x_scale), (w8, w_scale) = _quantized(x), _quantized(weight)
+        return torch._scaled_mm(x8, w8.t(), x_scale, w_scale, out_dtype=x.dtype, use_fast_accum=True)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        (dy8, dy_scale), (x8, x_scale), (w8, w_scale) = _quantized(dy, torch.float8_e5m2), _quantized(x), _quantized(weight)
+        # The second operand lies by columns on these GPUs.
+        dx = torch._scaled_mm(dy8, w8.t().contiguous().t(), dy_scale, w_scale, out_dtype=x.dtype)
+        dw = torch._scaled_mm(dy8.t().contiguous(), x8.t().contiguous().t(), dy_scale, x_scale, out_dtype=x.dtype)
+        return dx, dw
+
+
+class TensorwiseLinear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return TensorwiseProduct.apply(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+def convert_by_hand(model: Llama) -> None:
+    for layer in model.layers:
+        for module in layer.modules():
+            if isinstance(module, nn.Linear):
+                module.__class__ = TensorwiseLinear
+
+
+# --- Trainers ---
+
+
+class PlainTrainer:
+    """torch alone: bf16 parameters compute, gradients are added up in FP32, and FP32 masters are stepped."""
+
+    def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
+        self.model = materialized(options, job.device)
+        self._masters = [nn.Parameter(parameter.detach()) for parameter in self.model.parameters()]
+        self.model.bfloat16()
+        self._parameters = list(self.model.parameters())
+        for parameter in self._parameters:
+            parameter.grad_dtype = torch.float32
+        self._optimizer = optimizer_of(arm, self._masters)
+        compile_blocks(self.model, options)
+
+    def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        loss = backward(self.model, batches)
+        for master, parameter in zip(self._masters, self._parameters):
+            master.grad, parameter.grad = parameter.grad, None
+        self._optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self._masters)
+        return loss
+
+    def finish(self) -> None:
+        """Nothing is outside of the stream."""
+
+    def close(self) -> None:
+        """Nothing is to be closed."""
+
+
+class Fsdp2Trainer:
+    """fully_shard of each block and of the whole. Between steps gradients are kept whole, without communication."""
+
+    def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
+        backend = "nccl" if job.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.PrefixStore("group", job.store), rank=job.rank,
+                                world_size=job.world_size,
+                                device_id=job.device if job.device.type == "cuda" else None)
+        self.model = materialized(options, job.device)
+        if arm.products == "torchao":
+            convert_by_torchao(self.model)
+        elif arm.products == "scaled_mm":
+            convert_by_hand(self.model)
+        self._precomputes_scales = arm.products == "torchao"
+        compile_blocks(self.model, options)
+        self._shard(TYPES[arm.reduce], job)
+        self._optimizer = optimizer_of(arm, list(self.model.parameters()))
+
+    def _shard(self, reduce: torch.dtype, job: Job) -> None:
+        mesh = dist.device_mesh.init_device_mesh(job.device.type, (job.world_size,))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+        for layer in self.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+
+    def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        loss = backward(self.model, batches, self.model.set_requires_gradient_sync)
+        self._optimizer.step()
+        if self._precomputes_scales:
+            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+            precompute_float8_dynamic_scale_for_fsdp(self.model)
+        return loss
+
+    def finish(self) -> None:
+        """Nothing is outside of the stream."""
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class ParamshardTrainer:
+    def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
+        import paramshard.torch as pt
+        if options.same_values:
+            self.model = materialized(options, job.device)
+        else:
+            with pt.meta_init():
+                self.model = Llama(SIZES[options.size], options.recompute)
+        # torchao leaves the head alone as well.
+        head = [("head.weight", "BF16")] if arm.compute == "fp8" else []
+        self._sharded = pt.shard(
+            self.model, name="llama", units=[self.model.embed, *self.model.layers, [self.model.norm, self.model.head]],
+            format=[("*norm*", "FP32"), *head, ("*", "FP8_BLOCK_128X128")], param_dtype=torch.bfloat16,
+            grad_dtype=TYPES[options.gradients], compute=arm.compute, socket_dir=job.sockets, seed=7)
+        compile_blocks(self.model, options)
+        self._optimizer = pt.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON,
+                                   weight_decay=DECAY, max_grad_norm=MAX_NORM, moments=arm.moments)
+
+    def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        loss = backward(self.model, batches)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss
+
+    def finish(self) -> None:
+        """The daemon steps on streams of its own."""
+        self._optimizer.last_result()
+
+    def close(self) -> None:
+        self._sharded.close()
+
+
+TRAINERS = {"plain": PlainTrainer, "fsdp2": Fsdp2Trainer, "paramshard": ParamshardTrainer}
+
+
+# --- Measuring ---
+
+
+class Job:
+    """This process among the ranks, and what all arms synchronize by."""
+
+    def __init__(self, device: str, sockets: str | None):
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cpu")
+        if device == "cuda":
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        self.sockets = sockets
+        self.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), self.world_size,
+                                   is_master=self.rank == 0)
+        self._barriers = 0
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def barrier(self) -> None:
+        self._barriers += 1
+        key = f"barrier {self._barriers}"
+        if self.store.add(key, 1) == self.world_size:
+            self.store.set(f"{key} passed", "")
+        self.store.wait([f"{key} passed"])
+
+
+class Measurement:
+    def __init__(self, trainer: Any, options: SimpleNamespace, job: Job):
+        self._trainer, self._options, self._job = trainer, options, job
+        self._batches = Batches(options, job.rank, job.device)
+        self._losses: list[torch.Tensor] = []
+        self.step_seconds: list[float] = []  # of each window
+        self.host_seconds: list[float] = []  # of each step in a window, until the host is through with it
+        self.gpu_bytes = 0
+
+    def run(self, steps: int) -> tuple[float, list[float]]:
+        """Back to back between two synchronizations: seconds of all, and those of the host for each."""
+        host = []
+        self._settle()
+        self._job.barrier()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step_begin = time.perf_counter()
+            self._losses.append(self._trainer.step(self._batches.step(len(self._losses))))
+            host.append(time.perf_counter() - step_begin)
+        self._settle()
+        return time.perf_counter() - begin, host
+
+    def _settle(self) -> None:
+        self._trainer.finish()
+        self._job.synchronize()
+
+    def warm_up(self) -> None:
+        begin = time.perf_counter()
+        self._losses.append(self._trainer.step(self._batches.step(0)))
+        self._settle()
+        self.first_step_seconds = time.perf_counter() - begin
+        self.run(max(1, self._options.warmup - 1))
+
+    def measure(self) -> None:
+        for _ in range(self._options.windows):
+            seconds, host = self.run(self._options.steps)
+            self.step_seconds.append(seconds / self._options.steps)
+            self.host_seconds += host
+            if self._job.device.type == "cuda":
+                free, total = torch.cuda.mem_get_info()
+                self.gpu_bytes = max(self.gpu_bytes, total - free)
+
+    def result(self) -> dict[str, Any]:
+        memory = torch.cuda.memory_stats() if self._job.device.type == "cuda" else {}
+        return {
+            "step_seconds": self.step_seconds,
+            "host_seconds": statistics.median(self.host_seconds),
+            "first_step_seconds": self.first_step_seconds,
+            "losses": [loss.item() for loss in self._losses],
+            "gpu_bytes": self.gpu_bytes,
+            "allocated_bytes": memory.get("allocated_bytes.all.peak", 0),
+            "reserved_bytes": memory.get("reserved_bytes.all.peak", 0),
+            "parameters": SIZES[self._options.size].parameters(),
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if self._job.device.type == "cuda" else "cpu",
+        }
+
+
+# --- Host time of hooks ---
+
+HOOKS = ("before_forward", "after_forward", "before_backward", "after_backward", "take_gradient")
+
+
+class HookTimes:
+    """What the hooks of a unit take of the host's time: in its forward, in its backward, and gathers and pushes in it."""
+
+    def __init__(self) -> None:
+        self._step: dict[tuple[str, str], float] = {}  # of what and unit, in the step that is under way
+        self._steps: dict[str, list[float]] = {}
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        from paramshard.torch.unit import Unit, in_backward
+        original = {name: getattr(Unit, name) for name in (*HOOKS, "_gather", "push")}
+        for name, method in original.items():
+            setattr(Unit, name, self._timed(method, name if name in ("_gather", "push") else "hooks", in_backward))
+        try:
+            yield
+        finally:
+            for name, method in original.items():
+                setattr(Unit, name, method)
+
+    def _timed(self, method: Callable[..., Any], what: str, in_backward: Callable[[], bool]) -> Callable[..., Any]:
+        def call(unit: Any, *arguments: Any) -> Any:
+            is_hook = what == "hooks"
+            self._depth += is_hook
+            begin = time.perf_counter()
+            try:
+                return method(unit, *arguments)
+            finally:
+                seconds = time.perf_counter() - begin
+                self._depth -= is_hook
+                if not is_hook or self._depth == 0:
+                    key = f"{what.strip('_')} in {'backward' if in_backward() else 'forward'}", unit.name
+                    self._step[key] = self._step.get(key, 0.0) + seconds
+        return call
+
+    def end_step(self) -> None:
+        for (what, _), seconds in self._step.items():
+            self._steps.setdefault(what, []).append(seconds)
+        self._step.clear()
+
+    def result(self) -> dict[str, dict[str, float]]:
+        """Of a unit in a step."""
+        return {what: {"median": statistics.median(each), "p90": sorted(each)[int(0.9 * (len(each) - 1))],
+                       "most": max(each)} for what, each in self._steps.items()}
+
+
+def watch_hooks(measurement: Measurement, steps: int) -> dict[str, dict[str, float]]:
+    times = HookTimes()
+    with times.watch():
+        for _ in range(steps):
+            measurement.run(1)
+            times.end_step()
+    return times.result()
+
+
+# --- The process ---
+
+
+def await_others(folder: pathlib.Path, job: Job) -> None:
+    """The first rank serves the store, which others may still use."""
+    deadline = time.monotonic() + PATIENCE
+    while job.rank == 0 and time.monotonic() < deadline:
+        if all((folder / f"rank-{rank}.json").exists() for rank in range(job.world_size)):
+            return
+        time.sleep(0.05)
+
+
+def main() -> None:
+    arm, options = ARMS[sys.argv[1]], SimpleNamespace(**json.loads(sys.argv[2]))
+    folder, sockets = pathlib.Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None
+    job = Job(options.device, sockets)
+    begin = time.perf_counter()
+    trainer = TRAINERS[arm.engine](arm, options, job)
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()  # what initial values took
+        torch.cuda.reset_peak_memory_stats()
+    job.barrier()
+    setup_seconds = time.perf_counter() - begin
+    measurement = Measurement(trainer, options, job)
+    measurement.warm_up()
+    measurement.measure()
+    result = measurement.result() | {"setup_seconds": setup_seconds}
+    if arm.engine == "paramshard":
+        result["hooks"] = watch_hooks(measurement, options.profile_steps)
+    job.barrier()
+    trainer.close()
+    written = folder / f"rank-{job.rank}.json.part"
+    written.write_text(json.dumps(result))
+    written.rename(folder / f"rank-{job.rank}.json")
+    await_others(folder, job)
+
+
+if __name__ == "__main__":
+    main()
