@@ -78,9 +78,8 @@ class Job:
     def start(self, node: int, address: str, *deaths: tuple[int, int, str]) -> subprocess.Popen:
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
                    "--rdzv-backend=c10d", f"--rdzv-endpoint={self._folder / 'rendezvous'}", "--rdzv-id=job",
-                   "--rdzv-conf=store_type=file,keep_alive_interval=1,keep_alive_max_attempt=10",
-                   f"--local-addr={address}", "--max-restarts=3", "--monitor-interval=0.1",
-                   str(TRAINER), str(self._folder), str(self._steps)]
+                   "--rdzv-conf=store_type=file", f"--local-addr={address}", "--max-restarts=3",
+                   "--monitor-interval=0.1", str(TRAINER), str(self._folder), str(self._steps)]
         command += [str(word) for death in deaths for word in death]
         # The store that agents share by default stays with the first one, and another that comes to be it gives up.
         environment = os.environ | {"PARAMSHARD_TEST_SOCKETS": str(self._nodes[node].socket_dir),
