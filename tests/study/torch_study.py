@@ -24,7 +24,7 @@ TEXT = ROOT / "client/examples/data/persuasion.txt.gz"
 
 SEEDS = (1, 2, 3, 4, 5)
 REFERENCE = "torch"
-# Torch from values that differ by less than their rounding: how far rounding alone takes two trainings apart.
+# Torch from values that differ by about their rounding: how far rounding alone takes two trainings apart.
 NUDGED = "torch, nudged"
 ARMS = (REFERENCE, NUDGED, "FP32", "FP8_BLOCK_128X128")
 NUDGE = 1e-7  # of each value, in the standard deviation
