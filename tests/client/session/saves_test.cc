@@ -243,15 +243,15 @@ TEST_F(SavesTest, TheDaemonDescribesItselfAndItsModels) {
   EXPECT_EQ(models[0].epoch, std::nullopt);
   EXPECT_EQ(models[0].unusable, "");
 
-  // Each rank has half of the 48 rows of either model, in float32.
+  // So few rows stay together, on the first rank, in float32.
   ASSERT_OK_AND_ASSIGN(const std::vector<MemoryUse> uses, client.GetMemory());
   std::vector<std::string> masters;
   for (const MemoryUse& use : uses) {
     if (use.memory_class != "master") continue;
     masters.push_back(absl::StrCat(use.model, " ", use.device));
-    EXPECT_GE(use.size_bytes, 24 * 32 * 4);
+    EXPECT_GE(use.size_bytes, 48 * 32 * 4);
   }
-  EXPECT_THAT(masters, UnorderedElementsAre("a cpu:0", "a cpu:1", "b cpu:0", "b cpu:1"));
+  EXPECT_THAT(masters, UnorderedElementsAre("a cpu:0", "b cpu:0"));
 }
 
 }  // namespace
