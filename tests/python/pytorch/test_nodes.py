@@ -128,9 +128,9 @@ def test_torchrun_permuted_ranks_2_nodes(start_nodes, tmp_path):
 # --- Rows that another node has ---
 
 
-def _trained(node: Node, rank: int, model: GPT, name: str, **spec: int) -> pt.ShardedModel:
-    sharded = pt.shard(model, name=name, units=model.units(), socket_dir=str(node.socket_dir), local_rank=0)
-    sharded._spec_options |= spec
+def _trained(node: Node, rank: int, model: GPT, name: str, **options: int) -> pt.ShardedModel:
+    sharded = pt.shard(model, name=name, units=model.units(), socket_dir=str(node.socket_dir), local_rank=0, **options)
+    sharded._spec_options["small_parameter_bytes"] = 0  # so that parameters of this size are cut as well
     optimizer = pt.AdamW(model.parameters())
     assert (sharded.rank, sharded.world_size) == (rank, 2)
     loss_of(model, batch_of(rank)).backward()
@@ -165,7 +165,7 @@ def test_rows_of_another_node_are_not_read(start_nodes):
     nodes, models = start_nodes(), _models()
 
     def work(rank: int) -> None:
-        with _trained(nodes[rank], rank, models[rank], "cut", shard_size=2, small_parameter_bytes=0) as sharded:
+        with _trained(nodes[rank], rank, models[rank], "cut", shard_size=2) as sharded:
             with pytest.raises(paramshard.FailedPreconditionError,
                                match="read head.weight: all 48 rows in this daemon expected, got none of 24, which"):
                 sharded.read("head.weight")

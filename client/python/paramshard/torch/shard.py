@@ -27,7 +27,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
           compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
           output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True, daemon: str | None = None,
           socket_dir: str | None = None, local_rank: int | None = None, device: torch.device | str | None = None,
-          seed: int = 0, gather_slots: int = 3, gradient_slots: int = 2,
+          seed: int = 0, shard_size: int | None = None, gather_slots: int = 3, gradient_slots: int = 2,
           step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
@@ -54,6 +54,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     `device`: torch's name of the GPU; None: that of the number which the daemon has for it, if torch sees so many, else
     the present one. Another than the daemon's is refused when the model is opened.
 
+    `shard_size`: how many ranks share one copy of the state; None: those of one daemon, so that every node has a copy.
+
     InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
     daemon has GPUs and torch sees none. UnimplementedError for "fp8" on a GPU that has no such products.
     """
@@ -78,8 +80,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     client = paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
     return ShardedModel(module, made, client=client, name=name, existing=existing, is_restart=is_restart, rank=rank,
                         local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
-                        spec={"seed": seed, "gather_slots": gather_slots, "gradient_slots": gradient_slots,
-                              "step_timeout": step_timeout})
+                        spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
+                              "gradient_slots": gradient_slots, "step_timeout": step_timeout})
 
 
 def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,

@@ -371,7 +371,8 @@ class ShardedModel:
             if rows.any():
                 raise paramshard.FailedPreconditionError(
                     f"read {name}: all {len(rows)} rows in this daemon expected, got none of {rows.sum()}, which "
-                    "daemons of other nodes have: save the model instead")
+                    "daemons of other nodes have: all ranks can read it inside of `with sharded.unsharded():`, or save "
+                    "the model instead")
         return copied | {name: torch.from_numpy(values).view(by_name[name].placeholder.shape)
                          for name, values in masters.items()}
 
