@@ -31,6 +31,7 @@ absl::StatusOr<RankRedo> RedoOfBands(const JournalRank& rank, int64_t position, 
   RankRedo redo{.rank = rank.rank, .next = bands, .forward = position == 0};
   for (int lane = 0; lane < kBandLanes; ++lane) {
     redo.done[lane] = progress[lane].done;
+    redo.torn += std::max(0, progress[lane].begun - progress[lane].done);
     redo.next = std::min(redo.next, lane + kBandLanes * progress[lane].done);
   }
   redo.complete = redo.next == bands;
@@ -161,6 +162,12 @@ const char* RecoveryActionName(RecoveryAction action) {
       return "data loss";
   }
   return "";
+}
+
+int TornBands(const RecoveryPlan& plan) {
+  int torn = 0;
+  for (const RankRedo& redo : plan.redo) torn += redo.torn;
+  return torn;
 }
 
 absl::StatusOr<RecoveryPlan> PlanRecovery(absl::Span<const uint8_t> journal) {

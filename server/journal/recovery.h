@@ -33,6 +33,7 @@ struct RankRedo {
   int rank = 0;                           // in the world
   std::array<int, kBandLanes> done = {};  // bands of each lane that are done (BandedStep::Run); without bands 0 or 1
   int next = 0;                           // the first band that is not done, in the order of BandAt
+  int torn = 0;                           // bands that were begun and are not done
   bool complete = false;                  // none is left
   bool forward = true;                    // the step moves the state to higher addresses
   friend bool operator==(const RankRedo&, const RankRedo&) = default;
@@ -64,6 +65,9 @@ struct RecoveryPlan {
   std::optional<LastDecision> last_decision;
   friend bool operator==(const RecoveryPlan&, const RecoveryPlan&) = default;
 };
+
+// Of all ranks of this daemon: bands that the server before was in the middle of, and that are done again.
+int TornBands(const RecoveryPlan& plan);
 
 // The bytes of a journal, which may be any. FAILED_PRECONDITION one of another version of the format: nothing is to be done
 // with the model, and nothing to be dropped.

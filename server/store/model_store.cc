@@ -195,7 +195,8 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   log_->Write(LogLevel::kInfo, "model taken over",
               {{"model", name},
                {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
-               {"action", RecoveryActionName(plan.action)}});
+               {"action", RecoveryActionName(plan.action)},
+               {"torn_bands", absl::StrCat(TornBands(plan))}});
   absl::MutexLock lock(&mu_);
   models_[name] = *std::move(model);
   return absl::OkStatus();

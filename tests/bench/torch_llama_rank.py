@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_llama import ARMS, SIZES, VOCABULARY, Arm, Size
 
-LEARNING_RATE, BETAS, EPSILON, DECAY, MAX_NORM = 3e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
+BETAS, EPSILON, DECAY, MAX_NORM = (0.9, 0.95), 1e-8, 0.1, 1.0
 TYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
 PATIENCE = 60.0  # seconds that the first rank waits at its end for the others
 
@@ -142,10 +142,10 @@ def backward(model: Llama, batches: Sequence[torch.Tensor],
 
 
 class FusedAdamW:
-    def __init__(self, parameters: Sequence[nn.Parameter]):
+    def __init__(self, parameters: Sequence[nn.Parameter], learning_rate: float):
         self._parameters = list(parameters)
-        self._adamw = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY,
-                                        fused=True)
+        self._adamw = torch.optim.AdamW(self._parameters, lr=learning_rate, betas=BETAS, eps=EPSILON,
+                                        weight_decay=DECAY, fused=True)
 
     def step(self) -> None:
         nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
@@ -154,11 +154,16 @@ class FusedAdamW:
 
 
 class CompiledAdamW:
-    """Written so that torch.compile makes two passes of clip and optimizer: one adds up squares, one does the rest."""
+    """Written so that torch.compile makes two passes of clip and optimizer: one adds up squares, one does the rest.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], moments: torch.dtype):
-        self._parameters = list(parameters)
-        local = [_local(parameter.detach()) for parameter in self._parameters]
+    Tensors are flat, so that there is one kernel for each number of elements: one graph of all parameters would take
+    minutes to compile.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], learning_rate: float, moments: torch.dtype):
+        torch._dynamo.config.recompile_limit = 64
+        self._parameters, self._learning_rate = list(parameters), learning_rate
+        local = [_flat(parameter.detach()) for parameter in self._parameters]
         self._averages, self._squares = ([torch.zeros_like(each, dtype=moments) for each in local] for _ in range(2))
         self._steps = torch.zeros((), device=local[0].device)
         self._add_up = torch.compile(_sum_of_squares, fullgraph=True, dynamic=False)
@@ -166,44 +171,42 @@ class CompiledAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients = [_local(parameter.grad) for parameter in self._parameters]
-        squares = self._add_up(gradients)
+        gradients = [_flat(parameter.grad) for parameter in self._parameters]
+        total = torch.stack([self._add_up(gradient) for gradient in gradients]).sum()
         if dist.is_initialized():
-            dist.all_reduce(squares)
+            dist.all_reduce(total)
+        scale = (MAX_NORM / (total.sqrt() + 1e-6)).clamp(max=1.0)
         self._steps += 1
-        self._update([_local(parameter.detach()) for parameter in self._parameters], gradients, self._averages,
-                     self._squares, squares, self._steps)
-        for parameter in self._parameters:
+        corrections = [1 - beta ** self._steps for beta in BETAS]
+        for parameter, gradient, average, square in zip(self._parameters, gradients, self._averages, self._squares):
+            self._update(_flat(parameter.detach()), gradient, average, square, scale, *corrections, self._learning_rate)
             parameter.grad = None
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a sharded one the part that this rank has."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).view(-1)
 
 
-def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
+def _sum_of_squares(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.float().square().sum()
 
 
-def _update(parameters: list[torch.Tensor], gradients: list[torch.Tensor], averages: list[torch.Tensor],
-            squares: list[torch.Tensor], sum_of_squares: torch.Tensor, steps: torch.Tensor) -> None:
-    scale = (MAX_NORM / (sum_of_squares.sqrt() + 1e-6)).clamp(max=1.0)
-    corrections = [1 - beta ** steps for beta in BETAS]
-    for parameter, gradient, average, square in zip(parameters, gradients, averages, squares):
-        clipped = gradient.float() * scale
-        new_average = BETAS[0] * average.float() + (1 - BETAS[0]) * clipped
-        new_square = BETAS[1] * square.float() + (1 - BETAS[1]) * clipped * clipped
-        denominator = (new_square / corrections[1]).sqrt() + EPSILON
-        change = new_average / corrections[0] / denominator
-        parameter.copy_(parameter * (1 - LEARNING_RATE * DECAY) - LEARNING_RATE * change)
-        average.copy_(new_average)
-        square.copy_(new_square)
+def _update(parameter: torch.Tensor, gradient: torch.Tensor, average: torch.Tensor, square: torch.Tensor,
+            scale: torch.Tensor, correction1: torch.Tensor, correction2: torch.Tensor, learning_rate: float) -> None:
+    clipped = gradient.float() * scale
+    new_average = BETAS[0] * average.float() + (1 - BETAS[0]) * clipped
+    new_square = BETAS[1] * square.float() + (1 - BETAS[1]) * clipped * clipped
+    change = new_average / correction1 / ((new_square / correction2).sqrt() + EPSILON)
+    parameter.copy_(parameter * (1 - learning_rate * DECAY) - learning_rate * change)
+    average.copy_(new_average)
+    square.copy_(new_square)
 
 
-def optimizer_of(arm: Arm, parameters: Sequence[nn.Parameter]) -> FusedAdamW | CompiledAdamW:
+def optimizer_of(arm: Arm, options: SimpleNamespace, parameters: Sequence[nn.Parameter]) -> FusedAdamW | CompiledAdamW:
     if arm.compiled_optimizer:
-        return CompiledAdamW(parameters, TYPES[arm.moments])
-    return FusedAdamW(parameters)
+        return CompiledAdamW(parameters, options.learning_rate, TYPES[arm.moments])
+    return FusedAdamW(parameters, options.learning_rate)
 
 
 # --- Products in FP8 for FSDP2 ---
@@ -266,7 +269,7 @@ class PlainTrainer:
         self._parameters = list(self.model.parameters())
         for parameter in self._parameters:
             parameter.grad_dtype = torch.float32
-        self._optimizer = optimizer_of(arm, self._masters)
+        self._optimizer = optimizer_of(arm, options, self._masters)
         compile_blocks(self.model, options)
 
     def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -301,7 +304,7 @@ class Fsdp2Trainer:
         self._precomputes_scales = arm.products == "torchao"
         compile_blocks(self.model, options)
         self._shard(TYPES[arm.reduce], job)
-        self._optimizer = optimizer_of(arm, list(self.model.parameters()))
+        self._optimizer = optimizer_of(arm, options, list(self.model.parameters()))
 
     def _shard(self, reduce: torch.dtype, job: Job) -> None:
         mesh = dist.device_mesh.init_device_mesh(job.device.type, (job.world_size,))
@@ -340,7 +343,7 @@ class ParamshardTrainer:
             format=[("*norm*", "FP32"), *head, ("*", "FP8_BLOCK_128X128")], param_dtype=torch.bfloat16,
             grad_dtype=TYPES[options.gradients], compute=arm.compute, socket_dir=job.sockets, seed=7)
         compile_blocks(self.model, options)
-        self._optimizer = pt.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON,
+        self._optimizer = pt.AdamW(self.model.parameters(), lr=options.learning_rate, betas=BETAS, eps=EPSILON,
                                    weight_decay=DECAY, max_grad_norm=MAX_NORM, moments=arm.moments)
 
     def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -141,6 +141,15 @@ std::vector<int> Victims(const KeptServer& server, std::mt19937_64& random) {
   return victims;
 }
 
+// What ends so many servers, one after the other. Where there is no choice nothing is drawn.
+std::vector<int> Signals(Round& round, size_t count) {
+  const std::vector<int>& signals = round.world.options().server_signals;
+  std::vector<int> chosen(count, signals.front());
+  if (signals.size() == 1) return chosen;
+  for (int& signal : chosen) signal = signals[round.random() % signals.size()];
+  return chosen;
+}
+
 // When servers are killed.
 enum class Moment {
   kInAStep,        // after one has begun
@@ -190,13 +199,15 @@ absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment)
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestStart, round.random);
       RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), victims.front(), moment));
-      RETURN_IF_ERROR(server.Kill(victims, followers));
+      RETURN_IF_ERROR(server.Kill(victims, followers, Signals(round, 1 + followers.size())));
       round.count.kills += static_cast<int64_t>(victims.size() * (1 + followers.size()));
     }
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, kill));
-  ASSIGN_OR_RETURN(round.count.finished, server.StepsFinished(round.model));
+  ASSIGN_OR_RETURN(const KeptServer::FinishedSteps finished, server.StepsFinished(round.model));
+  round.count.finished = finished.steps;
+  round.count.torn = finished.torn_bands;
   return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
 }
 

@@ -20,7 +20,7 @@ namespace {
 using Count = CampaignResult::Count;
 
 // What the process of a round has to tell, by the numbers of its board.
-enum BoardNumber { kKills = 0, kErrors = 1, kFinished = 2 };
+enum BoardNumber { kKills = 0, kErrors = 1, kFinished = 2, kTorn = 3 };
 // A round that kills may wait for each of its trainers.
 constexpr absl::Duration kPatienceWithARound = absl::Minutes(20);
 
@@ -64,6 +64,7 @@ void Enter(const PlannedRound& planned, const Count& count, CampaignResult& resu
   sum.kills += count.kills;
   sum.errors += count.errors;
   sum.finished += count.finished;
+  sum.torn += count.torn;
   ++result.rounds;
 }
 
@@ -86,6 +87,7 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
       board.numbers[kKills] = static_cast<uint32_t>(round.count.kills);
       board.numbers[kErrors] = static_cast<uint32_t>(round.count.errors);
       board.numbers[kFinished] = static_cast<uint32_t>(round.count.finished);
+      board.numbers[kTorn] = static_cast<uint32_t>(round.count.torn);
       return status;
     }));
   }
@@ -94,7 +96,10 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
     first.Update(Named(wave[place], processes[place].Await(kPatienceWithARound)));
     const Board& board = processes[place].board();
     Enter(wave[place],
-          {.kills = board.numbers[kKills], .errors = board.numbers[kErrors], .finished = board.numbers[kFinished]},
+          {.kills = board.numbers[kKills],
+           .errors = board.numbers[kErrors],
+           .finished = board.numbers[kFinished],
+           .torn = board.numbers[kTorn]},
           result);
   }
   return first;
@@ -144,10 +149,11 @@ CampaignResult RunCampaign(const CampaignOptions& options) {
 }
 
 std::string CampaignResult::Table() const {
-  std::string text = absl::StrFormat("%-14s %8s %8s %8s %8s\n", "ASSAULT", "ROUNDS", "KILLS", "ERRORS", "FINISHED");
+  std::string text =
+      absl::StrFormat("%-14s %8s %8s %8s %8s %8s\n", "ASSAULT", "ROUNDS", "KILLS", "ERRORS", "FINISHED", "TORN");
   for (const auto& [name, count] : counts) {
-    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d %8d\n", name, count.rounds, count.kills, count.errors,
-                          count.finished);
+    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d %8d %8d\n", name, count.rounds, count.kills, count.errors,
+                          count.finished, count.torn);
   }
   absl::StrAppendFormat(&text,
                         "seed %d, %d rounds; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
@@ -172,8 +178,11 @@ std::string CampaignResult::Json() const {
                                  {"stateHash", state_hash},
                                  {"assaults", nlohmann::ordered_json::object()}};
   for (const auto& [name, count] : counts) {
-    json["assaults"][name] = {
-        {"rounds", count.rounds}, {"kills", count.kills}, {"errors", count.errors}, {"finished", count.finished}};
+    json["assaults"][name] = {{"rounds", count.rounds},
+                              {"kills", count.kills},
+                              {"errors", count.errors},
+                              {"finished", count.finished},
+                              {"tornBands", count.torn}};
   }
   return json.dump(2) + "\n";
 }

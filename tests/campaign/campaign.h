@@ -3,6 +3,7 @@
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
 
+#include <csignal>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -57,6 +58,7 @@ struct CampaignOptions {
   // How long after the beginning of a step, and after a commit was decided, servers are killed at the latest.
   absl::Duration server_kill_within = absl::Milliseconds(20);
   absl::Duration decided_kill_within = absl::Microseconds(200);
+  std::vector<int> server_signals = {SIGKILL};     // one of them ends a server
   absl::Duration time = absl::InfiniteDuration();  // no round begins later
   // Round r does what seed and r say. What threads make of it is up to the scheduler.
   uint64_t seed = 1;
@@ -77,6 +79,7 @@ struct CampaignResult {
     int64_t kills = 0;
     int64_t errors = 0;    // that clients were answered
     int64_t finished = 0;  // steps that were cut off with a server and finished by the next one
+    int64_t torn = 0;      // bands of these steps that the server was in the middle of
   };
   std::map<std::string, Count> counts;
   int64_t rounds = 0;

@@ -1,8 +1,11 @@
 // ./dev campaign: a campaign against the built daemon, by hand.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <string>
 
 #include "tests/campaign/campaign.h"
 #include "tests/support/environment.h"
@@ -41,6 +44,10 @@ int main(int argc, char** argv) {
   app.add_option("--server-kill-us", server_us, "Servers are killed so long after a step began at the latest")
       ->capture_default_str();
   app.add_option("--decided-kill-us", decided_us, "Or so long after its commit was decided")->capture_default_str();
+  const std::map<std::string, int> signals = {{"kill", SIGKILL}, {"segv", SIGSEGV}};
+  app.add_option("--server-signals", options.server_signals, "What ends servers, drawn for each: kill, segv")
+      ->transform(CLI::CheckedTransformer(signals))
+      ->delimiter(',');
   app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
   app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
   app.add_option("--json", json, "Write the result to this file too");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -38,6 +39,17 @@ absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
   if (there) return child;
   return absl::DeadlineExceededError("a server expected after one that was killed");
+}
+
+// Behind the text, to the end of the word.
+absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& text) {
+  const size_t at = line.find(text);
+  int64_t number = 0;
+  if (at != std::string::npos) {
+    const size_t begin = at + text.size();
+    if (absl::SimpleAtoi(line.substr(begin, line.find(' ', begin) - begin), &number)) return number;
+  }
+  return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
 }
 
 void AwaitLeave(Board& board, int64_t commit) {
@@ -115,19 +127,20 @@ absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
   return static_cast<pid_t>(std::stol(version["pid"].get<std::string>()));
 }
 
-absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers) {
+absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
+                              absl::Span<const int> signals) {
   std::vector<pid_t> killed;
   for (const int daemon : daemons) {
     ++daemons_[daemon].kills;
     killed.push_back(daemons_[daemon].server);
-    kill(killed.back(), SIGKILL);
+    kill(killed.back(), signals.front());
   }
-  for (const absl::Duration after : followers) {
+  for (size_t follower = 0; follower < followers.size(); ++follower) {
     for (size_t i = 0; i < daemons.size(); ++i) {
       ASSIGN_OR_RETURN(killed[i], AwaitChild(daemons_[daemons[i]].keeper.pid(), killed[i]));
     }
-    absl::SleepFor(after);
-    for (const pid_t server : killed) kill(server, SIGKILL);
+    absl::SleepFor(followers[follower]);
+    for (const pid_t server : killed) kill(server, signals[1 + follower]);
   }
   for (size_t i = 0; i < daemons.size(); ++i) RETURN_IF_ERROR(AwaitNext(daemons_[daemons[i]], killed[i]));
   return absl::OkStatus();
@@ -156,22 +169,25 @@ absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) cons
   return absl::StrJoin(hashes, " ");
 }
 
-absl::StatusOr<int64_t> KeptServer::StepsFinished(const std::string& model) const {
-  int64_t steps = 0;
+absl::StatusOr<KeptServer::FinishedSteps> KeptServer::StepsFinished(const std::string& model) const {
+  FinishedSteps finished;
   for (const Daemon& daemon : daemons_) {
     std::ifstream log(LogPath(daemon.directory));
     int64_t taken_over = 0;
     for (std::string line; std::getline(log, line);) {
       if (!absl::StrContains(line, absl::StrCat(" model taken over model=", model, " "))) continue;
       ++taken_over;
-      steps += absl::StrContains(line, RecoveryActionName(server::RecoveryAction::kRedoApply)) ? 1 : 0;
+      if (!absl::StrContains(line, RecoveryActionName(server::RecoveryAction::kRedoApply))) continue;
+      ++finished.steps;
+      ASSIGN_OR_RETURN(const int64_t torn, NumberIn(line, " torn_bands="));
+      finished.torn_bands += torn;
     }
     // Of a log without these lines nobody could tell that no step was finished.
     if (taken_over >= daemon.kills) continue;
     return absl::InternalError(absl::StrCat("model ", model, " taken over after each of ", daemon.kills,
                                             " kills expected, got ", taken_over, " in the log"));
   }
-  return steps;
+  return finished;
 }
 
 }  // namespace paramshard::test

@@ -38,14 +38,19 @@ class KeptServer {
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;
 
-  // Kills the servers of these daemons, then as many that follow each, so long after their processes began, and waits
-  // for the next ones.
-  absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers);
+  // Ends the servers of these daemons, then as many that follow each, so long after their processes began, and waits
+  // for the next ones. `signals`: of the servers, and of those that follow.
+  absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
+                    absl::Span<const int> signals);
   // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
-  // say. INTERNAL where one does not tell.
-  absl::StatusOr<int64_t> StepsFinished(const std::string& model) const;
+  // say; and how many of their bands were torn. INTERNAL where one does not tell.
+  struct FinishedSteps {
+    int64_t steps = 0;
+    int64_t torn_bands = 0;
+  };
+  absl::StatusOr<FinishedSteps> StepsFinished(const std::string& model) const;
 
  private:
   struct Daemon {

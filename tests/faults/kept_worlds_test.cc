@@ -48,13 +48,13 @@ class KeptWorldsTest : public testing::TestWithParam<std::tuple<bool, Victims, i
   }
 
   void SetUp() override {
-    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
   }
   void Start(bool keeper) {
     for (auto& daemon : daemons_) daemon.reset();
     const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < kNodes; ++node) {
-      std::vector<std::string> flags = DeviceFlags(1);
+      std::vector<std::string> flags = DeviceFlags(1, node);
       flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address});
       if (keeper) flags.emplace_back("--keeper=on");
       daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));

@@ -53,12 +53,12 @@ struct RollbackCase {
 class RollbackTest : public testing::TestWithParam<RollbackCase> {
  protected:
   void SetUp() override {
-    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
   }
 
   void Spawn(int node) {
     daemons_[node].reset();
-    std::vector<std::string> flags = DeviceFlags(1);
+    std::vector<std::string> flags = DeviceFlags(1, node);
     flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address_, "--keeper=on",
                                "--save-dir=" + saves_.path()});
     flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());

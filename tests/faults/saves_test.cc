@@ -110,11 +110,11 @@ TEST_F(SavesTest, AStateThatIsSavedIsSavedAlreadyAfterARestartToo) {
 class WorldSavesTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
   }
   void Start(const std::vector<std::string>& more = {}) {
     for (int node = 0; node < kNodes; ++node) {
-      std::vector<std::string> flags = DeviceFlags(1);
+      std::vector<std::string> flags = DeviceFlags(1, node);
       flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), cluster_,
                                  "--doubt-timeout=1s", "--save-dir=" + saves_.path()});
       flags.insert(flags.end(), more.begin(), more.end());
@@ -203,12 +203,12 @@ TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
   ASSERT_NO_FATAL_FAILURE(Start());
   TrainTo(3);
   Stop();
-  constexpr int kRanks = 3;
-  std::vector<std::string> flags = DeviceFlags(kRanks);
+  const int ranks = DevicesUpTo(3);
+  std::vector<std::string> flags = DeviceFlags(ranks);
   flags.insert(flags.end(), {"--save-dir=" + saves_.path(), "--restore=latest"});
   ASSERT_OK_AND_ASSIGN(const DaemonProcess one, DaemonProcess::Start(Program(PARAMSHARDD), sockets_[0].path(), flags));
   std::vector<ChildProcess> trainers;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     trainers.push_back(ChildProcess::Run([this, rank](Board&) {
       Training training{.socket_dir = sockets_[0].path(), .model = "saved", .rank = rank, .commits = 5};
       training.at = [](Point, int64_t commit) {

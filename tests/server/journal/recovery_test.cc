@@ -212,7 +212,7 @@ TEST_F(RecoveryTest, AnApplyGoesOnBehindWhatIsDone) {
   const RecoveryPlan plan = Plan();
   EXPECT_EQ(plan.action, RecoveryAction::kRedoApply);
   EXPECT_EQ(plan.decided, training_.Decided(2));
-  EXPECT_THAT(plan.redo, ElementsAre(RankRedo{.rank = 0, .done = {2, 1}, .next = 3, .forward = false},
+  EXPECT_THAT(plan.redo, ElementsAre(RankRedo{.rank = 0, .done = {2, 1}, .next = 3, .torn = 1, .forward = false},
                                      RankRedo{.rank = 1, .done = {1, 1}, .next = 2, .complete = true, .forward = false},
                                      RankRedo{.rank = 2, .done = {1, 0}, .next = 1, .complete = true}));
 }

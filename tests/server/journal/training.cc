@@ -194,6 +194,8 @@ class Script {
       if (in_place) {
         begun.action = RecoveryAction::kDataLoss;
         begun.loss = absl::StrCat("rank ", training_.identity().ranks[rank].rank, ": a step in place was cut off");
+      } else {
+        begun.redo[rank].torn = 1;
       }
       Add(
           absl::StrCat("begin band ", n, " of rank ", rank),
