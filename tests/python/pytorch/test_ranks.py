@@ -91,6 +91,9 @@ def test_generate_unequal_lengths_names_the_ranks(start):
             sharded.open()
             for _ in range(1 + rank):
                 models[rank](batch_of(0))
+            if DEVICE == "cuda":  # where the stream waits and not the host, which is to ask
+                torch.cuda.synchronize()
+                sharded.model.check()
 
     with pytest.raises(paramshard.AbortedError, match="rank 0"):
         run_ranks(2, generate)
