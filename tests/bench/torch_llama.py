@@ -2,10 +2,11 @@
 
 Each arm has processes of its own, one a GPU, and, if it is one of paramshard's, a daemon that lives as long as they do.
 Rounds run the arms in turns. What is printed: the median of a step over windows of back-to-back steps between two
-synchronizations, and its extremes; tokens a second and GPU; what the GPU has in use more than before the arm, daemon and
-contexts included; what torch allocated of that, and reserved; host time of a step; the mean loss of the last steps, which
-were made on the same data in every arm; and ratios to the best arm of torch's with moments of the same type. Then host
-times of paramshard's hooks. An arm that fails or takes too long is named, and the others go on.
+synchronizations, and its extremes; tokens a second and GPU; what the GPU has in use more than before the arm, daemon
+and contexts included; what torch allocated of that, and reserved; the host's time for a step by itself; the mean loss
+of the last steps, which were made on the same data in every arm; and ratios to the best arm of torch's with moments of
+the same type. Then host times of paramshard's hooks. An arm that fails or takes too long is named, and the others go
+on.
 
     python3 torch_llama.py --arms A,P16,F --size 1.1b --rounds 2 --json llama.json
     python3 torch_llama.py --arms F,P32 --size tiny --device cpu       # a dry run
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import statistics
@@ -89,8 +92,16 @@ ARMS = {
 }
 
 
+Results = dict[str, list[dict[str, Any]]]  # by arm, of each round
+Failures = dict[str, Exception]  # by arm
+
+
 class ArmFailed(Exception):
     """Why an arm has no result."""
+
+
+class ArmSkipped(ArmFailed):
+    """It was not tried, which is no failure of this program."""
 
 
 # --- Processes ---
@@ -133,10 +144,10 @@ def daemon(options: argparse.Namespace, folder: pathlib.Path) -> Iterator[pathli
         yield sockets
     finally:
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(DRAIN)
-        finally:
-            end_group(process, signal.SIGKILL)
+        end_group(process, signal.SIGKILL)  # what is left of it
+        process.wait()
 
 
 def daemon_program(options: argparse.Namespace) -> str:
@@ -201,18 +212,29 @@ def await_ranks(ranks: list[subprocess.Popen], folder: pathlib.Path, limit: floa
             rank.wait()
 
 
-def run_arm(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
+def run_arm(name: str, turn: int, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Starts the arm's processes, and puts together what its ranks have measured."""
     arm = ARMS[name]
     if arm.engine == "plain" and options.world > 1:
-        raise ArmFailed("it is for one GPU")
+        raise ArmSkipped("skipped: it is for one GPU")
+    if arm.products == "torchao" and importlib.util.find_spec("torchao") is None:
+        raise ArmSkipped("skipped: torchao is not installed")
     before = used_before(options.device, options.world)
     with tempfile.TemporaryDirectory(prefix="torch-llama-") as made, contextlib.ExitStack() as stack:
         folder = pathlib.Path(made)
+        stack.callback(keep_logs, folder, options.logs, f"{name}-{turn}")
         sockets = stack.enter_context(daemon(options, folder)) if arm.engine == "paramshard" else None
         await_ranks(start_ranks(name, options, folder, sockets), folder, limit)
         ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(options.world)]
     return joined(ranks, before)
+
+
+def keep_logs(folder: pathlib.Path, kept: str | None, prefix: str) -> None:
+    """Of ranks and daemon, where they are wanted."""
+    if kept is None:
+        return
+    for log in folder.glob("*.log"):
+        shutil.copy(log, pathlib.Path(kept, f"{prefix}-{log.name}"))
 
 
 def joined(ranks: list[dict[str, Any]], before: list[int]) -> dict[str, Any]:
@@ -232,37 +254,35 @@ def joined(ranks: list[dict[str, Any]], before: list[int]) -> dict[str, Any]:
 # --- Rounds ---
 
 
-def run_rounds(options: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """Results by arm, and what became of those that failed. What fails once is not tried again."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in options.arms}
-    failures: dict[str, str] = {}
+def run_rounds(options: argparse.Namespace, results: Results, failures: Failures) -> None:
+    """Adds results of each arm, and why some have none. What fails once is not tried again."""
     deadline = time.monotonic() + options.budget
-    for turn in range(options.rounds):
+    for turn in range(1, options.rounds + 1):
         for name in options.arms:
             if name in failures:
                 continue
             left = deadline - time.monotonic()
             try:
                 if left < options.least:
-                    raise ArmFailed(f"round {turn + 1} is left out, for the budget of {options.budget:.0f} s is spent")
-                result = run_arm(name, options, min(options.limit, left))
+                    raise ArmSkipped(f"left out from round {turn} on: the budget of {options.budget:.0f} s is spent")
+                result = run_arm(name, turn, options, min(options.limit, left))
             except (ArmFailed, OSError, subprocess.SubprocessError, ValueError) as error:
-                failures[name] = str(error)
-                print(f"{name}: no result in round {turn + 1}: {error}", flush=True)
-                continue
-            results[name].append(result)
-            print(f"{name}: round {turn + 1}: {statistics.median(result['step_seconds']) * 1e3:.1f} ms, set up in "
-                  f"{result['setup_seconds']:.1f} s, first step {result['first_step_seconds']:.1f} s", flush=True)
+                failures[name] = error
+                print(f"{name}: no result in round {turn}: {error}", flush=True)
+            else:
+                results.setdefault(name, []).append(result)
+                print(f"{name}: round {turn}: {statistics.median(result['step_seconds']) * 1e3:.1f} ms, set up in "
+                      f"{result['setup_seconds']:.1f} s, first step {result['first_step_seconds']:.1f} s", flush=True)
             write_json(options, results, failures)
-    write_json(options, results, failures)
-    return {name: runs for name, runs in results.items() if runs}, [f"{name}: {why}" for name, why in failures.items()]
 
 
-def write_json(options: argparse.Namespace, results: dict[str, list[dict[str, Any]]], failures: dict[str, str]) -> None:
+def write_json(options: argparse.Namespace, results: Results, failures: Failures) -> None:
+    """After every run, so that those before are there whatever ends this program."""
     if options.json:
-        summary = {name: summary_of(runs) for name, runs in results.items() if runs}
+        summary = {name: summary_of(runs) for name, runs in results.items()}
         pathlib.Path(options.json).write_text(json.dumps(
-            {"options": vars(options), "summary": summary, "runs": results, "failures": failures}, indent=1))
+            {"options": vars(options), "summary": summary, "runs": results,
+             "failures": {name: str(error) for name, error in failures.items()}}, indent=1))
 
 
 # --- Tables ---
@@ -291,13 +311,13 @@ def ratio(value: float, of: float | None) -> str:
     return f"{value / of:.3f}" if of else "-"
 
 
-def print_tables(results: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+def print_tables(results: Results, options: argparse.Namespace) -> None:
     summaries = {name: summary_of(runs) for name, runs in results.items()}
     some = next(iter(results.values()))[0]
     tokens = options.batch * options.sequence * options.accumulate
     print(f"\n{some['parameters'] / 1e9:.3f} billion parameters, {options.world} x {some['device']}, torch "
-          f"{some['torch']}; {tokens} tokens a step and rank, in {options.accumulate} micro-batches of {options.batch} x "
-          f"{options.sequence}; blocks {'compiled' if options.compile else 'eager'}"
+          f"{some['torch']}; {tokens} tokens a step and rank, in {options.accumulate} micro-batches of {options.batch} "
+          f"x {options.sequence}; blocks {'compiled' if options.compile else 'eager'}"
           f"{', recomputed' if options.recompute else ''}; {options.windows} windows of {options.steps} steps a round")
     head = ["arm", "what", "moments", "step ms", "least", "most", "tokens/s/GPU", "GPU GiB", "allocated", "reserved",
             "host ms", "first loss", "last 10", "time of best", "of any", "GPU of best"]
@@ -361,6 +381,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     add("--gradients", choices=("FP32", "BF16"), default="BF16", help="what paramshard's ranks push")
     add("--same-values", action="store_true",
         help="paramshard imports the initial values of the other arms; else it makes others of the same distribution")
+    add("--learning-rate", type=float, default=3e-5, help="losses of steps without warm-up are to be smooth")
     add("--warmup", type=int, default=5, help="steps")
     add("--windows", type=int, default=5)
     add("--steps", type=int, default=10, help="of a window")
@@ -372,6 +393,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     add("--programs", help="folder of paramshardd; else that of the package")
     add("--daemon-flag", action="append", default=[], help="for paramshardd: --daemon-flag=--keeper=off")
     add("--json", help="file for all figures")
+    add("--logs", help="folder for what ranks and daemons have written")
     options = parser.parse_args(arguments)
     options.arms = options.arms.split(",")
     for name in options.arms:
@@ -383,12 +405,18 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes of an arm are ended
     options = options_of(sys.argv[1:])
-    results, failures = run_rounds(options)
-    if results:
-        print_tables(results, options)
-    for failure in failures:
-        print(f"no result: {failure}")
-    return 1 if failures else 0
+    if options.logs:
+        pathlib.Path(options.logs).mkdir(parents=True, exist_ok=True)
+    results: Results = {}
+    failures: Failures = {}
+    try:
+        run_rounds(options, results, failures)
+    finally:
+        if results:
+            print_tables(results, options)
+        for name, why in failures.items():
+            print(f"no result: {name}: {why}", flush=True)
+    return 1 if any(not isinstance(error, ArmSkipped) for error in failures.values()) else 0
 
 
 if __name__ == "__main__":

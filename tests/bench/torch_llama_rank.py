@@ -237,7 +237,8 @@ class TensorwiseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = ctx.saved_tensors
-        (dy8, dy_scale), (x8, x_scale), (w8, w_scale) = _quantized(dy, torch.float8_e5m2), _quantized(x), _quantized(weight)
+        dy8, dy_scale = _quantized(dy, torch.float8_e5m2)
+        (x8, x_scale), (w8, w_scale) = _quantized(x), _quantized(weight)
         # The second operand lies by columns on these GPUs.
         dx = torch._scaled_mm(dy8, w8.t().contiguous().t(), dy_scale, w_scale, out_dtype=x.dtype)
         dw = torch._scaled_mm(dy8.t().contiguous(), x8.t().contiguous().t(), dy_scale, x_scale, out_dtype=x.dtype)
@@ -259,7 +260,20 @@ def convert_by_hand(model: Llama) -> None:
 # --- Trainers ---
 
 
-class PlainTrainer:
+class Trainer:
+    """What is measured: `step` enqueues one on micro-batches, and returns its loss."""
+
+    def finish(self) -> None:
+        """Waits for what the device's streams do not know."""
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Lets go of the other ranks, at the same point on each."""
+
+
+class PlainTrainer(Trainer):
     """torch alone: bf16 parameters compute, gradients are added up in FP32, and FP32 masters are stepped."""
 
     def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
@@ -281,14 +295,8 @@ class PlainTrainer:
             torch._foreach_copy_(self._parameters, self._masters)
         return loss
 
-    def finish(self) -> None:
-        """Nothing is outside of the stream."""
 
-    def close(self) -> None:
-        """Nothing is to be closed."""
-
-
-class Fsdp2Trainer:
+class Fsdp2Trainer(Trainer):
     """fully_shard of each block and of the whole. Between steps gradients are kept whole, without communication."""
 
     def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
@@ -321,14 +329,11 @@ class Fsdp2Trainer:
             precompute_float8_dynamic_scale_for_fsdp(self.model)
         return loss
 
-    def finish(self) -> None:
-        """Nothing is outside of the stream."""
-
     def close(self) -> None:
         dist.destroy_process_group()
 
 
-class ParamshardTrainer:
+class ParamshardTrainer(Trainer):
     def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
         import paramshard.torch as pt
         if options.same_values:
@@ -355,6 +360,10 @@ class ParamshardTrainer:
     def finish(self) -> None:
         """The daemon steps on streams of its own."""
         self._optimizer.last_result()
+
+    def figures(self) -> dict[str, Any]:
+        report = self._sharded.memory_report()
+        return {"daemon_bytes": report.daemon, "shared_bytes": report.shared}
 
     def close(self) -> None:
         self._sharded.close()
@@ -393,24 +402,22 @@ class Job:
 
 
 class Measurement:
-    def __init__(self, trainer: Any, options: SimpleNamespace, job: Job):
+    def __init__(self, trainer: Trainer, options: SimpleNamespace, job: Job):
         self._trainer, self._options, self._job = trainer, options, job
         self._batches = Batches(options, job.rank, job.device)
         self._losses: list[torch.Tensor] = []
-        self.step_seconds: list[float] = []  # of each window
-        self.host_seconds: list[float] = []  # of each step in a window, until the host is through with it
-        self.gpu_bytes = 0
+        self._step_seconds: list[float] = []  # of each window
+        self._host_seconds: list[float] = []  # of steps by themselves
+        self._gpu_bytes = 0
 
-    def run(self, steps: int) -> tuple[float, list[float]]:
-        """Back to back between two synchronizations: seconds of all, and those of the host for each."""
-        host = []
+    def run(self, steps: int) -> tuple[float, float]:
+        """Back to back between two synchronizations: seconds of all, and those until the host is through with them."""
         self._settle()
         self._job.barrier()
         begin = time.perf_counter()
         for _ in range(steps):
-            step_begin = time.perf_counter()
             self._losses.append(self._trainer.step(self._batches.step(len(self._losses))))
-            host.append(time.perf_counter() - step_begin)
+        host = time.perf_counter() - begin
         self._settle()
         return time.perf_counter() - begin, host
 
@@ -422,26 +429,31 @@ class Measurement:
         begin = time.perf_counter()
         self._losses.append(self._trainer.step(self._batches.step(0)))
         self._settle()
-        self.first_step_seconds = time.perf_counter() - begin
+        self._first_step_seconds = time.perf_counter() - begin
         self.run(max(1, self._options.warmup - 1))
 
     def measure(self) -> None:
         for _ in range(self._options.windows):
-            seconds, host = self.run(self._options.steps)
-            self.step_seconds.append(seconds / self._options.steps)
-            self.host_seconds += host
+            seconds, _ = self.run(self._options.steps)
+            self._step_seconds.append(seconds / self._options.steps)
             if self._job.device.type == "cuda":
                 free, total = torch.cuda.mem_get_info()
-                self.gpu_bytes = max(self.gpu_bytes, total - free)
+                self._gpu_bytes = max(self._gpu_bytes, total - free)
+
+    def measure_host(self, end_step: Callable[[], None] = lambda: None) -> None:
+        """Of steps by themselves: back to back the host would wait for room in the GPU's queue."""
+        for _ in range(self._options.profile_steps):
+            self._host_seconds.append(self.run(1)[1])
+            end_step()
 
     def result(self) -> dict[str, Any]:
         memory = torch.cuda.memory_stats() if self._job.device.type == "cuda" else {}
         return {
-            "step_seconds": self.step_seconds,
-            "host_seconds": statistics.median(self.host_seconds),
-            "first_step_seconds": self.first_step_seconds,
+            "step_seconds": self._step_seconds,
+            "host_seconds": statistics.median(self._host_seconds),
+            "first_step_seconds": self._first_step_seconds,
             "losses": [loss.item() for loss in self._losses],
-            "gpu_bytes": self.gpu_bytes,
+            "gpu_bytes": self._gpu_bytes,
             "allocated_bytes": memory.get("allocated_bytes.all.peak", 0),
             "reserved_bytes": memory.get("reserved_bytes.all.peak", 0),
             "parameters": SIZES[self._options.size].parameters(),
@@ -456,7 +468,7 @@ HOOKS = ("before_forward", "after_forward", "before_backward", "after_backward",
 
 
 class HookTimes:
-    """What the hooks of a unit take of the host's time: in its forward, in its backward, and gathers and pushes in it."""
+    """What a unit's hooks take of the host's time in forward and backward, and its gathers and pushes among them."""
 
     def __init__(self) -> None:
         self._step: dict[tuple[str, str], float] = {}  # of what and unit, in the step that is under way
@@ -501,13 +513,14 @@ class HookTimes:
                        "most": max(each)} for what, each in self._steps.items()}
 
 
-def watch_hooks(measurement: Measurement, steps: int) -> dict[str, dict[str, float]]:
+def measure_host(arm: Arm, measurement: Measurement) -> dict[str, Any]:
+    if arm.engine != "paramshard":
+        measurement.measure_host()
+        return {}
     times = HookTimes()
     with times.watch():
-        for _ in range(steps):
-            measurement.run(1)
-            times.end_step()
-    return times.result()
+        measurement.measure_host(times.end_step)
+    return {"hooks": times.result()}
 
 
 # --- The process ---
@@ -533,12 +546,14 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats()
     job.barrier()
     setup_seconds = time.perf_counter() - begin
+    print(f"set up in {setup_seconds:.1f} s", flush=True)  # who waits too long for this rank shows how far it was
     measurement = Measurement(trainer, options, job)
     measurement.warm_up()
+    print("warm", flush=True)
     measurement.measure()
-    result = measurement.result() | {"setup_seconds": setup_seconds}
-    if arm.engine == "paramshard":
-        result["hooks"] = watch_hooks(measurement, options.profile_steps)
+    print("measured", flush=True)
+    result = {"setup_seconds": setup_seconds} | trainer.figures() | measure_host(arm, measurement)
+    result |= measurement.result()
     job.barrier()
     trainer.close()
     written = folder / f"rank-{job.rank}.json.part"
