@@ -6,11 +6,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +52,19 @@ struct RollbackCase {
   std::vector<std::string> flags = {};
 };
 
+// Who is killed in the middle of a training, and the server that ends with it: its process, by a pidfd. While it ends
+// other threads of it could finish the training.
+struct Death {
+  pid_t killed = -1;
+  int server = -1;
+};
+
+absl::Status AwaitEnd(int pidfd) {
+  pollfd gone{.fd = pidfd, .events = POLLIN, .revents = 0};
+  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
+  return absl::DeadlineExceededError("the end of a server expected");
+}
+
 class RollbackTest : public testing::TestWithParam<RollbackCase> {
  protected:
   void SetUp() override {
@@ -85,7 +100,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   }
 
   // A rank's trainer to a commit, with one client for all of it.
-  ChildProcess Train(int rank, int64_t commits, pid_t killed = -1) const {
+  ChildProcess Train(int rank, int64_t commits, Death death = {}) const {
     return ChildProcess::Run([=, this](Board& board) -> absl::Status {
       Training training{.socket_dir = sockets_[rank].path(), .model = kModel, .scaled = true, .rank = rank};
       if (GetParam().sharded) training.shard_size = kNodes;
@@ -94,9 +109,9 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
         if (at == Point::kCommitted) board.numbers[kAnswered] = commit;
         if (at != Point::kStart) return;
         if (commit <= board.numbers[kAnswered] && board.numbers[kBeganAgain] == 0) board.numbers[kBeganAgain] = commit;
-        if (commit != kKilled || killed == -1 || board.numbers[kKills] > 0) return;
-        kill(killed, SIGKILL);
-        Reach(board, kKills, 1);
+        if (commit != kKilled || death.killed == -1 || board.numbers[kKills] > 0) return;
+        kill(death.killed, SIGKILL);
+        if (AwaitEnd(death.server).ok()) Reach(board, kKills, 1);
       };
       ASSIGN_OR_RETURN(
           Client client,
@@ -130,22 +145,23 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     expected_ = StateHashes();
     ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
   }
-  absl::StatusOr<pid_t> ServerPid(int node) const {
+  struct Server {
+    pid_t pid = -1;
+    wire::FileDescriptor pidfd;
+  };
+  absl::StatusOr<Server> ServerOf(int node) const {
     ASSIGN_OR_RETURN(const nlohmann::json version, Ctl(node, "version"));
-    return std::stoi(version["pid"].get<std::string>());
+    const pid_t pid = std::stoi(version["pid"].get<std::string>());
+    wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (!pidfd.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
+    return Server{.pid = pid, .pidfd = std::move(pidfd)};
   }
-  // To the end; the process is killed in the middle.
-  std::vector<ChildProcess> TrainUnder(pid_t killed) const {
+  // To the end.
+  std::vector<ChildProcess> TrainUnder(Death death) const {
     std::vector<ChildProcess> trainers;
-    trainers.push_back(Train(0, kLast, killed));
+    trainers.push_back(Train(0, kLast, death));
     trainers.push_back(Train(1, kLast));
     return trainers;
-  }
-  // The keeper is gone, and its server with it.
-  void AwaitDeath(int node, const wire::FileDescriptor& server) {
-    ASSERT_OK(daemons_[node]->AwaitExit(kPatience).status());
-    pollfd gone{.fd = server.get(), .events = POLLIN, .revents = 0};
-    ASSERT_EQ(poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
   }
 
   const std::string address_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
@@ -158,12 +174,10 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
 TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   const int victim = GetParam().victim;
   ASSERT_NO_FATAL_FAILURE(StartSaved());
-  ASSERT_OK_AND_ASSIGN(const pid_t pid, ServerPid(victim));
-  const wire::FileDescriptor server(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  ASSERT_TRUE(server.valid());
-  std::vector<ChildProcess> trainers = TrainUnder(daemons_[victim]->pid());
+  ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(victim));
+  std::vector<ChildProcess> trainers = TrainUnder({.killed = daemons_[victim]->pid(), .server = server.pidfd.get()});
   ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kPatience));
-  ASSERT_NO_FATAL_FAILURE(AwaitDeath(victim, server));
+  ASSERT_OK(daemons_[victim]->AwaitExit(kPatience).status());
   Spawn(victim);
   for (ChildProcess& trainer : trainers) {
     EXPECT_OK(trainer.Await(kPatience));
@@ -176,6 +190,7 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
     // An empty node 0 with --restore creates the model as ever.
     if (node == 0 && victim == 0 && !GetParam().flags.empty()) continue;
     ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(node, "models"));
+    ASSERT_EQ(models["models"].size(), 1u);
     const nlohmann::json rollback = models["models"][0].value("rollback", nlohmann::json::object());
     EXPECT_EQ(rollback.value("commitNumber", ""), "3") << models.dump(2);
     // The other one may not have heard what became of the last commit when node 0 was killed.
@@ -190,8 +205,8 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
 
 TEST_P(RollbackTest, AServerThatItsKeeperStartsAgainTakesNobodyBack) {
   ASSERT_NO_FATAL_FAILURE(StartSaved());
-  ASSERT_OK_AND_ASSIGN(const pid_t pid, ServerPid(GetParam().victim));
-  std::vector<ChildProcess> trainers = TrainUnder(pid);
+  ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
+  std::vector<ChildProcess> trainers = TrainUnder({.killed = server.pid, .server = server.pidfd.get()});
   for (ChildProcess& trainer : trainers) {
     EXPECT_OK(trainer.Await(kPatience));
     EXPECT_EQ(trainer.board().numbers[kTold], 0);
