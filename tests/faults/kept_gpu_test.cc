@@ -29,7 +29,6 @@ namespace paramshard::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int64_t kFaultCommit = 4;

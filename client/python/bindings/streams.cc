@@ -9,7 +9,12 @@
 namespace paramshard::python {
 namespace {
 
-cudaStream_t StreamAt(StreamAddress address) { return reinterpret_cast<cudaStream_t>(address); }
+template <typename T>
+T* At(uintptr_t address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python has no pointers.
+}
+
+cudaStream_t StreamAt(StreamAddress address) { return At<CUstream_st>(address); }
 
 absl::Status Copied(cudaError_t answer) {
   if (answer == cudaSuccess) return absl::OkStatus();
@@ -24,20 +29,20 @@ absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream) { return cuda::
 
 absl::Status DecodeOn(const Matrix& matrix, DecodedElement element, uintptr_t out, StreamAddress stream) {
   const auto type = element == DecodedElement::kBF16 ? cuda::DecodedType::kBF16 : cuda::DecodedType::kFP32;
-  return cuda::Decode(matrix, type, reinterpret_cast<void*>(out), StreamAt(stream));
+  return cuda::Decode(matrix, type, At<void>(out), StreamAt(stream));
 }
 
 absl::Status CopyPlaneOn(const Matrix& matrix, const PlaneCopy& copy, StreamAddress stream) {
   if (matrix.gpu < 0) return absl::FailedPreconditionError("copy a plane on a stream: a matrix of a GPU expected");
   if (copy.transposed != 0) {
-    RETURN_IF_ERROR(cuda::Transpose(matrix, reinterpret_cast<uint8_t*>(copy.transposed), StreamAt(stream)));
+    RETURN_IF_ERROR(cuda::Transpose(matrix, At<uint8_t>(copy.transposed), StreamAt(stream)));
   }
   const MatrixShape shape = ScaleShape(matrix.encoding, matrix.plane, matrix.rows, matrix.columns);
   const size_t row_bytes = shape.rows == 0 ? 0 : matrix.scales.size() / shape.rows;
-  RETURN_IF_ERROR(Copied(cudaMemcpyAsync(reinterpret_cast<void*>(copy.data), matrix.data.data(), matrix.data.size(),
+  RETURN_IF_ERROR(Copied(cudaMemcpyAsync(At<void>(copy.data), matrix.data.data(), matrix.data.size(),
                                          cudaMemcpyDeviceToDevice, StreamAt(stream))));
-  return Copied(cudaMemcpy2DAsync(reinterpret_cast<void*>(copy.scales), copy.scales_pitch, matrix.scales.data(),
-                                  row_bytes, row_bytes, shape.rows, cudaMemcpyDeviceToDevice, StreamAt(stream)));
+  return Copied(cudaMemcpy2DAsync(At<void>(copy.scales), copy.scales_pitch, matrix.scales.data(), row_bytes, row_bytes,
+                                  shape.rows, cudaMemcpyDeviceToDevice, StreamAt(stream)));
 }
 
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream) {

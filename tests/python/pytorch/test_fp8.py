@@ -389,10 +389,10 @@ def test_other_modules_are_refused():
 class Block(nn.Module):
     """Layers that share an input, as those of attention do."""
 
-    def __init__(self, wgrad: str, bias: bool):
+    def __init__(self, wgrad: str, bias: bool, device: torch.device = HOST):
         super().__init__()
-        self.both = [Both(256, 128, wgrad=wgrad, bias=bias), Both(256, 128, wgrad=wgrad, bias=bias),
-                     Both(128, 256, wgrad=wgrad, bias=bias)]
+        self.both = [Both(rows, columns, wgrad=wgrad, bias=bias, device=device)
+                     for rows, columns in ((256, 128), (256, 128), (128, 256))]
         self.a, self.b, self.c = (each.linear for each in self.both)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -444,14 +444,15 @@ def test_a_checkpoint_gives_the_same_bits(wgrad):
     assert all(torch.equal(each, other) for each, other in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend, device", [("aot_eager", HOST),
+                                             pytest.param("inductor", torch.device("cuda"), marks=needs_gpu)])
 @pytest.mark.parametrize("wgrad", ["bf16", "fp8"])
-def test_compiled_blocks_give_the_same_and_are_compiled_once(wgrad, backend):
+def test_compiled_blocks_give_the_same_and_are_compiled_once(wgrad, backend, device):
     torch.compiler.reset()
     torch.manual_seed(11)
     # More of them than torch would compile one by one.
-    blocks = [Block(wgrad, bias=index % 2 == 0) for index in range(12 if backend == "aot_eager" else 4)]
-    x = torch.randn(2, 70, 128)
+    blocks = [Block(wgrad, bias=index % 2 == 0, device=device) for index in range(10)]
+    x = torch.randn(2, 70, 128, device=device)
     expected = results_of(blocks, lambda block, y: block(y), x)
     torch._dynamo.utils.counters.clear()
     for block in blocks:
@@ -460,7 +461,7 @@ def test_compiled_blocks_give_the_same_and_are_compiled_once(wgrad, backend):
     for _ in range(2):
         got = results_of(blocks, lambda block, y: block(y), x)
         for each, other in zip(got, expected, strict=True):
-            assert relative_error(each, other) < 1e-5
+            assert relative_error(each, other) < (1e-5 if device == HOST else 0.02)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # with biases, and without
 
 
@@ -480,13 +481,14 @@ def test_a_compiled_checkpoint_of_any_length(wgrad):
 @pytest.mark.parametrize("wgrad", ["bf16", "fp8"])
 def test_compiled_layers_with_one_input_share_its_quantization(wgrad):
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     counts = []
 
     def count(graph, _):
         counts.append(sum(node.target is torch.ops.paramshard.quantize_1x128.default for node in graph.graph.nodes))
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     torch.compiler.reset()
     block = Block(wgrad, False)
