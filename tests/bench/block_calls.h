@@ -6,28 +6,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "client/client.h"
+#include "tests/bench/block_spec.h"
 #include "tests/bench/nccl_rank.h"
 
 namespace paramshard {
-
-struct BlockWeight {
-  const char* name;
-  int64_t rows;
-  int64_t columns;
-};
-// Of a Llama-3-8B block.
-inline constexpr BlockWeight kBlockWeights[] = {{"q", 4096, 4096},    {"k", 1024, 4096},     {"v", 1024, 4096},
-                                                {"o", 4096, 4096},    {"gate", 14336, 4096}, {"up", 14336, 4096},
-                                                {"down", 4096, 14336}};
-
-int64_t BlockElements();
-
-// Such blocks in FP8 with fp32 moments and bf16 gradients, a unit each.
-ModelSpec BlockSpec(const std::string& name, int blocks);
 
 // The use of one block in a step.
 struct BlockUse {
