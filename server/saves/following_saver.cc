@@ -4,12 +4,19 @@
 #include <utility>
 #include <variant>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/saves/save_root.h"
 
 namespace paramshard::server {
+namespace {
+
+// Node 0 orders no more than a few between two decisions.
+constexpr size_t kRememberedOrders = 64;
+
+}  // namespace
 
 // --- From start to end ---
 
@@ -96,8 +103,7 @@ void FollowingSaver::OnNews(const SaveNews& news) {
 }
 
 void FollowingSaver::TakeOrder(const SaveOrder& order) {
-  if (last_order_ == order.id) return;
-  last_order_ = order.id;
+  if (!IsNewOrder(order.id)) return;
   if (stopped_) return Report(order.id, absl::CancelledError("the model is closed"));
   if (under_way_.has_value()) {
     return Report(order.id, absl::UnavailableError(absl::StrCat("the save of step ", under_way_->order.step,
@@ -109,6 +115,14 @@ void FollowingSaver::TakeOrder(const SaveOrder& order) {
   given_up_ = false;
   images_->Restart();
   Hold(model_.idle());
+}
+
+// What a decision brings may come behind orders that the stream has brought since.
+bool FollowingSaver::IsNewOrder(absl::uint128 id) {
+  if (absl::c_linear_search(taken_orders_, id)) return false;
+  taken_orders_.push_back(id);
+  if (taken_orders_.size() > kRememberedOrders) taken_orders_.pop_front();
+  return true;
 }
 
 void FollowingSaver::TakePermission(absl::uint128 id) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,6 +88,7 @@ class FollowingSaver final : public ModelSaver {
   absl::Status Open();
 
   void TakeOrder(const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsNewOrder(absl::uint128 id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakePermission(absl::uint128 id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEnd(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeLoss(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -136,7 +138,7 @@ class FollowingSaver final : public ModelSaver {
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<absl::uint128> last_order_ ABSL_GUARDED_BY(mu_);  // its id: orders come by two ways
+  std::deque<absl::uint128> taken_orders_ ABSL_GUARDED_BY(mu_);  // ids of the newest ones: each comes by two ways
   std::optional<UnderWay> under_way_ ABSL_GUARDED_BY(mu_);
   // Its part is told. The next order may come by a decision before this one's end does on the stream.
   std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);

@@ -501,6 +501,7 @@ TEST_F(WishesTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
 class CreationsTest : public WorldRestoresTestBase, public testing::Test {
  protected:
   void SetUp() override {
+    world_.DrawOthers();
     SavedBy(world_);
     world_.Step(1);
     world_.Save();

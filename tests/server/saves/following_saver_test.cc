@@ -143,6 +143,23 @@ TEST_F(FollowingSaverTest, AnOrderThatComesTwiceIsOne) {
   EXPECT_THAT(saver_->records(), SizeIs(1));
 }
 
+// A decision carries the order of the save before it, and may come when that one is over and the next is under way.
+TEST_F(FollowingSaverTest, AnOrderThatComesAgainBehindTheNextOneIsNotTaken) {
+  Say(OrderOf(0, 5));
+  Say(SaveEnd{.id = 5});
+  Await(1);
+  const SaveOrder next = OrderOf(0, 6);
+  Say(next);
+  Say(OrderOf(0, 5));
+  Say(next);
+  Permit(next);
+  EXPECT_OK(AwaitParts(1)[0].status);
+  Say(SaveEnd{.id = 6, .state = SaveState::kPublished, .path = "p"});
+  EXPECT_EQ(Await(2).path, "p");
+  Say(OrderOf(0, 5));
+  EXPECT_THAT(saver_->records(), SizeIs(2));
+}
+
 TEST_F(FollowingSaverTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
   Say(OrderOf(0));
   Say(OrderOf(0, 6));
