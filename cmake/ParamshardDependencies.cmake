@@ -1,6 +1,7 @@
 # Everything comes from the system; nothing is downloaded.
 find_package(Threads REQUIRED)
 find_package(Protobuf REQUIRED)
+find_package(OpenSSL REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
 find_package(Gloo CONFIG REQUIRED)

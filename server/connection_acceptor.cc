@@ -1,6 +1,5 @@
 #include "server/connection_acceptor.h"
 
-#include <grpcpp/security/server_credentials.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -137,9 +136,10 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   thread_.join();
 }
 
-void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& builder) {
+void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& builder,
+                                   const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   servers_[user] = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
 }
 
 absl::Status ConnectionAcceptor::Start() {

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_CONNECTION_ACCEPTOR_H_
 #define PARAMSHARD_SERVER_CONNECTION_ACCEPTOR_H_
 
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <sys/types.h>
 
@@ -58,7 +59,8 @@ class ConnectionAcceptor {
   ~ConnectionAcceptor();
 
   // `builder` builds the server of the user's connections next; that of nobody takes those whose user is not known.
-  void AddServer(UserPlaces::User user, grpc::ServerBuilder& builder);
+  void AddServer(UserPlaces::User user, grpc::ServerBuilder& builder,
+                 const std::shared_ptr<grpc::ServerCredentials>& credentials);
   // Once the servers are built. RESOURCE_EXHAUSTED.
   absl::Status Start();
 

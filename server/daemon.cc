@@ -52,6 +52,9 @@
 #include "server/socket_dir.h"
 #include "server/store/model_store.h"
 #include "server/store/state_recovery.h"
+#include "server/transport/data_address.h"
+#include "server/transport/keepalive.h"
+#include "server/transport/transport.h"
 
 namespace paramshard::server {
 namespace {
@@ -85,7 +88,18 @@ absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& 
 }
 
 EngineSettings EnginesOf(const DaemonConfig& config) {
-  return {.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
+  EngineSettings settings{.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
+  if (!config.data_address.empty()) settings.data_address = config.data_address;
+  return settings;
+}
+
+absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
+  Transport::Options options{.files = {.cert = config.tls_cert, .key = config.tls_key, .ca = config.tls_ca},
+                             .node = config.node};
+  for (const std::string& role : config.tls_roles) {
+    ASSIGN_OR_RETURN(options.roles.emplace_back(), tls::ParseRolePattern(role));
+  }
+  return Transport::Create(options, absl::Now());
 }
 
 absl::Status CheckSaveDir(const DaemonConfig& config) {
@@ -152,9 +166,10 @@ void LimitResources(grpc::ServerBuilder& builder, int threads) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
 }
 
-// What one user makes gRPC hold takes nothing from another.
+// What one user makes gRPC hold takes nothing from another. Those whom the kernel does not name show `credentials`.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
                                             const std::set<UserPlaces::User>& users,
+                                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
                                             const std::vector<grpc::Service*>& services, int max_threads) {
   RunningServers started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(
@@ -164,7 +179,8 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, max_threads);
-    started.acceptor->AddServer(user, builder);
+    SetKeepalive(builder);
+    started.acceptor->AddServer(user, builder, user.has_value() ? grpc::InsecureServerCredentials() : credentials);
     for (grpc::Service* service : services) builder.RegisterService(service);
     started.servers.push_back(builder.BuildAndStart());
     if (started.servers.back() == nullptr) {
@@ -191,6 +207,7 @@ class Daemon::Impl {
   std::string tcp_address() const { return tcp_address_; }
 
  private:
+  void WarnOfWhatIsOpen() const;
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
@@ -211,6 +228,7 @@ class Daemon::Impl {
 
   const DaemonConfig config_;
   const Afterlife afterlife_;
+  Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
@@ -244,6 +262,12 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   on_stop_.emplace(stop, [this] { RequestStop(); });
   RETURN_IF_ERROR(Check(config_));
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
+  ASSIGN_OR_RETURN(transport_, TransportOf(config_));
+  if (!config_.data_address.empty()) {
+    ASSIGN_OR_RETURN(const std::string interface, InterfaceOf(config_.data_address));
+    UseInterfaceForNccl(interface);
+  }
+  WarnOfWhatIsOpen();
   ASSIGN_OR_RETURN(devices_, open(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir,
                    SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(), afterlife_.socket_dir_lock));
@@ -269,6 +293,14 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   return absl::OkStatus();
 }
 
+void Daemon::Impl::WarnOfWhatIsOpen() const {
+  for (const auto& [flag, address] :
+       {std::pair("--listen", config_.listen.value_or("")), std::pair("--cluster-address", config_.cluster_address)}) {
+    if (transport_.encrypts() || address.empty() || IsLoopbackAddress(address)) continue;
+    Log(LogLevel::kWarning, "an address is open to whoever reaches it", {{"flag", flag}, {"address", address}});
+  }
+}
+
 absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   if (config_.nodes > 1) {
     Log(LogLevel::kInfo, "joining the world",
@@ -286,6 +318,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
                                                       .devices = devices,
                                                       .coordinator_address = config_.cluster_address,
                                                       .save_dir = config_.save_dir,
+                                                      .credentials = transport_.ToNodeZero(),
                                                       .join_timeout = config_.join_timeout,
                                                       .doubt_timeout = config_.doubt_timeout,
                                                       .stop = stop}));
@@ -298,6 +331,9 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 // What the node 0 before this one has decided is known before anybody can ask.
 absl::Status Daemon::Impl::StartCoordinator(int devices) {
   CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir};
+  options.check_speaker = [this](const grpc::AuthContext& caller, int node) {
+    return transport_.CheckSpeaksFor(caller, node);
+  };
   if (kept() != nullptr) {
     ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
   }
@@ -309,8 +345,8 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
-  ASSIGN_OR_RETURN(cluster_server_,
-                   StartServers(std::move(sockets), {std::nullopt}, {coordinator_->service.get()}, kMaxClusterThreads));
+  ASSIGN_OR_RETURN(cluster_server_, StartServers(std::move(sockets), {std::nullopt}, transport_.ForNodes(),
+                                                 {coordinator_->service.get()}, kMaxClusterThreads));
   return absl::OkStatus();
 }
 
@@ -364,8 +400,8 @@ absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, AllowedUsers(config_.allow_users));
   std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
   if (config_.listen.has_value()) users.insert(std::nullopt);
-  ASSIGN_OR_RETURN(servers_, StartServers(std::move(sockets), users, {trainer_service_.get(), admin_service_.get()},
-                                          kMaxGrpcThreads));
+  ASSIGN_OR_RETURN(servers_, StartServers(std::move(sockets), users, transport_.ForTools(),
+                                          {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     servers_.SetHealth(service, true);
@@ -451,6 +487,8 @@ void Daemon::Impl::Stop() {
 absl::Status Daemon::Check(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
   RETURN_IF_ERROR(CheckSaveDir(config));
+  RETURN_IF_ERROR(TransportOf(config).status());
+  if (!config.data_address.empty()) RETURN_IF_ERROR(InterfaceOf(config.data_address).status());
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 

@@ -11,24 +11,27 @@
 namespace paramshard::ctl {
 
 absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
+  if (options.remote.has_value()) {
+    ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenRemoteChannel(*options.remote, options.timeout));
+    return AdminClient(options, std::nullopt, channel);
+  }
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
   ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.timeout));
-  ASSIGN_OR_RETURN(auto channel, paramshard::internal::OpenChannel(paths, options.timeout));
-  return AdminClient(options, std::move(companion), v1::AdminService::NewStub(channel),
-                     v1::TrainerService::NewStub(channel));
+  ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenChannel(paths, options.timeout));
+  return AdminClient(options, std::move(companion), channel);
 }
 
-AdminClient::AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub,
-                         std::unique_ptr<TrainerStub> trainer_stub)
+AdminClient::AdminClient(Options options, std::optional<paramshard::internal::Companion> companion,
+                         const std::shared_ptr<grpc::Channel>& channel)
     : options_(std::move(options)),
       companion_(std::move(companion)),
-      stub_(std::move(stub)),
-      trainer_stub_(std::move(trainer_stub)) {}
+      stub_(v1::AdminService::NewStub(channel)),
+      trainer_stub_(v1::TrainerService::NewStub(channel)) {}
 
 std::unique_ptr<grpc::ClientContext> AdminClient::NewContext(RpcLength length) const {
   const absl::Duration timeout = length == RpcLength::kShort ? options_.timeout : options_.stream_timeout;
   auto context = std::make_unique<grpc::ClientContext>();
-  context->AddMetadata(wire::kTokenMetadata, companion_.token());
+  if (companion_.has_value()) context->AddMetadata(wire::kTokenMetadata, companion_->token());
   context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   return context;
 }

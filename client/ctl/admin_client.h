@@ -1,15 +1,17 @@
-// paramshardctl's connection to the daemon of its node.
+// paramshardctl's connection to a daemon: that of its machine, or another one.
 #ifndef PARAMSHARD_CLIENT_CTL_ADMIN_CLIENT_H_
 #define PARAMSHARD_CLIENT_CTL_ADMIN_CLIENT_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/internal/companion.h"
+#include "client/internal/remote_channel.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 
@@ -18,7 +20,7 @@ namespace paramshard::ctl {
 // How long an RPC may take. Those that read or write a whole model are long.
 enum class RpcLength { kShort, kLong };
 
-// Holds the token by holding the companion connection. One call at a time. Movable. Errors of every call: the daemon's,
+// Holds the token by holding the companion connection; elsewhere a certificate stands for it. One call at a time. Movable. Errors of every call: the daemon's,
 // as admin.proto states them; UNAVAILABLE and DEADLINE_EXCEEDED when it does not answer.
 //
 //   ASSIGN_OR_RETURN(AdminClient client, AdminClient::Connect({}));
@@ -33,6 +35,8 @@ class AdminClient {
   struct Options {
     // Empty: the default of client.h.
     std::string socket_dir;
+    // One on another machine, in place of this machine's.
+    std::optional<paramshard::internal::RemoteDaemon> remote = {};
     // Bounds connecting, and each short call.
     absl::Duration timeout = absl::Seconds(30);
     // Bounds each long call.
@@ -40,7 +44,7 @@ class AdminClient {
   };
 
   // UNAVAILABLE or DEADLINE_EXCEEDED when no daemon answers (says where it looked); PERMISSION_DENIED when it refuses
-  // this user.
+  // this user. Of a remote one: those of OpenRemoteChannel.
   static absl::StatusOr<AdminClient> Connect(const Options& options);
 
   // Of one of the two services.
@@ -69,8 +73,8 @@ class AdminClient {
   }
 
  private:
-  AdminClient(Options options, paramshard::internal::Companion companion, std::unique_ptr<Stub> stub,
-              std::unique_ptr<TrainerStub> trainer_stub);
+  AdminClient(Options options, std::optional<paramshard::internal::Companion> companion,
+              const std::shared_ptr<grpc::Channel>& channel);
 
   template <typename Service>
   Service& StubOf() const {
@@ -85,7 +89,7 @@ class AdminClient {
   static absl::Status Converted(const grpc::Status& status);
 
   Options options_;
-  paramshard::internal::Companion companion_;
+  std::optional<paramshard::internal::Companion> companion_;  // none of a remote daemon
   std::unique_ptr<Stub> stub_;
   std::unique_ptr<TrainerStub> trainer_stub_;
 };

@@ -5,6 +5,9 @@ namespace paramshard::ctl {
 absl::StatusOr<AdminClient> Context::Connect() const {
   AdminClient::Options options;
   options.socket_dir = options_.socket_dir;
+  if (!options_.addresses.empty()) {
+    options.remote = {.address = options_.addresses[0], .files = options_.tls_files, .roles = options_.tls_roles};
+  }
   options.timeout = options_.timeout.value_or(options.timeout);
   options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
   return AdminClient::Connect(options);

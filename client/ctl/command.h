@@ -17,6 +17,8 @@
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/json.h"
 #include "kernels/base/status_macros.h"
+#include "proto/tls/files.h"
+#include "proto/tls/identity.h"
 
 namespace CLI {
 class App;
@@ -29,6 +31,10 @@ enum class Output { kTable, kJson };
 // The options that every command takes.
 struct GlobalOptions {
   std::string socket_dir;  // empty: the default of client.h
+  // HOST:PORT of daemons on other machines; none: that of this machine.
+  std::vector<std::string> addresses;
+  tls::Files tls_files;
+  std::vector<tls::RolePattern> tls_roles;
   Output output = Output::kTable;
   std::optional<absl::Duration> timeout;  // unset: the defaults of AdminClient
 };

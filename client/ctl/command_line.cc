@@ -23,6 +23,15 @@ absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("a positive duration such as 500ms, 10s or 2m expected, got ", text));
 }
 
+// CLI11 speaks of errors with exceptions.
+void AddRoles(const std::vector<std::string>& texts, std::vector<tls::RolePattern>& roles) {
+  for (const std::string& text : texts) {
+    const absl::StatusOr<tls::RolePattern> role = tls::ParseRolePattern(text);
+    if (!role.ok()) throw CLI::ValidationError("--tls-role", std::string(role.status().message()));
+    roles.push_back(*role);
+  }
+}
+
 // The command line as it is being read. CLI11 speaks of errors with exceptions; they end in ParseCommandLine.
 class Reader {
  public:
@@ -41,7 +50,7 @@ class Reader {
   CLI::App& Group(const std::string& name);
 
   CommandLine& command_line_;
-  CLI::App app_{"Inspects the paramshard daemon of this machine; converts checkpoints and imports them.",
+  CLI::App app_{"Inspects paramshard daemons, of this machine or others; converts checkpoints and imports them.",
                 "paramshardctl"};
   std::map<std::string, CLI::App*> groups_;
   std::vector<std::unique_ptr<Command>> commands_;
@@ -79,6 +88,20 @@ void Reader::AddGlobalOptions() {
   app_.add_option("--socket-dir", options.socket_dir,
                   "where the daemon's sockets are (default: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, "
                   "else /tmp/paramshard-<uid>)");
+  app_.add_option("--address", options.addresses,
+                  "HOST:PORT,...: ask these daemons (--listen) instead of this machine's")
+      ->delimiter(',')
+      ->envname("PARAMSHARD_ADDRESS");
+  app_.add_option("--tls-cert", options.tls_files.cert, "for --address: a certificate in PEM")
+      ->envname("PARAMSHARD_TLS_CERT");
+  app_.add_option("--tls-key", options.tls_files.key, "its key")->envname("PARAMSHARD_TLS_KEY");
+  app_.add_option("--tls-ca", options.tls_files.ca, "the authorities whose certificates are taken")
+      ->envname("PARAMSHARD_TLS_CA");
+  app_.add_option_function<std::vector<std::string>>(
+          "--tls-role", [&options](const std::vector<std::string>& texts) { AddRoles(texts, options.tls_roles); },
+          "ROLE=PATTERN,...: as the daemons have it")
+      ->delimiter(',')
+      ->envname("PARAMSHARD_TLS_ROLE");
   AddParsedOption(app_, "-o,--output", "FORMAT", ParseOutput, options.output, "table or json (default: table)");
   AddParsedOption(app_, "--timeout", "DURATION", ParseTimeout, options.timeout,
                   "how long to wait for an answer (default: 30s; import, restore, stats and verify 10m)");

@@ -5,6 +5,7 @@
 #include "absl/numeric/int128.h"
 #include "proto/durations.h"
 #include "proto/status.h"
+#include "server/version.h"
 
 namespace paramshard::server {
 namespace {
@@ -205,6 +206,7 @@ v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save
   hello.set_node(node);
   hello.set_device_count(device_count);
   hello.set_save_dir(save_dir);
+  hello.set_build(kVersion);
   return request;
 }
 

@@ -13,6 +13,7 @@
 #include "proto/status.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
+#include "server/version.h"
 
 namespace paramshard::server {
 namespace {
@@ -30,6 +31,11 @@ absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
 std::string FolderText(absl::string_view save_dir) {
   constexpr size_t kMostBytes = 4096;
   return save_dir.empty() ? "none" : absl::StrCat("\"", absl::CEscape(save_dir.substr(0, kMostBytes)), "\"");
+}
+
+std::string BuildText(absl::string_view build) {
+  constexpr size_t kMostBytes = 64;
+  return build.empty() ? "an older one" : absl::CEscape(build.substr(0, kMostBytes));
 }
 
 // Puts what the coordinator tells one node onto its stream.
@@ -72,7 +78,7 @@ class NodeStream final : public NodeSink {
 
 }  // namespace
 
-absl::Status ClusterServiceImpl::CheckHello(const v1::JoinRequest& request) const {
+absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const {
   if (!request.has_hello()) return absl::InvalidArgumentError("join: hello expected as the first request");
   const v1::Hello& hello = request.hello();
   if (hello.protocol_version() != kClusterProtocolVersion) {
@@ -80,6 +86,12 @@ absl::Status ClusterServiceImpl::CheckHello(const v1::JoinRequest& request) cons
                                                       kClusterProtocolVersion, " expected, got ",
                                                       hello.protocol_version(), "; run one version on all nodes"));
   }
+  if (hello.build() != kVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": paramshardd ", kVersion,
+                                                      " as at node 0 expected, got ", BuildText(hello.build()),
+                                                      "; run one version on all nodes"));
+  }
+  RETURN_IF_ERROR(check_speaker_(*context.auth_context(), hello.node()));
   if (hello.save_dir() != coordinator_->save_dir()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()),
@@ -95,7 +107,7 @@ grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* 
 absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, JoinStream* stream) {
   v1::JoinRequest request;
   if (!stream->Read(&request)) return absl::CancelledError("join: the stream ended before hello");
-  RETURN_IF_ERROR(CheckHello(request));
+  RETURN_IF_ERROR(CheckHello(*context, request));
   const int node = request.hello().node();
   ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
   NodeStream sink(context, std::move(writer));
@@ -153,15 +165,17 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
   }
 }
 
-absl::Status ClusterServiceImpl::CheckNode(absl::string_view operation, absl::string_view model, int node) const {
+absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContext& context, absl::string_view operation,
+                                           absl::string_view model, int node) const {
+  RETURN_IF_ERROR(check_speaker_(*context.auth_context(), node));
   if (node >= 1 && node < coordinator_->nodes()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1, " expected, got ", node));
 }
 
-grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext*, const v1::VoteRequest* request,
+grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext* context, const v1::VoteRequest* request,
                                       v1::VoteResponse* response) {
-  if (absl::Status valid = CheckNode("vote", request->model(), request->node()); !valid.ok()) {
+  if (absl::Status valid = CheckNode(*context, "vote", request->model(), request->node()); !valid.ok()) {
     return ToGrpcStatus(valid);
   }
   const absl::StatusOr<CommitDecision> decision =
@@ -172,9 +186,9 @@ grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext*, const v1::VoteReques
   return ToGrpcStatus(decision.status());
 }
 
-grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext*, const v1::QueryCommitRequest* request,
+grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext* context, const v1::QueryCommitRequest* request,
                                              v1::QueryCommitResponse* response) {
-  if (absl::Status valid = CheckNode("query", request->model(), request->node()); !valid.ok()) {
+  if (absl::Status valid = CheckNode(*context, "query", request->model(), request->node()); !valid.ok()) {
     return ToGrpcStatus(valid);
   }
   const absl::StatusOr<CommitDecision> decision = coordinator_->QueryCommit(request->node(), QueryOf(*request));

@@ -2,6 +2,9 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
 
+#include <functional>
+#include <utility>
+
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "server/cluster/coordinator.h"
 
@@ -10,8 +13,12 @@ namespace paramshard::server {
 // Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them all.
 class ClusterServiceImpl final : public v1::ClusterService::Service {
  public:
+  // Whether the caller may speak for a node.
+  using SpeakerCheck = std::function<absl::Status(const grpc::AuthContext& caller, int node)>;
+
   // `coordinator` outlives the service.
-  explicit ClusterServiceImpl(Coordinator* coordinator) : coordinator_(coordinator) {}
+  explicit ClusterServiceImpl(Coordinator* coordinator, SpeakerCheck check_speaker = MayBeAnybody)
+      : coordinator_(coordinator), check_speaker_(std::move(check_speaker)) {}
 
   grpc::Status Join(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override;
@@ -24,14 +31,17 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
                         v1::GetValueResponse* response) override;
 
  private:
-  absl::Status CheckHello(const v1::JoinRequest& request) const;
+  static absl::Status MayBeAnybody(const grpc::AuthContext&, int) { return absl::OkStatus(); }
+  absl::Status CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const;
   // Joins the node and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void Take(int node, const v1::JoinRequest& request);
   // Node 0 speaks in its own process.
-  absl::Status CheckNode(absl::string_view operation, absl::string_view model, int node) const;
+  absl::Status CheckNode(const grpc::ServerContext& context, absl::string_view operation, absl::string_view model,
+                         int node) const;
 
   Coordinator* const coordinator_;
+  const SpeakerCheck check_speaker_;
 };
 
 }  // namespace paramshard::server

@@ -118,7 +118,9 @@ CoordinatorNode::~CoordinatorNode() = default;
 
 absl::StatusOr<CoordinatorNode> MakeCoordinatorCluster(const CoordinatorOptions& options) {
   ASSIGN_OR_RETURN(auto cluster, CoordinatorCluster::Create(options));
-  auto service = std::make_unique<ClusterServiceImpl>(&cluster->coordinator());
+  auto service = options.check_speaker == nullptr
+                     ? std::make_unique<ClusterServiceImpl>(&cluster->coordinator())
+                     : std::make_unique<ClusterServiceImpl>(&cluster->coordinator(), options.check_speaker);
   return CoordinatorNode(std::move(cluster), std::move(service));
 }
 

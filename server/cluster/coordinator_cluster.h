@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
 #define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,8 +11,9 @@
 #include "server/cluster/cluster.h"
 
 namespace grpc {
+class AuthContext;
 class Service;
-}
+}  // namespace grpc
 
 namespace paramshard::server {
 
@@ -24,6 +26,8 @@ struct CoordinatorOptions {
   std::string save_dir = {};  // of this node: who joins has the same
   // What a node 0 before this one has left behind.
   std::vector<ClosedEpoch> closed = {};
+  // Whether a caller may speak for a node; null: anybody may.
+  std::function<absl::Status(const grpc::AuthContext& caller, int node)> check_speaker = nullptr;
 };
 
 // Node 0 of a world. Register `service` with the server on which the other nodes reach this one, before that starts. To

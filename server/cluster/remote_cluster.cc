@@ -25,6 +25,7 @@
 #include "server/cluster/epoch_dispatcher.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/stream_writer.h"
+#include "server/transport/keepalive.h"
 
 namespace paramshard::server {
 namespace {
@@ -43,7 +44,7 @@ constexpr absl::Duration kValueWait = absl::Seconds(30);
 // How much longer a call may take than the wait that it asks for.
 constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const RemoteOptions& options) {
   grpc::ChannelArguments arguments;
   const int longest = static_cast<int>(absl::ToInt64Milliseconds(kLongestPause));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(absl::ToInt64Milliseconds(kFirstPause)));
@@ -52,7 +53,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  SetKeepalive(arguments);
+  return grpc::CreateCustomChannel(
+      options.coordinator_address,
+      options.credentials == nullptr ? grpc::InsecureChannelCredentials() : options.credentials, arguments);
 }
 
 // Node 0 will not change its mind.
@@ -216,9 +220,7 @@ RemoteCluster::Call::~Call() {
 }
 
 RemoteCluster::RemoteCluster(const RemoteOptions& options)
-    : options_(options),
-      channel_(MakeChannel(options.coordinator_address)),
-      stub_(v1::ClusterService::NewStub(channel_)) {}
+    : options_(options), channel_(MakeChannel(options)), stub_(v1::ClusterService::NewStub(channel_)) {}
 
 RemoteCluster::~RemoteCluster() { Stop(); }
 
@@ -254,13 +256,16 @@ bool RemoteCluster::Pause(absl::Duration pause) {
 
 void RemoteCluster::Run() {
   absl::Duration pause = kFirstPause;
+  // Until then node 0 may take the daemon that had this one's number before for one that lives.
+  const SteadyTime ghosts_end = SteadyDeadline(options_.ghost_timeout);
   do {
     const absl::Status why = RunStream();
     absl::MutexLock lock(&mu_);
     last_error_ = why;
     EndRunning(why);
     // Before the first welcome this daemon is not part of the world. Later, an older stream of it may still be known.
-    if (device_counts_.empty() && IsRefusal(why)) refused_ = why;
+    const bool may_be_ghost = absl::IsAlreadyExists(why) && SteadyNow() < ghosts_end;
+    if (device_counts_.empty() && IsRefusal(why) && !may_be_ghost) refused_ = why;
     changed_.SignalAll();
     if (!refused_.ok()) return;
     pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);

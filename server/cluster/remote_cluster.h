@@ -10,6 +10,10 @@
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
 
+namespace grpc {
+class ChannelCredentials;
+}
+
 namespace paramshard::server {
 
 struct RemoteOptions {
@@ -17,9 +21,13 @@ struct RemoteOptions {
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
   std::string save_dir = {};        // that node 0 has too
+  // With which it is reached; null: in the clear.
+  std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
   absl::Duration join_timeout = absl::Minutes(5);
   // How long a vote waits for the word of a node 0 that does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
+  // How long another daemon may have this one's number at node 0, which may not know yet that the one before is gone.
+  absl::Duration ghost_timeout = absl::Seconds(20);
   std::stop_token stop = {};  // gives up joining
 };
 
@@ -27,8 +35,8 @@ struct RemoteOptions {
 // connection to node 0 is lost it is tried again, with growing pauses, until Stop; every epoch that ran ends with
 // UNAVAILABLE naming node 0.
 //
-// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a live daemon has
-// the node number; INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no
+// Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a daemon that
+// stays has the node number; INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no
 // thread.
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options);
 

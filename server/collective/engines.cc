@@ -71,7 +71,7 @@ absl::StatusOr<Meshes> ConnectOverNccl(const EngineSpec& spec, const std::vector
                                        const MeshConnection& connection) {
   std::vector<int> devices;
   for (const RankPlan& plan : plans) devices.push_back(spec.memory[plan.local_rank].device->id().index);
-  return ConnectNcclMeshes({connection, std::move(devices), spec.nccl_library});
+  return ConnectNcclMeshes({connection, std::move(devices), spec.settings.nccl_library});
 }
 
 absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
@@ -82,7 +82,8 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
 // The meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  MeshConnection connection{spec.topology->node(), {}, spec.rendezvous, spec.timeout, spec.listen_address, spec.abort};
+  MeshConnection connection{spec.topology->node(),      {},        spec.rendezvous, spec.timeout,
+                            spec.settings.data_address, spec.abort};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;

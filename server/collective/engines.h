@@ -23,19 +23,19 @@ namespace paramshard::server {
 struct EngineSettings {
   // Inside a daemon too bytes move as they do between daemons, by Gloo or NCCL.
   bool mesh_inside = false;
-  std::string nccl_library = {};  // path; empty: where the dynamic linker finds it. For meshes of GPUs
+  std::string nccl_library = {};           // path; empty: where the dynamic linker finds it. For meshes of GPUs
+  std::string data_address = "127.0.0.1";  // IP of this host, for connections between daemons
 };
 
 struct EngineSpec {
   const ModelSpec* model = nullptr;  // outlives the engines
   const Layout* layout = nullptr;    // outlives the engines
   const Topology* topology = nullptr;
-  std::vector<RankMemory> memory;            // of this daemon's ranks, in device order
-  Rendezvous* rendezvous = nullptr;          // may be null in a world of one daemon without meshes inside
-  absl::Duration timeout;                    // to connect, and for one rank to wait for another inside a call
-  std::string listen_address = "127.0.0.1";  // of this host, for connections between daemons
-  std::string nccl_library = {};             // see EngineSettings
-  ConnectAbort* abort = nullptr;             // ends the connecting from outside, within a second; may be null
+  std::vector<RankMemory> memory;    // of this daemon's ranks, in device order
+  Rendezvous* rendezvous = nullptr;  // may be null in a world of one daemon without meshes inside
+  absl::Duration timeout;            // to connect, and for one rank to wait for another inside a call
+  EngineSettings settings;
+  ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null
   // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
   // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
+#include "proto/tls/identity.h"
 #include "server/config/values.h"
 #include "server/device/device.h"
 
@@ -125,10 +126,12 @@ absl::Status ParseChoice(absl::string_view text, absl::Span<const absl::string_v
   return absl::OkStatus();
 }
 
-absl::Status ParseSaveOnDrain(absl::string_view text, DaemonConfig& config) {
-  std::string choice;
-  RETURN_IF_ERROR(ParseChoice(text, {"on", "off"}, choice));
-  config.save_on_drain = choice == "on";
+absl::Status ParseRoles(absl::string_view text, DaemonConfig& config) {
+  config.tls_roles.clear();
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    RETURN_IF_ERROR(tls::ParseRolePattern(item).status());
+    config.tls_roles.emplace_back(item);
+  }
   return absl::OkStatus();
 }
 
@@ -137,6 +140,25 @@ template <auto member, auto read, auto... arguments>
 absl::Status ParseInto(absl::string_view text, DaemonConfig& config) {
   ASSIGN_OR_RETURN(config.*member, read(text, arguments...));
   return absl::OkStatus();
+}
+
+template <auto member>
+absl::Status ParseText(absl::string_view text, DaemonConfig& config) {
+  config.*member = std::string(text);
+  return absl::OkStatus();
+}
+
+template <auto member>
+absl::Status ParseSwitch(absl::string_view text, DaemonConfig& config) {
+  std::string choice;
+  RETURN_IF_ERROR(ParseChoice(text, {"on", "off"}, choice));
+  config.*member = choice == "on";
+  return absl::OkStatus();
+}
+
+template <auto member>
+std::string PrintSwitch(const DaemonConfig& config) {
+  return config.*member ? "on" : "off";
 }
 
 template <auto member>
@@ -161,15 +183,29 @@ constexpr Setting kSettings[] = {
      PrintList<&DaemonConfig::devices>},
     {"socket-dir", "DIR", "where grpc.sock and handoff.sock are put", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},
-    {"listen", "HOST:PORT", "serve gRPC on this loopback address too; port 0 takes a free one", false,
-     ParseInto<&DaemonConfig::listen, ParseLoopbackAddress, 0>,
+    {"listen", "HOST:PORT", "serve gRPC on this address too; port 0 takes a free one", false,
+     ParseInto<&DaemonConfig::listen, ParseAddress, 0>,
      [](const DaemonConfig& config) { return config.listen.value_or(""); }},
     {"node", "N", "this daemon's number among the daemons of the world; 0 coordinates", false,
      ParseInto<&DaemonConfig::node, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::node>},
     {"nodes", "N", "how many daemons the world has", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
      Print<&DaemonConfig::nodes>},
-    {"cluster-address", "HOST:PORT", "loopback address of node 0's cluster service; needed when nodes > 1", false,
-     ParseInto<&DaemonConfig::cluster_address, ParseLoopbackAddress, 1>, Print<&DaemonConfig::cluster_address>},
+    {"cluster-address", "HOST:PORT", "address of node 0's cluster service; needed when nodes > 1", false,
+     ParseInto<&DaemonConfig::cluster_address, ParseAddress, 1>, Print<&DaemonConfig::cluster_address>},
+    {"tls-cert", "FILE", "this daemon's certificate in PEM; with it, connections over TCP need certificates", false,
+     ParseText<&DaemonConfig::tls_cert>, Print<&DaemonConfig::tls_cert>},
+    {"tls-key", "FILE", "the certificate's key in PEM", false, ParseText<&DaemonConfig::tls_key>,
+     Print<&DaemonConfig::tls_key>},
+    {"tls-ca", "FILE", "in PEM: the authorities whose certificates are taken", false, ParseText<&DaemonConfig::tls_ca>,
+     Print<&DaemonConfig::tls_ca>},
+    {"tls-role", "ROLE=PATTERN,...", "the role of certificates whose URI has the pattern; repeatable", true, ParseRoles,
+     PrintList<&DaemonConfig::tls_roles>},
+    {"insecure", "on|off", "serve addresses off loopback without certificates: whoever reaches them is let in", false,
+     ParseSwitch<&DaemonConfig::insecure>, PrintSwitch<&DaemonConfig::insecure>},
+    {"data-address", "IP", "this machine's address on the network over which daemons exchange bytes", false,
+     ParseInto<&DaemonConfig::data_address, ParseIpAddress>, Print<&DaemonConfig::data_address>},
+    {"trusted-data-network", "on|off", "says that nobody else is on that network: what goes over it is not encrypted",
+     false, ParseSwitch<&DaemonConfig::trusted_data_network>, PrintSwitch<&DaemonConfig::trusted_data_network>},
     {"step-timeout", "DURATION", "how long a rank may keep the others waiting in a step", false,
      ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
     {"join-timeout", "DURATION", "how long to wait until all daemons have joined", false,
@@ -190,7 +226,7 @@ constexpr Setting kSettings[] = {
     {"save-keep-every", "M", "checkpoints whose step is a multiple of M stay too; 0: none", false,
      ParseInto<&DaemonConfig::save_keep_every, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::save_keep_every>},
     {"save-on-drain", "on|off", "save models that have commits which are not saved, after SIGTERM", false,
-     ParseSaveOnDrain, [](const DaemonConfig& config) { return std::string(config.save_on_drain ? "on" : "off"); }},
+     ParseSwitch<&DaemonConfig::save_on_drain>, PrintSwitch<&DaemonConfig::save_on_drain>},
     {"save-timeout", "DURATION", "how long a save may take", false,
      ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
     {"restore", "latest|STEP", "models that are created begin with this checkpoint of theirs in --save-dir", false,
@@ -204,19 +240,9 @@ constexpr Setting kSettings[] = {
      },
      Print<&DaemonConfig::local_engine>},
     {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
-     [](absl::string_view text, DaemonConfig& config) {
-       config.nccl_library = std::string(text);
-       return absl::OkStatus();
-     },
-     Print<&DaemonConfig::nccl_library>},
+     ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
     {"keeper", "on|off", "a process beside starts the server again when it dies, and upgrades it", false,
-     [](absl::string_view text, DaemonConfig& config) {
-       std::string value;
-       RETURN_IF_ERROR(ParseChoice(text, {"on", "off"}, value));
-       config.keeper = value == "on";
-       return absl::OkStatus();
-     },
-     [](const DaemonConfig& config) { return std::string(config.keeper ? "on" : "off"); }},
+     ParseSwitch<&DaemonConfig::keeper>, PrintSwitch<&DaemonConfig::keeper>},
     {"log-format", "text|json", "how lines of the log are written", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"text", "json"}, config.log_format);
@@ -371,7 +397,45 @@ absl::Status Apply(const Setting& setting, const Flags& flags, const Environment
   return absl::InvalidArgumentError(absl::StrCat(given_as, ": ", status.message()));
 }
 
+// Off loopback others could read and forge what is sent.
+absl::Status CheckIsProtected(absl::string_view flag, absl::string_view address, const DaemonConfig& config) {
+  if (address.empty() || IsLoopbackAddress(address) || !config.tls_cert.empty() || config.insecure) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": --tls-cert, --tls-key and --tls-ca expected with an address off loopback, got ", address,
+                   " alone; --insecure=on serves it to whoever reaches it"));
+}
+
+absl::Status CheckTransport(const DaemonConfig& config) {
+  const bool some = !config.tls_cert.empty() || !config.tls_key.empty() || !config.tls_ca.empty();
+  const bool all = !config.tls_cert.empty() && !config.tls_key.empty() && !config.tls_ca.empty();
+  if (some != all) {
+    return absl::InvalidArgumentError("--tls-cert: all of --tls-cert, --tls-key and --tls-ca expected, or none");
+  }
+  if (!config.tls_roles.empty() && !all) {
+    return absl::InvalidArgumentError("--tls-role: --tls-cert, --tls-key and --tls-ca expected with it, got none");
+  }
+  RETURN_IF_ERROR(CheckIsProtected("--listen", config.listen.value_or(""), config));
+  if (config.nodes == 1 || config.cluster_address.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckIsProtected("--cluster-address", config.cluster_address, config));
+  if (config.data_address.empty() && !IsLoopbackAddress(config.cluster_address)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data-address: this machine's address on the network of the daemons expected with "
+                     "--cluster-address ",
+                     config.cluster_address, ", got none"));
+  }
+  if (!config.data_address.empty() && !IsLoopbackHost(config.data_address) && !config.trusted_data_network) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--trusted-data-network: on expected with --data-address ", config.data_address,
+                     ": weights and gradients between daemons are neither encrypted nor authenticated, so that nobody "
+                     "else may be on that network"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTogether(const DaemonConfig& config) {
+  RETURN_IF_ERROR(CheckTransport(config));
   if (config.node >= config.nodes) {
     return absl::InvalidArgumentError(
         absl::StrCat("--node: a number below --nodes (", config.nodes, ") expected, got ", config.node));

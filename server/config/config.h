@@ -25,13 +25,25 @@ struct DaemonConfig {
   std::vector<std::string> devices = {"cpu:0"};
   // Where grpc.sock and handoff.sock are. Default: $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
   std::string socket_dir;
-  // Loopback host:port where gRPC is served besides the Unix socket; port 0 takes a free one. Unset: nowhere.
+  // Host:port where gRPC is served besides the Unix socket; port 0 takes a free one. Unset: nowhere. Off loopback with
+  // certificates, or `insecure`.
   std::optional<std::string> listen;
   // 0 <= node < nodes. Node 0 coordinates.
   int node = 0;
   int nodes = 1;
-  // Loopback host:port of node 0's ClusterService; set when nodes > 1, else it may be empty.
+  // Host:port of node 0's ClusterService; set when nodes > 1, else it may be empty. Off loopback as `listen`.
   std::string cluster_address;
+  // Paths of PEM files, all or none (tls::Files), and whose URIs have which role (tls::ParseRolePattern).
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_ca;
+  std::vector<std::string> tls_roles;
+  // Whether addresses off loopback are served without them.
+  bool insecure = false;
+  // IP of this machine that engines of other daemons connect to; empty: loopback. Off loopback the network must be
+  // trusted.
+  std::string data_address;
+  bool trusted_data_network = false;
   // How long a rank may keep the others waiting within a step.
   absl::Duration step_timeout = absl::Seconds(60);
   // How long the first daemon waits until the world is complete.

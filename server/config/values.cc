@@ -1,5 +1,6 @@
 #include "server/config/values.h"
 
+#include <arpa/inet.h>
 #include <pwd.h>
 
 #include <cerrno>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -64,16 +66,34 @@ absl::StatusOr<int> ParseInteger(absl::string_view text, int low, int high) {
   return Expected(absl::StrCat("an integer from ", low, upper.empty() ? " up" : upper), text);
 }
 
-absl::StatusOr<std::string> ParseLoopbackAddress(absl::string_view text, int lowest_port) {
+absl::StatusOr<std::string> ParseAddress(absl::string_view text, int lowest_port) {
   const size_t colon = text.rfind(':');
   const absl::string_view host = text.substr(0, colon);
-  if (colon == absl::string_view::npos || host.empty()) return Expected("host:port", text);
-  if (host != "127.0.0.1" && host != "[::1]" && host != "localhost") {
-    return Expected("a loopback address (127.0.0.1, [::1] or localhost) until there is transport security", text);
+  const bool has_brackets = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
+  const bool has_colons = absl::StrContains(host, ':');
+  if (colon == absl::string_view::npos || host.empty() || has_brackets != has_colons) {
+    return Expected("host:port, or [address]:port of IPv6,", text);
   }
   const absl::StatusOr<int> port = ParseInteger(text.substr(colon + 1), lowest_port, 65535);
   if (!port.ok()) return absl::InvalidArgumentError(absl::StrCat("port: ", port.status().message()));
   return std::string(text);
+}
+
+bool IsLoopbackHost(absl::string_view host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
+
+bool IsLoopbackAddress(absl::string_view address) {
+  absl::string_view host = address.substr(0, address.rfind(':'));
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  return IsLoopbackHost(host);
+}
+
+absl::StatusOr<std::string> ParseIpAddress(absl::string_view text) {
+  const std::string address(text);
+  in6_addr parsed;
+  if (inet_pton(AF_INET, address.c_str(), &parsed) == 1 || inet_pton(AF_INET6, address.c_str(), &parsed) == 1) {
+    return address;
+  }
+  return Expected("an IP address such as 10.0.0.3", text);
 }
 
 absl::StatusOr<uid_t> FindUser(absl::string_view user) {

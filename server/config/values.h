@@ -24,9 +24,14 @@ absl::StatusOr<int64_t> ParseByteCount(absl::string_view text);
 // An integer from `low` to `high`.
 absl::StatusOr<int> ParseInteger(absl::string_view text, int low, int high);
 
-// 127.0.0.1:PORT, [::1]:PORT or localhost:PORT with PORT from `lowest_port` to 65535; returned as given. Any other host
-// is refused: what is sent would be readable and forgeable by others.
-absl::StatusOr<std::string> ParseLoopbackAddress(absl::string_view text, int lowest_port);
+// HOST:PORT or [IPV6]:PORT with PORT from `lowest_port` to 65535; returned as given.
+absl::StatusOr<std::string> ParseAddress(absl::string_view text, int lowest_port);
+// Whether what is sent there stays on this machine: 127.0.0.1, ::1 and localhost; of HOST:PORT likewise.
+bool IsLoopbackHost(absl::string_view host);
+bool IsLoopbackAddress(absl::string_view address);
+
+// An address of IPv4 or IPv6 in numbers; returned as given.
+absl::StatusOr<std::string> ParseIpAddress(absl::string_view text);
 
 // The number of a user given by number or name. Also NOT_FOUND: no user of this name.
 absl::StatusOr<uid_t> FindUser(absl::string_view user);

@@ -2,23 +2,36 @@
 
 #include <unistd.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/tls/credentials.h"
 #include "proto/wire/handoff.h"
 
 namespace paramshard::server {
 
 bool HasDaemonsRights(uid_t caller) { return caller == geteuid() || caller == 0; }
 
-absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerContext& context) {
+absl::StatusOr<Callers::Caller> Callers::Identify(const grpc::CallbackServerContext& context) const {
   Caller caller;
+  // The gate of such connections has let it in.
+  if (const std::vector<std::string> uris = tls::PeerUris(*context.auth_context()); !uris.empty()) {
+    constexpr uid_t kNobody = -1;
+    return Caller{.token = uris[0], .peer = {.pid = 0, .uid = kNobody}, .is_remote = true};
+  }
   const auto& metadata = context.client_metadata();
   if (const auto found = metadata.find(wire::kTokenMetadata); found != metadata.end()) {
     caller.token = std::string(found->second.data(), found->second.size());
   }
   ASSIGN_OR_RETURN(caller.peer, handoff_->Authenticate(caller.token));
+  return caller;
+}
+
+absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerContext& context) {
+  ASSIGN_OR_RETURN(Caller caller, Identify(context));
   absl::MutexLock lock(&mu_);
   int& calls = calls_[caller.token];
   if (calls >= kMaxCallsOfCaller) {

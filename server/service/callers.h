@@ -32,6 +32,8 @@ class Callers {
   struct Caller {
     std::string token;
     HandoffServer::Peer peer;
+    // Of one on another machine, who has shown a certificate: the token is its URI then, and the peer nobody.
+    bool is_remote = false;
   };
 
   // A call under way, which counts until this object ends. Move-only.
@@ -53,11 +55,14 @@ class Callers {
   // `handoff` may be set once, before the first call: it calls Gone in turn.
   void SetHandoff(const HandoffServer* handoff) { handoff_ = handoff; }
 
-  // By the call's metadata alone. UNAUTHENTICATED without a valid token; RESOURCE_EXHAUSTED when the caller has
+  // By the call's metadata and its connection's certificate alone; whether a certificate's role has the method is
+  // checked before. UNAUTHENTICATED without a valid token or a certificate; RESOURCE_EXHAUSTED when the caller has
   // kMaxCallsOfCaller calls under way.
   absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context);
   // Whether the caller's companion connection is still there.
-  absl::Status CheckPresent(const Caller& caller) const { return handoff_->Authenticate(caller.token).status(); }
+  absl::Status CheckPresent(const Caller& caller) const {
+    return caller.is_remote ? absl::OkStatus() : handoff_->Authenticate(caller.token).status();
+  }
 
   // Opens a session under the caller's token, which ends with it. FAILED_PRECONDITION when the token has one. `context`
   // is the call's, and valid until Close.
@@ -83,6 +88,7 @@ class Callers {
     grpc::CallbackServerContext* context = nullptr;
   };
 
+  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
   void Release(const Caller& caller);
 
   const HandoffServer* handoff_ = nullptr;

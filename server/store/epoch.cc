@@ -129,7 +129,7 @@ absl::Status Epoch::Connect() {
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
-                                                 .nccl_library = options_.nccl_library,
+                                                 .settings = options_.engines,
                                                  .abort = &connect_abort_,
                                                  .sums_at_commit = options_.sums_at_commit}));
   Log(LogLevel::kDebug, "engines connected",

@@ -62,11 +62,11 @@ class Epoch : private TrainerWords {
     int first_rank = 0;
     absl::Duration step_timeout;
     const Clock* clock = &Clock::Steady();  // outlives the epoch
-    std::string nccl_library = {};          // see EngineSettings
-    bool sums_at_commit = false;            // see EngineSpec
-    uint64_t layout_fingerprint = 0;        // which a trainer compares with its own
-    CopyGate* copy_gate = nullptr;          // outlives the epoch
-    ModelJournal* journal = nullptr;        // likewise; null where nothing outlives the server
+    EngineSettings engines;
+    bool sums_at_commit = false;      // see EngineSpec
+    uint64_t layout_fingerprint = 0;  // which a trainer compares with its own
+    CopyGate* copy_gate = nullptr;    // outlives the epoch
+    ModelJournal* journal = nullptr;  // likewise; null where nothing outlives the server
     // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.
     std::function<void(const CommitAnswer& answer, bool save)> on_answered = [](const CommitAnswer&, bool) {};
     bool may_save = false;  // whether trainers may ask for saves

@@ -442,7 +442,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .first_rank = world().first_rank,
                          .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
                          .clock = options_.clock,
-                         .nccl_library = world().engines.nccl_library,
+                         .engines = world().engines,
                          .sums_at_commit = budget_->sums_at_commit(),
                          .layout_fingerprint = layout_fingerprint_,
                          .copy_gate = &copy_gate_,

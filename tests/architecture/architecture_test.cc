@@ -44,6 +44,10 @@ const std::vector<Rule> kRules = {
     {"proto/checkpoint/",
      {"proto/checkpoint/", "proto/model/", "proto/safetensors/", "proto/wire/", "kernels/", "absl/", "nlohmann/",
       "xxh_x86dispatch.h", "xxhash.h", "paramshard/v1/trainer.pb.h"}},
+    // Who speaks on a connection: gRPC's credentials and OpenSSL's certificates.
+    {"proto/tls/", {"proto/tls/", "kernels/base/", "absl/", "grpc/", "grpcpp/", "openssl/"}},
+    {"server/transport/",
+     {"server/transport/", "server/log/", "proto/tls/", "kernels/base/", "absl/", "grpc/", "grpcpp/"}},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h", "nccl.h"}},
     {"client/", Headers{"client/", "proto/", "kernels/", "absl/"} + kMessages + kServices},
     {"client/cuda", {"client/", "kernels/", "absl/", "cuda_runtime.h"}},

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -28,6 +29,7 @@ namespace {
 
 // In the child, between fork and exec.
 void Enter(const Surroundings& surroundings) {
+  if (surroundings.network >= 0 && setns(surroundings.network, CLONE_NEWNET) != 0) _exit(127);
   if (surroundings.standard_error >= 0) dup2(surroundings.standard_error, STDERR_FILENO);
   for (int ignored : surroundings.ignored_signals) std::signal(ignored, SIG_IGN);
   // Tests of the server alone signal the process that they have started. A flag goes before this.

@@ -19,6 +19,7 @@ namespace paramshard::test {
 // What the process gets from its parent besides flags.
 struct Surroundings {
   int standard_error = -1;                           // a descriptor; -1: the parent's
+  int network = -1;                                  // likewise, of a network namespace
   std::vector<std::pair<int, int64_t>> limits = {};  // RLIMIT_* and its value, soft and hard
   std::vector<int> ignored_signals = {};
   std::vector<std::pair<std::string, std::string>> environment = {};  // besides the parent's

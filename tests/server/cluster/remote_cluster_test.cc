@@ -83,6 +83,7 @@ RemoteOptions Options(const NodeZero& zero, int node = 1, int devices = 1) {
   options.devices = devices;
   options.coordinator_address = zero.address();
   options.join_timeout = kLong;
+  options.ghost_timeout = absl::ZeroDuration();
   return options;
 }
 
@@ -344,6 +345,16 @@ TEST_F(RemoteClusterTest, ASecondDaemonWithTheSameNumberIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1 expected")));
   // The first one is as it was.
   StartEpoch();
+}
+
+// Its machine has lost power, say, and node 0 has not noticed yet.
+TEST_F(RemoteClusterTest, ADaemonTakesThePlaceOfOneThatNodeZeroStillBelievesAlive) {
+  RemoteOptions options = Options(zero_);
+  options.ghost_timeout = kLong;
+  auto joining = std::async(std::launch::async, [&] { return MakeRemoteCluster(options); });
+  one_.reset();
+  ASSERT_OK_AND_ASSIGN(one_, joining.get());
+  EXPECT_THAT(one_->device_counts(), ElementsAre(2, 1));
 }
 
 TEST_F(RemoteClusterTest, VotesInTheNameOfNodeZeroAreRefused) {

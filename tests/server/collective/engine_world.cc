@@ -171,7 +171,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   }
   spec.rendezvous = topology.needs_rendezvous() ? &rendezvous_ : nullptr;
   spec.timeout = timeout_;
-  spec.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
+  spec.settings.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
   spec.abort = abort;
   spec.sums_at_commit = shape_.sums_at_commit;
   return ConnectEngines(spec);

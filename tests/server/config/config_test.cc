@@ -73,6 +73,9 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"nodes", "PARAMSHARD_NODES", "1", "1"},
       {"node", "PARAMSHARD_NODE", "0", "0"},
       {"cluster-address", "PARAMSHARD_CLUSTER_ADDRESS", "localhost:7000", "localhost:7000"},
+      {"insecure", "PARAMSHARD_INSECURE", "on", "on"},
+      {"data-address", "PARAMSHARD_DATA_ADDRESS", "10.0.0.3", "10.0.0.3"},
+      {"trusted-data-network", "PARAMSHARD_TRUSTED_DATA_NETWORK", "on", "on"},
       {"step-timeout", "PARAMSHARD_STEP_TIMEOUT", "500ms", "500ms"},
       {"join-timeout", "PARAMSHARD_JOIN_TIMEOUT", "2m", "2m"},
       {"doubt-timeout", "PARAMSHARD_DOUBT_TIMEOUT", "90s", "1m30s"},
@@ -99,6 +102,40 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
     EXPECT_THAT(ConfigText(by_variable), HasSubstr(absl::StrCat(c.flag, " = ", c.printed, "  # environment\n")));
     EXPECT_THAT(by_variable.unknown_variables, IsEmpty());
   }
+}
+
+const std::vector<std::string> kCertificates = {"--tls-cert=/c.pem", "--tls-key=/k.pem", "--tls-ca=/a.pem"};
+
+std::vector<std::string> With(const std::vector<std::string>& flags, std::vector<std::string> more) {
+  more.insert(more.begin(), flags.begin(), flags.end());
+  return more;
+}
+
+TEST(ParseArgumentsTest, CertificatesComeTogether) {
+  const DaemonConfig config = ParseConfig(With(kCertificates, {"--tls-role=node=spiffe://corp/ps-{N},admin=a*"}));
+  EXPECT_EQ(config.tls_cert, "/c.pem");
+  EXPECT_EQ(config.tls_key, "/k.pem");
+  EXPECT_EQ(config.tls_ca, "/a.pem");
+  EXPECT_THAT(config.tls_roles, ElementsAre("node=spiffe://corp/ps-{N}", "admin=a*"));
+  for (const std::string& one : kCertificates) {
+    EXPECT_THAT(Parse({one}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("all of --tls-cert, --tls-key and --tls-ca expected, or none")));
+  }
+}
+
+TEST(ParseArgumentsTest, AddressesOffLoopbackNeedCertificatesOrSaySo) {
+  EXPECT_OK(Parse(With(kCertificates, {"--listen=0.0.0.0:80"})));
+  EXPECT_OK(Parse({"--listen=0.0.0.0:80", "--insecure=on"}));
+  const std::vector<std::string> world = {"--node=1", "--nodes=2", "--cluster-address=10.0.0.1:80"};
+  EXPECT_THAT(Parse(With(world, kCertificates)).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--data-address: this machine's address")));
+  const std::vector<std::string> secured = With(With(world, kCertificates), {"--data-address=10.0.0.2"});
+  EXPECT_THAT(Parse(secured).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--trusted-data-network: on expected with --data-address 10.0.0.2")));
+  EXPECT_OK(Parse(With(secured, {"--trusted-data-network=on"})));
+  EXPECT_OK(Parse(With(With(world, kCertificates), {"--data-address=127.0.0.1"})));
 }
 
 TEST(ParseArgumentsTest, ARestoreGoesWithAFolderOfCheckpoints) {
@@ -164,8 +201,13 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--device=cpu:1,cpu:0", "--device=cpu:1"}, "--device: distinct devices expected, got cpu:1 twice"},
       {{"--device=cpu:1,cpu:01"}, "distinct devices expected, got cpu:1 twice"},
       {{"--socket-dir=" + std::string(200, 'd')}, "--socket-dir: a path of at most"},
-      {{"--listen=0.0.0.0:80"}, "until there is transport security"},
-      {{"--cluster-address=10.0.0.1:80"}, "until there is transport security"},
+      {{"--listen=0.0.0.0:80"}, "--listen: --tls-cert, --tls-key and --tls-ca expected with an address off loopback"},
+      {{"--nodes=2", "--cluster-address=10.0.0.1:80"},
+       "--cluster-address: --tls-cert, --tls-key and --tls-ca expected"},
+      {{"--tls-role=root=a"}, "--tls-role: node=PATTERN"},
+      {{"--tls-role=admin=a"}, "--tls-role: --tls-cert, --tls-key and --tls-ca expected with it"},
+      {{"--insecure=maybe"}, "--insecure: on, off expected"},
+      {{"--data-address=eth0"}, "--data-address: an IP address such as 10.0.0.3 expected"},
       {{"--cluster-address=localhost:0"}, "--cluster-address: port: an integer from 1"},
       {{"--node=1"}, "--node: a number below --nodes (1) expected, got 1"},
       {{"--node=-1"}, "--node: an integer from 0 up expected"},
@@ -247,6 +289,13 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "node = 0  # flag\n"
             "nodes = 1  # default\n"
             "cluster-address =   # default\n"
+            "tls-cert =   # default\n"
+            "tls-key =   # default\n"
+            "tls-ca =   # default\n"
+            "tls-role =   # default\n"
+            "insecure = off  # default\n"
+            "data-address =   # default\n"
+            "trusted-data-network = off  # default\n"
             "step-timeout = 1m  # default\n"
             "join-timeout = 1m  # default\n"
             "doubt-timeout = 5m  # default\n"

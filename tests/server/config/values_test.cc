@@ -59,26 +59,37 @@ TEST(ParseIntegerTest, RefusesOtherValuesSayingTheRange) {
   EXPECT_THAT(ParseInteger("0", 1, std::numeric_limits<int>::max()), IsInvalid(HasSubstr("an integer from 1 up")));
 }
 
-TEST(ParseLoopbackAddressTest, TakesTheNamesOfLoopback) {
-  for (const char* text : {"127.0.0.1:50051", "[::1]:1", "localhost:65535", "localhost:0"}) {
-    EXPECT_THAT(ParseLoopbackAddress(text, 0), IsOkAndHolds(text));
+TEST(ParseAddressTest, TakesHostsAndPorts) {
+  for (const char* text : {"127.0.0.1:50051", "[::1]:1", "localhost:65535", "localhost:0", "0.0.0.0:1", "[::]:1",
+                           "192.168.1.2:80", "example.org:443"}) {
+    EXPECT_THAT(ParseAddress(text, 0), IsOkAndHolds(text));
   }
 }
 
-TEST(ParseLoopbackAddressTest, RefusesOtherHostsUntilThereIsTransportSecurity) {
-  for (const char* text : {"0.0.0.0:1", "[::]:1", "192.168.1.2:80", "example.org:443", "::1:80", "localhost.evil:1"}) {
-    EXPECT_THAT(ParseLoopbackAddress(text, 0), IsInvalid(HasSubstr("until there is transport security"))) << text;
-  }
-}
-
-TEST(ParseLoopbackAddressTest, RefusesMissingPartsAndPortsOutOfRange) {
-  for (const char* text : {"", "localhost", ":80"}) {
-    EXPECT_THAT(ParseLoopbackAddress(text, 0), IsInvalid(HasSubstr("host:port expected"))) << text;
+TEST(ParseAddressTest, RefusesMissingPartsAndPortsOutOfRange) {
+  for (const char* text : {"", "localhost", ":80", "::1:80", "[127.0.0.1]:80", "[::1:80"}) {
+    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("host:port, or [address]:port of IPv6, expected"))) << text;
   }
   for (const char* text : {"localhost:", "localhost:http", "localhost:65536", "localhost:-1"}) {
-    EXPECT_THAT(ParseLoopbackAddress(text, 0), IsInvalid(HasSubstr("port: an integer from 0 to 65535"))) << text;
+    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("port: an integer from 0 to 65535"))) << text;
   }
-  EXPECT_THAT(ParseLoopbackAddress("localhost:0", 1), IsInvalid(HasSubstr("port: an integer from 1 to 65535")));
+  EXPECT_THAT(ParseAddress("localhost:0", 1), IsInvalid(HasSubstr("port: an integer from 1 to 65535")));
+}
+
+TEST(IsLoopbackAddressTest, TakesTheNamesOfLoopbackAlone) {
+  for (const char* address : {"127.0.0.1:80", "[::1]:80", "localhost:80"}) {
+    EXPECT_TRUE(IsLoopbackAddress(address)) << address;
+  }
+  for (const char* address : {"0.0.0.0:80", "[::]:80", "10.0.0.1:80", "localhost.evil:80", "127.0.0.1.evil:80"}) {
+    EXPECT_FALSE(IsLoopbackAddress(address)) << address;
+  }
+}
+
+TEST(ParseIpAddressTest, TakesNumbersAlone) {
+  for (const char* text : {"10.0.0.3", "fd00::3", "127.0.0.1"}) EXPECT_THAT(ParseIpAddress(text), IsOkAndHolds(text));
+  for (const char* text : {"", "localhost", "10.0.0", "10.0.0.3:80", "[fd00::3]", "eth0"}) {
+    EXPECT_THAT(ParseIpAddress(text), IsInvalid(HasSubstr("an IP address such as 10.0.0.3 expected"))) << text;
+  }
 }
 
 TEST(FindUserTest, TakesNumbersAndNames) {

@@ -40,7 +40,7 @@ class ConnectionAcceptorTest : public testing::Test {
     for (const UserPlaces::User user : users) {
       grpc::ServerBuilder builder;
       builder.RegisterCallbackGenericService(services_.emplace_back(std::make_unique<Service>()).get());
-      acceptor_->AddServer(user, builder);
+      acceptor_->AddServer(user, builder, grpc::InsecureServerCredentials());
       servers_[user] = builder.BuildAndStart();
     }
     return acceptor_->Start();
@@ -169,7 +169,7 @@ TEST_F(ConnectionAcceptorTest, LeavesNothingBehind) {
     ASSERT_OK_AND_ASSIGN(sockets[0], ListenOnPath(path_, 0600));
     grpc::ServerBuilder builder;
     ConnectionAcceptor never_started(std::move(sockets), {});
-    never_started.AddServer(std::nullopt, builder);
+    never_started.AddServer(std::nullopt, builder, grpc::InsecureServerCredentials());
   };
   make_and_drop();  // gRPC keeps descriptors of its own from the first time on
   const int64_t descriptors = OpenDescriptors();

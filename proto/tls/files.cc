@@ -1,0 +1,193 @@
+#include "proto/tls/files.h"
+
+#include <fcntl.h>
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::tls {
+namespace {
+
+// Of a file: chains and bundles of authorities are smaller.
+constexpr size_t kMostBytes = 4 << 20;
+
+template <typename T, void (*kFree)(T*)>
+struct Freer {
+  void operator()(T* object) const { kFree(object); }
+};
+template <typename T, void (*kFree)(T*)>
+using Owned = std::unique_ptr<T, Freer<T, kFree>>;
+
+void FreeCertificates(STACK_OF(X509) * certificates) { sk_X509_pop_free(certificates, X509_free); }
+void FreeBio(BIO* bio) { BIO_free(bio); }
+
+using OwnedBio = Owned<BIO, FreeBio>;
+using OwnedCertificate = Owned<X509, X509_free>;
+using OwnedCertificates = Owned<STACK_OF(X509), FreeCertificates>;
+using OwnedKey = Owned<EVP_PKEY, EVP_PKEY_free>;
+using OwnedNames = Owned<GENERAL_NAMES, GENERAL_NAMES_free>;
+using OwnedStore = Owned<X509_STORE, X509_STORE_free>;
+using OwnedStoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
+
+absl::Status FileError(absl::string_view flag, absl::string_view path, absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", path, ": ", what));
+}
+
+absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path, bool is_secret) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return FileError(flag, path, absl::StrCat("a file that can be read expected, got: ", strerror(errno)));
+  const auto close_file = [fd](void*) { close(fd); };
+  const std::unique_ptr<void, decltype(close_file)> closer(const_cast<std::string*>(&path), close_file);
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return FileError(flag, path, "a regular file expected");
+  if (is_secret && (info.st_mode & S_IRWXO) != 0) {
+    return FileError(flag, path, absl::StrCat("a key that other users cannot read expected: chmod o= ", path));
+  }
+  std::string text(kMostBytes + 1, '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t count = read(fd, text.data() + size, text.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return FileError(flag, path, strerror(errno));
+    if (count == 0) break;
+    size += count;
+  }
+  if (size > kMostBytes) return FileError(flag, path, absl::StrCat("at most ", kMostBytes, " bytes expected"));
+  text.resize(size);
+  return text;
+}
+
+// OpenSSL keeps a thread's errors until somebody asks for them.
+OwnedCertificates ReadCertificates(absl::string_view pem) {
+  OwnedCertificates certificates(sk_X509_new_null());
+  const OwnedBio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  while (X509* const certificate = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
+    sk_X509_push(certificates.get(), certificate);
+  }
+  ERR_clear_error();
+  return certificates;
+}
+
+// Nobody is asked for a password.
+int NoPassword(char*, int, int, void*) { return 0; }
+
+OwnedKey ReadKey(absl::string_view pem) {
+  const OwnedBio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  OwnedKey key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
+  ERR_clear_error();
+  return key;
+}
+
+absl::StatusOr<absl::Time> TimeOf(const ASN1_TIME* time) {
+  tm parts{};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InvalidArgumentError("a time that can be read expected");
+  return absl::FromTM(parts, absl::UTCTimeZone());
+}
+
+std::vector<std::string> UrisOf(const X509* certificate) {
+  std::vector<std::string> uris;
+  const OwnedNames names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  if (names == nullptr) return uris;
+  for (int i = 0; i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    const ASN1_IA5STRING* const uri = name->d.uniformResourceIdentifier;
+    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)), ASN1_STRING_length(uri));
+  }
+  return uris;
+}
+
+absl::StatusOr<Certificate> Describe(const X509* certificate) {
+  Certificate described;
+  described.uris = UrisOf(certificate);
+  ASSIGN_OR_RETURN(described.not_before, TimeOf(X509_get0_notBefore(certificate)));
+  ASSIGN_OR_RETURN(described.not_after, TimeOf(X509_get0_notAfter(certificate)));
+  return described;
+}
+
+// Signatures alone: whether it is valid at a time is said better elsewhere.
+absl::Status CheckIsSigned(STACK_OF(X509) * chain, STACK_OF(X509) * authorities) {
+  const OwnedStore store(X509_STORE_new());
+  for (int i = 0; i < sk_X509_num(authorities); ++i) X509_STORE_add_cert(store.get(), sk_X509_value(authorities, i));
+  const OwnedStoreContext context(X509_STORE_CTX_new());
+  X509_STORE_CTX_init(context.get(), store.get(), sk_X509_value(chain, 0), chain);
+  X509_STORE_CTX_set_flags(context.get(), X509_V_FLAG_NO_CHECK_TIME | X509_V_FLAG_PARTIAL_CHAIN);
+  const bool is_signed = X509_verify_cert(context.get()) == 1;
+  ERR_clear_error();
+  if (is_signed) return absl::OkStatus();
+  return absl::FailedPreconditionError(X509_verify_cert_error_string(X509_STORE_CTX_get_error(context.get())));
+}
+
+absl::Status CheckIsValid(const Files& files, const Certificate& certificate, absl::Time now) {
+  if (certificate.not_before <= now && now < certificate.not_after) return absl::OkStatus();
+  const auto text = [](absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, time, absl::UTCTimeZone()); };
+  return FileError("tls-cert", files.cert,
+                   absl::StrCat("a certificate that is valid at ", text(now), " expected, got one from ",
+                                text(certificate.not_before), " to ", text(certificate.not_after)));
+}
+
+absl::Status CheckAllGiven(const Files& files) {
+  for (const auto& [flag, path] :
+       {std::pair("tls-cert", &files.cert), std::pair("tls-key", &files.key), std::pair("tls-ca", &files.ca)}) {
+    if (path->empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--", flag, ": a PEM file expected with the other two of --tls-cert, --tls-key, --tls-ca"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem) {
+  const OwnedCertificates certificates = ReadCertificates(pem.substr(0, kMostBytes));
+  if (sk_X509_num(certificates.get()) == 0) {
+    return absl::InvalidArgumentError("a certificate in PEM expected, got none");
+  }
+  return Describe(sk_X509_value(certificates.get(), 0));
+}
+
+absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
+  RETURN_IF_ERROR(CheckAllGiven(files));
+  ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert, /*is_secret=*/false));
+  ASSIGN_OR_RETURN(const std::string key_text, ReadText("tls-key", files.key, /*is_secret=*/true));
+  ASSIGN_OR_RETURN(const std::string ca_text, ReadText("tls-ca", files.ca, /*is_secret=*/false));
+  const OwnedCertificates chain = ReadCertificates(cert_text);
+  if (sk_X509_num(chain.get()) == 0) {
+    return FileError("tls-cert", files.cert, "a certificate in PEM expected, got none");
+  }
+  const OwnedCertificates authorities = ReadCertificates(ca_text);
+  if (sk_X509_num(authorities.get()) == 0) {
+    return FileError("tls-ca", files.ca, "certificates of authorities in PEM expected, got none");
+  }
+  const OwnedKey key = ReadKey(key_text);
+  if (key == nullptr) return FileError("tls-key", files.key, "a private key in PEM, not encrypted, expected, got none");
+  const bool fits = X509_check_private_key(sk_X509_value(chain.get(), 0), key.get()) == 1;
+  ERR_clear_error();
+  if (!fits) return FileError("tls-key", files.key, absl::StrCat("the key of ", files.cert, " expected, got another"));
+  const absl::StatusOr<Certificate> leaf = Describe(sk_X509_value(chain.get(), 0));
+  if (!leaf.ok()) return FileError("tls-cert", files.cert, leaf.status().message());
+  RETURN_IF_ERROR(CheckIsValid(files, *leaf, now));
+  if (const absl::Status is_signed = CheckIsSigned(chain.get(), authorities.get()); !is_signed.ok()) {
+    return FileError(
+        "tls-cert", files.cert,
+        absl::StrCat("a certificate of an authority in --tls-ca ", files.ca, " expected, got: ", is_signed.message()));
+  }
+  return *leaf;
+}
+
+}  // namespace paramshard::tls

@@ -1,0 +1,83 @@
+#include "server/transport/transport.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "proto/tls/credentials.h"
+#include "server/log/log.h"
+#include "server/log/log_throttle.h"
+#include "server/transport/role_gate.h"
+
+namespace paramshard::server {
+namespace {
+
+// Whoever is refused reads no more than that the socket was closed. Anybody may come, and come again.
+absl::Status Logged(const absl::Status& refusal) {
+  static auto* const log = new ThrottledLog();
+  if (!refusal.ok()) {
+    log->Write(LogLevel::kWarning, "a certificate is refused", {{"why", std::string(refusal.message())}});
+  }
+  return refusal;
+}
+
+absl::Status CheckIsNode(const tls::Identity& peer, std::optional<int> node) {
+  if (peer.role == tls::Role::kNode && peer.node == node.value_or(peer.node)) return absl::OkStatus();
+  return absl::UnauthenticatedError(
+      absl::StrCat("the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
+                   " expected, got that of ", tls::IdentityText(peer), " (", peer.uri, ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time now) {
+  Transport transport;
+  if (!options.files.any()) return transport;
+  ASSIGN_OR_RETURN(const tls::Certificate certificate, tls::CheckFiles(options.files, now));
+  const absl::StatusOr<tls::IdentityRules> rules = tls::IdentityRules::Create(certificate.uris, options.roles);
+  if (!rules.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", rules.status().message(),
+                                                   "; --tls-role says which role other URIs have"));
+  }
+  if (const absl::Status is_own = CheckIsNode(rules->own(), options.node); !is_own.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
+                                                   "; --node says which one this daemon is"));
+  }
+  transport.files_ = options.files;
+  transport.rules_ = *rules;
+  return transport;
+}
+
+std::shared_ptr<grpc::ServerCredentials> Transport::ForNodes() const { return ForPeers(/*nodes_alone=*/true); }
+std::shared_ptr<grpc::ServerCredentials> Transport::ForTools() const { return ForPeers(/*nodes_alone=*/false); }
+
+std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) const {
+  if (!encrypts()) return grpc::InsecureServerCredentials();
+  const auto check = [rules = *rules_, nodes_alone](const std::vector<std::string>& uris) -> absl::Status {
+    const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
+    if (!peer.ok()) return Logged(peer.status());
+    return nodes_alone ? Logged(CheckIsNode(*peer, std::nullopt)) : absl::OkStatus();
+  };
+  std::shared_ptr<grpc::ServerCredentials> credentials = tls::MakeServerCredentials(files_, check);
+  credentials->SetAuthMetadataProcessor(std::make_shared<RoleGate>(*rules_));
+  return credentials;
+}
+
+std::shared_ptr<grpc::ChannelCredentials> Transport::ToNodeZero() const {
+  if (!encrypts()) return grpc::InsecureChannelCredentials();
+  return tls::MakeChannelCredentials(files_, [rules = *rules_](const std::vector<std::string>& uris) -> absl::Status {
+    const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
+    return Logged(peer.ok() ? CheckIsNode(*peer, 0) : peer.status());
+  });
+}
+
+absl::Status Transport::CheckSpeaksFor(const grpc::AuthContext& context, int node) const {
+  if (!encrypts()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const tls::Identity peer, rules_->Identify(tls::PeerUris(context)));
+  if (peer.role == tls::Role::kNode && peer.node == node) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("cluster: word of node ", node, " with the certificate of node/",
+                                                  node, " expected, got that of ", tls::IdentityText(peer)));
+}
+
+}  // namespace paramshard::server

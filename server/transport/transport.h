@@ -1,0 +1,55 @@
+// How a daemon speaks with what is not on its Unix sockets: with certificates on both ends, or in the clear.
+#ifndef PARAMSHARD_SERVER_TRANSPORT_TRANSPORT_H_
+#define PARAMSHARD_SERVER_TRANSPORT_TRANSPORT_H_
+
+#include <grpcpp/security/auth_context.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/tls/files.h"
+#include "proto/tls/identity.h"
+
+namespace paramshard::server {
+
+// Constant once created: thread-safe. Whom it refuses it says in the log.
+class Transport {
+ public:
+  struct Options {
+    tls::Files files = {};  // none: in the clear
+    std::vector<tls::RolePattern> roles = {};
+    int node = 0;  // of this daemon: its certificate says the same
+  };
+
+  // FAILED_PRECONDITION as tls::CheckFiles; INVALID_ARGUMENT the certificate is not that of this node.
+  static absl::StatusOr<Transport> Create(const Options& options, absl::Time now);
+  // In the clear.
+  Transport() = default;
+
+  bool encrypts() const { return rules_.has_value(); }
+
+  // Of a server for the other nodes; of one for remote tools.
+  std::shared_ptr<grpc::ServerCredentials> ForNodes() const;
+  std::shared_ptr<grpc::ServerCredentials> ForTools() const;
+  // Of a channel to the daemon that shows the certificate of node 0.
+  std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
+
+  // A node speaks for itself alone. PERMISSION_DENIED its certificate is that of another one.
+  absl::Status CheckSpeaksFor(const grpc::AuthContext& context, int node) const;
+
+ private:
+  std::shared_ptr<grpc::ServerCredentials> ForPeers(bool nodes_alone) const;
+
+  tls::Files files_;
+  std::optional<tls::IdentityRules> rules_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_TRANSPORT_TRANSPORT_H_

@@ -1,0 +1,106 @@
+#include "tests/net/machines.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "tests/support/child_process.h"
+
+namespace paramshard::test {
+namespace {
+
+// A thread has a namespace of its own, and what it starts has that too.
+absl::Status RunIn(int network, const std::string& command) {
+  absl::Status status;
+  std::thread([&] {
+    PARAMSHARD_CHECK(setns(network, CLONE_NEWNET) == 0);
+    status = OutputOf(command).status();
+  }).join();
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<Machines::Holder> Machines::Holder::Start() {
+  int ready[2];
+  PARAMSHARD_CHECK(pipe2(ready, O_CLOEXEC) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const char error = unshare(CLONE_NEWNET) == 0 ? 0 : static_cast<char>(errno);
+    (void)!write(ready[1], &error, 1);
+    while (error == 0) pause();
+    _exit(1);
+  }
+  char error = EAGAIN;
+  close(ready[1]);
+  (void)!read(ready[0], &error, 1);
+  close(ready[0]);
+  Holder holder(pid);
+  holder.network_ = wire::FileDescriptor(open(absl::StrCat("/proc/", pid, "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
+  if (error == 0) return holder;
+  return absl::FailedPreconditionError(absl::StrCat("a network namespace expected, got: ", strerror(error)));
+}
+
+Machines::Holder::Holder(Holder&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), network_(std::move(other.network_)) {}
+
+Machines::Holder::~Holder() {
+  if (pid_ < 0) return;
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
+
+absl::StatusOr<Machines> Machines::Make(int count) {
+  if (!OutputOf("ip -V").ok()) return absl::FailedPreconditionError("ip of iproute2 expected, got none");
+  Machines machines;
+  for (int i = 0; i <= count; ++i) {
+    ASSIGN_OR_RETURN(Holder holder, Holder::Start());
+    machines.holders_.push_back(std::move(holder));
+  }
+  RETURN_IF_ERROR(RunIn(machines.holders_[0].network(), "ip link add bridge type bridge && ip link set bridge up"));
+  for (int machine = 0; machine < count; ++machine) RETURN_IF_ERROR(machines.Connect(machine));
+  return machines;
+}
+
+Machines::~Machines() = default;
+
+absl::Status Machines::Connect(int machine) {
+  const std::string link = absl::StrCat("link", machine);
+  RETURN_IF_ERROR(RunIn(holders_[0].network(),
+                        absl::StrCat("ip link add ", link, " type veth peer name eth0 netns ",
+                                     holders_[machine + 1].pid(), " && ip link set ", link, " master bridge up")));
+  return RunIn(network(machine), absl::StrCat("ip link set lo up && ip addr add ", Address(machine),
+                                              "/24 dev eth0 && ip link set eth0 up"));
+}
+
+std::string Machines::Address(int machine) { return absl::StrCat("10.9.0.", machine + 10); }
+
+absl::Status Machines::Cut(int machine) const {
+  return RunIn(holders_[0].network(), absl::StrCat("ip link set link", machine, " nomaster"));
+}
+
+absl::Status Machines::Join(int machine) const {
+  return RunIn(holders_[0].network(), absl::StrCat("ip link set link", machine, " master bridge"));
+}
+
+absl::Status Machines::Mute(int machine, int other) const {
+  return RunIn(network(machine), absl::StrCat("ip route add blackhole ", Address(other), "/32"));
+}
+
+absl::Status Machines::Unmute(int machine, int other) const {
+  return RunIn(network(machine), absl::StrCat("ip route del blackhole ", Address(other), "/32"));
+}
+
+}  // namespace paramshard::test

@@ -1,0 +1,60 @@
+// Machines with a network between them: network namespaces of this machine, joined by a bridge.
+#ifndef PARAMSHARD_TESTS_NET_MACHINES_H_
+#define PARAMSHARD_TESTS_NET_MACHINES_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/wire/handoff.h"
+
+namespace paramshard::test {
+
+class Machines {
+ public:
+  // FAILED_PRECONDITION where this process may not make namespaces, or `ip` of iproute2 is missing.
+  static absl::StatusOr<Machines> Make(int count);
+
+  Machines(Machines&&) = default;
+  ~Machines();
+
+  // Of its only interface; loopback is there besides.
+  static std::string Address(int machine);
+  // The descriptor of its network namespace, for Surroundings.
+  int network(int machine) const { return holders_[machine + 1].network(); }
+
+  // Takes the machine off the bridge, and puts it back: neither end hears of that.
+  absl::Status Cut(int machine) const;
+  absl::Status Join(int machine) const;
+  // What the machine sends to the other one is lost, but not what it hears.
+  absl::Status Mute(int machine, int other) const;
+  absl::Status Unmute(int machine, int other) const;
+
+ private:
+  // A process that holds a namespace.
+  class Holder {
+   public:
+    static absl::StatusOr<Holder> Start();
+    Holder(Holder&& other) noexcept;
+    ~Holder();
+    pid_t pid() const { return pid_; }
+    int network() const { return network_.get(); }
+
+   private:
+    explicit Holder(pid_t pid) : pid_(pid) {}
+    pid_t pid_;
+    wire::FileDescriptor network_;
+  };
+
+  Machines() = default;
+  absl::Status Connect(int machine);
+
+  std::vector<Holder> holders_;  // the bridge's first
+};
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_NET_MACHINES_H_

@@ -1,0 +1,151 @@
+// Daemons on machines of their own: connections that break without a word are noticed at both ends, long before the step
+// timeout, and the training goes on when they are back.
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/faults/training.h"
+#include "tests/net/machines.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/test_authority.h"
+
+namespace paramshard::test {
+namespace {
+
+constexpr int kNodes = 2;
+constexpr int kCut = 1;     // of a board's numbers: the commit that is under way when the network breaks
+constexpr int64_t kAt = 3;  // that commit
+constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr char kStepTimeout[] = "--step-timeout=10m";
+
+class PartitionTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<Machines> machines = Machines::Make(kNodes);
+    if (absl::IsFailedPrecondition(machines.status())) GTEST_SKIP() << machines.status().message();
+    ASSERT_OK(machines.status());
+    machines_.emplace(*std::move(machines));
+  }
+
+  void Start() {
+    for (int node = 0; node < kNodes; ++node) {
+      const tls::Files files = Install(absl::StrCat(folder_.path(), "/", node),
+                                       authority_.Issue({absl::StrCat(kWorldUri, "/node/", node)}), authority_.cert());
+      daemons_[node].emplace(
+          DaemonProcess::Spawn(PARAMSHARDD, sockets_[node].path(),
+                               {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), "--keeper=off",
+                                kStepTimeout, absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"),
+                                "--trusted-data-network=on", absl::StrCat("--data-address=", Machines::Address(node)),
+                                "--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca},
+                               {.network = machines_->network(node)}));
+    }
+    for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  }
+  absl::StatusOr<nlohmann::json> Ctl(int node, const std::string& words) const {
+    ASSIGN_OR_RETURN(
+        const std::string text,
+        OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " -o json ", words)));
+    return nlohmann::json::parse(text);
+  }
+  bool IsRunning(int node) const {
+    const absl::StatusOr<nlohmann::json> models = Ctl(node, "models");
+    EXPECT_OK(models.status());
+    return models.ok() && (*models)["models"][0]["running"].get<bool>();
+  }
+  std::string StateHash(int node) const {
+    const absl::StatusOr<nlohmann::json> verified = Ctl(node, "verify m");
+    EXPECT_OK(verified.status());
+    return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
+  }
+
+  // Trains both ranks; `breaks` is called when a commit is under way that rank 0 alone can make, and lets it go on.
+  std::vector<std::string> Train(const std::function<void()>& breaks) {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kNodes; ++rank) {
+      trainers.push_back(ChildProcess::Run([this, rank, &breaks](Board& board) {
+        Training training{.socket_dir = sockets_[rank].path(), .model = "m", .rank = rank};
+        if (GetParam()) training.shard_size = kNodes;
+        bool cut = false;
+        training.at = [&](Point at, int64_t commit) {
+          if (breaks == nullptr || rank != 0 || commit != kAt || at != Point::kPushed || cut) return;
+          cut = true;
+          Reach(board, kCut, static_cast<uint32_t>(commit));
+        };
+        return TrainOn(training);
+      }));
+    }
+    if (breaks != nullptr) {
+      EXPECT_TRUE(trainers[0].AwaitNumber(kCut, kAt));
+      breaks();
+    }
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    return {StateHash(0), StateHash(1)};
+  }
+  // Comes again for as long as the other daemon is away.
+  static absl::Status TrainOn(const Training& training) {
+    absl::Status status = absl::UnavailableError("not yet");
+    for (const absl::Time end = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < end;) {
+      status = test::Train(training);
+    }
+    return status;
+  }
+  std::vector<std::string> Uninterrupted() {
+    Start();
+    return Train(nullptr);
+  }
+  // Both daemons tell their trainers that the epoch is over.
+  void AwaitEpochEnds() const {
+    const absl::Time end = absl::Now() + kPatience;
+    for (int node = 0; node < kNodes; ++node) {
+      while (IsRunning(node) && absl::Now() < end) {
+      }
+      EXPECT_LT(absl::Now(), end) << "node " << node;
+    }
+  }
+
+  const TestAuthority authority_;
+  const TemporaryDirectory folder_;
+  std::optional<Machines> machines_;
+  TemporaryDirectory sockets_[kNodes];
+  std::optional<DaemonProcess> daemons_[kNodes];
+};
+
+TEST_P(PartitionTest, ACutIsNoticedByBothEndsAndTheTrainingGoesOnBehindIt) {
+  const std::vector<std::string> expected = Uninterrupted();
+  Start();
+  EXPECT_EQ(Train([&] {
+              ASSERT_OK(machines_->Cut(1));
+              AwaitEpochEnds();
+              ASSERT_OK(machines_->Join(1));
+            }),
+            expected);
+}
+
+TEST_P(PartitionTest, ALinkThatWorksOneWayAloneIsNoticedByBothEnds) {
+  const std::vector<std::string> expected = Uninterrupted();
+  for (const auto& [mute, deaf] : {std::pair(0, 1), std::pair(1, 0)}) {
+    Start();
+    EXPECT_EQ(Train([&, mute = mute, deaf = deaf] {
+                ASSERT_OK(machines_->Mute(mute, deaf));
+                AwaitEpochEnds();
+                ASSERT_OK(machines_->Unmute(mute, deaf));
+              }),
+              expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, PartitionTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Sharded" : "Replicas"; });
+
+}  // namespace
+}  // namespace paramshard::test

@@ -1,0 +1,217 @@
+// Worlds of real daemons whose connections need certificates, and tools that come over the network.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/faults/training.h"
+#include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/test_authority.h"
+
+namespace paramshard::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kNodes = 2;
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+std::string InWorld(absl::string_view rest) { return absl::StrCat(kWorldUri, "/", rest); }
+
+std::vector<std::string> FlagsOf(const tls::Files& files) {
+  return {"--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca};
+}
+
+std::string ReadText(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class SecuredWorldTest : public testing::Test {
+ protected:
+  tls::Files Install(const std::string& name, const TestAuthority::Issued& issued) const {
+    return test::Install(absl::StrCat(folder_.path(), "/", name), issued, authority_.cert());
+  }
+  // 0.0.0.0 is reached by everybody, and so off loopback.
+  std::vector<std::string> WorldFlags(int node) const {
+    return {absl::StrCat("--node=", node),
+            absl::StrCat("--nodes=", kNodes),
+            absl::StrCat("--cluster-address=0.0.0.0:", port_),
+            "--data-address=127.0.0.1",
+            "--keeper=off",
+            absl::StrCat("--listen=0.0.0.0:", listen_[node])};
+  }
+  void Spawn(int node, std::vector<std::string> flags) {
+    const std::vector<std::string> world = WorldFlags(node);
+    flags.insert(flags.end(), world.begin(), world.end());
+    const int log = open(LogPath(node).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    daemons_[node].emplace(DaemonProcess::Spawn(PARAMSHARDD, sockets_[node].path(), flags, {.standard_error = log}));
+    close(log);
+  }
+  std::string LogPath(int node) const { return absl::StrCat(folder_.path(), "/log", node); }
+  void StartSecured() {
+    for (int node = 0; node < kNodes; ++node) {
+      const std::string role = absl::StrCat("node/", node);
+      Spawn(node, FlagsOf(Install(absl::StrCat(node), authority_.Issue({InWorld(role)}))));
+    }
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(daemons_[node]->AwaitReady()) << ReadText(LogPath(node));
+  }
+
+  // Both ranks share one model; returns its hash at each node.
+  std::vector<std::string> Train() {
+    std::vector<ChildProcess> trainers;
+    for (int rank = 0; rank < kNodes; ++rank) {
+      trainers.push_back(ChildProcess::Run([this, rank](Board&) {
+        return test::Train({.socket_dir = sockets_[rank].path(), .model = "m", .rank = rank, .shard_size = kNodes});
+      }));
+    }
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    std::vector<std::string> hashes;
+    for (int node = 0; node < kNodes; ++node) {
+      const auto verified =
+          OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " -o json verify m"));
+      EXPECT_OK(verified.status());
+      hashes.push_back(verified.ok() ? nlohmann::json::parse(*verified)["summary"]["stateHash"] : "");
+    }
+    return hashes;
+  }
+  // paramshardctl with a certificate of that role.
+  absl::StatusOr<std::string> Remote(const std::string& role, const std::string& words) const {
+    const tls::Files files = Install(role, authority_.Issue({InWorld(role)}));
+    return OutputOf(absl::StrCat("{ ", PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(files), " "), " --timeout=10s ", words,
+                                 "; } 2>&1"));
+  }
+  std::string Listen(int node) const { return absl::StrCat("127.0.0.1:", listen_[node]); }
+
+  const TestAuthority authority_;
+  const TemporaryDirectory folder_;
+  const int port_ = FreePort();
+  const int listen_[kNodes] = {FreePort(), FreePort()};
+  TemporaryDirectory sockets_[kNodes];
+  std::optional<DaemonProcess> daemons_[kNodes];
+};
+
+TEST_F(SecuredWorldTest, TrainsToTheBytesOfOneInTheClear) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  const std::vector<std::string> secured = Train();
+  for (int node = 0; node < kNodes; ++node) Spawn(node, {"--insecure=on"});
+  for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  EXPECT_EQ(Train(), secured);
+  EXPECT_NE(secured[0], "");
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("an address is open to whoever reaches it"));
+}
+
+TEST_F(SecuredWorldTest, ToolsOnOtherMachinesAskAllDaemonsAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  Train();
+  const std::string addresses = absl::StrCat("--address=", Listen(0), ",", Listen(1));
+  ASSERT_OK_AND_ASSIGN(const std::string json, Remote("viewer", absl::StrCat(addresses, " -o json models")));
+  const nlohmann::json answers = nlohmann::json::parse(json);
+  ASSERT_EQ(answers.size(), 2);
+  for (int node = 0; node < kNodes; ++node) {
+    EXPECT_EQ(answers[node]["address"], Listen(node));
+    EXPECT_EQ(answers[node]["answer"]["models"][0]["name"], "m");
+  }
+  ASSERT_OK_AND_ASSIGN(const std::string table, Remote("viewer", absl::StrCat(addresses, " models")));
+  EXPECT_THAT(table, AllOf(HasSubstr(absl::StrCat("== ", Listen(0), "\n")), HasSubstr(absl::StrCat("== ", Listen(1)))));
+}
+
+TEST_F(SecuredWorldTest, ToolsDoWhatTheirCertificatesMay) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  Train();
+  const std::string one = absl::StrCat("--address=", Listen(1));
+  EXPECT_THAT(Remote("viewer", absl::StrCat(one, " delete m || true")),
+              IsOkAndHolds(HasSubstr("a certificate of admin expected, got one of viewer")));
+  EXPECT_THAT(Remote("admin", absl::StrCat(one, " import m /etc/passwd || true")),
+              IsOkAndHolds(HasSubstr("ImportFile: a process on the daemon's machine expected, got admin")));
+  EXPECT_OK(Remote("admin", absl::StrCat(one, " sessions")));
+  EXPECT_OK(Remote("admin", absl::StrCat(one, " drain")));
+  EXPECT_OK(daemons_[1]->AwaitExit(kPatience));
+}
+
+TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " --address=", Listen(0), " models 2>&1 || true")),
+              IsOkAndHolds(HasSubstr("--tls-cert: a PEM file expected")));
+  const tls::Files foreign = Install("foreign", authority_.Issue({"spiffe://example.test/paramshard/w2/admin"}));
+  EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(foreign), " "),
+                                    " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
+              IsOkAndHolds(HasSubstr("a member of spiffe://example.test/paramshard/w2 expected")));
+}
+
+// What a daemon says that does not start.
+class RefusedStartTest : public SecuredWorldTest {
+ protected:
+  std::string Refusal(int node, std::vector<std::string> flags) {
+    flags.emplace_back("--join-timeout=3s");
+    Spawn(node, std::move(flags));
+    const absl::StatusOr<int> code = daemons_[node]->AwaitExit(kPatience);
+    EXPECT_OK(code.status());
+    EXPECT_NE(*code, 0);
+    return ReadText(LogPath(node));
+  }
+};
+
+TEST_F(RefusedStartTest, AnotherNodesCertificateIsNamed) {
+  EXPECT_THAT(Refusal(1, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})))),
+              AllOf(HasSubstr("--tls-cert"), HasSubstr("node/1 expected, got that of node/0")));
+}
+
+TEST_F(RefusedStartTest, ACertificateThatHasEndedIsNamed) {
+  const TestAuthority::Validity past = {.from = absl::Now() - absl::Hours(3), .to = absl::Now() - absl::Hours(2)};
+  EXPECT_THAT(Refusal(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}, past)))),
+              AllOf(HasSubstr("--tls-cert"), HasSubstr("a certificate that is valid at")));
+}
+
+TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
+  std::vector<std::string> flags = FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})));
+  Spawn(0, flags);
+  const tls::Files files = Install("1", authority_.Issue({InWorld("node/1")}));
+  flags = FlagsOf(files);
+  flags.insert(flags.end(), {"--trusted-data-network=on", "--node=1", "--nodes=2", "--data-address=192.0.2.7",
+                             absl::StrCat("--cluster-address=0.0.0.0:", port_), "--keeper=off"});
+  const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
+  close(log);
+  EXPECT_OK(daemon.AwaitExit(kPatience).status());
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--data-address: an address of this machine expected, got 192.0.2.7"));
+}
+
+// Both ends say whom they have refused, or who has refused them.
+TEST_F(RefusedStartTest, ANodeOfAnotherAuthorityDoesNotJoin) {
+  Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
+  const TestAuthority other;
+  const tls::Files files = test::Install(folder_.path() + "/1", other.Issue({InWorld("node/1")}), other.cert());
+  EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr("node 0"));
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
+}
+
+TEST_F(RefusedStartTest, ANodeOfAnotherWorldDoesNotJoin) {
+  Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
+  EXPECT_THAT(Refusal(1, FlagsOf(Install("1", authority_.Issue({"spiffe://example.test/paramshard/w2/node/1"})))),
+              HasSubstr("a certificate is refused"));
+}
+
+TEST_F(RefusedStartTest, ANodeInTheClearDoesNotJoin) {
+  Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
+  EXPECT_THAT(Refusal(1, {"--insecure=on"}), HasSubstr("node 0"));
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
+}
+
+}  // namespace
+}  // namespace paramshard::test

@@ -1,0 +1,110 @@
+#include "proto/tls/files.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/test_authority.h"
+
+namespace paramshard::tls {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class FilesTest : public testing::Test {
+ protected:
+  FilesTest() : files_(test::Install(folder_.path(), authority_.Issue({kUri}), authority_.cert())) {}
+
+  static void Write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+  void ExpectRefused(absl::string_view flag, absl::string_view what) const {
+    EXPECT_THAT(CheckFiles(files_, absl::Now()).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         testing::AllOf(HasSubstr(absl::StrCat("--", flag, " ")), HasSubstr(std::string(what)))));
+  }
+
+  static constexpr char kUri[] = "spiffe://example.test/paramshard/w1/node/0";
+  const test::TestAuthority authority_;
+  const test::TemporaryDirectory folder_;
+  Files files_;
+};
+
+TEST_F(FilesTest, DescribesTheLeaf) {
+  ASSERT_OK_AND_ASSIGN(const Certificate leaf, CheckFiles(files_, absl::Now()));
+  EXPECT_THAT(leaf.uris, ElementsAre(kUri));
+  EXPECT_LT(leaf.not_before, absl::Now());
+  EXPECT_GT(leaf.not_after, absl::Now());
+}
+
+TEST_F(FilesTest, AllThreeAreNeeded) {
+  for (std::string Files::*file : {&Files::cert, &Files::key, &Files::ca}) {
+    Files some = files_;
+    (some.*file).clear();
+    EXPECT_THAT(CheckFiles(some, absl::Now()).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a PEM file expected")));
+  }
+}
+
+TEST_F(FilesTest, AFileThatIsNotThereIsNamed) {
+  const Files files = files_;
+  files_.cert = "/nowhere/cert.pem";
+  ExpectRefused("tls-cert", "/nowhere/cert.pem");
+  files_ = files;
+  files_.key = folder_.path();
+  ExpectRefused("tls-key", "a regular file expected");
+}
+
+TEST_F(FilesTest, AKeyThatOthersCanReadIsRefused) {
+  chmod(files_.key.c_str(), 0604);
+  ExpectRefused("tls-key", "that other users cannot read expected: chmod o= ");
+  chmod(files_.key.c_str(), 0640);
+  EXPECT_OK(CheckFiles(files_, absl::Now())) << "a group may: that of a mounted secret";
+}
+
+TEST_F(FilesTest, WhatIsNoPemIsNamed) {
+  const Files files = files_;
+  const std::string other = folder_.path() + "/other";
+  Write(other, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+  chmod(other.c_str(), 0600);
+  files_.cert = other;
+  ExpectRefused("tls-cert", "a certificate in PEM expected");
+  files_ = files;
+  files_.key = other;
+  ExpectRefused("tls-key", "a private key in PEM, not encrypted, expected");
+  files_ = files;
+  files_.ca = other;
+  ExpectRefused("tls-ca", "certificates of authorities in PEM expected");
+}
+
+TEST_F(FilesTest, AnotherCertificatesKeyIsRefused) {
+  Write(files_.key, authority_.Issue({kUri}).key);
+  ExpectRefused("tls-key", absl::StrCat("the key of ", files_.cert, " expected"));
+}
+
+TEST_F(FilesTest, ACertificateThatIsNotValidNowIsRefused) {
+  EXPECT_THAT(CheckFiles(files_, absl::Now() + absl::Hours(2)).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a certificate that is valid at")));
+  EXPECT_FALSE(CheckFiles(files_, absl::Now() - absl::Hours(2)).ok());
+}
+
+TEST_F(FilesTest, AnotherAuthoritysCertificateIsRefused) {
+  Write(files_.ca, test::TestAuthority().cert());
+  ExpectRefused("tls-cert", absl::StrCat("a certificate of an authority in --tls-ca ", files_.ca));
+  Write(files_.ca, test::TestAuthority().cert() + authority_.cert());
+  EXPECT_OK(CheckFiles(files_, absl::Now())) << "one of two";
+}
+
+TEST_F(FilesTest, ALargeFileIsRefused) {
+  Write(files_.ca, std::string(5 << 20, '\n'));
+  ExpectRefused("tls-ca", "at most 4194304 bytes expected");
+}
+
+}  // namespace
+}  // namespace paramshard::tls

@@ -1,0 +1,24 @@
+#include "server/transport/data_address.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(InterfaceOfTest, NamesTheInterfaceOfAnAddress) { EXPECT_THAT(InterfaceOf("127.0.0.1"), IsOkAndHolds("lo")); }
+
+// Of the range for documentation: no machine has it.
+TEST(InterfaceOfTest, AnAddressOfAnotherMachineIsRefusedWithThoseThatThereAre) {
+  for (const char* address : {"192.0.2.1", "2001:db8:0::1"}) {
+    EXPECT_THAT(InterfaceOf(address).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         testing::AllOf(HasSubstr(address), HasSubstr("127.0.0.1 (lo)"))));
+  }
+}
+
+}  // namespace
+}  // namespace paramshard::server

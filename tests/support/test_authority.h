@@ -1,0 +1,48 @@
+// An authority for tests, and the certificates that it gives out.
+#ifndef PARAMSHARD_TESTS_SUPPORT_TEST_AUTHORITY_H_
+#define PARAMSHARD_TESTS_SUPPORT_TEST_AUTHORITY_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/tls/files.h"
+
+namespace paramshard::test {
+
+// What tests call their world.
+inline constexpr char kWorldUri[] = "spiffe://example.test/paramshard/w1";
+
+class TestAuthority {
+ public:
+  // PEM.
+  struct Issued {
+    std::string cert;
+    std::string key;
+  };
+  struct Validity {
+    absl::Time from = absl::Now() - absl::Hours(1);
+    absl::Time to = absl::Now() + absl::Hours(1);
+  };
+
+  TestAuthority();
+  ~TestAuthority();
+
+  const std::string& cert() const;
+  // For servers and clients, with these URIs and 127.0.0.1 among its alternative names.
+  Issued Issue(const std::vector<std::string>& uris) const { return Issue(uris, Validity()); }
+  Issued Issue(const std::vector<std::string>& uris, const Validity& validity) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The files of `issued` in the folder, in which `ca` is trusted. Replaces what is there at once, file by file.
+tls::Files Install(const std::string& folder, const TestAuthority::Issued& issued, const std::string& ca);
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_SUPPORT_TEST_AUTHORITY_H_
