@@ -105,7 +105,7 @@ class ShardedModel:
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
         module.register_load_state_dict_post_hook(_weakly(self, "_import_loaded"))
-        module.zero_grad = _weakly(self, "discard")
+        module.zero_grad = torch.compiler.disable(_weakly(self, "discard"))
 
     def parameters(self) -> Iterator[UnitParameter]:
         for unit in self._units:
@@ -514,7 +514,6 @@ def _weakly(owner: Any, name: str) -> Callable[..., Any]:
     """A bound method that does not keep its object, which hooks of a module would hold in a cycle."""
     reference = weakref.ref(owner)
 
-    @torch.compiler.disable
     def call(*arguments: Any, **options: Any) -> Any:
         of = reference()
         return getattr(of, name)(*arguments, **options) if of is not None else None

@@ -41,15 +41,16 @@ class UnitParameter:
                                           if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
-        self._size_bytes = self.unsharded.numel() * self.unsharded.element_size()
+        self._storage = self.unsharded.untyped_storage()
+        self._size_bytes = self._storage.size()
         self.free()
 
     def allocate(self) -> None:
         """Memory for the values, to be written."""
-        self.unsharded.untyped_storage().resize_(self._size_bytes)
+        self._storage.resize_(self._size_bytes)
 
     def free(self) -> None:
-        self.unsharded.untyped_storage().resize_(0)
+        self._storage.resize_(0)
         if self.fp8_weight is not None:
             self.fp8_weight.release()
 
@@ -78,8 +79,8 @@ class UnitParameter:
                 return found
         return None
 
-    def follow_requires_grad(self) -> None:
-        """A parameter may be frozen and thawed between steps; thawed only if the daemon has its moments."""
+    def follow_requires_grad(self) -> bool:
+        """Whether it is trained: it may be frozen and thawed between steps; thawed only if the daemon has its moments."""
         wanted = self.placeholder.requires_grad
         if wanted and not self.trainable:
             raise paramshard.FailedPreconditionError(
@@ -87,6 +88,7 @@ class UnitParameter:
                 "set requires_grad before, and freeze later what is to begin frozen")
         if self.unsharded.requires_grad != wanted:
             self.unsharded.requires_grad_(wanted)
+        return wanted
 
 
 class _InputGradient(torch.autograd.Function):
@@ -103,7 +105,7 @@ class _InputGradient(torch.autograd.Function):
         for gradient in gradients:
             # Of create_graph: a backward through this one comes by here first, and needs the weights again.
             if gradient is not None and gradient.requires_grad:
-                gradient.register_hook(_method(ctx.unit, "before_backward"))
+                gradient.register_hook(ctx.unit._backward_hook)
         return None, *gradients
 
 
@@ -119,10 +121,15 @@ class Unit:
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
         self.casts_outputs_to: torch.dtype | None = None
+        # Ranges of torch's profiler. record_function would make operators of them, which take time without one, too.
+        self._gather_range = torch._C._profiler._RecordFunctionFast(f"paramshard::gather {name}")
+        self._push_range = torch._C._profiler._RecordFunctionFast(f"paramshard::push {name}")
+        self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
+        self._trained: set[str] = set()  # and those that had one to come when they were gathered last
         self._has_transposed = False  # what products in 8 bits read in the backward is there
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
@@ -182,11 +189,10 @@ class Unit:
         if not self.parameters:
             return  # its modules use those of its lenders alone
         self._check_places()
-        with torch.profiler.record_function(f"paramshard::gather {self.name}"):
+        with self._gather_range:
             # A placeholder's attributes else go by way of Python.
             with torch._C.DisableTorchFunctionSubclass():
-                for parameter in self.parameters:
-                    parameter.follow_requires_grad()
+                self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             self._note_new_values()
             self._carrier.fetch(self._passes.model, self.name, self.parameters, need)
         self._has_transposed = need.transposed
@@ -275,10 +281,10 @@ class Unit:
     def _hook_output(self, tensor: torch.Tensor) -> None:
         if not tensor.requires_grad:
             return
-        tensor.register_hook(_method(self, "before_backward"))
+        tensor.register_hook(self._backward_hook)
         # When a view is changed in place, autograd goes to what it is a view of, and not through the view.
         if tensor._is_view() and tensor._base.grad_fn is not None:
-            tensor._base.register_hook(_method(self, "before_backward"))
+            tensor._base.register_hook(self._backward_hook)
 
     def end_forward(self) -> None:
         """The whole model's forward is through: what only a part of the unit's modules was used for is given back."""
@@ -305,7 +311,7 @@ class Unit:
         """
         self._passes.begin_backward()
         self._arrived.add(name)
-        if all(each.name in self._arrived for each in self.parameters if each.unsharded.requires_grad):
+        if self._arrived >= self._trained:
             self.push()
 
     def push(self) -> None:
@@ -313,7 +319,7 @@ class Unit:
         self._arrived.clear()
         if all(parameter.unsharded.grad is None for parameter in self.parameters):
             return
-        with torch.profiler.record_function(f"paramshard::push {self.name}"):
+        with self._push_range:
             self._carrier.send(self._passes.model, self.name, self.parameters)
         self._passes.note_push()
 
