@@ -44,7 +44,7 @@ def test_everything_that_is_public_is_there_and_documented():
 
 TRAINER = """
     import pathlib
-    from typing import assert_type
+    from typing_extensions import assert_type
 
     import numpy as np
 
