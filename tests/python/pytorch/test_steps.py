@@ -225,6 +225,31 @@ def test_groups_that_come_later_are_refused(daemon):
         pair.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
+@pytest.mark.parametrize("change", [
+    lambda groups: groups[1]["params"].append(groups[0]["params"].pop()),
+    lambda groups: groups.pop(),
+    lambda groups: groups[0].update(mode="l2"),
+    lambda groups: groups[0].update(bias_correction=False)])
+def test_what_a_group_was_made_with_does_not_change(daemon, change):
+    pair = Pair(daemon, GPT(), groups=lambda model: pt.decay_groups(model, 0.1))
+    loss_of(pair.module, batch_of(0)).backward()
+    change(pair.optimizer.param_groups)
+    with pytest.raises(paramshard.FailedPreconditionError, match="rates, betas, eps and weight_decay alone may change"):
+        pair.optimizer.step()
+
+
+def test_moments_of_another_optimizer_are_refused(daemon):
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    with pytest.raises(paramshard.UnimplementedError, match="the daemon has those of its model"):
+        pair.optimizer.load_state_dict(pair.adamw.state_dict())
+    state = pair.optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.25
+    pair.optimizer.load_state_dict(state)
+    assert pair.optimizer.param_groups[0]["lr"] == 0.25
+    pair.train(1)
+
+
 def _shard(daemon, model: nn.Module, units: list, **options) -> pt.ShardedModel:
     return pt.shard(model, name="m", units=units, socket_dir=str(daemon.socket_dir), **options)
 
@@ -237,6 +262,8 @@ def test_wrong_units_are_named(daemon):
         _shard(daemon, model, [model.layers[0], [model.layers[0], model.norm], model])
     with pytest.raises(paramshard.InvalidArgumentError, match="another Linear in unit 1"):
         _shard(daemon, model, [model, nn.Linear(2, 2)])
+    with pytest.raises(paramshard.InvalidArgumentError, match="ModuleList layers, which nobody calls"):
+        _shard(daemon, model, [model.layers, model])
     with pytest.raises(paramshard.InvalidArgumentError, match="nothing.has none|has none"):
         model.nothing = nn.GELU()
         _shard(daemon, model, [model.nothing, model])

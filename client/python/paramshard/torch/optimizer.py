@@ -47,6 +47,7 @@ class AdamW(torch.optim.Optimizer):
                              self._groups_by_parameter(sharded), exp_avg or moments, exp_avg_sq or moments)
         sharded.open(plan)
         self._sharded = sharded
+        self._made = [_fixed_of(group) for group in self.param_groups]
         # Tools that initialize an optimizer which has no state do so by a step.
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -82,6 +83,22 @@ class AdamW(torch.optim.Optimizer):
                 "add_param_group: the daemon made the model with the groups that it has; give all of them to AdamW")
         super().add_param_group(param_group)
 
+    def _check_groups(self) -> None:
+        """What the daemon was told when the model was made holds for good: a change would have no effect."""
+        if [_fixed_of(group) for group in self.param_groups] == self._made:
+            return
+        raise paramshard.FailedPreconditionError(
+            "step: groups with the parameters, mode and bias_correction expected that AdamW was made with, got others, "
+            "which the daemon does not know: rates, betas, eps and weight_decay alone may change")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes rates and decay, of this optimizer's own state_dict. Moments are in the daemon, and come with it."""
+        if any(state_dict["state"].values()):
+            raise paramshard.UnimplementedError(
+                "load_state_dict: the state of a paramshard.torch.AdamW expected, got moments of another optimizer: "
+                'the daemon has those of its model, and existing="resume" goes on with them')
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, grad_scaler: Any = None) -> float | None:
         """Commits the gradients since the last step. FailedPreconditionError when there are none, or a backward failed.
@@ -96,6 +113,7 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_groups()
         self._sharded.step({"groups": [_hyperparameters(group) for group in self.param_groups],
                             "max_grad_norm": _norm(self.max_grad_norm)})
         return loss
@@ -129,6 +147,11 @@ def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
     if group["mode"] not in _MODES:
         raise paramshard.InvalidArgumentError(f"AdamW: mode adamw or l2 expected, got {group['mode']}")
     return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
+
+
+def _fixed_of(group: dict[str, Any]) -> tuple[list[int], str, bool]:
+    """The parameters by identity, for equality of tensors is another thing."""
+    return [id(parameter) for parameter in group["params"]], group["mode"], group["bias_correction"]
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:

@@ -66,6 +66,10 @@ def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str])
             if each not in names:
                 raise paramshard.InvalidArgumentError(
                     f"shard: modules of the model expected, got another {type(each).__name__} in unit {index}")
+            if isinstance(each, nn.ModuleList | nn.ModuleDict) and type(each).forward is nn.Module.forward:
+                raise paramshard.InvalidArgumentError(
+                    f"shard: modules with a forward expected, got the {type(each).__name__} {names[each]}, which nobody "
+                    "calls: list its modules, as units of their own or as one in a list")
             if names[each] in unit_of:
                 raise paramshard.InvalidArgumentError(
                     f"shard: every module in one unit expected, {names[each] or 'the model'} is in two")
