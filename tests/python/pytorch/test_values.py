@@ -104,6 +104,15 @@ def test_a_state_dict_has_full_values_and_loads_into_torch(daemon):
     assert_close(other(batch_of(0)), pair.plain(batch_of(0)), rtol=1e-5, atol=1e-5)
 
 
+def test_a_state_dict_of_gathered_weights_outlives_them(daemon):
+    pair = Pair(daemon, GPT(tied=True))
+    pair.train(1)
+    with pair.sharded.unsharded():
+        state = pair.module.state_dict()
+    for key, value in pair.module.state_dict().items():
+        assert torch.equal(state[key], value), key
+
+
 def test_load_state_dict_before_and_after_the_optimizer(daemon):
     torch.manual_seed(1)
     values = [GPT().state_dict() for _ in range(2)]

@@ -384,15 +384,21 @@ class ShardedModel:
     def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         if prefix and module is not self.module:
             return  # a part of a dictionary that is filled as a whole
-        wanted = {value.parameter_name for value in state.values() if isinstance(value, Placeholder)}
+        # Inside of `unsharded` there are tensors whose memory goes at its end; what is exported stays.
+        of_storage = {parameter.storage_id: parameter.name for parameter in self.parameters()}
+        name_of = {key: value.parameter_name if isinstance(value, Placeholder)
+                   else of_storage.get(value.untyped_storage()._cdata)
+                   for key, value in state.items()
+                   if isinstance(value, torch.Tensor) and value.layout == torch.strided}
+        wanted = set(name_of.values())
         values: dict[str, torch.Tensor] = {}
         for unit in self._units:
             parameters = [parameter for parameter in unit.parameters if parameter.name in wanted]
             if parameters:
                 values |= self._masters(parameters) if self._was_open else self._unopened(parameters)
         for key, value in state.items():
-            if isinstance(value, Placeholder):
-                state[key] = values[value.parameter_name].to(value.dtype)
+            if name_of.get(key) in values:
+                state[key] = values[name_of[key]].to(value.dtype)
 
     def _unopened(self, parameters: list[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:

@@ -45,6 +45,11 @@ class UnitParameter:
         self._size_bytes = self._storage.size()
         self.free()
 
+    @property
+    def storage_id(self) -> int:
+        """Of the memory that the values have, or had: that of all tensors which view them."""
+        return self._storage._cdata
+
     def allocate(self) -> None:
         """Memory for the values, to be written."""
         self._storage.resize_(self._size_bytes)
