@@ -269,6 +269,12 @@ def test_wrong_units_are_named(daemon):
         _shard(daemon, model, [model.nothing, model])
 
 
+def test_weights_that_a_forward_writes_are_refused(daemon):
+    model = nn.Sequential(nn.Embedding(4, 8, max_norm=1.0))
+    with pytest.raises(paramshard.UnimplementedError, match="0.weight: an embedding without max_norm"):
+        _shard(daemon, model, [model])
+
+
 def test_a_model_is_sharded_once(daemon):
     model = GPT()
     sharded = _shard(daemon, model, model.units())

@@ -36,6 +36,10 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             _check(name, parameter)
+            if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.max_norm is not None:
+                raise paramshard.UnimplementedError(
+                    f"shard: {name}: an embedding without max_norm expected, which would write weights in the forward, "
+                    "where they are lost")
             unit = _innermost(prefix, unit_of)
             if unit is None:
                 homeless.append(name)
