@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -68,6 +69,8 @@ constexpr int kMaxGrpcThreads = 8;
 // Of each user: what has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
 constexpr size_t kMaxGrpcBytes = size_t{1} << 30;
 constexpr int kMaxClusterThreads = 1024;
+// In the summary, which has one line.
+constexpr size_t kMostModelsNamed = 8;
 // After drain_timeout: for handlers to see that their streams are over.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
@@ -205,6 +208,7 @@ class Daemon::Impl {
   bool RequestStop();  // whether this is the first request
   void Stop();
   std::string tcp_address() const { return tcp_address_; }
+  std::string Summary() const;
 
  private:
   void WarnOfWhatIsOpen() const;
@@ -432,6 +436,18 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
   return lifetime;
 }
 
+std::string Daemon::Impl::Summary() const {
+  const std::vector<std::shared_ptr<Model>> models = store_->List();
+  std::vector<std::string> named;
+  for (size_t i = 0; i < std::min(models.size(), kMostModelsNamed); ++i) {
+    named.push_back(absl::StrCat(models[i]->spec().name, " at commit ", models[i]->state().numbers.commit_number,
+                                 models[i]->activity().running ? ", training" : ""));
+  }
+  if (models.size() > named.size()) named.push_back(absl::StrCat(models.size() - named.size(), " more"));
+  return absl::StrCat("node ", config_.node, " of ", config_.nodes, " on ", absl::StrJoin(config_.devices, ","), "; ",
+                      models.empty() ? "no models" : absl::StrJoin(named, "; "));
+}
+
 void Daemon::Impl::WatchDevices() {
   for (const auto& device : devices_) {
     device->health().SetListener([this, name = device->Name()](const absl::Status& why) {
@@ -516,5 +532,6 @@ absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
 }
 
 std::string Daemon::tcp_address() const { return impl_->tcp_address(); }
+std::string Daemon::Summary() const { return impl_->Summary(); }
 
 }  // namespace paramshard::server

@@ -36,6 +36,7 @@
 #include "server/last_resort.h"
 #include "server/library_logs.h"
 #include "server/log/log.h"
+#include "server/service_notifier.h"
 #include "server/socket_dir.h"
 #include "server/version.h"
 
@@ -204,7 +205,13 @@ void ReportReady(const Kept& kept) {
   if (!reported.ok()) Log(LogLevel::kWarning, "keeper does not answer", {{"error", reported.ToString()}});
 }
 
+void ReportEnd(ServiceNotifier& notifier, const Ending& ending) {
+  ending.restart ? notifier.Restarting("draining; the next server follows") : notifier.Stopping("draining");
+}
+
 int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<Ending>& ending) {
+  ServiceNotifier notifier(std::getenv(ServiceNotifier::kVariable));
+  notifier.Status("starting");
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   // A stop that comes before the daemon serves bounds its start, too: models that it takes over are saved then.
@@ -222,8 +229,10 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   if (daemon.ok()) {
     LogStart(config, **daemon);
     ReportReady(kept);
+    notifier.Ready([&daemon] { return (*daemon)->Summary(); });
     (*daemon)->Wait();
     bound();
+    ReportEnd(notifier, *ending);
     (*daemon)->Stop();
     daemon->reset();
   }
