@@ -24,8 +24,9 @@ if(TARGET paramshard_client_cuda)
   set(client paramshard_client_cuda)
 endif()
 paramshard_collect_libraries(${client} libraries)
-install(TARGETS ${libraries} EXPORT paramshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_dir})
+install(TARGETS ${libraries} EXPORT paramshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  COMPONENT development)
+install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_dir} COMPONENT development)
 
 # The client's headers and what they include, under the paths that it is included by: "client/client.h".
 set(headers
@@ -52,15 +53,18 @@ if(TARGET paramshard_client_cuda)
 endif()
 foreach(header IN LISTS headers)
   cmake_path(GET header PARENT_PATH folder)
-  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/${folder})
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/${folder}
+    COMPONENT development)
 endforeach()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/paramshard DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard/proto
+  COMPONENT development
   FILES_MATCHING PATTERN *.proto)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard COMPONENT runtime
+  USE_SOURCE_PERMISSIONS)
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/paramshardConfig.cmake.in
   ${PROJECT_BINARY_DIR}/paramshardConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/paramshardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/paramshardConfig.cmake ${PROJECT_BINARY_DIR}/paramshardConfigVersion.cmake
-  DESTINATION ${package_dir})
+  DESTINATION ${package_dir} COMPONENT development)

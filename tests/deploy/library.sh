@@ -1,0 +1,117 @@
+# What the tests of deploy/ share: sourced by each of them, in the root of the repository.
+set -euo pipefail
+
+readonly cache=$PWD/build/deploy        # what is made once
+readonly skipped=77                     # the exit status of a test that could not run
+readonly work=$(mktemp --directory)     # of this test; on a disk, for roots take room
+trap 'rm -rf --one-file-system "$work"' EXIT
+
+# skip REASON: the reason is the last line, which `./dev test-deploy` repeats.
+skip() {
+  echo "skipped: $*"
+  exit $skipped
+}
+
+# needs COMMAND...: each is a part of a package that `./dev deps deploy` installs.
+needs() {
+  local command
+  for command in "$@"; do
+    command -v "$command" >/dev/null || skip "no $command: ./dev deps deploy installs it"
+  done
+}
+
+needs_root() {
+  ((EUID == 0)) || skip "namespaces with several users are root's to make"
+  unshare --mount --pid --fork --uts --ipc --net true 2>/dev/null || skip "this machine gives no namespaces"
+}
+
+step() {
+  echo "-- $*"
+}
+
+# expect WHAT COMMAND...: the test ends where the command fails, and says what was expected.
+expect() {
+  local what=$1
+  shift
+  "$@" || { echo "FAILED: $what: $*" && exit 1; }
+  echo "ok: $what"
+}
+
+# await SECONDS COMMAND...: until it succeeds.
+await() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < deadline)) || { echo "FAILED: not in time: $*" && return 1; }
+    sleep 0.1
+  done
+}
+
+suite() {
+  (. /etc/os-release && echo "${VERSION_CODENAME-}")
+}
+
+# root_with DIR PACKAGE...: a root of this Debian with these packages and what they need, from a copy that is made once.
+root_with() {
+  local dir=$1 made
+  shift
+  needs mmdebstrap
+  made=$cache/$(suite)-$(echo "$*" | md5sum | cut --characters=-12).tar
+  mkdir -p "$cache" "$dir"
+  if [[ ! -e $made ]]; then
+    mmdebstrap --quiet --variant=apt --include="$(IFS=, && echo "$*")" "$(suite)" "${made%.tar}.new.tar" ||
+      skip "mmdebstrap could not make a root; it needs Debian's mirror"
+    mv "${made%.tar}.new.tar" "$made"
+  fi
+  tar --extract --file "$made" --directory "$dir"
+}
+
+# with_kernel DIR: mounts what programs in that root want of the kernel; called in a mount namespace of one's own.
+with_kernel() {
+  local root=$1 device
+  mount --make-rprivate /
+  mount --bind "$root" "$root"
+  mount -t proc proc "$root/proc"
+  mount -t tmpfs run "$root/run"
+  mount -t tmpfs tmp "$root/tmp"
+  mount -t tmpfs dev "$root/dev"
+  for device in null zero full random urandom tty fuse; do
+    [[ -e /dev/$device ]] || continue
+    touch "$root/dev/$device"
+    mount --bind "/dev/$device" "$root/dev/$device"
+  done
+  mkdir -p "$root/dev/shm" "$root/dev/pts"
+  mount -t tmpfs shm "$root/dev/shm"
+  ln -s /proc/self/fd "$root/dev/fd"
+  ln -s pts/ptmx "$root/dev/ptmx"
+  # Where the test has made room for this machine's toolkit.
+  [[ ! -d $root/usr/local/cuda ]] || mount --bind "$(readlink --canonicalize /usr/local/cuda)" "$root/usr/local/cuda"
+}
+export -f with_kernel
+
+# in_root DIR COMMAND...: with processes of its own, and this machine's network.
+in_root() {
+  unshare --mount --pid --fork --kill-child --uts --ipc bash -c \
+    'with_kernel "$0" && exec chroot "$0" /usr/bin/env --ignore-environment HOME=/root \
+      PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"' "$@"
+}
+
+# install_into DIR FILE.deb: without the network, where what it depends on is there already.
+install_into() {
+  local dir=$1 file
+  shift
+  for file in "$@"; do
+    cp "$file" "$dir/var/cache/apt/archives/"
+    in_root "$dir" dpkg --install "/var/cache/apt/archives/${file##*/}"
+  done
+}
+
+# The packages of this checkout, made by `./dev test-deploy`.
+packages() {
+  ls "$cache"/deb/paramshard_*.deb 2>/dev/null || skip "no packages: ./dev test-deploy makes them"
+}
+
+# Debian packages that the package of that file depends on.
+dependencies_of() {
+  dpkg-deb --field "$1" Depends | tr ',' '\n' | sed 's/|.*//; s/(.*//; s/ //g'
+}
