@@ -1,0 +1,102 @@
+"""Checks what schemas of Kubernetes cannot: that the parts of a training's pods fit each other, and fit the daemon.
+
+Takes a file of manifests, as `kubectl kustomize` writes them.
+"""
+
+import re
+import sys
+
+import yaml
+
+SECONDS_OF_AN_END = 10 + 600 + 15  # the defaults of --drain-timeout and --save-timeout, and what follows
+GIB = 1 << 30
+UNITS = {"Mi": 1 << 20, "Gi": GIB, "MiB": 1 << 20, "GiB": GIB}
+
+
+def size_of(text):
+    number, unit = re.fullmatch(r"(\d+)(\w+)", text).groups()
+    return int(number) * UNITS[unit]
+
+
+def faults_of_variables(container):
+    """A variable names those before it alone; others stay as they are written."""
+    known = set()
+    for variable in container.get("env", []):
+        for name in re.findall(r"\$\((\w+)\)", variable.get("value", "")):
+            if name not in known:
+                yield f"{variable['name']} names {name}, which is not before it"
+        known.add(variable["name"])
+
+
+def faults_of_mounts(container, volumes):
+    for mount in container.get("volumeMounts", []):
+        if mount["name"] not in volumes:
+            yield f"{container['name']} mounts {mount['name']}, which there is not"
+
+
+def faults(documents):
+    kinds = {}
+    for document in documents:
+        kinds.setdefault(document["kind"], []).append(document)
+    (training,) = kinds["StatefulSet"]
+    (service,) = kinds["Service"]
+    spec = training["spec"]
+    pod = spec["template"]["spec"]
+    starters = [container["name"] for container in pod["initContainers"]]
+    daemon = pod["initContainers"][-1]
+    trainers = pod["containers"]
+    environment = {one["name"]: one.get("value") for one in daemon["env"]}
+
+    if starters != ["saves", "paramshardd"]:
+        yield f"the folder of saves is to be there before the daemon starts, got {starters}"
+    if daemon.get("restartPolicy") != "Always":
+        yield "the daemon is no sidecar"
+    if "livenessProbe" in daemon:
+        yield "a daemon that is started again has lost its keeper"
+    if not pod.get("shareProcessNamespace"):
+        yield "daemon and trainers do not see each other's processes"
+    if pod["terminationGracePeriodSeconds"] <= SECONDS_OF_AN_END:
+        yield f"more than {SECONDS_OF_AN_END} s for the end expected"
+    if spec["serviceName"] != service["metadata"]["name"] or service["spec"]["clusterIP"] != "None":
+        yield "the pods' names are not those of the headless service"
+    if int(environment["PARAMSHARD_NODES"]) != spec["replicas"]:
+        yield f"{environment['PARAMSHARD_NODES']} nodes in {spec['replicas']} pods"
+    if spec["replicas"] > 1:
+        port = service["spec"]["ports"][0]["port"]
+        address = f"{training['metadata']['name']}-0.{service['metadata']['name']}:{port}"
+        if environment["PARAMSHARD_CLUSTER_ADDRESS"] != address:
+            yield f"node 0 is {address}, got {environment['PARAMSHARD_CLUSTER_ADDRESS']}"
+        if spec["volumeClaimTemplates"][0]["spec"]["accessModes"] != ["ReadWriteMany"]:
+            yield "a world has one folder of saves"
+    if size_of(environment["PARAMSHARD_MEMORY_LIMIT"]) >= size_of(daemon["resources"]["limits"]["memory"]):
+        yield "the daemon's own limit is to be below that of the container"
+
+    claims = {claim["name"]: claim["resourceClaimTemplateName"] for claim in pod.get("resourceClaims") or []}
+    templates = {one["metadata"]["name"]: one for one in kinds.get("ResourceClaimTemplate", [])}
+    named = [[claim["name"] for claim in one["resources"].get("claims") or []] for one in [daemon, *trainers]]
+    if any(names != list(claims) for names in named) or set(claims.values()) != set(templates):
+        yield f"daemon and trainers name the same claim, got {named} of {claims}"
+    devices = environment["PARAMSHARD_DEVICE"].split(",")
+    for template in templates.values():
+        (request,) = template["spec"]["spec"]["devices"]["requests"]
+        if request["exactly"]["count"] != len(devices):
+            yield f"{request['exactly']['count']} GPUs are claimed, and {len(devices)} devices served"
+    if devices[0].startswith("cuda") != bool(claims):
+        yield f"{devices[0]} with the claims {list(claims)}"
+
+    volumes = {one["name"] for one in pod["volumes"]}
+    volumes |= {one["metadata"]["name"] for one in spec["volumeClaimTemplates"]}
+    for container in [*pod["initContainers"], *trainers]:
+        yield from faults_of_variables(container)
+        yield from faults_of_mounts(container, volumes)
+    folders = {dict((one["name"], one.get("value")) for one in c["env"]).get("PARAMSHARD_SOCKET_DIR")
+               for c in [daemon, *trainers]}
+    if len(folders) != 1:
+        yield f"daemon and trainers look for sockets in the same folder, got {folders}"
+
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    found = list(faults(yaml.safe_load_all(file)))
+for fault in found:
+    print(fault)
+sys.exit(bool(found))
