@@ -6,6 +6,7 @@ needs mmdebstrap buildah dpkg-deb
 
 # Again in namespaces of its own, where containers are mounted, and end with it.
 if [[ ${1-} != inside ]]; then
+  rm -rf "$work"
   exec unshare --mount --pid --fork --kill-child --mount-proc --ipc bash "$0" inside
 fi
 
@@ -17,8 +18,9 @@ builder() {
   buildah "${storage[@]}" "$@"
 }
 
+package=$(packages)
 step "build"
-deploy/container/build "$(packages)" "$image" "${storage[@]}" >"$work/build.log" 2>&1 ||
+deploy/container/build "$package" "$image" "${storage[@]}" >"$work/build.log" 2>&1 ||
   { tail -n 20 "$work/build.log" && exit 1; }
 builder images --format '   {{.Name}} {{.Size}}'
 inspect() {

@@ -9,7 +9,7 @@ apt() {
   in_root "$root" apt-get --quiet --quiet -o Acquire::Retries=3 "$@"
 }
 
-readonly package=$(packages)
+package=$(packages)
 readonly development=${package/paramshard_/paramshard-dev_}
 step "lintian"
 lintian "$package" "$development" 2>/dev/null || true

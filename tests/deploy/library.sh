@@ -8,7 +8,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 
 # skip REASON: the reason is the last line, which `./dev test-deploy` repeats.
 skip() {
-  echo "skipped: $*"
+  echo "skipped: $*" >&2
   exit $skipped
 }
 
@@ -106,7 +106,7 @@ install_into() {
   done
 }
 
-# The packages of this checkout, made by `./dev test-deploy`.
+# The package of this checkout, made by `./dev test-deploy`.
 packages() {
   ls "$cache"/deb/paramshard_*.deb 2>/dev/null || skip "no packages: ./dev test-deploy makes them"
 }

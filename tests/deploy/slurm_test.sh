@@ -5,7 +5,7 @@ needs_root
 needs mmdebstrap ip
 
 readonly root=$work/root
-readonly package=$(packages)
+package=$(packages)
 step "a root with Slurm"
 root_with "$root" slurm-wlm munge procps iproute2 systemd-standalone-sysusers $(dependencies_of "$package" |
   grep --invert-match systemd)

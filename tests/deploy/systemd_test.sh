@@ -5,7 +5,7 @@ needs_root
 needs mmdebstrap ip
 
 readonly root=$work/root
-readonly package=$(packages)
+package=$(packages)
 step "a root with systemd"
 root_with "$root" systemd systemd-sysv dbus dbus-user-session libpam-systemd iproute2 procps \
   $(dependencies_of "$package")
