@@ -20,8 +20,11 @@ mkdir "$groups"
 mount -t cgroup2 groups "$groups" || skip "this kernel has no cgroup2"
 readonly group=$groups/paramshard-deploy-$$
 mkdir "$group" || { umount "$groups" && skip "groups of processes cannot be made here"; }
+no_groups() {
+  find "$group" -depth -type d -exec rmdir {} + && [[ ! -e $group ]]
+}
 leave() {
-  find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+  await 10 no_groups || true  # its processes end a moment after they are killed
   umount "$groups" || true
   rm -rf --one-file-system "$work"
 }
