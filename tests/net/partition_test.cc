@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -133,15 +132,14 @@ TEST_P(PartitionTest, ACutIsNoticedByBothEndsAndTheTrainingGoesOnBehindIt) {
 
 TEST_P(PartitionTest, ALinkThatWorksOneWayAloneIsNoticedByBothEnds) {
   const std::vector<std::string> expected = Uninterrupted();
-  for (const auto& [mute, deaf] : {std::pair(0, 1), std::pair(1, 0)}) {
-    Start();
-    EXPECT_EQ(Train([&, mute = mute, deaf = deaf] {
-                ASSERT_OK(machines_->Mute(mute, deaf));
-                AwaitEpochEnds();
-                ASSERT_OK(machines_->Unmute(mute, deaf));
-              }),
-              expected);
-  }
+  const int mute = GetParam() ? 1 : 0;
+  Start();
+  EXPECT_EQ(Train([&] {
+              ASSERT_OK(machines_->Mute(mute, 1 - mute));
+              AwaitEpochEnds();
+              ASSERT_OK(machines_->Unmute(mute, 1 - mute));
+            }),
+            expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, PartitionTest, testing::Bool(),
