@@ -24,10 +24,10 @@ namespace paramshard::tls {
 using PeerCheck = std::function<absl::Status(const std::vector<std::string>& uris)>;
 
 // Whoever comes must have a certificate. To one who is refused gRPC says nothing: `check` is where that is logged.
-std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const Files& files, PeerCheck check);
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const Files& files, const PeerCheck& check);
 
 // No name of a host is compared: `check` says whether the server is the expected one.
-std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const Files& files, PeerCheck check);
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const Files& files, const PeerCheck& check);
 
 // The URIs of the certificate that the other side of a call has shown; none without TLS.
 std::vector<std::string> PeerUris(const grpc::AuthContext& context);
