@@ -169,11 +169,15 @@ void LimitResources(grpc::ServerBuilder& builder, int threads) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
 }
 
+// A client of gRPC answers pings only while one of its threads waits for a call, as the daemons' do, and not those of
+// trainers and tools.
+enum class Pings : uint8_t { kAreAnswered, kAreNot };
+
 // What one user makes gRPC hold takes nothing from another. Those whom the kernel does not name show `credentials`.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
                                             const std::set<UserPlaces::User>& users,
                                             const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                            const std::vector<grpc::Service*>& services, int max_threads) {
+                                            const std::vector<grpc::Service*>& services, int max_threads, Pings pings) {
   RunningServers started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(
       std::move(sockets),
@@ -182,7 +186,7 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, max_threads);
-    SetKeepalive(builder);
+    if (pings == Pings::kAreAnswered) SetKeepalive(builder);
     started.acceptor->AddServer(user, builder, user.has_value() ? grpc::InsecureServerCredentials() : credentials);
     for (grpc::Service* service : services) builder.RegisterService(service);
     started.servers.push_back(builder.BuildAndStart());
@@ -349,8 +353,9 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
-  ASSIGN_OR_RETURN(cluster_server_, StartServers(std::move(sockets), {std::nullopt}, transport_.ForNodes(),
-                                                 {coordinator_->service.get()}, kMaxClusterThreads));
+  ASSIGN_OR_RETURN(cluster_server_,
+                   StartServers(std::move(sockets), {std::nullopt}, transport_.ForNodes(),
+                                {coordinator_->service.get()}, kMaxClusterThreads, Pings::kAreAnswered));
   return absl::OkStatus();
 }
 
@@ -404,8 +409,9 @@ absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, AllowedUsers(config_.allow_users));
   std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
   if (config_.listen.has_value()) users.insert(std::nullopt);
-  ASSIGN_OR_RETURN(servers_, StartServers(std::move(sockets), users, transport_.ForTools(),
-                                          {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads));
+  ASSIGN_OR_RETURN(servers_,
+                   StartServers(std::move(sockets), users, transport_.ForTools(),
+                                {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads, Pings::kAreNot));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     servers_.SetHealth(service, true);
