@@ -15,7 +15,7 @@ namespace paramshard::test {
 
 class Machines {
  public:
-  // FAILED_PRECONDITION where this process may not make namespaces, or `ip` of iproute2 is missing.
+  // FAILED_PRECONDITION where this process may not make namespaces, `ip` of iproute2 is missing, or the kernel has no bridges.
   static absl::StatusOr<Machines> Make(int count);
 
   Machines(Machines&&) = default;
