@@ -97,8 +97,7 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
-  Transport::Options options{.files = {.cert = config.tls_cert, .key = config.tls_key, .ca = config.tls_ca},
-                             .node = config.node};
+  Transport::Options options{.files = TlsFilesOf(config), .node = config.node};
   for (const std::string& role : config.tls_roles) {
     ASSIGN_OR_RETURN(options.roles.emplace_back(), tls::ParseRolePattern(role));
   }

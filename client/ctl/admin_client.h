@@ -20,8 +20,9 @@ namespace paramshard::ctl {
 // How long an RPC may take. Those that read or write a whole model are long.
 enum class RpcLength { kShort, kLong };
 
-// Holds the token by holding the companion connection; elsewhere a certificate stands for it. One call at a time. Movable. Errors of every call: the daemon's,
-// as admin.proto states them; UNAVAILABLE and DEADLINE_EXCEEDED when it does not answer.
+// Holds the token by holding the companion connection; elsewhere a certificate stands for it. One call at a time.
+// Movable. Errors of every call: the daemon's, as admin.proto states them; UNAVAILABLE and DEADLINE_EXCEEDED when it
+// does not answer.
 //
 //   ASSIGN_OR_RETURN(AdminClient client, AdminClient::Connect({}));
 //   v1::ListModelsResponse models;

@@ -85,12 +85,14 @@ void Reader::RequireCommand(const CLI::App& parent) {
 
 void Reader::AddGlobalOptions() {
   GlobalOptions& options = command_line_.options;
-  app_.add_option("--socket-dir", options.socket_dir,
-                  "where the daemon's sockets are (default: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, "
-                  "else /tmp/paramshard-<uid>)");
+  CLI::Option* const socket_dir = app_.add_option(
+      "--socket-dir", options.socket_dir,
+      "where the daemon's sockets are (default: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, "
+      "else /tmp/paramshard-<uid>)");
   app_.add_option("--address", options.addresses,
                   "HOST:PORT,...: ask these daemons (--listen) instead of this machine's")
       ->delimiter(',')
+      ->excludes(socket_dir)
       ->envname("PARAMSHARD_ADDRESS");
   app_.add_option("--tls-cert", options.tls_files.cert, "for --address: a certificate in PEM")
       ->envname("PARAMSHARD_TLS_CERT");

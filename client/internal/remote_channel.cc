@@ -18,25 +18,28 @@ struct Refusal {
   absl::Status why;  // guarded by mu
 };
 
-absl::Status CheckIsDaemon(const tls::IdentityRules& rules, const std::vector<std::string>& uris) {
-  ASSIGN_OR_RETURN(const tls::Identity peer, rules.Identify(uris));
-  if (peer.role == tls::Role::kNode) return absl::OkStatus();
-  return absl::UnauthenticatedError(
-      absl::StrCat("the certificate of a node expected, got that of ", tls::IdentityText(peer)));
+bool IsRefused(Refusal& refusal) {
+  absl::MutexLock lock(&refusal.mu);
+  return !refusal.why.ok();
+}
+
+// False at the deadline, or when whoever listens there is somebody else.
+bool Connect(grpc::Channel& channel, Refusal& refusal, const Deadline& deadline) {
+  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
+    if (IsRefused(refusal) || !channel.WaitForStateChange(state, deadline.ToGrpc())) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(const tls::Certificate own, tls::CheckFiles(daemon.files, absl::Now()));
-  const absl::StatusOr<tls::IdentityRules> rules = tls::IdentityRules::Create(own.uris, daemon.roles);
-  if (!rules.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", daemon.files.cert, ": ", rules.status().message()));
-  }
+  ASSIGN_OR_RETURN(const tls::IdentityRules rules, tls::IdentityRules::Load(daemon.files, daemon.roles, absl::Now()));
   const auto refusal = std::make_shared<Refusal>();
-  const auto check = [rules = *rules, refusal](const std::vector<std::string>& uris) {
+  const auto check = [rules, refusal](const std::vector<std::string>& uris) {
+    const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
     absl::MutexLock lock(&refusal->mu);
-    return refusal->why = CheckIsDaemon(rules, uris);
+    return refusal->why = peer.ok() ? CheckIsNode(*peer) : peer.status();
   };
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
@@ -45,7 +48,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDae
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(daemon.address, tls::MakeChannelCredentials(daemon.files, check), arguments);
-  if (channel->WaitForConnected(Deadline::After(timeout).ToGrpc())) return channel;
+  if (Connect(*channel, *refusal, Deadline::After(timeout))) return channel;
   absl::MutexLock lock(&refusal->mu);
   return absl::UnavailableError(absl::StrCat(
       "connect: a daemon expected at ", daemon.address, ", no connection within ", absl::FormatDuration(timeout), "; ",

@@ -21,8 +21,8 @@ struct RemoteDaemon {
   std::vector<tls::RolePattern> roles;
 };
 
-// A channel to whoever shows the certificate of a node of the same world. Errors of tls::CheckFiles; INVALID_ARGUMENT
-// the certificate has no identity; UNAVAILABLE no such daemon within the timeout: why it refuses is in its log.
+// A channel to whoever shows the certificate of a node of the same world. Errors of tls::IdentityRules::Load;
+// UNAVAILABLE somebody else listens there, at once; no such daemon within the timeout: why it refuses is in its log.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout);
 
 }  // namespace paramshard::internal

@@ -1,6 +1,5 @@
 #include "proto/tls/files.h"
 
-#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -8,21 +7,21 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <cstdint>
 #include <ctime>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/safetensors/regular_file.h"
 
 namespace paramshard::tls {
 namespace {
 
 // Of a file: chains and bundles of authorities are smaller.
-constexpr size_t kMostBytes = 4 << 20;
+constexpr int64_t kMostBytes = 4 << 20;
 
 template <typename T, void (*kFree)(T*)>
 struct Freer {
@@ -35,7 +34,6 @@ void FreeCertificates(STACK_OF(X509) * certificates) { sk_X509_pop_free(certific
 void FreeBio(BIO* bio) { BIO_free(bio); }
 
 using OwnedBio = Owned<BIO, FreeBio>;
-using OwnedCertificate = Owned<X509, X509_free>;
 using OwnedCertificates = Owned<STACK_OF(X509), FreeCertificates>;
 using OwnedKey = Owned<EVP_PKEY, EVP_PKEY_free>;
 using OwnedNames = Owned<GENERAL_NAMES, GENERAL_NAMES_free>;
@@ -46,28 +44,16 @@ absl::Status FileError(absl::string_view flag, absl::string_view path, absl::str
   return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", path, ": ", what));
 }
 
-absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path, bool is_secret) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError(flag, path, absl::StrCat("a file that can be read expected, got: ", strerror(errno)));
-  const auto close_file = [fd](void*) { close(fd); };
-  const std::unique_ptr<void, decltype(close_file)> closer(const_cast<std::string*>(&path), close_file);
+absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path) {
+  absl::StatusOr<std::string> text = safetensors::ReadWholeFile(path, kMostBytes);
+  if (text.ok()) return text;
+  return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", text.status().message()));
+}
+
+absl::Status CheckIsSecret(const std::string& path) {
   struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return FileError(flag, path, "a regular file expected");
-  if (is_secret && (info.st_mode & S_IRWXO) != 0) {
-    return FileError(flag, path, absl::StrCat("a key that other users cannot read expected: chmod o= ", path));
-  }
-  std::string text(kMostBytes + 1, '\0');
-  size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t count = read(fd, text.data() + size, text.size() - size);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return FileError(flag, path, strerror(errno));
-    if (count == 0) break;
-    size += count;
-  }
-  if (size > kMostBytes) return FileError(flag, path, absl::StrCat("at most ", kMostBytes, " bytes expected"));
-  text.resize(size);
-  return text;
+  if (stat(path.c_str(), &info) != 0 || (info.st_mode & S_IRWXO) == 0) return absl::OkStatus();
+  return FileError("tls-key", path, absl::StrCat("a key that other users cannot read expected: chmod o= ", path));
 }
 
 // OpenSSL keeps a thread's errors until somebody asks for them.
@@ -153,19 +139,12 @@ absl::Status CheckAllGiven(const Files& files) {
 
 }  // namespace
 
-absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem) {
-  const OwnedCertificates certificates = ReadCertificates(pem.substr(0, kMostBytes));
-  if (sk_X509_num(certificates.get()) == 0) {
-    return absl::InvalidArgumentError("a certificate in PEM expected, got none");
-  }
-  return Describe(sk_X509_value(certificates.get(), 0));
-}
-
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   RETURN_IF_ERROR(CheckAllGiven(files));
-  ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert, /*is_secret=*/false));
-  ASSIGN_OR_RETURN(const std::string key_text, ReadText("tls-key", files.key, /*is_secret=*/true));
-  ASSIGN_OR_RETURN(const std::string ca_text, ReadText("tls-ca", files.ca, /*is_secret=*/false));
+  ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert));
+  ASSIGN_OR_RETURN(const std::string key_text, ReadText("tls-key", files.key));
+  RETURN_IF_ERROR(CheckIsSecret(files.key));
+  ASSIGN_OR_RETURN(const std::string ca_text, ReadText("tls-ca", files.ca));
   const OwnedCertificates chain = ReadCertificates(cert_text);
   if (sk_X509_num(chain.get()) == 0) {
     return FileError("tls-cert", files.cert, "a certificate in PEM expected, got none");

@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace paramshard::tls {
@@ -28,9 +26,6 @@ struct Certificate {
   absl::Time not_before;
   absl::Time not_after;
 };
-
-// Of the first certificate in the text. INVALID_ARGUMENT.
-absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem);
 
 // Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the flag, the file and what is
 // expected: all three given and readable; a key that others cannot read and that is the certificate's; a certificate

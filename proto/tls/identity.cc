@@ -142,6 +142,15 @@ absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text) {
   return RolePattern{.role = *role, .pattern = std::string(parts.second)};
 }
 
+absl::StatusOr<IdentityRules> IdentityRules::Load(const Files& files, std::vector<RolePattern> patterns,
+                                                  absl::Time now) {
+  ASSIGN_OR_RETURN(const Certificate certificate, CheckFiles(files, now));
+  absl::StatusOr<IdentityRules> rules = Create(certificate.uris, std::move(patterns));
+  if (rules.ok()) return rules;
+  return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", files.cert, ": ", rules.status().message(),
+                                                 "; --tls-role says which role other URIs have"));
+}
+
 absl::StatusOr<IdentityRules> IdentityRules::Create(absl::Span<const std::string> uris,
                                                     std::vector<RolePattern> patterns) {
   IdentityRules rules(std::move(patterns));
@@ -164,10 +173,19 @@ absl::StatusOr<Identity> IdentityRules::Parse(absl::Span<const std::string> uris
 absl::StatusOr<Identity> IdentityRules::Identify(absl::Span<const std::string> uris) const {
   absl::StatusOr<Identity> identity = Parse(uris);
   if (!identity.ok()) return absl::UnauthenticatedError(identity.status().message());
-  // Who is named by a pattern has no world of its own.
-  if (identity->world_uri == own_.world_uri || identity->world_uri.empty() || own_.world_uri.empty()) return identity;
+  // Whom a pattern names is let in by it. A URI of the form above names a world, which is to be this one's: where this
+  // process has its own role by a pattern, there is none.
+  if (identity->world_uri.empty() || identity->world_uri == own_.world_uri) return identity;
+  return absl::UnauthenticatedError(absl::StrCat(
+      own_.world_uri.empty() ? "a URI that a pattern of --tls-role has" : absl::StrCat("a member of ", own_.world_uri),
+      " expected, got ", Quoted(identity->uri)));
+}
+
+absl::Status CheckIsNode(const Identity& peer, std::optional<int> node) {
+  if (peer.role == Role::kNode && peer.node == node.value_or(peer.node)) return absl::OkStatus();
   return absl::UnauthenticatedError(
-      absl::StrCat("a member of ", own_.world_uri, " expected, got ", Quoted(identity->uri)));
+      absl::StrCat("the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
+                   " expected, got that of ", IdentityText(peer), " (", Quoted(peer.uri), ")"));
 }
 
 }  // namespace paramshard::tls

@@ -10,13 +10,17 @@
 #define PARAMSHARD_PROTO_TLS_IDENTITY_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/tls/files.h"
 
 namespace paramshard::tls {
 
@@ -45,17 +49,22 @@ struct RolePattern {
   std::string pattern;
 };
 
+// UNAUTHENTICATED unless it is a daemon, and that one where `node` says which.
+absl::Status CheckIsNode(const Identity& peer, std::optional<int> node = std::nullopt);
+
 // Of "ROLE=PATTERN". INVALID_ARGUMENT.
 absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text);
 
 // What a process takes for a member of its world. Thread-safe.
 class IdentityRules {
  public:
+  // Of the certificate in the files, as they are now. Errors of CheckFiles and Create.
+  static absl::StatusOr<IdentityRules> Load(const Files& files, std::vector<RolePattern> patterns, absl::Time now);
   // `uris` are those of its own certificate. INVALID_ARGUMENT when they are no identity.
   static absl::StatusOr<IdentityRules> Create(absl::Span<const std::string> uris, std::vector<RolePattern> patterns);
 
   const Identity& own() const { return own_; }
-  // UNAUTHENTICATED unless there is one URI, which is that of a member of the same world.
+  // UNAUTHENTICATED unless there is one URI, which a pattern has, or which is that of a member of the same world.
   absl::StatusOr<Identity> Identify(absl::Span<const std::string> uris) const;
 
  private:

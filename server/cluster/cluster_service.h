@@ -7,6 +7,7 @@
 
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "server/cluster/coordinator.h"
+#include "server/cluster/coordinator_cluster.h"
 
 namespace paramshard::server {
 
@@ -17,7 +18,7 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
   using SpeakerCheck = std::function<absl::Status(const grpc::AuthContext& caller, int node)>;
 
   // `coordinator` outlives the service.
-  explicit ClusterServiceImpl(Coordinator* coordinator, SpeakerCheck check_speaker = MayBeAnybody)
+  explicit ClusterServiceImpl(Coordinator* coordinator, SpeakerCheck check_speaker = CoordinatorOptions().check_speaker)
       : coordinator_(coordinator), check_speaker_(std::move(check_speaker)) {}
 
   grpc::Status Join(grpc::ServerContext* context,
@@ -31,7 +32,6 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
                         v1::GetValueResponse* response) override;
 
  private:
-  static absl::Status MayBeAnybody(const grpc::AuthContext&, int) { return absl::OkStatus(); }
   absl::Status CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const;
   // Joins the node and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);

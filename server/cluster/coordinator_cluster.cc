@@ -118,9 +118,7 @@ CoordinatorNode::~CoordinatorNode() = default;
 
 absl::StatusOr<CoordinatorNode> MakeCoordinatorCluster(const CoordinatorOptions& options) {
   ASSIGN_OR_RETURN(auto cluster, CoordinatorCluster::Create(options));
-  auto service = options.check_speaker == nullptr
-                     ? std::make_unique<ClusterServiceImpl>(&cluster->coordinator())
-                     : std::make_unique<ClusterServiceImpl>(&cluster->coordinator(), options.check_speaker);
+  auto service = std::make_unique<ClusterServiceImpl>(&cluster->coordinator(), options.check_speaker);
   return CoordinatorNode(std::move(cluster), std::move(service));
 }
 

@@ -62,7 +62,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteOptions& options) {
 // Node 0 will not change its mind.
 bool IsRefusal(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
-         absl::IsUnimplemented(status);
+         absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
 }
 
 // The coordinator's own word on a vote; any other error leaves the node in doubt.

@@ -36,8 +36,8 @@ struct RemoteOptions {
 // UNAVAILABLE naming node 0.
 //
 // Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a daemon that
-// stays has the node number; INVALID_ARGUMENT, FAILED_PRECONDITION node 0 refuses this node (says why); RESOURCE_EXHAUSTED no
-// thread.
+// stays has the node number; INVALID_ARGUMENT, FAILED_PRECONDITION, PERMISSION_DENIED node 0 refuses this node (says
+// why); RESOURCE_EXHAUSTED no thread.
 absl::StatusOr<std::unique_ptr<Cluster>> MakeRemoteCluster(const RemoteOptions& options);
 
 }  // namespace paramshard::server

@@ -408,12 +408,11 @@ absl::Status CheckIsProtected(absl::string_view flag, absl::string_view address,
 }
 
 absl::Status CheckTransport(const DaemonConfig& config) {
-  const bool some = !config.tls_cert.empty() || !config.tls_key.empty() || !config.tls_ca.empty();
-  const bool all = !config.tls_cert.empty() && !config.tls_key.empty() && !config.tls_ca.empty();
-  if (some != all) {
+  const tls::Files files = TlsFilesOf(config);
+  if (files.any() != files.all()) {
     return absl::InvalidArgumentError("--tls-cert: all of --tls-cert, --tls-key and --tls-ca expected, or none");
   }
-  if (!config.tls_roles.empty() && !all) {
+  if (!config.tls_roles.empty() && !files.any()) {
     return absl::InvalidArgumentError("--tls-role: --tls-cert, --tls-key and --tls-ca expected with it, got none");
   }
   RETURN_IF_ERROR(CheckIsProtected("--listen", config.listen.value_or(""), config));
@@ -480,6 +479,10 @@ absl::string_view SourceName(Source source) {
 }
 
 }  // namespace
+
+tls::Files TlsFilesOf(const DaemonConfig& config) {
+  return {.cert = config.tls_cert, .key = config.tls_key, .ca = config.tls_ca};
+}
 
 Environment ProcessEnvironment() {
   Environment environment;

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/tls/files.h"
 
 namespace paramshard::server {
 
@@ -85,6 +86,9 @@ struct DaemonConfig {
   std::string log_format = "text";  // or "json"
   std::string log_level = "info";   // or "debug", "warning", "error"
 };
+
+// The files of its certificate.
+tls::Files TlsFilesOf(const DaemonConfig& config);
 
 // Where a setting's value comes from.
 enum class Source { kDefault, kEnvironment, kFlag };

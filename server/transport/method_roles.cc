@@ -1,7 +1,6 @@
 #include "server/transport/method_roles.h"
 
 #include <map>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

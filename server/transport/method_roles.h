@@ -2,7 +2,6 @@
 #ifndef PARAMSHARD_SERVER_TRANSPORT_METHOD_ROLES_H_
 #define PARAMSHARD_SERVER_TRANSPORT_METHOD_ROLES_H_
 
-#include <optional>
 #include <set>
 #include <string>
 

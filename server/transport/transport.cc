@@ -22,30 +22,17 @@ absl::Status Logged(const absl::Status& refusal) {
   return refusal;
 }
 
-absl::Status CheckIsNode(const tls::Identity& peer, std::optional<int> node) {
-  if (peer.role == tls::Role::kNode && peer.node == node.value_or(peer.node)) return absl::OkStatus();
-  return absl::UnauthenticatedError(
-      absl::StrCat("the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
-                   " expected, got that of ", tls::IdentityText(peer), " (", peer.uri, ")"));
-}
-
 }  // namespace
 
 absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time now) {
   Transport transport;
   if (!options.files.any()) return transport;
-  ASSIGN_OR_RETURN(const tls::Certificate certificate, tls::CheckFiles(options.files, now));
-  const absl::StatusOr<tls::IdentityRules> rules = tls::IdentityRules::Create(certificate.uris, options.roles);
-  if (!rules.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", rules.status().message(),
-                                                   "; --tls-role says which role other URIs have"));
-  }
-  if (const absl::Status is_own = CheckIsNode(rules->own(), options.node); !is_own.ok()) {
+  ASSIGN_OR_RETURN(transport.rules_, tls::IdentityRules::Load(options.files, options.roles, now));
+  if (const absl::Status is_own = CheckIsNode(transport.rules_->own(), options.node); !is_own.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
                                                    "; --node says which one this daemon is"));
   }
   transport.files_ = options.files;
-  transport.rules_ = *rules;
   return transport;
 }
 
@@ -57,7 +44,7 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) c
   const auto check = [rules = *rules_, nodes_alone](const std::vector<std::string>& uris) -> absl::Status {
     const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
     if (!peer.ok()) return Logged(peer.status());
-    return nodes_alone ? Logged(CheckIsNode(*peer, std::nullopt)) : absl::OkStatus();
+    return nodes_alone ? Logged(CheckIsNode(*peer)) : absl::OkStatus();
   };
   std::shared_ptr<grpc::ServerCredentials> credentials = tls::MakeServerCredentials(files_, check);
   credentials->SetAuthMetadataProcessor(std::make_shared<RoleGate>(*rules_));

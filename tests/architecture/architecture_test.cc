@@ -45,7 +45,8 @@ const std::vector<Rule> kRules = {
      {"proto/checkpoint/", "proto/model/", "proto/safetensors/", "proto/wire/", "kernels/", "absl/", "nlohmann/",
       "xxh_x86dispatch.h", "xxhash.h", "paramshard/v1/trainer.pb.h"}},
     // Who speaks on a connection: gRPC's credentials and OpenSSL's certificates.
-    {"proto/tls/", {"proto/tls/", "kernels/base/", "absl/", "grpc/", "grpcpp/", "openssl/"}},
+    {"proto/tls/",
+     {"proto/tls/", "proto/safetensors/regular_file.h", "kernels/base/", "absl/", "grpc/", "grpcpp/", "openssl/"}},
     {"server/transport/",
      {"server/transport/", "server/log/", "proto/tls/", "kernels/base/", "absl/", "grpc/", "grpcpp/"}},
     {"kernels/", {"kernels/", "absl/", "cuda.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_runtime.h", "nccl.h"}},

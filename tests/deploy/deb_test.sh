@@ -48,21 +48,21 @@ else
   apt install --yes --no-install-recommends g++ cmake ninja-build pkgconf \
     "/var/cache/apt/archives/${development##*/}" >"$work/install.log" 2>&1 ||
     { tail -n 20 "$work/install.log" && exit 1; }
-  cp --recursive tests/install/consumer "$root/root/consumer"
+  cp --recursive tests/install/consumer "$root/consumer"
   if [[ -d $toolkit ]]; then
     mkdir -p "$root/usr/local/cuda"
     # That of Debian 12 does not find toolkits of CUDA 13; this machine's has made the packages.
     cp /usr/share/cmake-3.25/Modules/FindCUDAToolkit.cmake "$root/usr/share/cmake-3.25/Modules/" 2>/dev/null || true
   fi
   expect "it is built" in_root "$root" sh -ec 'export PATH=$PATH:/usr/local/cuda/bin
-    cmake -S /root/consumer -B /tmp/build -G Ninja >/dev/null
-    cmake --build /tmp/build >/dev/null
-    /tmp/build/consumer /tmp/no-daemon'
+    cmake -S consumer -B tmp/build -G Ninja >/dev/null
+    cmake --build tmp/build >/dev/null
+    tmp/build/consumer /tmp/no-daemon'
 fi
 
 step "purge"
 apt purge --yes paramshard paramshard-dev >"$work/purge.log" 2>&1 || { tail -n 20 "$work/purge.log" && exit 1; }
 left() {
-  find "$root" -xdev -path "$root/var" -prune -o -path "$root/root" -prune -o -name '*paramshard*' -print
+  find "$root" -xdev -path "$root/var" -prune -o -path "$root/consumer" -prune -o -name '*paramshard*' -print
 }
 expect "nothing is left" test -z "$(left)"

@@ -1,5 +1,6 @@
 # What the tests of deploy/ share: sourced by each of them, in the root of the repository.
 set -euo pipefail
+. tests/deploy/expectations.sh
 
 readonly cache=$PWD/build/deploy        # what is made once
 readonly skipped=77                     # the exit status of a test that could not run
@@ -27,24 +28,6 @@ needs_root() {
 
 step() {
   echo "-- $*"
-}
-
-# expect WHAT COMMAND...: the test ends where the command fails, and says what was expected.
-expect() {
-  local what=$1
-  shift
-  "$@" || { echo "FAILED: $what: $*" && exit 1; }
-  echo "ok: $what"
-}
-
-# await SECONDS COMMAND...: until it succeeds.
-await() {
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { echo "FAILED: not in time: $*" && return 1; }
-    sleep 0.1
-  done
 }
 
 suite() {
@@ -94,6 +77,12 @@ in_root() {
   unshare --mount --pid --fork --kill-child --uts --ipc bash -c \
     'with_kernel "$0" && exec chroot "$0" /usr/bin/env --ignore-environment HOME=/root \
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"' "$@"
+}
+
+# checks_into DIR FILE: what is run in the root, as checks.sh, with what it sources.
+checks_into() {
+  cp "$2" "$1/checks.sh"
+  cp tests/deploy/expectations.sh "$1"
 }
 
 # install_into DIR FILE.deb: without the network, where what it depends on is there already.

@@ -1,24 +1,14 @@
 # What slurm_test.sh has run in the root with Slurm.
 set -euo pipefail
 
-expect() {
-  local what=$1
-  shift
-  "$@" || { echo "FAILED: $what: $*" && tail --lines=20 /tmp/*.log /home/user/*.out 2>/dev/null; exit 1; }
-  echo "ok: $what"
-}
+. ./expectations.sh
 
-await() {
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || return 1
-    sleep 0.1
-  done
+show() {
+  tail --lines=20 tmp/*.log "$home"/*.out 2>/dev/null
 }
 
 as_user() {
-  (cd /home/user && setpriv --reuid=user --regid=user --clear-groups env HOME=/home/user "$@")
+  (cd "$home" && setpriv --reuid=user --regid=user --clear-groups env HOME="$home" "$@")
 }
 
 idle() {
@@ -38,10 +28,12 @@ ended_as() {
 }
 
 submit() {
-  as_user sbatch --parsable --output=/home/user/%j.out "$@"
+  as_user sbatch --parsable --output="$home/%j.out" "$@"
 }
 
 useradd --create-home user
+home=$(getent passwd user | cut --delimiter=: --fields=6)
+readonly home
 install --directory --owner=munge --group=munge --mode=755 /run/munge
 install --directory --owner=munge --group=munge --mode=700 /etc/munge /var/log/munge /var/lib/munge
 dd if=/dev/urandom of=/etc/munge/munge.key bs=1024 count=1 status=none
@@ -56,13 +48,13 @@ expect "two nodes are idle" await 30 idle
 readonly script=/etc/slurm/paramshard.sbatch
 
 echo "-- a job of one node, two ranks"
-install --directory --owner=user --mode=700 /home/user/saves
-export PARAMSHARD_DEVICE=cpu:0,cpu:1 PARAMSHARD_SAVE_DIR=/home/user/saves
+install --directory --owner=user --mode=700 "$home/saves"
+export PARAMSHARD_DEVICE=cpu:0,cpu:1 PARAMSHARD_SAVE_DIR=$home/saves
 job=$(submit $script paramshard-digits --rank=RANK --world-size=2 --steps=40)
 expect "it ends" await 60 no_job
 expect "in order" ended_as "$job" COMPLETED
-expect "the daemon has served and drained" grep --quiet 'info stopped' "/home/user/$job.out"
-expect "with a save" compgen -G '/home/user/saves/digits/step-*'
+expect "the daemon has served and drained" grep --quiet 'info stopped' "$home/$job.out"
+expect "with a save" compgen -G "$home/saves/digits/step-*"
 expect "nothing is left running" await 10 nothing_runs
 
 echo "-- a job whose trainer fails"
@@ -83,12 +75,12 @@ expect "it ends" await 60 no_job
 expect "nothing is left running" await 30 nothing_runs
 
 echo "-- a job that is told to end"
-export PARAMSHARD_SAVE_DIR=/home/user/saves
+export PARAMSHARD_SAVE_DIR=$home/saves
 job=$(submit $script paramshard-digits --rank=RANK --world-size=2 --model=told --epochs=100000 --attach-timeout=5)
 expect "it trains" await 30 training
 scancel --batch --signal=TERM "$job"
 expect "it ends" await 60 no_job
-expect "with a save" compgen -G '/home/user/saves/told/step-*'
+expect "with a save" compgen -G "$home/saves/told/step-*"
 expect "nothing is left running" await 10 nothing_runs
 unset PARAMSHARD_SAVE_DIR
 
@@ -97,7 +89,7 @@ export PARAMSHARD_DEVICE=cpu:0 PARAMSHARD_CLUSTER_ADDRESS=127.0.0.1:7777
 job=$(submit --nodes=2 $script paramshard-digits --rank=RANK --world-size=2 --steps=40)
 expect "it ends" await 60 no_job
 expect "in order" ended_as "$job" COMPLETED
-expect "two daemons have served" test "$(grep --count 'info serving.*node=./2' "/home/user/$job.out")" = 2
+expect "two daemons have served" test "$(grep --count 'info serving.*node=./2' "$home/$job.out")" = 2
 expect "nothing is left running" await 10 nothing_runs
 
 echo "-- a daemon that outlives its job"

@@ -11,7 +11,7 @@ root_with "$root" slurm-wlm munge procps iproute2 systemd-standalone-sysusers $(
   grep --invert-match systemd)
 install_into "$root" "$package" >/dev/null
 install --mode=755 deploy/slurm/{prolog.sh,epilog.sh,paramshard.sbatch} "$root/etc/slurm/"
-cp tests/deploy/slurm_checks.sh "$root/root/checks.sh"
+checks_into "$root" tests/deploy/slurm_checks.sh
 printf '%s\n' '127.0.0.1 localhost' '10.9.9.1 deploy node0 node1' >"$root/etc/hosts"
 cat >"$root/etc/slurm/slurm.conf" <<'CONF'
 ClusterName=deploy
@@ -50,4 +50,4 @@ expect "all of them" unshare --mount --pid --fork --kill-child --uts --ipc --net
   ip addr add 10.9.9.1/24 dev nodes
   ip link set nodes up
   hostname deploy
-  exec chroot "$0" /usr/bin/env --ignore-environment PATH=/usr/sbin:/usr/bin:/sbin:/bin bash /root/checks.sh' "$root"
+  exec chroot "$0" /usr/bin/env --ignore-environment PATH=/usr/sbin:/usr/bin:/sbin:/bin bash checks.sh' "$root"

@@ -1,25 +1,10 @@
 # What systemd_test.sh has run by a service, in the root that it has booted.
 set -euo pipefail
+. ./expectations.sh
 
 show() {
   systemctl status --no-pager --full 'paramshardd*' || true
   journalctl --no-pager --lines=30
-}
-
-expect() {
-  local what=$1
-  shift
-  "$@" || { echo "FAILED: $what: $*" && show && exit 1; }
-  echo "ok: $what"
-}
-
-await() {
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || return 1
-    sleep 0.1
-  done
 }
 
 property() {
@@ -84,7 +69,7 @@ expect "with new commits" test "$trained" -ge 70
 echo "-- upgrade"
 before=$(server)
 rm /usr/bin/paramshardd  # so that the package brings another file
-dpkg --install /root/package.deb >/dev/null
+dpkg --install package.deb >/dev/null
 expect "the daemon has not noticed" test "$(server)" = "$before"
 expect "it is restarted" as_paramshard paramshardctl restart
 expect "another server serves" await 30 replaced "$before"
@@ -106,7 +91,7 @@ expect "from the save" bash -c "journalctl --no-pager --unit=paramshardd | grep 
 systemctl stop paramshardd
 
 echo "-- with the drop-ins for GPUs and for worlds of machines, alone and on a cpu device"
-install -D --mode=644 --target-directory=/etc/systemd/system/paramshardd.service.d /root/units/{gpu,world}.conf
+install -D --mode=644 --target-directory=/etc/systemd/system/paramshardd.service.d units/{gpu,world}.conf
 echo PARAMSHARD_NODE=0 >/etc/paramshard/node.env
 systemctl daemon-reload
 expect "locked memory has no limit" is LimitMEMLOCK infinity
@@ -143,7 +128,7 @@ useradd --create-home user
 as_user() {
   local id
   id=$(id --user user)
-  setpriv --reuid=user --regid=user --clear-groups env HOME=/home/user XDG_RUNTIME_DIR="/run/user/$id" \
+  setpriv --reuid=user --regid=user --clear-groups env HOME="$(getent passwd user | cut --delimiter=: --fields=6)" XDG_RUNTIME_DIR="/run/user/$id" \
     DBUS_SESSION_BUS_ADDRESS="unix:path=/run/user/$id/bus" "$@"
 }
 expect "a user may have services without being there" loginctl enable-linger user

@@ -10,9 +10,9 @@ step "a root with systemd"
 root_with "$root" systemd systemd-sysv dbus dbus-user-session libpam-systemd iproute2 procps \
   $(dependencies_of "$package")
 install_into "$root" "$package" >/dev/null
-cp "$package" "$root/root/package.deb"
-cp tests/deploy/systemd_checks.sh "$root/root/checks.sh"
-cp -r deploy/systemd "$root/root/units"
+checks_into "$root" tests/deploy/systemd_checks.sh
+cp "$package" "$root/package.deb"
+cp -r deploy/systemd "$root/units"
 
 # Its processes are in a group of their own, which is the root of the groups that it sees.
 readonly groups=$work/groups
@@ -33,10 +33,11 @@ trap leave EXIT
 cat >"$root/etc/systemd/system/checks.service" <<'UNIT'
 [Service]
 Type=oneshot
-ExecStart=/bin/bash /root/checks.sh
-StandardOutput=file:/root/output
+WorkingDirectory=/
+ExecStart=/bin/bash checks.sh
+StandardOutput=file:/output
 StandardError=inherit
-ExecStopPost=/bin/touch /root/done
+ExecStopPost=/bin/touch done
 UNIT
 cat >"$root/etc/systemd/system/checks.target" <<'UNIT'
 [Unit]
@@ -62,12 +63,12 @@ boot() {
 export -f boot
 
 step "boot"
-: >"$root/root/output"
+: >"$root/output"
 bash -c 'boot "$@"' "$group" "$root" </dev/null >"$work/console" 2>&1 &
 readonly system=$!
 disown
-await 300 test -e "$root/root/done" || true
+await 300 test -e "$root/done" || true
 # All in the namespace end with its process 1.
 kill -KILL "$system" 2>/dev/null || true
-cat "$root/root/output"
-expect "all of it was run" grep --quiet '^all checks passed$' "$root/root/output"
+cat "$root/output"
+expect "all of it was run" grep --quiet '^all checks passed$' "$root/output"

@@ -179,10 +179,7 @@ TEST_F(RefusedStartTest, ACertificateThatHasEndedIsNamed) {
 }
 
 TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
-  std::vector<std::string> flags = FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})));
-  Spawn(0, flags);
-  const tls::Files files = Install("1", authority_.Issue({InWorld("node/1")}));
-  flags = FlagsOf(files);
+  std::vector<std::string> flags = FlagsOf(Install("1", authority_.Issue({InWorld("node/1")})));
   flags.insert(flags.end(), {"--trusted-data-network=on", "--node=1", "--nodes=2", "--data-address=192.0.2.7",
                              absl::StrCat("--cluster-address=0.0.0.0:", port_), "--keeper=off"});
   const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);

@@ -99,6 +99,25 @@ TEST(IdentityRulesTest, PatternsGiveRolesToOtherUris) {
   }
 }
 
+// Whose authority is the same: an admin of another world, say.
+TEST(IdentityRulesTest, WhoHasItsRoleByAPatternTakesNobodyByTheNameOfAWorld) {
+  const IdentityRules rules = RulesOf("spiffe://corp/ps-3", {Pattern("node=spiffe://corp/ps-{N}")});
+  for (const std::string& uri : {InWorld("admin"), InWorld("node/0")}) {
+    EXPECT_THAT(rules.Identify({uri}).status(),
+                StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("a URI that a pattern of --tls-role has")));
+  }
+  EXPECT_OK(rules.Identify({"spiffe://corp/ps-0"}));
+}
+
+TEST(CheckIsNodeTest, TakesDaemonsOrOneOfThem) {
+  ASSERT_OK_AND_ASSIGN(const Identity node, ParseIdentity(InWorld("node/1")));
+  EXPECT_OK(CheckIsNode(node));
+  EXPECT_OK(CheckIsNode(node, 1));
+  EXPECT_THAT(CheckIsNode(node, 0), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("node/0 expected")));
+  ASSERT_OK_AND_ASSIGN(const Identity admin, ParseIdentity(InWorld("admin")));
+  EXPECT_THAT(CheckIsNode(admin), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("a node expected")));
+}
+
 TEST(IdentityRulesTest, APatternsPiecesDoNotOverlap) {
   const IdentityRules rules = RulesOf(InWorld("node/0"), {Pattern("viewer=ab*bc")});
   EXPECT_OK(rules.Identify({"abbc"}));

@@ -1,0 +1,24 @@
+# How tests of deploy/ say what they expect, on this machine and in the roots that they make: sourced by each of them.
+
+# expect WHAT COMMAND...: the test ends where the command fails, and says what was expected. `show`, where there is one,
+# shows the rest.
+expect() {
+  local what=$1
+  shift
+  if ! "$@"; then
+    echo "FAILED: $what: $*"
+    ! declare -F show >/dev/null || show
+    exit 1
+  fi
+  echo "ok: $what"
+}
+
+# await SECONDS COMMAND...: until it succeeds; fails when it does not in time.
+await() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.1
+  done
+}
