@@ -13,6 +13,7 @@
 #include "proto/status.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
+#include "server/cluster/waiting_call.h"
 #include "server/version.h"
 
 namespace paramshard::server {
@@ -20,7 +21,7 @@ namespace {
 
 using JoinStream = grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>;
 
-// A handler holds a thread: callers that wait longer repeat the call.
+// Callers that wait longer repeat the call.
 constexpr absl::Duration kMaxWait = absl::Minutes(1);
 
 absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
@@ -165,7 +166,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
   }
 }
 
-absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContext& context, absl::string_view operation,
+absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& context, absl::string_view operation,
                                            absl::string_view model, int node) const {
   RETURN_IF_ERROR(check_speaker_(*context.auth_context(), node));
   if (node >= 1 && node < coordinator_->nodes()) return absl::OkStatus();
@@ -173,17 +174,26 @@ absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContext& context, a
       absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1, " expected, got ", node));
 }
 
-grpc::Status ClusterServiceImpl::Vote(grpc::ServerContext* context, const v1::VoteRequest* request,
-                                      v1::VoteResponse* response) {
+grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
+                                                   v1::VoteResponse* response) {
   if (absl::Status valid = CheckNode(*context, "vote", request->model(), request->node()); !valid.ok()) {
-    return ToGrpcStatus(valid);
+    grpc::ServerUnaryReactor* const refusal = context->DefaultReactor();
+    refusal->Finish(ToGrpcStatus(valid));
+    return refusal;
   }
-  const absl::StatusOr<CommitDecision> decision =
-      coordinator_->Vote(request->node(), VoteOf(*request), WaitOf(request->timeout()));
-  if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
-  // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's word.
-  if (absl::IsDeadlineExceeded(decision.status())) return grpc::Status::OK;
-  return ToGrpcStatus(decision.status());
+  using Decision = absl::StatusOr<CommitDecision>;
+  return WaitingCall<Decision>::Start(
+      coordinator_, WaitOf(request->timeout()),
+      [&](Coordinator::VoteAnswered answered) {
+        return coordinator_->Vote(request->node(), VoteOf(*request), std::move(answered));
+      },
+      [response](const Decision& decision) {
+        if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
+        // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's
+        // word.
+        if (absl::IsDeadlineExceeded(decision.status())) return grpc::Status::OK;
+        return ToGrpcStatus(decision.status());
+      });
 }
 
 grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext* context, const v1::QueryCommitRequest* request,
@@ -201,13 +211,22 @@ grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext*, const v1::PutVal
   return ToGrpcStatus(coordinator_->Put(request->model(), request->epoch(), request->key(), request->value()));
 }
 
-grpc::Status ClusterServiceImpl::GetValue(grpc::ServerContext*, const v1::GetValueRequest* request,
-                                          v1::GetValueResponse* response) {
-  absl::StatusOr<std::string> value =
-      coordinator_->Get(request->model(), request->epoch(), request->key(), WaitOf(request->timeout()));
-  if (!value.ok()) return ToGrpcStatus(value.status());
-  *response->mutable_value() = *std::move(value);
-  return grpc::Status::OK;
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetValue(grpc::CallbackServerContext*, const v1::GetValueRequest* request,
+                                                       v1::GetValueResponse* response) {
+  using Value = absl::StatusOr<std::string>;
+  const absl::Duration wait = WaitOf(request->timeout());
+  return WaitingCall<Value>::Start(
+      coordinator_, wait,
+      [&](Coordinator::ValueAnswered answered) {
+        return coordinator_->Get(request->model(), request->epoch(), request->key(), std::move(answered));
+      },
+      [request, response, wait](const Value& value) {
+        if (absl::IsDeadlineExceeded(value.status())) {
+          return ToGrpcStatus(Coordinator::LateValueError(request->model(), request->key(), wait));
+        }
+        if (value.ok()) response->set_value(*value);
+        return ToGrpcStatus(value.status());
+      });
 }
 
 }  // namespace paramshard::server

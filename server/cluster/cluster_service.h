@@ -11,8 +11,10 @@
 
 namespace paramshard::server {
 
-// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them all.
-class ClusterServiceImpl final : public v1::ClusterService::Service {
+// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them all. Votes and values
+// are waited for without a thread.
+class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_Vote<
+                                     v1::ClusterService::WithCallbackMethod_GetValue<v1::ClusterService::Service>> {
  public:
   // Whether the caller may speak for a node.
   using SpeakerCheck = std::function<absl::Status(const grpc::AuthContext& caller, int node)>;
@@ -23,13 +25,14 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
 
   grpc::Status Join(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override;
-  grpc::Status Vote(grpc::ServerContext* context, const v1::VoteRequest* request, v1::VoteResponse* response) override;
+  grpc::ServerUnaryReactor* Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
+                                 v1::VoteResponse* response) override;
   grpc::Status QueryCommit(grpc::ServerContext* context, const v1::QueryCommitRequest* request,
                            v1::QueryCommitResponse* response) override;
   grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
                         v1::PutValueResponse* response) override;
-  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
-                        v1::GetValueResponse* response) override;
+  grpc::ServerUnaryReactor* GetValue(grpc::CallbackServerContext* context, const v1::GetValueRequest* request,
+                                     v1::GetValueResponse* response) override;
 
  private:
   absl::Status CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const;
@@ -37,7 +40,7 @@ class ClusterServiceImpl final : public v1::ClusterService::Service {
   absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void Take(int node, const v1::JoinRequest& request);
   // Node 0 speaks in its own process.
-  absl::Status CheckNode(const grpc::ServerContext& context, absl::string_view operation, absl::string_view model,
+  absl::Status CheckNode(const grpc::ServerContextBase& context, absl::string_view operation, absl::string_view model,
                          int node) const;
 
   Coordinator* const coordinator_;

@@ -1,6 +1,7 @@
 #include "server/cluster/coordinator.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <variant>
 
@@ -107,7 +108,36 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
   }
 }
 
+// `ask` asks, with who is to be called, and says who waits. `late` is the answer when there is none after `wait`.
+template <typename Answer, typename Ask>
+Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl::Status late) {
+  const SteadyTime deadline = SteadyDeadline(wait);
+  const auto awaited = std::make_shared<AwaitedAnswer<Answer>>();
+  const Coordinator::Wait waiting = ask([awaited](const Answer& answer) { awaited->Set(answer); });
+  if (std::optional<Answer> answer = awaited->AwaitUntil(deadline); answer.has_value()) return *std::move(answer);
+  if (coordinator.GiveUp(waiting)) return late;
+  return awaited->Await();
+}
+
 }  // namespace
+
+class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
+ public:
+  explicit Lock(Coordinator* coordinator) ABSL_EXCLUSIVE_LOCK_FUNCTION(coordinator->mu_) ABSL_NO_THREAD_SAFETY_ANALYSIS
+      : coordinator_(coordinator) {
+    coordinator_->mu_.Lock();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const std::vector<std::function<void()>> answers = std::exchange(coordinator_->answers_, {});
+    coordinator_->mu_.Unlock();
+    for (const std::function<void()>& answer : answers) answer();
+  }
+
+ private:
+  Coordinator* const coordinator_;
+};
 
 Coordinator::Coordinator(int nodes, std::string save_dir, const std::vector<ClosedEpoch>& closed)
     : nodes_(nodes), save_dir_(std::move(save_dir)), members_(nodes), sinks_(nodes) {
@@ -121,18 +151,18 @@ Coordinator::Coordinator(int nodes, std::string save_dir, const std::vector<Clos
 // Membership.
 
 absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return StoppedError();
   RETURN_IF_ERROR(members_.Join(node, device_count));
   sinks_[node] = sink;
   TellWorld();
   for (auto& [name, model] : models_) TryStart(name, model);
-  changed_.SignalAll();
+  world_changed_.SignalAll();
   return absl::OkStatus();
 }
 
 void Coordinator::Leave(int node) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (!members_.present(node)) return;
   members_.Leave(node);
   sinks_[node] = nullptr;
@@ -143,7 +173,6 @@ void Coordinator::Leave(int node) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
   }
-  changed_.SignalAll();
 }
 
 std::vector<int> Coordinator::device_counts() const {
@@ -152,8 +181,10 @@ std::vector<int> Coordinator::device_counts() const {
 }
 
 absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
+  const SteadyTime deadline = SteadyDeadline(timeout);
   absl::MutexLock lock(&mu_);
-  Await(timeout, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || members_.sized(); });
+  while (!stopped_ && !members_.sized() && !world_changed_.WaitUntil(&mu_, deadline)) {
+  }
   if (stopped_) return StoppedError();
   if (members_.sized()) return absl::OkStatus();
   return MissingNodesError(members_.device_counts(), timeout);
@@ -162,7 +193,7 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 // Epochs.
 
 void Coordinator::Report(int node, const ModelReport& report) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_ || !members_.present(node)) return;
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   Model& model = it->second;
@@ -174,7 +205,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
 }
 
 void Coordinator::Forget(int node, absl::string_view name) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   Model* const model = Find(name);
   if (model == nullptr) return;
   model->reports[node].reset();
@@ -197,13 +228,13 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
 }
 
 void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::Status& why) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
 }
 
 void Coordinator::ReportCommand(int node, absl::string_view name, int64_t epoch, int64_t number, int rank,
                                 absl::string_view command) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (members_.nodes() == 1) return;
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return;
@@ -214,7 +245,7 @@ void Coordinator::ReportCommand(int node, absl::string_view name, int64_t epoch,
 
 void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch, int rank, int64_t command_count,
                                  const absl::Status& why) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr || !members_.ranks(node).Contains(rank)) return;
   if (model->departures.Add(rank, command_count, why)) {
@@ -225,7 +256,7 @@ void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch
 }
 
 void Coordinator::ReportCarriedOut(int node, absl::string_view name, int64_t epoch, int64_t command, bool more) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return;
   model->departures.AddProgress(node, command, more);
@@ -331,10 +362,11 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   model.running = false;
   model.last_end = {model.last_epoch, why, by_votes};
   model.book.EndEpoch();
+  AnswerVoters(name, model, model.book.last_commit_number() + 1);
+  AnswerReaders(model, EpochOverError(name, model.last_epoch));
   model.values.clear();
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
-  changed_.SignalAll();
 }
 
 void Coordinator::TellWorld() {
@@ -357,17 +389,42 @@ void Coordinator::TellAll(Call call) {
 
 // Commits.
 
+Coordinator::Wait Coordinator::Vote(int node, const CommitVote& vote, VoteAnswered answered) {
+  std::optional<absl::StatusOr<CommitDecision>> answer;
+  {
+    const Lock lock(this);
+    answer = TakeVote(node, vote);
+    if (!answer.has_value()) {
+      return {.model = vote.model, .waiter = Find(vote.model)->voters.Add(std::move(answered))};
+    }
+  }
+  answered(*answer);
+  return {};
+}
+
 absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vote, absl::Duration wait) {
-  absl::MutexLock lock(&mu_);
+  const auto ask = [&](VoteAnswered answered) { return Vote(node, vote, std::move(answered)); };
+  return AwaitAnswer<absl::StatusOr<CommitDecision>>(
+      *this, wait, ask,
+      absl::DeadlineExceededError(
+          absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": other nodes have not voted yet")));
+}
+
+bool Coordinator::GiveUp(const Wait& wait) {
+  const Lock lock(this);
+  Model* const model = Find(wait.model);
+  if (model == nullptr) return false;
+  if (!wait.key.has_value()) return model->voters.Remove(wait.waiter);
+  const auto readers = model->readers.find(*wait.key);
+  return readers != model->readers.end() && readers->second.Remove(wait.waiter);
+}
+
+std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, const CommitVote& vote) {
   const CommitQuery query = QueryOf(vote);
   std::optional<absl::StatusOr<CommitDecision>> answer = Answer(query);
-  if (!answer.has_value()) {
-    RETURN_IF_ERROR(CastVote(node, vote));
-    Await(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (answer = Answer(query)).has_value(); });
-  }
-  if (answer.has_value()) return *std::move(answer);
-  return absl::DeadlineExceededError(
-      absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": other nodes have not voted yet"));
+  if (answer.has_value()) return answer;
+  if (absl::Status cast = CastVote(node, vote); !cast.ok()) return cast;
+  return Answer(query);
 }
 
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
@@ -375,7 +432,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   const CommitBook::Cast cast = model.book.Add(members_, node, vote);
   switch (cast.result) {
     case CommitBook::Cast::Result::kCounted:
-      changed_.SignalAll();
+      if (model.book.last_commit_number() == vote.commit_number) AnswerVoters(vote.model, model, vote.commit_number);
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRefused:
       return cast.why;
@@ -390,7 +447,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
 }
 
 absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (Model* const model = FindRunning(query.model, query.epoch); model != nullptr) {
     End(query.model, *model,
         absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
@@ -418,6 +475,22 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
   }
   if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
+}
+
+void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {
+  if (model.voters.empty()) return;
+  AnswerAll(model.voters, *Answer({.model = name, .epoch = model.last_epoch, .commit_number = commit_number}));
+}
+
+void Coordinator::AnswerReaders(Model& model, const absl::Status& why) {
+  for (auto& [key, readers] : std::exchange(model.readers, {})) AnswerAll<absl::StatusOr<std::string>>(readers, why);
+}
+
+template <typename Reply>
+void Coordinator::AnswerAll(Waiters<Reply>& waiters, const Reply& reply) {
+  for (auto& answered : waiters.TakeAll()) {
+    answers_.push_back([answered = std::move(answered), reply] { answered(reply); });
+  }
 }
 
 // Saves.
@@ -560,46 +633,59 @@ void Coordinator::TellLostRestores(int node) {
 // Rendezvous.
 
 absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::string_view key, absl::string_view value) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
   model->values.insert_or_assign(std::string(key), std::string(value));
-  changed_.SignalAll();
+  if (const auto readers = model->readers.find(key); readers != model->readers.end()) {
+    AnswerAll<absl::StatusOr<std::string>>(readers->second, std::string(value));
+    model->readers.erase(readers);
+  }
   return absl::OkStatus();
+}
+
+Coordinator::Wait Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
+                                   ValueAnswered answered) {
+  absl::StatusOr<std::string> answer = EpochOverError(name, epoch);
+  {
+    const Lock lock(this);
+    if (Model* const model = FindRunning(name, epoch); stopped_) {
+      answer = StoppedError();
+    } else if (model != nullptr) {
+      const auto value = model->values.find(key);
+      if (value == model->values.end()) {
+        const int64_t waiter = model->readers[std::string(key)].Add(std::move(answered));
+        return {.model = std::string(name), .key = std::string(key), .waiter = waiter};
+      }
+      answer = value->second;
+    }
+  }
+  answered(answer);
+  return {};
 }
 
 absl::StatusOr<std::string> Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
                                              absl::Duration timeout) {
-  absl::MutexLock lock(&mu_);
-  Model* model = nullptr;
-  std::optional<std::string> value;
-  Await(timeout, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    model = FindRunning(name, epoch);
-    if (stopped_ || model == nullptr) return true;
-    if (const auto it = model->values.find(key); it != model->values.end()) value = it->second;
-    return value.has_value();
-  });
-  if (stopped_) return StoppedError();
-  if (model == nullptr) return EpochOverError(name, epoch);
-  if (value.has_value()) return *std::move(value);
+  const auto ask = [&](ValueAnswered answered) { return Get(name, epoch, key, std::move(answered)); };
+  return AwaitAnswer<absl::StatusOr<std::string>>(*this, timeout, ask, LateValueError(name, key, timeout));
+}
+
+absl::Status Coordinator::LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout) {
   return absl::DeadlineExceededError(
-      absl::StrCat("get ", key, " of ", name, ": a value within ", absl::FormatDuration(timeout), " expected"));
+      absl::StrCat("get ", key, " of ", model, ": a value within ", absl::FormatDuration(timeout), " expected"));
 }
 
 void Coordinator::Stop() {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return;
   stopped_ = true;
   TellAll([](NodeSink& sink) { sink.OnStop(); });
-  changed_.SignalAll();
-}
-
-template <typename Done>
-void Coordinator::Await(absl::Duration wait, Done done) {
-  const SteadyTime deadline = SteadyDeadline(wait);
-  bool late = false;
-  while (!done() && !late) late = changed_.WaitUntil(&mu_, deadline);
+  for (auto& [name, model] : models_) {
+    AnswerVoters(name, model, model.book.last_commit_number() + 1);
+    AnswerReaders(model, StoppedError());
+  }
+  world_changed_.SignalAll();
 }
 
 }  // namespace paramshard::server

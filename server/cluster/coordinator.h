@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@
 #include "server/cluster/commit_book.h"
 #include "server/cluster/departures.h"
 #include "server/cluster/membership.h"
+#include "server/cluster/waiters.h"
 
 namespace paramshard::server {
 
@@ -77,17 +79,36 @@ class Coordinator {
                       const absl::Status& why);
   void ReportCarriedOut(int node, absl::string_view model, int64_t epoch, int64_t command, bool more);
 
-  // Waits for the decision for at most `wait`. Errors, besides ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and
-  // DATA_LOSS as in Cluster: DEADLINE_EXCEEDED nothing is decided yet: the vote counts, repeat it for the answer.
+  // Names one who waits for an answer.
+  struct Wait {
+    std::string model = {};
+    std::optional<std::string> key = {};  // of a value; unset for a vote
+    int64_t waiter = 0;
+  };
+  using VoteAnswered = Waiters<absl::StatusOr<CommitDecision>>::Answered;
+  using ValueAnswered = Waiters<absl::StatusOr<std::string>>::Answered;
+
+  // Votes. `answered` is called once: by this call, or by the one that brings the answer, without any lock. Errors:
+  // ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and DATA_LOSS as in Cluster.
+  Wait Vote(int node, const CommitVote& vote, VoteAnswered answered);
+  // The same, waiting for at most `wait`. DEADLINE_EXCEEDED nothing is decided yet: the vote counts, repeat it for the
+  // answer.
   absl::StatusOr<CommitDecision> Vote(int node, const CommitVote& vote, absl::Duration wait);
+
+  // Whether the answer was still to come: then it does not. What was voted counts.
+  bool GiveUp(const Wait& wait);
 
   // As in Cluster, said by `node`: does not wait. ABORTED, DATA_LOSS.
   absl::StatusOr<CommitDecision> QueryCommit(int node, const CommitQuery& query);
 
-  // Rendezvous. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE stopped.
+  // Rendezvous; `answered` is called as that of a vote. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the
+  // key; UNAVAILABLE stopped.
   absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
+  Wait Get(absl::string_view model, int64_t epoch, absl::string_view key, ValueAnswered answered);
   absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
                                   absl::Duration timeout);
+  // DEADLINE_EXCEEDED
+  static absl::Status LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout);
 
   // As in Cluster, said by `node`.
   absl::Status TellSave(int node, const SaveNews& news);
@@ -98,6 +119,9 @@ class Coordinator {
   void Stop();
 
  private:
+  // Holds the lock; whose answers have come meanwhile is called when it is free again.
+  class Lock;
+
   struct EndedEpoch {
     int64_t epoch = 0;
     absl::Status why;
@@ -117,7 +141,9 @@ class Coordinator {
     CommitBook book;
     CommandLedger commands;
     Departures departures;
+    Waiters<absl::StatusOr<CommitDecision>> voters;  // on the commit behind the last one that was decided
     std::map<std::string, std::string, std::less<>> values;
+    std::map<std::string, Waiters<absl::StatusOr<std::string>>, std::less<>> readers;  // by key
   };
 
   // Null when no node has reported the model, nor another coordinator has known it.
@@ -147,9 +173,17 @@ class Coordinator {
   absl::Status CheckMayGoBack(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Counts the vote unless there is an answer. Nothing while the decision is open then.
+  std::optional<absl::StatusOr<CommitDecision>> TakeVote(int node, const CommitVote& vote)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns what a vote is answered now; nothing while the decision is open.
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitQuery& query) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells all who have voted on the commit, which is open no more.
+  void AnswerVoters(const std::string& name, Model& model, int64_t commit_number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerReaders(Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  template <typename Reply>
+  void AnswerAll(Waiters<Reply>& waiters, const Reply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Node 0's word about a save, for all others; and another node's, for node 0.
   absl::Status TellFollowers(const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -174,15 +208,12 @@ class Coordinator {
   void TellWorld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until `done`, or for at most `wait`.
-  template <typename Done>
-  void Await(absl::Duration wait, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
   const int nodes_;
   const std::string save_dir_;
 
   mutable absl::Mutex mu_;
-  SteadyCondVar changed_;
+  SteadyCondVar world_changed_;
+  std::vector<std::function<void()>> answers_ ABSL_GUARDED_BY(mu_);  // to be given when the lock is free
 
   Membership members_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here

@@ -1,6 +1,7 @@
 #include "server/cluster/membership.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -27,7 +28,11 @@ absl::Status Membership::Join(int node, int device_count) {
   }
   device_counts_[node] = device_count;
   present_[node] = true;
-  sized_ = sized_ || complete();
+  if (!sized_ && complete()) {
+    sized_ = true;
+    first_ranks_.assign(1, 0);
+    std::partial_sum(device_counts_.begin(), device_counts_.end(), std::back_inserter(first_ranks_));
+  }
   return absl::OkStatus();
 }
 
@@ -37,11 +42,6 @@ void Membership::Leave(int node) {
 }
 
 bool Membership::complete() const { return std::find(present_.begin(), present_.end(), false) == present_.end(); }
-
-RankRange Membership::ranks(int node) const {
-  const int begin = std::accumulate(device_counts_.begin(), device_counts_.begin() + node, 0);
-  return {begin, begin + device_counts_[node]};
-}
 
 std::string NodeName(const Membership& members, int node) {
   if (!members.sized()) return absl::StrCat("node ", node);

@@ -38,13 +38,14 @@ class Membership {
   bool sized() const { return sized_; }
 
   // Requires sized().
-  RankRange ranks(int node) const;
-  int world_size() const { return ranks(nodes() - 1).end; }
+  RankRange ranks(int node) const { return {first_ranks_[node], first_ranks_[node + 1]}; }
+  int world_size() const { return first_ranks_.back(); }
 
  private:
   std::vector<int> device_counts_;
   std::vector<bool> present_;
   bool sized_ = false;
+  std::vector<int> first_ranks_;  // by node, and the world's size behind; once it is sized
 };
 
 // "node 1 (ranks 2..3)", or "node 1" when the ranks are not known.

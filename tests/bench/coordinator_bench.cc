@@ -2,8 +2,8 @@
 //
 // Usage: coordinator_bench [NODES...], without: 8 64 256 1000.
 //
-// A vote is timed from the first node's vote until every node has its answer: by a thread for each node that calls the
-// coordinator, and over gRPC on loopback, where this process is all nodes as well. Messages and bytes are those that
+// A vote is timed from the first node's vote until every node has its answer: nodes that are called when there is one, a
+// thread for each node that waits, and nodes that call over gRPC on loopback, all of them this process. Messages and bytes are those that
 // node 0 sends and receives, as protobuf serializes them.
 
 #include <grpcpp/grpcpp.h>
@@ -131,6 +131,24 @@ class SimulatedWorld {
                                  Milliseconds(took), Text(step));
   }
 
+  void Vote(int times) {
+    std::vector<absl::Duration> took;
+    for (int i = 0; i < times; ++i) {
+      ++commit_number_;
+      absl::BlockingCounter answers(nodes_);
+      const SteadyTime begin = SteadyNow();
+      for (int node = 0; node < nodes_; ++node) {
+        coordinator_.Vote(node, VoteOf(node, commit_number_), [&](const absl::StatusOr<CommitDecision>& decision) {
+          OrDie(decision.status(), "vote");
+          answers.DecrementCount();
+        });
+      }
+      answers.Wait();
+      took.push_back(Since(begin));
+    }
+    Print("a vote", std::move(took));
+  }
+
   void VoteByThreads(int times) {
     std::vector<SteadyTime> begun(times);
     std::vector<std::vector<SteadyTime>> answered(times, std::vector<SteadyTime>(nodes_));
@@ -215,6 +233,7 @@ void Measure(int nodes) {
   world.Join();
   world.StartEpoch();
   world.ReportCommands();
+  world.Vote(times);
   world.VoteByThreads(times);
   world.VoteOverGrpc(times);
 }

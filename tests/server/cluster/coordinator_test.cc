@@ -273,6 +273,60 @@ TEST_F(CoordinatorTest, VotesOnDifferentCommitsAreRefusedNamingBoth) {
               StatusIs(absl::StatusCode::kAborted));
 }
 
+// Nobody waits for it in a thread.
+TEST_F(CoordinatorTest, VotersAreCalledOnceWithTheDecisionAndWithoutALock) {
+  const int64_t epoch = StartEpoch();
+  std::vector<int> called;
+  const auto vote = [&](int node, std::vector<RankSum> sums) {
+    return coordinator_.Vote(node, MakeVote(epoch, 1, std::move(sums)), [&, node](const auto& decision) {
+      called.push_back(node);
+      ASSERT_OK(decision);
+      EXPECT_EQ(decision->square_sum, 0.875);
+      EXPECT_THAT(coordinator_.device_counts(), ElementsAre(2, 1)) << "it may be asked";
+    });
+  };
+  vote(1, {{2, 0.125, 0}});
+  vote(1, {{2, 0.125, 0}});
+  EXPECT_THAT(called, testing::IsEmpty());
+  vote(0, {{0, 0.5, 0}, {1, 0.25, 0}});
+  EXPECT_THAT(called, testing::UnorderedElementsAre(0, 1, 1));
+  vote(1, {{2, 0.125, 0}});
+  EXPECT_EQ(called.size(), 4u) << "what is decided is answered at once";
+}
+
+TEST_F(CoordinatorTest, WhoHasGivenUpIsNotCalledAndTheVoteCounts) {
+  const int64_t epoch = StartEpoch();
+  int called = 0;
+  const Coordinator::Wait first =
+      coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), [&](const auto&) { ++called; });
+  EXPECT_TRUE(coordinator_.GiveUp(first));
+  EXPECT_FALSE(coordinator_.GiveUp(first));
+  EXPECT_OK(Vote0(epoch, 1));
+  EXPECT_EQ(called, 0);
+  const Coordinator::Wait second =
+      coordinator_.Vote(1, MakeVote(epoch, 2, {{2, 0.125, 0}}), [&](const auto&) { ++called; });
+  EXPECT_OK(Vote0(epoch, 2));
+  EXPECT_FALSE(coordinator_.GiveUp(second)) << "it was called";
+  EXPECT_EQ(called, 1);
+}
+
+TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
+  const int64_t epoch = StartEpoch();
+  std::vector<absl::StatusOr<std::string>> values;
+  const auto get = [&](const char* key) {
+    return coordinator_.Get("m", epoch, key, [&](const auto& value) { values.push_back(value); });
+  };
+  get("k");
+  get("k");
+  EXPECT_TRUE(coordinator_.GiveUp(get("k")));
+  get("never");
+  EXPECT_OK(coordinator_.Put("m", epoch, "k", "v"));
+  EXPECT_THAT(values, ElementsAre(IsOkAndHolds("v"), IsOkAndHolds("v")));
+  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  ASSERT_EQ(values.size(), 3u);
+  EXPECT_THAT(values[2], StatusIs(absl::StatusCode::kAborted));
+}
+
 TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {
   const int64_t epoch = StartEpoch(4);
   EXPECT_THAT(Vote0(epoch, 4), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 5 expected")));

@@ -9,14 +9,17 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "proto/durations.h"
 #include "server/base/thread.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/cluster_service.h"
@@ -366,6 +369,40 @@ TEST_F(RemoteClusterTest, VotesInTheNameOfNodeZeroAreRefused) {
             grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(RemoteClusterTest, AVoteThatIsNotDecidedInTimeIsAnsweredSoAndCounts) {
+  const int64_t epoch = StartEpoch();
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  {
+    grpc::ClientContext context;
+    v1::VoteResponse response;
+    EXPECT_TRUE(stub->Vote(&context, VoteMessage(1, VoteOfOne(epoch, 1), absl::Milliseconds(1)), &response).ok());
+    EXPECT_FALSE(response.has_decision());
+  }
+  EXPECT_OK(VoteOfZero(epoch, 1));
+}
+
+TEST_F(RemoteClusterTest, AVoteThatIsCancelledCounts) {
+  const int64_t epoch = StartEpoch();
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  for (int64_t commit_number = 1; commit_number <= 20; ++commit_number) {
+    grpc::ClientContext context;
+    v1::VoteResponse response;
+    auto vote = std::async(std::launch::async, [&] {
+      return stub->Vote(&context, VoteMessage(1, VoteOfOne(epoch, commit_number), kLong), &response);
+    });
+    auto decided = std::async(std::launch::async, [&] { return VoteOfZero(epoch, commit_number).status(); });
+    // Before the decision, with it, or behind it.
+    context.TryCancel();
+    const grpc::Status status = vote.get();
+    EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::CANCELLED);
+    // It may not have come to node 0.
+    EXPECT_OK(one_->Vote(VoteOfOne(epoch, commit_number)));
+    EXPECT_OK(decided.get());
+  }
+}
+
 TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
   const auto stub =
       v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
@@ -499,6 +536,59 @@ TEST(LateEndTest, ATrainerThatWaitsForTheNextEpochIsReportedOnTheNextStreamToo) 
   EXPECT_THAT(zero.AwaitReportOfNextStream().attached_ranks, ElementsAre(1));
   EXPECT_EQ(news.Next().epoch, 1) << "the end was heard";
   one->SetListener(nullptr);
+}
+
+// gRPC refuses a call for which it finds no thread.
+TEST(ManyNodesTest, VotesAndReadersThatWaitTakeNoThread) {
+  constexpr int kNodes = 65;
+  Coordinator coordinator(kNodes);
+  std::vector<RecordingListener> sinks(kNodes);
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, 1, &sinks[node]));
+  for (int node = 0; node < kNodes; ++node) coordinator.Report(node, MakeReport({node}, 0, 0, 1, /*shard_size=*/1));
+  const int64_t epoch = sinks[0].Next().epoch;
+  ClusterServiceImpl service(&coordinator);
+  grpc::ResourceQuota quota;
+  quota.SetMaxThreads(3);
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.SetResourceQuota(quota);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto stub = v1::ClusterService::NewStub(
+      grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  struct Call {
+    grpc::ClientContext vote_context, value_context;
+    v1::VoteRequest vote;
+    v1::VoteResponse decision;
+    v1::GetValueRequest key;
+    v1::GetValueResponse value;
+  };
+  std::vector<Call> calls(kNodes);
+  absl::BlockingCounter answers(2 * (kNodes - 1));
+  for (int node = 1; node < kNodes; ++node) {
+    Call& call = calls[node];
+    call.vote = VoteMessage(node, MakeVote(epoch, 1, {{node, 1, 0}}), kLong);
+    call.key.set_model("m");
+    call.key.set_epoch(epoch);
+    call.key.set_key("k");
+    *call.key.mutable_timeout() = DurationToProto(kLong);
+    const auto answered = [&](const grpc::Status& status) {
+      EXPECT_OK(FromGrpcStatus(status));
+      answers.DecrementCount();
+    };
+    stub->async()->Vote(&call.vote_context, &call.vote, &call.decision, answered);
+    stub->async()->GetValue(&call.value_context, &call.key, &call.value, answered);
+  }
+  EXPECT_OK(coordinator.Put("m", epoch, "k", "v"));
+  ASSERT_OK(coordinator.Vote(0, MakeVote(epoch, 1, {{0, 1, 0}}), kLong));
+  answers.Wait();
+  for (int node = 1; node < kNodes; ++node) {
+    EXPECT_TRUE(calls[node].decision.decision().apply());
+    EXPECT_EQ(calls[node].value.value(), "v");
+  }
+  server->Shutdown();
 }
 
 TEST(ThreadShortageTest, JoiningIsRefusedAndCanBeTriedAgain) {

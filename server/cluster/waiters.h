@@ -1,0 +1,79 @@
+// Who waits for an answer of the coordinator, without a thread of its own.
+#ifndef PARAMSHARD_SERVER_CLUSTER_WAITERS_H_
+#define PARAMSHARD_SERVER_CLUSTER_WAITERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/steady_time.h"
+
+namespace paramshard::server {
+
+// All who wait for one answer. Whoever brings it takes them, and calls them when it holds no lock. Not thread-safe.
+template <typename Answer>
+class Waiters {
+ public:
+  using Answered = std::function<void(const Answer& answer)>;
+
+  // Returns what Remove takes.
+  int64_t Add(Answered answered) {
+    waiting_.emplace(++last_, std::move(answered));
+    return last_;
+  }
+  // Whether it was still waiting.
+  bool Remove(int64_t waiter) { return waiting_.erase(waiter) > 0; }
+
+  std::vector<Answered> TakeAll() {
+    std::vector<Answered> taken;
+    for (auto& [waiter, answered] : std::exchange(waiting_, {})) taken.push_back(std::move(answered));
+    return taken;
+  }
+
+  bool empty() const { return waiting_.empty(); }
+
+ private:
+  int64_t last_ = 0;
+  std::map<int64_t, Answered> waiting_;  // in the order of their coming
+};
+
+// The answer to a thread that waits for it. Thread-safe.
+template <typename Answer>
+class AwaitedAnswer {
+ public:
+  // Once.
+  void Set(const Answer& answer) {
+    absl::MutexLock lock(&mu_);
+    answer_ = answer;
+    changed_.SignalAll();
+  }
+
+  // Nothing when it has not come by the deadline.
+  std::optional<Answer> AwaitUntil(SteadyTime deadline) {
+    absl::MutexLock lock(&mu_);
+    while (!answer_.has_value() && !changed_.WaitUntil(&mu_, deadline)) {
+    }
+    return answer_;
+  }
+
+  Answer Await() {
+    absl::MutexLock lock(&mu_);
+    while (!answer_.has_value()) changed_.Wait(&mu_);
+    return *answer_;
+  }
+
+ private:
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
+  std::optional<Answer> answer_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_WAITERS_H_
