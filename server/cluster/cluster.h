@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -60,17 +61,39 @@ struct CommitDecision {
   std::optional<SaveOrder> save = {};
 };
 
+// All commands of an epoch up to one of them, which every rank of a node has sent: equal where they are the same but for
+// the client states.
+struct CommandsThrough {
+  int64_t number = 0;  // of the last one; 0: none
+  absl::uint128 hash = 0;
+
+  friend bool operator==(const CommandsThrough& a, const CommandsThrough& b) {
+    return a.number == b.number && a.hash == b.hash;
+  }
+};
+
+// One command in words, which are equal where commands are, but for the client state.
+struct CommandInWords {
+  int64_t number = 0;
+  int rank = 0;  // of the world, that sent it first
+  std::string text = {};
+};
+
 struct CommitVote {
   std::string model;
   std::string history_id = {};  // of the epoch, as EpochStart names it
   int64_t epoch = 0;
   int64_t commit_number = 0;
+  CommandsThrough commands = {};  // the commit is the last of them
   std::vector<RankSum> sums;
   // Writes the decision down before anybody acts on it: at node 0 before any daemon is told, elsewhere before Vote
   // returns. It does not wait and calls nobody back: the coordinator's lock is held. Where it fails nothing is decided.
   // It does not travel.
   std::function<absl::Status(const CommitDecision& decision)> write_down = nullptr;
 };
+
+// How long a vote waits for the decision before it is repeated.
+inline constexpr absl::Duration kVoteWait = absl::Seconds(5);
 
 // Names a commit whose vote was cast by a server that has died since.
 struct CommitQuery {
@@ -113,6 +136,9 @@ class EpochListener {
   // Some rank of the world sends no command behind this one. Said again when it is an earlier one. The node answers
   // with ReportCarriedOut.
   virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
+  // Nodes may have sent different commands. The node answers with ReportCommands; where `unless` has a number only if it
+  // has sent that command too, and the hash through it is another one.
+  virtual void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // Every rank is attached, and no epoch can start: nodes hold different specs or states.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
@@ -150,11 +176,9 @@ class Cluster {
   virtual void Forget(absl::string_view model) = 0;
   // A local event ends the epoch for all nodes, and all listeners are told. Ignored for an epoch that is over.
   virtual void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) = 0;
-  // The n-th command of this node's ranks in words, which are equal where the commands are but for the client state.
-  // Nodes that differ end the epoch with FAILED_PRECONDITION naming both ranks and commands. A no-op in a world of one
-  // daemon.
-  virtual void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                             absl::string_view command) = 0;
+  // The latest commands that all of this node's ranks have sent, in their order: what OnCommandsWanted asks for. Nodes
+  // that differ end the epoch with FAILED_PRECONDITION naming both ranks and commands. Ignored where nobody has asked.
+  virtual void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) = 0;
 
   // A rank of this node has sent its `command_count`-th command and sends no other, and nothing needs its trainer any
   // more. All listeners hear of the last command that all ranks send. The epoch ends with `why` when another rank has
@@ -167,6 +191,7 @@ class Cluster {
 
   // Votes with the sums of all ranks of this node, and waits for the decision over all nodes' votes. A commit with a
   // non-finite element anywhere is skipped by all. A decision outlives its epoch: a repeated vote is answered with it.
+  // Nothing is decided while votes name different commands: then the epoch ends as soon as nodes have said which.
   //
   // Once a node has voted it must not guess. While node 0 cannot be reached the vote is **in doubt**, and this call
   // repeats it until node 0 answers, for a bounded time. Errors:

@@ -19,6 +19,13 @@ v1::SaveNumber IdMessage(absl::uint128 id) {
 
 absl::uint128 IdOf(const v1::SaveNumber& message) { return absl::MakeUint128(message.high(), message.low()); }
 
+v1::CommandsThrough CommandsThroughMessage(const CommandsThrough& commands) {
+  v1::CommandsThrough message;
+  message.set_number(commands.number);
+  *message.mutable_hash() = IdMessage(commands.hash);
+  return message;
+}
+
 // The wire's numbers begin with that of the unspecified one.
 v1::SaveReason ReasonMessage(SaveReason reason) { return static_cast<v1::SaveReason>(static_cast<int>(reason) + 1); }
 static_assert(static_cast<int>(SaveReason::kCommits) + 1 == v1::SAVE_REASON_COMMITS);
@@ -243,15 +250,17 @@ v1::JoinRequest DeletionMessage(absl::string_view model) {
   return request;
 }
 
-v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                               absl::string_view command) {
+v1::JoinRequest CommandsMessage(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) {
   v1::JoinRequest request;
-  v1::CommandReport& report = *request.mutable_command();
-  report.set_model(std::string(model));
-  report.set_epoch(epoch);
-  report.set_number(number);
-  report.set_rank(rank);
-  report.set_command(std::string(command));
+  v1::CommandReports& reports = *request.mutable_commands();
+  reports.set_model(std::string(model));
+  reports.set_epoch(epoch);
+  for (const CommandInWords& command : commands) {
+    v1::CommandInWords& message = *reports.add_commands();
+    message.set_number(command.number);
+    message.set_rank(command.rank);
+    message.set_text(command.text);
+  }
   return request;
 }
 
@@ -301,6 +310,15 @@ v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int
   last.set_model(model);
   last.set_epoch(epoch);
   last.set_command(command);
+  return response;
+}
+
+v1::JoinResponse CommandsWantedMessage(const std::string& model, int64_t epoch, const CommandsThrough& unless) {
+  v1::JoinResponse response;
+  v1::CommandsWanted& wanted = *response.mutable_commands_wanted();
+  wanted.set_model(model);
+  wanted.set_epoch(epoch);
+  *wanted.mutable_unless() = CommandsThroughMessage(unless);
   return response;
 }
 
@@ -419,6 +437,7 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
   request.set_epoch(vote.epoch);
   request.set_commit_number(vote.commit_number);
   request.set_node(node);
+  *request.mutable_commands() = CommandsThroughMessage(vote.commands);
   for (const RankSum& sum : vote.sums) {
     v1::RankSum& message = *request.add_sums();
     message.set_rank(sum.rank);
@@ -448,6 +467,18 @@ v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
   return message;
 }
 
+CommandsThrough CommandsThroughOf(const v1::CommandsThrough& message) {
+  return {.number = message.number(), .hash = IdOf(message.hash())};
+}
+
+std::vector<CommandInWords> CommandsOf(const v1::CommandReports& message) {
+  std::vector<CommandInWords> commands;
+  for (const v1::CommandInWords& command : message.commands()) {
+    commands.push_back({.number = command.number(), .rank = command.rank(), .text = command.text()});
+  }
+  return commands;
+}
+
 EpochStart EpochStartOf(const v1::EpochStart& message) {
   return {.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
 }
@@ -475,6 +506,7 @@ CommitVote VoteOf(const v1::VoteRequest& message) {
   vote.history_id = message.history_id();
   vote.epoch = message.epoch();
   vote.commit_number = message.commit_number();
+  vote.commands = CommandsThroughOf(message.commands());
   for (const v1::RankSum& sum : message.sums()) {
     vote.sums.push_back({sum.rank(), sum.square_sum(), sum.non_finite_count()});
   }

@@ -17,21 +17,20 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 5;
+inline constexpr int kClusterProtocolVersion = 6;
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);
 v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why);
 v1::JoinRequest DeletionMessage(absl::string_view model);
-v1::JoinRequest CommandMessage(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                               absl::string_view command);
-
+v1::JoinRequest CommandsMessage(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
 v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                                 const absl::Status& why);
 v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_t command, bool more);
 v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts);
 v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& start);
 v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command);
+v1::JoinResponse CommandsWantedMessage(const std::string& model, int64_t epoch, const CommandsThrough& unless);
 v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why);
 v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why);
 
@@ -47,6 +46,8 @@ v1::QueryCommitRequest QueryMessage(int node, const CommitQuery& query);
 
 v1::CommitDecision DecisionMessage(const CommitDecision& decision);
 
+CommandsThrough CommandsThroughOf(const v1::CommandsThrough& message);
+std::vector<CommandInWords> CommandsOf(const v1::CommandReports& message);
 EpochStart EpochStartOf(const v1::EpochStart& message);
 ModelReport ReportOf(const v1::ModelReport& message);
 CommitVote VoteOf(const v1::VoteRequest& message);

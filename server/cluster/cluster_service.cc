@@ -54,6 +54,9 @@ class NodeStream final : public NodeSink {
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
     writer_->Write(LastCommandMessage(model, epoch, command));
   }
+  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
+    writer_->Write(CommandsWantedMessage(model, epoch, unless));
+  }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     writer_->Write(EpochEndMessage(model, epoch, why));
   }
@@ -133,12 +136,10 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
     case v1::JoinRequest::kDeletion:
       coordinator_->Forget(node, request.deletion().model());
       break;
-    case v1::JoinRequest::kCommand: {
-      const v1::CommandReport& command = request.command();
-      coordinator_->ReportCommand(node, command.model(), command.epoch(), command.number(), command.rank(),
-                                  command.command());
+    case v1::JoinRequest::kCommands:
+      coordinator_->ReportCommands(node, request.commands().model(), request.commands().epoch(),
+                                   CommandsOf(request.commands()));
       break;
-    }
     case v1::JoinRequest::kDetached: {
       const v1::RankDetached& detached = request.detached();
       coordinator_->ReportDetached(node, detached.model(), detached.epoch(), detached.rank(), detached.command_count(),

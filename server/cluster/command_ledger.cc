@@ -3,25 +3,31 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
-absl::Status CommandLedger::Add(int node, int64_t number, int rank, absl::string_view command) {
-  auto [it, first] = open_.try_emplace(number);
-  Entry& entry = it->second;
-  if (first) {
-    if (open_.size() > kMaxOpenCommands) {
-      return absl::ResourceExhaustedError(absl::StrCat("command ", number, " of rank ", rank, ": at most ",
-                                                       kMaxOpenCommands, " commands ahead of another node expected"));
-    }
-    entry = {rank, std::string(command), std::vector<bool>(nodes_)};
-  }
-  if (entry.command != command) {
-    return absl::FailedPreconditionError(absl::StrCat("command ", number, ": rank ", entry.rank, " sent ",
-                                                      entry.command, ", rank ", rank, " sent ", command));
-  }
-  entry.reported[node] = true;
-  if (std::find(entry.reported.begin(), entry.reported.end(), false) == entry.reported.end()) open_.erase(it);
-  return absl::OkStatus();
+
+absl::Status CommandLedger::Add(int node, const std::vector<CommandInWords>& commands) {
+  if (!asked_.contains(node) || !reported_.insert(node).second) return absl::OkStatus();
+  const size_t count = std::min(commands.size(), kMostReportedCommands);
+  for (size_t i = 0; i < count; ++i) RETURN_IF_ERROR(Compare(commands[i]));
+  if (!Complete()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("commands: the same ones from all ranks expected, got different ones at node ",
+                   absl::StrJoin(reported_, ", node "), ", of which none is remembered"));
+}
+
+absl::Status CommandLedger::Compare(const CommandInWords& command) {
+  const auto [first, is_first] = commands_.try_emplace(command.number, command);
+  if (is_first || first->second.text == command.text) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("command ", command.number, ": rank ", first->second.rank, " sent ",
+                                                    first->second.text, ", rank ", command.rank, " sent ",
+                                                    command.text));
+}
+
+bool CommandLedger::Complete() const {
+  return reported_.size() > 1 && std::includes(reported_.begin(), reported_.end(), demanded_.begin(), demanded_.end());
 }
 
 }  // namespace paramshard::server

@@ -1,38 +1,42 @@
-// The commands of one epoch, compared between nodes.
+// The commands that nodes say they have sent, when those of one epoch may differ.
 #ifndef PARAMSHARD_SERVER_CLUSTER_COMMAND_LEDGER_H_
 #define PARAMSHARD_SERVER_CLUSTER_COMMAND_LEDGER_H_
 
 #include <cstdint>
 #include <map>
-#include <string>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
+#include "server/cluster/cluster.h"
 
 namespace paramshard::server {
 
-// Commands that one node may be ahead of another before the epoch ends.
-inline constexpr size_t kMaxOpenCommands = 1 << 16;
+// Commands of one node that are compared; of more the first ones.
+inline constexpr size_t kMostReportedCommands = 1 << 14;
 
-// Keeps a command until every node has reported it. Not thread-safe.
+// It takes the word of nodes that were asked, once. Not thread-safe.
 class CommandLedger {
  public:
-  explicit CommandLedger(int nodes) : nodes_(nodes) {}
+  // The node may have something to say.
+  void Ask(int node) { asked_.insert(node); }
+  // It has. False where that was said before.
+  bool Demand(int node) {
+    Ask(node);
+    return demanded_.insert(node).second;
+  }
+  bool HasReported(int node) const { return reported_.contains(node); }
 
-  // Adds the command `number` of a node's ranks in words; `rank` sent it first. FAILED_PRECONDITION it differs from
-  // another node's (names both ranks and commands); RESOURCE_EXHAUSTED more than kMaxOpenCommands wait for a node.
-  absl::Status Add(int node, int64_t number, int rank, absl::string_view command);
+  // Compares the commands of a node with those of the others. FAILED_PRECONDITION one differs from another node's (names
+  // both ranks and commands), or all who were to report have, and none does that they still know.
+  absl::Status Add(int node, const std::vector<CommandInWords>& commands);
 
  private:
-  struct Entry {
-    int rank = 0;
-    std::string command;
-    std::vector<bool> reported;  // by node
-  };
+  absl::Status Compare(const CommandInWords& command);
+  bool Complete() const;
 
-  int nodes_;
-  std::map<int64_t, Entry> open_;
+  std::set<int> asked_, demanded_, reported_;
+  std::map<int64_t, CommandInWords> commands_;  // by number: who reported it first
 };
 
 }  // namespace paramshard::server

@@ -23,6 +23,7 @@ bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
 void CommitBook::StartEpoch(int64_t commit_number, int shard_size) {
   last_commit_number_ = commit_number;
   shard_size_ = shard_size;
+  DropVotes();
   while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
 }
 
@@ -61,8 +62,24 @@ CommitBook::Cast CommitBook::Add(const Membership& members, int node, const Comm
   if (const absl::Status next = CheckCommitNumber(members, node, vote); !next.ok()) {
     return {Cast::Result::kDisagrees, next};
   }
-  votes_.try_emplace(node, std::move(sorted));  // a repeated vote says the same
-  return votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : Cast();
+  if (HasVoted(node)) return {Cast::Result::kRepeated};  // a repeated vote says the same
+  const bool differs = !votes_.empty() && !(commands() == vote.commands);
+  votes_.emplace(node, std::move(sorted));
+  differ_ = differ_ || differs;
+  if (differs) return {Cast::Result::kDiffers};
+  return !differ_ && votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : Cast();
+}
+
+void CommitBook::DropVotes() {
+  votes_.clear();
+  differ_ = false;
+}
+
+std::optional<int> CommitBook::VoterBeside(int node) const {
+  for (const auto& [voter, vote] : votes_) {
+    if (voter != node) return voter;
+  }
+  return std::nullopt;
 }
 
 CommitDecision CommitBook::Sum() const {
@@ -97,7 +114,7 @@ CommitBook::Cast CommitBook::Decide() {
   last_commit_number_ = record.commit_number;
   records_.push_back(record);
   if (records_.size() > kKeptDecisions) records_.pop_front();
-  votes_.clear();
+  DropVotes();
   return {};
 }
 

@@ -24,7 +24,7 @@ class CommitBook {
   // sums of the first `shard_size` ranks make the norm.
   void StartEpoch(int64_t commit_number, int shard_size);
   // Votes without a decision are dropped.
-  void EndEpoch() { votes_.clear(); }
+  void EndEpoch() { DropVotes(); }
 
   // The last one that was decided, or that all nodes stood at when the epoch started.
   int64_t last_commit_number() const { return last_commit_number_; }
@@ -36,16 +36,26 @@ class CommitBook {
   struct Cast {
     enum class Result : uint8_t {
       kCounted,    // it is among the votes, and was the last one where there is a decision now
+      kRepeated,   // it was among them, and the decision is open
+      kDiffers,    // it is among them, and names other commands than the others: nothing is decided in this epoch
       kRefused,    // nothing has changed; INVALID_ARGUMENT
       kDisagrees,  // it is on another commit than the next one, or than another node votes on; FAILED_PRECONDITION
       kUnwritten,  // it was the last one, and the decision could not be written down: nothing is decided; INTERNAL
     };
     Result result = Result::kCounted;
-    absl::Status why = {};  // OK when it was counted
+    absl::Status why = {};  // OK when it is among the votes
   };
   // Takes a vote of the running epoch, and decides when every node has voted and the decision is written down where
   // votes say so.
   Cast Add(const Membership& members, int node, const CommitVote& vote);
+
+  // Of votes without a decision.
+  bool HasVoted(int node) const { return votes_.contains(node); }
+  // The first node that has voted, but for this one.
+  std::optional<int> VoterBeside(int node) const;
+  bool IsFirstVoter(int node) const { return !votes_.empty() && votes_.begin()->first == node; }
+  // What that one has sent. Requires a vote.
+  const CommandsThrough& commands() const { return votes_.begin()->second.commands; }
 
  private:
   struct Record {
@@ -57,6 +67,7 @@ class CommitBook {
   // FAILED_PRECONDITION naming both sides.
   absl::Status CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const;
   CommitDecision Sum() const;
+  void DropVotes();
   // INTERNAL.
   absl::Status WriteDown(const CommitDecision& decision) const;
   Cast Decide();
@@ -64,6 +75,7 @@ class CommitBook {
   int64_t last_commit_number_ = 0;
   int shard_size_ = 0;
   std::map<int, CommitVote> votes_;  // by node: sums come in rank order
+  bool differ_ = false;              // in their commands
   std::deque<Record> records_;       // ascending
 };
 

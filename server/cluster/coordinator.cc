@@ -232,15 +232,17 @@ void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::St
   if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
 }
 
-void Coordinator::ReportCommand(int node, absl::string_view name, int64_t epoch, int64_t number, int rank,
-                                absl::string_view command) {
+// One that has reported alone is compared with one that has voted: with whom else, if nobody has?
+void Coordinator::ReportCommands(int node, absl::string_view name, int64_t epoch,
+                                 const std::vector<CommandInWords>& commands) {
   const Lock lock(this);
-  if (members_.nodes() == 1) return;
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return;
-  if (absl::Status status = model->commands.Add(node, number, rank, command); !status.ok()) {
-    End(std::string(name), *model, status);
+  if (absl::Status status = model->commands.Add(node, commands); !status.ok()) {
+    return End(std::string(name), *model, status);
   }
+  const std::optional<int> other = model->book.VoterBeside(node);
+  if (other.has_value() && model->commands.HasReported(node)) DemandCommands(std::string(name), *model, *other);
 }
 
 void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch, int rank, int64_t command_count,
@@ -350,7 +352,7 @@ void Coordinator::Start(const std::string& name, Model& model) {
   ++model.last_epoch;
   model.running = true;
   model.book.StartEpoch(model.reports[0]->commit_number, model.reports[0]->shard_size);
-  model.commands = CommandLedger(members_.nodes());
+  model.commands = CommandLedger();
   model.departures = Departures(members_.nodes());
   ForgetAttached(model.reports);
   const EpochStart start{
@@ -434,6 +436,13 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() == vote.commit_number) AnswerVoters(vote.model, model, vote.commit_number);
       return absl::OkStatus();
+    case CommitBook::Cast::Result::kRepeated:
+      if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
+      return absl::OkStatus();
+    case CommitBook::Cast::Result::kDiffers:
+      DemandCommands(vote.model, model, node);
+      DemandCommands(vote.model, model, *model.book.VoterBeside(node));
+      return absl::OkStatus();
     case CommitBook::Cast::Result::kRefused:
       return cast.why;
     case CommitBook::Cast::Result::kDisagrees:
@@ -444,6 +453,20 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       return absl::OkStatus();  // the end answers all votes
   }
   return absl::OkStatus();
+}
+
+void Coordinator::DemandCommands(const std::string& name, Model& model, int node) {
+  if (!model.commands.Demand(node) || sinks_[node] == nullptr) return;
+  sinks_[node]->OnCommandsWanted(name, model.last_epoch, {});
+}
+
+// A node is late because it waits for one that has voted, where they are at different commands.
+void Coordinator::AskTheLate(const std::string& name, Model& model) {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (model.book.HasVoted(node) || sinks_[node] == nullptr) continue;
+    model.commands.Ask(node);
+    sinks_[node]->OnCommandsWanted(name, model.last_epoch, model.book.commands());
+  }
 }
 
 absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {

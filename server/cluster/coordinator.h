@@ -35,6 +35,7 @@ class NodeSink {
   virtual void OnWorld(const std::vector<int>& device_counts) = 0;
   virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
   virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
+  virtual void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) = 0;
   virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
   // No epoch starts, though all ranks are attached.
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
@@ -72,8 +73,7 @@ class Coordinator {
   void Report(int node, const ModelReport& report);
   void Forget(int node, absl::string_view model);
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
-  void ReportCommand(int node, absl::string_view model, int64_t epoch, int64_t number, int rank,
-                     absl::string_view command);
+  void ReportCommands(int node, absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
   // A rank that the node does not serve is ignored.
   void ReportDetached(int node, absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why);
@@ -129,7 +129,7 @@ class Coordinator {
   };
 
   struct Model {
-    explicit Model(int nodes) : reports(nodes), commands(nodes), departures(nodes) {}
+    explicit Model(int nodes) : reports(nodes), departures(nodes) {}
 
     std::vector<std::optional<ModelReport>> reports;  // by node
     int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
@@ -139,7 +139,7 @@ class Coordinator {
     EndedEpoch last_end;
     std::optional<ClosedEpoch> before;  // of another coordinator
     CommitBook book;
-    CommandLedger commands;
+    CommandLedger commands;  // of the running epoch
     Departures departures;
     Waiters<absl::StatusOr<CommitDecision>> voters;  // on the commit behind the last one that was decided
     std::map<std::string, std::string, std::less<>> values;
@@ -177,6 +177,10 @@ class Coordinator {
   std::optional<absl::StatusOr<CommitDecision>> TakeVote(int node, const CommitVote& vote)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Asks a node for its commands, once.
+  void DemandCommands(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Asks those who have not voted whether they are at something else than those who have.
+  void AskTheLate(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns what a vote is answered now; nothing while the decision is open.
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitQuery& query) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tells all who have voted on the commit, which is open no more.

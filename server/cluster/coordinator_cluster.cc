@@ -54,9 +54,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
     coordinator_.EndEpoch(model, epoch, why);
   }
-  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                     absl::string_view command) override {
-    coordinator_.ReportCommand(0, model, epoch, number, rank, command);
+  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
+    coordinator_.ReportCommands(0, model, epoch, commands);
   }
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override {
@@ -65,8 +64,12 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
     coordinator_.ReportCarriedOut(0, model, epoch, command, more);
   }
+  // A vote that is repeated asks those who are late.
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
-    return coordinator_.Vote(0, vote, absl::InfiniteDuration());
+    while (true) {
+      const absl::StatusOr<CommitDecision> decision = coordinator_.Vote(0, vote, vote_wait_);
+      if (!absl::IsDeadlineExceeded(decision.status())) return decision;
+    }
   }
   absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override {
     return coordinator_.QueryCommit(0, query);
@@ -80,7 +83,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
 
  private:
   explicit CoordinatorCluster(const CoordinatorOptions& options)
-      : coordinator_(options.nodes, options.save_dir, options.closed) {
+      : vote_wait_(options.vote_wait), coordinator_(options.nodes, options.save_dir, options.closed) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
@@ -90,6 +93,9 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   }
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
     dispatcher_.LastCommand(model, epoch, command);
+  }
+  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
+    dispatcher_.CommandsWanted(model, epoch, unless);
   }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     dispatcher_.EpochEnd(model, epoch, why);
@@ -101,6 +107,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void OnRestoreNews(const RestoreNews& news) override { dispatcher_.RestoreNews(news); }
   void OnStop() override {}
 
+  const absl::Duration vote_wait_;
   EpochDispatcher dispatcher_;
   Coordinator coordinator_;  // after the dispatcher, which it tells
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/cluster/cluster.h"
 
 namespace grpc {
@@ -29,6 +30,7 @@ struct CoordinatorOptions {
   // Whether a caller may speak for a node.
   std::function<absl::Status(const grpc::AuthContext& caller, int node)> check_speaker =
       [](const grpc::AuthContext&, int) { return absl::OkStatus(); };
+  absl::Duration vote_wait = kVoteWait;  // of this node
 };
 
 // Node 0 of a world. Register `service` with the server on which the other nodes reach this one, before that starts. To

@@ -36,6 +36,10 @@ void EpochDispatcher::LastCommand(const std::string& model, int64_t epoch, int64
   Add([=](EpochListener& listener) { listener.OnLastCommand(model, epoch, command); });
 }
 
+void EpochDispatcher::CommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) {
+  Add([=](EpochListener& listener) { listener.OnCommandsWanted(model, epoch, unless); });
+}
+
 void EpochDispatcher::EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) {
   Add([=](EpochListener& listener) { listener.OnEpochEnd(model, epoch, why); });
 }

@@ -31,6 +31,7 @@ class EpochDispatcher {
   // These return at once; the listener's calls come in their order.
   void EpochStart(const std::string& model, const server::EpochStart& start);
   void LastCommand(const std::string& model, int64_t epoch, int64_t command);
+  void CommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless);
   void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
   void EpochRefused(const std::string& model, const absl::Status& why);
   void SaveNews(const server::SaveNews& news);

@@ -37,8 +37,8 @@ constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 // How long one attempt to join waits for the connection.
 constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
-// How long one Vote call waits for the decision before it is repeated.
-constexpr absl::Duration kVoteWait = absl::Seconds(5);
+// How long one call that does not wait may take.
+constexpr absl::Duration kPutWait = absl::Seconds(5);
 // How long one GetValue call waits: a value may take as long as the start of an epoch.
 constexpr absl::Duration kValueWait = absl::Seconds(30);
 // How much longer a call may take than the wait that it asks for.
@@ -91,8 +91,7 @@ class RemoteCluster final : public Cluster {
   void Report(const ModelReport& report) override;
   void Forget(absl::string_view model) override;
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override;
-  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                     absl::string_view command) override;
+  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override;
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override;
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override;
@@ -320,6 +319,9 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
   } else if (response.has_last_command()) {
     const v1::LastCommand& last = response.last_command();
     dispatcher_.LastCommand(last.model(), last.epoch(), last.command());
+  } else if (response.has_commands_wanted()) {
+    const v1::CommandsWanted& wanted = response.commands_wanted();
+    dispatcher_.CommandsWanted(wanted.model(), wanted.epoch(), CommandsThroughOf(wanted.unless()));
   } else if (response.has_end()) {
     const v1::EpochEnd& end = response.end();
     ForgetEpoch(end.model(), end.epoch());
@@ -431,10 +433,11 @@ void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl:
   Send(DepartureMessage(model, epoch, why));
 }
 
-void RemoteCluster::ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                                  absl::string_view command) {
+void RemoteCluster::ReportCommands(absl::string_view model, int64_t epoch,
+                                   const std::vector<CommandInWords>& commands) {
+  v1::JoinRequest request = CommandsMessage(model, epoch, commands);
   absl::MutexLock lock(&mu_);
-  Send(CommandMessage(model, epoch, number, rank, command));
+  Send(std::move(request));
 }
 
 void RemoteCluster::ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
@@ -551,7 +554,7 @@ std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view mode
 }
 
 absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
-  Call call(*this, kVoteWait + kCallSlack);
+  Call call(*this, kPutWait + kCallSlack);
   v1::PutValueResponse response;
   return FromGrpcStatus(stub_->PutValue(&call.context, request, &response));
 }

@@ -50,6 +50,8 @@ struct ReduceCall {
   // The rank's own slices lie in its landing area, and the slot may be used again before the commit. Requires
   // sums_at_commit().
   bool own_slices_landed = false;
+  // Parameters of the unit without a gradient, ascending: equal on all ranks.
+  absl::Span<const int32_t> absent;
   // The rank's gradient accumulators, one for each parameter of the unit (the rank's extent; null for an empty extent
   // and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is added,
   // or stored where overwrite says so. Whatever type they have, it is rounded to it once, when all has been added.

@@ -22,6 +22,8 @@ struct CommandHeader {
   int64_t unit = 0;
   int64_t phase = 0;
   int64_t slot = 0;
+  // Of a push: a bit for each absent parameter; where one has a number above 62, a hash of them all, which is negative.
+  int64_t absent = 0;
 
   static CommandHeader Of(const GatherCall& call);
   static CommandHeader Of(const ReduceCall& call);

@@ -24,7 +24,8 @@ Sequence::Options SequenceOptions(const Epoch::Options& options) {
           .first_rank = options.first_rank,
           .commit_number = options.commit_log->numbers().commit_number,
           .step_timeout = options.step_timeout,
-          .may_save = options.may_save};
+          .may_save = options.may_save,
+          .chains_commands = options.cluster->nodes() > 1};
 }
 
 wire::WordsCounts CountsOf(const Layout& layout) {

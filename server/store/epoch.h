@@ -107,6 +107,9 @@ class Epoch : private TrainerWords {
   // No rank of the world has more to come than what all send up to this command. The cluster is told as soon as that is
   // carried out here.
   void SetLastCommand(int64_t command);
+  // Tells the cluster which commands all ranks of this daemon have sent; where `unless` has a number only if that one is
+  // among them, and the hash through it is another one.
+  void ReportCommands(const CommandsThrough& unless) const;
   // Whether all of this daemon's trainers have detached and all that they had sent was carried out.
   bool LeftInOrder() const;
   // Whether the rank's trainer has detached and is not needed any more.
@@ -182,12 +185,8 @@ class Epoch : private TrainerWords {
   // Ends the epoch when somebody is overdue. Returns when to look again.
   SteadyTime CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
-  // Commands that all ranks of this daemon have sent, for the other daemons; none in a world of one.
-  using Agreed = std::vector<v1::Command>;
-  void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, Agreed& agreed)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Take(int rank, SentCommand command, Agreed& agreed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReportAgreed(int rank, const Agreed& agreed) const;
+  void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Take(int rank, SentCommand command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeRunnable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Lets trainers go that have detached and are not needed any more.
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -20,6 +20,8 @@ namespace {
 
 // Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
 constexpr int kMostCommandsAtOnce = 64;
+// Of commands in words, that go to node 0 in one message.
+constexpr size_t kMostBytesOfWords = size_t{1} << 20;
 // Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
 constexpr int kShareOfStepForCopies = 2;
 
@@ -49,11 +51,10 @@ void Epoch::GatherLoop(int rank) {
     const v1::Command* command = nullptr;
     SteadyTime deadline;
     auto expected = Attention::For::kNothing;
-    Agreed agreed;
     {
       SpinningMutexLock lock(&mu_);
       if (end_.ended() && under_way.empty()) return;
-      TakeAll(rank, std::move(commands), agreed);
+      TakeAll(rank, std::move(commands));
       command = sequence_.BeginGather(rank, Now());
       WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
@@ -62,7 +63,6 @@ void Epoch::GatherLoop(int rank) {
       room = std::min(kMostCommandsAtOnce, sequence_.Room(rank));
       seat.held_back = room == 0;
     }
-    ReportAgreed(rank, agreed);
     if (command != nullptr) {
       under_way.push_back(BeginGather(rank, *command));
       attention.Renew();
@@ -103,33 +103,42 @@ void Epoch::PushLoop(int rank) {
   }
 }
 
-void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands, Agreed& agreed) {
+void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands) {
   if (end_.ended()) return;
   if (!commands.ok()) return EndLocked(commands.status());
   for (SentCommand& command : *commands) {
-    Take(rank, std::move(command), agreed);
+    Take(rank, std::move(command));
     if (end_.ended()) return;
   }
 }
 
-void Epoch::Take(int rank, SentCommand command, Agreed& agreed) {
-  std::optional<v1::Command> shared;
-  if (options_.cluster->nodes() > 1) shared = command.command;
+void Epoch::Take(int rank, SentCommand command) {
   const absl::StatusOr<bool> by_all = sequence_.Submit(rank, std::move(command), Now());
-  if (!by_all.ok()) return EndLocked(by_all.status());
-  if (*by_all && shared.has_value()) agreed.push_back(*std::move(shared));
+  if (!by_all.ok()) EndLocked(by_all.status());
 }
 
-void Epoch::ReportAgreed(int rank, const Agreed& agreed) const {
-  for (const v1::Command& command : agreed) {
-    options_.cluster->ReportCommand(options_.spec->name, options_.number, command.number(), options_.first_rank + rank,
-                                    CommandText(*options_.spec, command));
+void Epoch::ReportCommands(const CommandsThrough& unless) const {
+  std::deque<CommandChain::Link> links;
+  {
+    absl::MutexLock lock(&mu_);
+    const CommandChain& chain = sequence_.chain();
+    if (unless.number != 0 && chain.Through(unless.number).value_or(unless.hash) == unless.hash) return;
+    links = chain.links();
   }
+  std::vector<CommandInWords> commands;
+  size_t bytes = 0;
+  for (const CommandChain::Link& link : links) {
+    v1::Command command;
+    if (!command.ParseFromString(link.canonical)) continue;  // it was parsed before
+    std::string text = CommandText(*options_.spec, command);
+    if ((bytes += text.size()) > kMostBytesOfWords) break;
+    commands.push_back({.number = link.number, .rank = link.rank, .text = std::move(text)});
+  }
+  options_.cluster->ReportCommands(options_.spec->name, options_.number, commands);
 }
 
 absl::Status Epoch::Submit(int rank, v1::Command command) {
   SentCommand sent(std::move(command));
-  Agreed agreed;
   {
     absl::MutexLock lock(&mu_);
     const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
@@ -142,12 +151,11 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
                                                        " unfinished commands expected, of ", Sequence::kMostBytes,
                                                        " bytes together; wait for the other ranks"));
     }
-    Take(rank, std::move(sent), agreed);
+    Take(rank, std::move(sent));
     WakeRunnable();
     // A wait that begins here has a deadline, which the gather thread watches.
     seats_[rank]->Call();
   }
-  ReportAgreed(rank, agreed);
   return absl::OkStatus();
 }
 
@@ -228,6 +236,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
                               .unit = push.unit(),
                               .slot = slot,
                               .own_slices_landed = push.own_slices_landed(),
+                              .absent = push.absent_parameters(),
                               .accumulators = target.accumulators,
                               .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
   bool drained;
@@ -267,6 +276,7 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
                   .history_id = options_.history_id,
                   .epoch = options_.number,
                   .commit_number = commit.commit_number(),
+                  .commands = work.commands,
                   .sums = {}};
   {
     absl::MutexLock lock(&mu_);

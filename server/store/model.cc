@@ -507,6 +507,11 @@ void Model::OnLastCommand(int64_t number, int64_t command) {
   if (epoch != nullptr && epoch->number() == number) epoch->SetLastCommand(command);
 }
 
+void Model::OnCommandsWanted(int64_t number, const CommandsThrough& unless) {
+  const std::shared_ptr<Epoch> epoch = current_epoch();
+  if (epoch != nullptr && epoch->number() == number) epoch->ReportCommands(unless);
+}
+
 void Model::OnEpochEnd(int64_t number, const absl::Status& why) {
   absl::MutexLock lock(&mu_);
   if (epoch_ != nullptr && epoch_->number() == number) epoch_->End(why);

@@ -113,6 +113,7 @@ class Model {
   // The cluster calls these.
   void OnEpochStart(const EpochStart& start);
   void OnLastCommand(int64_t epoch, int64_t command);
+  void OnCommandsWanted(int64_t epoch, const CommandsThrough& unless);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
   // Those who wait for an epoch are told that none starts.
   void OnEpochRefused(const absl::Status& why);

@@ -440,6 +440,10 @@ void ModelStore::OnLastCommand(const std::string& name, int64_t epoch, int64_t c
   if (const auto model = Find(name); model.ok()) (*model)->OnLastCommand(epoch, command);
 }
 
+void ModelStore::OnCommandsWanted(const std::string& name, int64_t epoch, const CommandsThrough& unless) {
+  if (const auto model = Find(name); model.ok()) (*model)->OnCommandsWanted(epoch, unless);
+}
+
 void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {
   if (const auto model = Find(name); model.ok()) (*model)->OnEpochEnd(epoch, why);
 }

@@ -127,6 +127,7 @@ class ModelStore : public EpochListener {
   // EpochListener
   void OnEpochStart(const std::string& model, const EpochStart& start) override;
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override;
+  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override;
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
   void OnEpochRefused(const std::string& model, const absl::Status& why) override;
   void OnSaveNews(const SaveNews& news) override;

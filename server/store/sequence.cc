@@ -78,7 +78,7 @@ absl::StatusOr<bool> Sequence::Submit(int rank, SentCommand sent, SteadyTime now
   Entry& entry = At(number);
   bytes_ += client_state.size();
   entry.client_states[rank] = std::move(client_state);
-  if (++entry.arrived == options_.ranks) entry.agreed_at = now;
+  if (++entry.arrived == options_.ranks) Agree(entry, now);
   const bool agreed = Agreed(entry);
   Enqueue(rank, entry, now);
   return agreed;
@@ -219,6 +219,13 @@ absl::Status Sequence::Compare(int rank, const Entry& entry, const SentCommand& 
                    CommandText(*options_.spec, sent.command)));
 }
 
+void Sequence::Agree(Entry& entry, SteadyTime now) {
+  entry.agreed_at = now;
+  if (!options_.chains_commands) return;
+  chain_.Add(options_.first_rank + entry.first_rank, entry.canonical);
+  entry.chained = chain_.hash();
+}
+
 void Sequence::Enqueue(int rank, const Entry& entry, SteadyTime now) {
   if (entry.repeats) return FinishEntry(entry.command.number());
   Queue& queue = entry.command.has_gather() ? gathers_[rank] : pushes_[rank];
@@ -354,7 +361,10 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   if (*work == Work::kShareAmaxes) amaxes_ = AmaxState::kSharing;
   if (*work == Work::kEncode) stages_[rank] = Stage::kEncoding;
   const Entry& entry = At(pushes_[rank].numbers.front());
-  return PushWork{.work = *work, .command = &entry.command, .client_states = &entry.client_states};
+  return PushWork{.work = *work,
+                  .command = &entry.command,
+                  .client_states = &entry.client_states,
+                  .commands = {.number = entry.command.number(), .hash = entry.chained}};
 }
 
 bool Sequence::FinishReduce(int rank, SteadyTime now) {
@@ -395,6 +405,7 @@ std::optional<Sequence::ClientStates> Sequence::FinishRank(int rank, SteadyTime 
   if (AllAt(Stage::kDone)) {
     answered = std::exchange(At(commits_.front()).client_states, {});
     for (const std::string& state : *answered) bytes_ -= state.size();
+    chain_.Forget(commits_.front());  // all daemons have voted on the same
     commits_.pop_front();
     vote_ = VoteState::kNone;
     amaxes_ = AmaxState::kUnneeded;

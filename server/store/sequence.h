@@ -31,6 +31,8 @@
 #include "proto/model/model_spec.h"
 #include "proto/model/step_pushes.h"
 #include "server/base/clock.h"
+#include "server/cluster/cluster.h"
+#include "server/store/command_chain.h"
 
 namespace paramshard::server {
 
@@ -67,7 +69,8 @@ class Sequence {
     int first_rank = 0;               // of the world, for messages
     int64_t commit_number = 0;        // last answered
     absl::Duration step_timeout = absl::Seconds(60);
-    bool may_save = false;  // whether a commit may ask for a save
+    bool may_save = false;         // whether a commit may ask for a save
+    bool chains_commands = false;  // for other daemons
   };
 
   using ClientStates = std::vector<std::string>;  // what the ranks sent with a commit
@@ -76,6 +79,7 @@ class Sequence {
     Work work;
     const v1::Command* command;         // both are valid until the command is finished
     const ClientStates* client_states;  // of a commit that all ranks have sent, by rank
+    CommandsThrough commands;           // likewise, where they are chained
   };
 
   // `words` outlives the sequence.
@@ -108,6 +112,9 @@ class Sequence {
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
   void FinishShareAmaxes();
+
+  // What all ranks have sent, where it is chained.
+  const CommandChain& chain() const { return chain_; }
 
   // Ranks that could begin something now.
   std::vector<int> RunnableGathers() const;
@@ -153,6 +160,7 @@ class Sequence {
     std::vector<int64_t> slot_users;
     std::vector<std::string> client_states;  // of a commit, by rank
     bool repeats = false;
+    absl::uint128 chained = 0;  // the commands through this one, once all have sent it
   };
   struct Queue {
     std::deque<int64_t> numbers;
@@ -184,6 +192,8 @@ class Sequence {
   absl::Status CheckRunAhead(int rank, const v1::Command& command) const;
   void Append(int rank, SentCommand sent, SteadyTime now);
   absl::Status Compare(int rank, const Entry& entry, const SentCommand& sent) const;
+  // All have sent it.
+  void Agree(Entry& entry, SteadyTime now);
   void Enqueue(int rank, const Entry& entry, SteadyTime now);
 
   const Entry& At(int64_t number) const { return entries_[number - first_number_]; }
@@ -218,6 +228,7 @@ class Sequence {
   const TrainerWords* words_;
 
   std::deque<Entry> entries_;
+  CommandChain chain_;
   size_t bytes_ = 0;          // of entries_
   int64_t first_number_ = 1;  // of entries_.front()
   std::vector<int64_t> received_;

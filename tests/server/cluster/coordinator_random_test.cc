@@ -86,6 +86,7 @@ class NodeEar final : public NodeSink {
     news.push_back({.refused = true, .model = "m", .why = why});
   }
   void OnLastCommand(const std::string&, int64_t, int64_t) override {}
+  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
   void OnStop() override {}
 
   Oracle* oracle = nullptr;

@@ -56,6 +56,16 @@ class CoordinatorTest : public ::testing::Test {
     }
   }
 
+  // A vote of a node that has sent these commands, and what it has heard since.
+  void VoteAfter(int node, int64_t epoch, int64_t command, absl::uint128 hash) {
+    CommitVote vote = node == 0 ? MakeVote(epoch, 1, {{0, 0.5, 0}, {1, 0.25, 0}}) : MakeVote(epoch, 1, {{2, 0.125, 0}});
+    vote.commands = {.number = command, .hash = hash};
+    EXPECT_THAT(coordinator_.Vote(node, vote, kNow), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+  void ExpectWanted(int node, const CommandsThrough& unless) {
+    EXPECT_EQ(sinks_[node].Next().commands_wanted_unless, unless) << "node " << node;
+  }
+
   absl::StatusOr<CommitDecision> Vote0(int64_t epoch, int64_t commit_number, absl::Duration wait = kNow) {
     return coordinator_.Vote(0, MakeVote(epoch, commit_number, {{0, 0.5, 0}, {1, 0.25, 0}}), wait);
   }
@@ -480,14 +490,78 @@ TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
 }
 
-TEST_F(CoordinatorTest, CommandsThatDifferBetweenNodesEndTheEpochNamingBoth) {
+TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {
   const int64_t epoch = StartEpoch();
-  coordinator_.ReportCommand(0, "m", epoch, 1, 1, "gather a");
-  coordinator_.ReportCommand(1, "m", epoch, 1, 2, "gather a");
-  coordinator_.ReportCommand(1, "m", epoch, 2, 2, "gather c");
+  VoteAfter(1, epoch, 3, 7);
+  EXPECT_TRUE(sinks_[0].empty() && sinks_[1].empty());
+  VoteAfter(0, epoch, 3, 8);
+  ExpectWanted(0, {});
+  ExpectWanted(1, {});
+  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "gather c"}, {3, 2, "commit 1"}});
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.ReportCommand(0, "m", epoch, 2, 0, "gather b");
+  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "gather b"}, {3, 1, "commit 1"}});
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 2: rank 2 sent gather c, rank 0 sent gather b");
+  EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 sent gather b")));
+}
+
+TEST_F(CoordinatorTest, VotesAfterMoreCommandsOnOneNodeEndTheEpochToo) {
+  const int64_t epoch = StartEpoch();
+  VoteAfter(1, epoch, 2, 7);
+  VoteAfter(0, epoch, 3, 8);
+  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "commit 1"}});
+  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "discard"}, {3, 1, "commit 1"}});
+  for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 2: rank 2 sent commit 1, rank 0 sent discard");
+}
+
+TEST_F(CoordinatorTest, CommandsThatNobodyRemembersEndTheEpochNamingTheNodes) {
+  const int64_t epoch = StartEpoch();
+  VoteAfter(0, epoch, 3, 7);
+  VoteAfter(1, epoch, 3, 8);
+  for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
+  coordinator_.ReportCommands(0, "m", epoch, {{3, 1, "commit 1"}});
+  coordinator_.ReportCommands(0, "m", epoch, {{3, 1, "commit 2"}});
+  EXPECT_TRUE(sinks_[0].empty()) << "only its first word counts";
+  coordinator_.ReportCommands(1, "m", epoch, {{3, 2, "commit 1"}});
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "different ones at node 0, node 1, of which none is");
+}
+
+TEST_F(CoordinatorTest, NothingIsDecidedAfterDifferentCommands) {
+  const int64_t epoch = StartEpoch();
+  VoteAfter(0, epoch, 3, 7);
+  VoteAfter(1, epoch, 3, 8);
+  VoteAfter(1, epoch, 3, 7);  // its first word stays
+  for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
+  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("late"));
+  ExpectEnd(epoch, absl::StatusCode::kDeadlineExceeded, "late");
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted));
+  // The next epoch begins anew.
+  const int64_t next = StartEpoch();
+  VoteAfter(0, next, 1, 9);
+  CommitVote vote = MakeVote(next, 1, {{2, 0.125, 0}});
+  vote.commands = {.number = 1, .hash = 9};
+  EXPECT_OK(coordinator_.Vote(1, vote, kNow));
+}
+
+// It may wait for what a node that has voted does not send.
+TEST_F(CoordinatorTest, ANodeThatIsLateIsAskedWhenAVoteIsRepeated) {
+  const int64_t epoch = StartEpoch();
+  VoteAfter(0, epoch, 3, 7);
+  EXPECT_TRUE(sinks_[1].empty());
+  VoteAfter(0, epoch, 3, 7);
+  ExpectWanted(1, {.number = 3, .hash = 7});
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "push a"}, {3, 2, "push b"}});
+  ExpectWanted(0, {});
+  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "push a"}, {3, 1, "commit 1"}});
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 3: rank 2 sent push b, rank 1 sent commit 1");
+}
+
+TEST_F(CoordinatorTest, CommandsThatNobodyHasAskedForAreIgnored) {
+  const int64_t epoch = StartEpoch();
+  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}});
+  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather b"}});
+  EXPECT_TRUE(sinks_[0].empty() && sinks_[1].empty());
 }
 
 TEST_F(CoordinatorTest, ADepartureTellsAllNodesTheLastCommand) {
@@ -562,7 +636,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   cluster->Report(MakeReport({0, 1}));
   cluster->SetListener(&listener);
   EXPECT_EQ(listener.Next().epoch, 1);
-  cluster->ReportCommand("m", 1, 1, 0, "gather a");
+  cluster->ReportCommands("m", 1, {{1, 0, "gather a"}});
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, cluster->Vote(MakeVote(1, 1, {{0, 2, 0}, {1, 3, 0}})));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 5);
@@ -584,6 +658,7 @@ class AnsweringListener final : public EpochListener {
     cluster_->EndEpoch(model, start.epoch, absl::AbortedError("not now"));
   }
   void OnLastCommand(const std::string&, int64_t, int64_t) override {}
+  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
   void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
   void OnEpochRefused(const std::string&, const absl::Status&) override {}
   void OnSaveNews(const SaveNews&) override {}

@@ -24,10 +24,11 @@ struct EpochNews {
   std::string model = {};
   int64_t epoch = 0;
   absl::Status why = {};
-  std::string history_id = {};               // of a start
-  std::optional<int64_t> last_command = {};  // then neither of them
-  std::optional<SaveNews> save = {};         // likewise
-  std::optional<RestoreNews> restore = {};   // likewise
+  std::string history_id = {};                                 // of a start
+  std::optional<int64_t> last_command = {};                    // then neither of them
+  std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
+  std::optional<SaveNews> save = {};                           // likewise
+  std::optional<RestoreNews> restore = {};                     // likewise
 };
 
 class RecordingListener final : public EpochListener, public NodeSink {
@@ -37,6 +38,9 @@ class RecordingListener final : public EpochListener, public NodeSink {
   }
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
     Add({.model = model, .epoch = epoch, .last_command = command});
+  }
+  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
+    Add({.model = model, .epoch = epoch, .commands_wanted_unless = unless});
   }
   void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
     Add({.model = model, .epoch = epoch, .why = why});

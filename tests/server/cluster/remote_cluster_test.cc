@@ -189,12 +189,31 @@ TEST_F(RemoteClusterTest, VotesOnDifferentCommitsAreRefused) {
   EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST_F(RemoteClusterTest, CommandsAreCompared) {
+TEST_F(RemoteClusterTest, CommandsAreComparedWhereVotesDiffer) {
   const int64_t epoch = StartEpoch();
-  zero_.coordinator().ReportCommand(0, "m", epoch, 1, 0, "a");
-  one_->ReportCommand("m", epoch, 1, 2, "b");
-  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         AllOf(HasSubstr("rank 0 sent"), HasSubstr("rank 2 sent"))));
+  CommitVote vote = VoteOfOne(epoch, 1);
+  vote.commands = {.number = 5, .hash = absl::MakeUint128(1, 2)};
+  auto one = std::async(std::launch::async, [&] { return one_->Vote(vote); });
+  auto zero = std::async(std::launch::async, [&] { return VoteOfZero(epoch, 1); });
+  EXPECT_EQ(news_.Next().commands_wanted_unless, CommandsThrough());
+  EXPECT_EQ(zero_.news.Next().commands_wanted_unless, CommandsThrough());
+  zero_.coordinator().ReportCommands(0, "m", epoch, {{4, 0, "same"}, {5, 0, "a"}});
+  one_->ReportCommands("m", epoch, {{4, 2, "same"}, {5, 2, "b"}});
+  EXPECT_THAT(news_.Next().why,
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("command 5"), HasSubstr("rank 0 sent a"), HasSubstr("rank 2 sent b"))));
+  EXPECT_THAT(zero.get(), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(one.get(), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(RemoteClusterTest, ALateNodeIsToldWhatTheOthersHaveSent) {
+  const int64_t epoch = StartEpoch();
+  CommitVote vote = MakeVote(epoch, 1, {{0, 4, 0}, {1, 2, 0}});
+  vote.commands = {.number = 5, .hash = absl::MakeUint128(1, 2)};
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(zero_.coordinator().Vote(0, vote, absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+  EXPECT_EQ(news_.Next().commands_wanted_unless, vote.commands);
 }
 
 TEST_F(RemoteClusterTest, AModelThatIsGoneFromANodeEndsItsEpoch) {

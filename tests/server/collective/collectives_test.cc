@@ -410,6 +410,23 @@ TEST_P(CollectivesBetweenDaemonsTest, ReduceOfAnotherCommandIsRefusedNamingBoth)
   EXPECT_EQ(got, before);
 }
 
+// Its memory would be that of an earlier sum.
+TEST_P(CollectivesBetweenDaemonsTest, AParameterThatIsAbsentInOneDaemonAloneIsRefusedNamingIt) {
+  std::vector<Accumulators> got(world_.ranks());
+  for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(kMixed, rank, 3);
+  const std::vector<Accumulators> before = got;
+  const int second_daemon = world_.shape().device_counts[0];
+  const int slot = GradientSlotOf(world_);
+  EXPECT_THAT(world_.OnAllRanks([&](int rank) {
+    const std::set<int> absent = rank < second_daemon ? std::set<int>{1} : std::set<int>{1, 2};
+    return world_.Reduce(4, kMixed, slot, rank, true, absent, got[rank]);
+  }),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            AllOf(HasSubstr(", without five_rows)"), HasSubstr(", without five_rows, bias)"),
+                                  HasSubstr("(node 0)"), HasSubstr("(node 1)")))));
+  EXPECT_EQ(got, before);
+}
+
 TEST_P(CollectivesBetweenDaemonsTest, MaximaOfAnotherCommandAreRefusedNamingBoth) {
   const int second_daemon = world_.shape().device_counts[0];
   const std::vector<absl::Status> statuses = world_.OnAllRanks([&](int rank) {

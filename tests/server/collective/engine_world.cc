@@ -380,6 +380,8 @@ absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, boo
   call.unit = unit;
   call.slot = slot;
   call.own_slices_landed = landed;
+  const std::vector<int32_t> left_out(absent.begin(), absent.end());
+  call.absent = left_out;
   call.accumulators = pointers;
   call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
   return engine(rank).Reduce(call);

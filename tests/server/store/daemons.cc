@@ -25,7 +25,8 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
   if (nodes == 1) {
     clusters_[0] = std::make_unique<HookedCluster>(device_counts[0]);
   } else {
-    CoordinatorOptions coordinator{.nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir};
+    CoordinatorOptions coordinator{
+        .nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir, .vote_wait = options.vote_wait};
     if (!options.kept.empty()) coordinator.closed = *ReadClosedEpochs(*options.kept[0]);
     zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster(coordinator));
     clusters_[0] = std::make_unique<HookedCluster>(std::move(zero_->cluster));

@@ -12,6 +12,8 @@
 
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/steady_cond_var.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/cluster.h"
 #include "server/cluster/coordinator_cluster.h"
 
@@ -62,6 +64,9 @@ class HookedCluster final : public Cluster {
     on_forget_ = std::move(hook);
   }
 
+  // Waits until this node was asked for its commands so many times, and has answered where it has something to say.
+  bool AwaitQuestions(int count) { return ear_.AwaitQuestions(count); }
+
   // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
@@ -77,7 +82,11 @@ class HookedCluster final : public Cluster {
   int nodes() const override { return cluster_->nodes(); }
   std::vector<int> device_counts() const override { return cluster_->device_counts(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return cluster_->AwaitWorld(timeout); }
-  void SetListener(EpochListener* listener) override { cluster_->SetListener(listener); }
+  void SetListener(EpochListener* listener) override {
+    cluster_->SetListener(nullptr);
+    ear_.SetListener(listener);
+    if (listener != nullptr) cluster_->SetListener(&ear_);
+  }
   void Report(const ModelReport& report) override {
     const std::function<void(const ModelReport&)> hook = Hook(on_report_);
     if (hook) hook(report);
@@ -90,9 +99,8 @@ class HookedCluster final : public Cluster {
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
     if (!hangs_) cluster_->EndEpoch(model, epoch, why);
   }
-  void ReportCommand(absl::string_view model, int64_t epoch, int64_t number, int rank,
-                     absl::string_view command) override {
-    cluster_->ReportCommand(model, epoch, number, rank, command);
+  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
+    cluster_->ReportCommands(model, epoch, commands);
   }
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override {
@@ -118,6 +126,47 @@ class HookedCluster final : public Cluster {
   void Stop() override { cluster_->Stop(); }
 
  private:
+  // Tells another listener everything, and counts.
+  class Ear final : public EpochListener {
+   public:
+    void SetListener(EpochListener* listener) { listener_ = listener; }
+    bool AwaitQuestions(int count) {
+      const SteadyTime deadline = SteadyDeadline(absl::Seconds(30));
+      absl::MutexLock lock(&mu_);
+      while (questions_ < count) {
+        if (asked_.WaitUntil(&mu_, deadline)) return false;
+      }
+      return true;
+    }
+
+    void OnEpochStart(const std::string& model, const EpochStart& start) override {
+      listener_->OnEpochStart(model, start);
+    }
+    void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
+      listener_->OnLastCommand(model, epoch, command);
+    }
+    void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
+      listener_->OnCommandsWanted(model, epoch, unless);
+      absl::MutexLock lock(&mu_);
+      ++questions_;
+      asked_.SignalAll();
+    }
+    void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
+      listener_->OnEpochEnd(model, epoch, why);
+    }
+    void OnEpochRefused(const std::string& model, const absl::Status& why) override {
+      listener_->OnEpochRefused(model, why);
+    }
+    void OnSaveNews(const SaveNews& news) override { listener_->OnSaveNews(news); }
+    void OnRestoreNews(const RestoreNews& news) override { listener_->OnRestoreNews(news); }
+
+   private:
+    EpochListener* listener_ = nullptr;  // changed while nobody calls
+    absl::Mutex mu_;
+    SteadyCondVar asked_;
+    int questions_ ABSL_GUARDED_BY(mu_) = 0;
+  };
+
   class FailingRendezvous final : public Rendezvous {
    public:
     explicit FailingRendezvous(std::function<absl::Status()> hook) : hook_(std::move(hook)) {}
@@ -135,6 +184,7 @@ class HookedCluster final : public Cluster {
     return hook;
   }
 
+  Ear ear_;  // before the cluster, which calls it
   const std::unique_ptr<Cluster> cluster_;
   std::atomic<bool> hangs_ = false;
   absl::Mutex mu_;
