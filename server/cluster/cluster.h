@@ -125,6 +125,12 @@ class Rendezvous {
   virtual absl::Status Put(absl::string_view key, absl::string_view value) = 0;
   // Waits for the key. DEADLINE_EXCEEDED names it.
   virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) = 0;
+
+  // What this node has for each node of the world, by node: others read their own part alone. Once for a key. Parts are
+  // forgotten when a commit of the epoch is decided.
+  virtual absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) = 0;
+  // What every node has put for this one, by node. Waits for all. DEADLINE_EXCEEDED names one that has put nothing.
+  virtual absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) = 0;
 };
 
 // The cluster calls it from a thread of its own, and never while a call into the cluster is on the stack.

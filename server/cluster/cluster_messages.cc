@@ -286,10 +286,16 @@ v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_
   return request;
 }
 
-v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts) {
+v1::JoinRequest WorldQuestionMessage() {
+  v1::JoinRequest request;
+  request.mutable_world_question();
+  return request;
+}
+
+v1::JoinResponse WelcomeMessage(int nodes, const std::vector<int>& device_counts) {
   v1::JoinResponse response;
   v1::Welcome& welcome = *response.mutable_welcome();
-  welcome.set_nodes(static_cast<int>(device_counts.size()));
+  welcome.set_nodes(nodes);
   for (int count : device_counts) welcome.add_device_counts(count);
   return response;
 }

@@ -27,7 +27,8 @@ v1::JoinRequest CommandsMessage(absl::string_view model, int64_t epoch, const st
 v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                                 const absl::Status& why);
 v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_t command, bool more);
-v1::JoinResponse WelcomeMessage(const std::vector<int>& device_counts);
+v1::JoinRequest WorldQuestionMessage();
+v1::JoinResponse WelcomeMessage(int nodes, const std::vector<int>& device_counts);
 v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& start);
 v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command);
 v1::JoinResponse CommandsWantedMessage(const std::string& model, int64_t epoch, const CommandsThrough& unless);

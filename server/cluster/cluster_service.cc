@@ -47,7 +47,10 @@ class NodeStream final : public NodeSink {
   NodeStream(grpc::ServerContext* context, std::unique_ptr<Writer> writer)
       : context_(context), writer_(std::move(writer)) {}
 
-  void OnWorld(const std::vector<int>& device_counts) override { writer_->Write(WelcomeMessage(device_counts)); }
+  void OnWelcome(int nodes) override { writer_->Write(WelcomeMessage(nodes, {})); }
+  void OnWorld(const std::vector<int>& device_counts) override {
+    writer_->Write(WelcomeMessage(static_cast<int>(device_counts.size()), device_counts));
+  }
   void OnEpochStart(const std::string& model, const EpochStart& start) override {
     writer_->Write(EpochStartMessage(model, start));
   }
@@ -161,6 +164,9 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
         coordinator_->TellRestore(node, *news).IgnoreError();  // likewise
       }
       break;
+    case v1::JoinRequest::kWorldQuestion:
+      coordinator_->AskWorld(node);
+      break;
     case v1::JoinRequest::kHello:
     case v1::JoinRequest::MESSAGE_NOT_SET:
       break;
@@ -209,11 +215,39 @@ grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext* context, const
 
 grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
                                           v1::PutValueResponse*) {
-  return ToGrpcStatus(coordinator_->Put(request->model(), request->epoch(), request->key(), request->value()));
+  if (request->parts().empty()) {
+    return ToGrpcStatus(coordinator_->Put(request->model(), request->epoch(), request->key(), request->value()));
+  }
+  absl::Status put = CheckNode("put", request->model(), request->node());
+  if (put.ok()) {
+    put = coordinator_->PutParts(request->node(), request->model(), request->epoch(), request->key(),
+                                 {request->parts().begin(), request->parts().end()});
+  }
+  return ToGrpcStatus(put);
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetParts(const v1::GetValueRequest* request,
+                                                       v1::GetValueResponse* response) {
+  using Parts = absl::StatusOr<Coordinator::Parts>;
+  const absl::Duration wait = WaitOf(request->timeout());
+  return WaitingCall<Parts>::Start(
+      coordinator_, wait,
+      [&](Coordinator::PartsAnswered answered) {
+        return coordinator_->GetParts(request->node(), request->model(), request->epoch(), request->key(),
+                                      std::move(answered));
+      },
+      [this, request, response, wait](const Parts& parts) {
+        if (absl::IsDeadlineExceeded(parts.status())) {
+          return ToGrpcStatus(coordinator_->LatePartsError(request->model(), request->key(), wait));
+        }
+        if (parts.ok()) response->mutable_parts()->Assign(parts->begin(), parts->end());
+        return ToGrpcStatus(parts.status());
+      });
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetValue(grpc::CallbackServerContext*, const v1::GetValueRequest* request,
                                                        v1::GetValueResponse* response) {
+  if (request->node() != 0) return GetParts(request, response);
   using Value = absl::StatusOr<std::string>;
   const absl::Duration wait = WaitOf(request->timeout());
   return WaitingCall<Value>::Start(

@@ -39,6 +39,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   // Joins the node and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void Take(int node, const v1::JoinRequest& request);
+  grpc::ServerUnaryReactor* GetParts(const v1::GetValueRequest* request, v1::GetValueResponse* response);
   // Node 0 speaks in its own process.
   absl::Status CheckNode(const grpc::ServerContextBase& context, absl::string_view operation, absl::string_view model,
                          int node) const;

@@ -108,6 +108,8 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
   }
 }
 
+absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
+
 // `ask` asks, with who is to be called, and says who waits. `late` is the answer when there is none after `wait`.
 template <typename Answer, typename Ask>
 Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl::Status late) {
@@ -153,9 +155,16 @@ Coordinator::Coordinator(int nodes, std::string save_dir, const std::vector<Clos
 absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
   const Lock lock(this);
   if (stopped_) return StoppedError();
+  const bool was_sized = members_.sized();
   RETURN_IF_ERROR(members_.Join(node, device_count));
   sinks_[node] = sink;
-  TellWorld();
+  sink->OnWelcome(members_.nodes());
+  const std::vector<int>& counts = members_.device_counts();
+  if (was_sized) {
+    sink->OnWorld(counts);
+  } else if (members_.sized()) {
+    TellAll([&](NodeSink& other) { other.OnWorld(counts); });
+  }
   for (auto& [name, model] : models_) TryStart(name, model);
   world_changed_.SignalAll();
   return absl::OkStatus();
@@ -166,13 +175,17 @@ void Coordinator::Leave(int node) {
   if (!members_.present(node)) return;
   members_.Leave(node);
   sinks_[node] = nullptr;
-  TellWorld();
   TellLostParts(node);
   TellLostRestores(node);
   for (auto& [name, model] : models_) {
     model.reports[node].reset();
     if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
   }
+}
+
+void Coordinator::AskWorld(int node) {
+  absl::MutexLock lock(&mu_);
+  if (sinks_[node] != nullptr) sinks_[node]->OnWorld(members_.device_counts());
 }
 
 std::vector<int> Coordinator::device_counts() const {
@@ -371,11 +384,6 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
 }
 
-void Coordinator::TellWorld() {
-  const std::vector<int>& counts = members_.device_counts();
-  TellAll([&](NodeSink& sink) { sink.OnWorld(counts); });
-}
-
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
   if (!IsAwaited(model.reports)) return;
   ForgetAttached(model.reports);
@@ -417,6 +425,10 @@ bool Coordinator::GiveUp(const Wait& wait) {
   Model* const model = Find(wait.model);
   if (model == nullptr) return false;
   if (!wait.key.has_value()) return model->voters.Remove(wait.waiter);
+  if (wait.reader.has_value()) {
+    const auto parts = model->parts.find(*wait.key);
+    return parts != model->parts.end() && parts->second.readers[*wait.reader].Remove(wait.waiter);
+  }
   const auto readers = model->readers.find(*wait.key);
   return readers != model->readers.end() && readers->second.Remove(wait.waiter);
 }
@@ -434,7 +446,9 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   const CommitBook::Cast cast = model.book.Add(members_, node, vote);
   switch (cast.result) {
     case CommitBook::Cast::Result::kCounted:
-      if (model.book.last_commit_number() == vote.commit_number) AnswerVoters(vote.model, model, vote.commit_number);
+      if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
+      AnswerVoters(vote.model, model, vote.commit_number);
+      model.parts.clear();  // whoever votes has read them
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:
       if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
@@ -507,6 +521,9 @@ void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t co
 
 void Coordinator::AnswerReaders(Model& model, const absl::Status& why) {
   for (auto& [key, readers] : std::exchange(model.readers, {})) AnswerAll<absl::StatusOr<std::string>>(readers, why);
+  for (auto& [key, parts] : std::exchange(model.parts, {})) {
+    for (auto& readers : parts.readers) AnswerAll<absl::StatusOr<Parts>>(readers, why);
+  }
 }
 
 template <typename Reply>
@@ -697,6 +714,71 @@ absl::StatusOr<std::string> Coordinator::Get(absl::string_view name, int64_t epo
 absl::Status Coordinator::LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout) {
   return absl::DeadlineExceededError(
       absl::StrCat("get ", key, " of ", model, ": a value within ", absl::FormatDuration(timeout), " expected"));
+}
+
+absl::StatusOr<Coordinator::PartsOfAll*> Coordinator::FindParts(absl::string_view name, int64_t epoch,
+                                                                absl::string_view key) {
+  if (stopped_) return StoppedError();
+  Model* const model = FindRunning(name, epoch);
+  if (model == nullptr) return EpochOverError(name, epoch);
+  return &model->parts.try_emplace(std::string(key), nodes_).first->second;
+}
+
+absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
+                                   Parts parts) {
+  if (node < 0 || node >= nodes_ || static_cast<int>(parts.size()) != nodes_) {
+    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": a part for each of ", nodes_,
+                                                   " nodes expected of one of them, got ", parts.size(), " of node ",
+                                                   node));
+  }
+  const Lock lock(this);
+  ASSIGN_OR_RETURN(PartsOfAll* const all, FindParts(name, epoch, key));
+  if (all->has_put[node]) return absl::OkStatus();
+  all->has_put[node] = true;
+  for (int reader = 0; reader < nodes_; ++reader) all->parts[reader][node] = std::move(parts[reader]);
+  if (--all->left > 0) return absl::OkStatus();
+  for (int reader = 0; reader < nodes_; ++reader) {
+    AnswerAll<absl::StatusOr<Parts>>(all->readers[reader], all->parts[reader]);
+  }
+  return absl::OkStatus();
+}
+
+Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
+                                        PartsAnswered answered) {
+  absl::StatusOr<Parts> answer = absl::InvalidArgumentError(
+      absl::StrCat("get ", key, " of ", name, ": a node below ", nodes_, " expected, got ", node));
+  if (node >= 0 && node < nodes_) {
+    const Lock lock(this);
+    const absl::StatusOr<PartsOfAll*> all = FindParts(name, epoch, key);
+    if (all.ok() && (*all)->left > 0) {
+      const int64_t waiter = (*all)->readers[node].Add(std::move(answered));
+      return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = waiter};
+    }
+    answer = all.ok() ? absl::StatusOr<Parts>((*all)->parts[node]) : all.status();
+  }
+  answered(answer);
+  return {};
+}
+
+absl::StatusOr<Coordinator::Parts> Coordinator::GetParts(int node, absl::string_view name, int64_t epoch,
+                                                         absl::string_view key, absl::Duration timeout) {
+  const auto ask = [&](PartsAnswered answered) { return GetParts(node, name, epoch, key, std::move(answered)); };
+  absl::StatusOr<Parts> parts = AwaitAnswer<absl::StatusOr<Parts>>(*this, timeout, ask, LateError());
+  return absl::IsDeadlineExceeded(parts.status()) ? LatePartsError(name, key, timeout) : std::move(parts);
+}
+
+absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_view key, absl::Duration timeout) {
+  absl::MutexLock lock(&mu_);
+  std::string missing = "some node";
+  if (const Model* const model = Find(name); model != nullptr) {
+    if (const auto parts = model->parts.find(key); parts != model->parts.end()) {
+      const std::vector<bool>& has_put = parts->second.has_put;
+      const auto first = std::find(has_put.begin(), has_put.end(), false) - has_put.begin();
+      if (first < nodes_) missing = NodeName(members_, static_cast<int>(first));
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": a part of every node within ",
+                                                  absl::FormatDuration(timeout), " expected, got none of ", missing));
 }
 
 void Coordinator::Stop() {

@@ -31,7 +31,9 @@ namespace paramshard::server {
 class NodeSink {
  public:
   virtual ~NodeSink() = default;
-  // A node has joined or left: devices of every node, 0 where they are not known.
+  // The node has joined: how many there are. The devices of all follow when the last one has joined.
+  virtual void OnWelcome(int nodes) = 0;
+  // Devices of every node. 0 where they are not known, which only an answer to AskWorld holds.
   virtual void OnWorld(const std::vector<int>& device_counts) = 0;
   virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
   virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
@@ -63,6 +65,8 @@ class Coordinator {
   absl::Status Join(int node, int device_count, NodeSink* sink);
   // The node is lost: its reports are forgotten and every running epoch ends with UNAVAILABLE naming it.
   void Leave(int node);
+  // Tells the node who is here.
+  void AskWorld(int node);
   std::vector<int> device_counts() const;
   int nodes() const { return nodes_; }
   const std::string& save_dir() const { return save_dir_; }
@@ -83,10 +87,13 @@ class Coordinator {
   struct Wait {
     std::string model = {};
     std::optional<std::string> key = {};  // of a value; unset for a vote
+    std::optional<int> reader = {};       // of parts of a value
     int64_t waiter = 0;
   };
   using VoteAnswered = Waiters<absl::StatusOr<CommitDecision>>::Answered;
   using ValueAnswered = Waiters<absl::StatusOr<std::string>>::Answered;
+  using Parts = std::vector<std::string>;
+  using PartsAnswered = Waiters<absl::StatusOr<Parts>>::Answered;
 
   // Votes. `answered` is called once: by this call, or by the one that brings the answer, without any lock. Errors:
   // ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and DATA_LOSS as in Cluster.
@@ -110,6 +117,14 @@ class Coordinator {
   // DEADLINE_EXCEEDED
   static absl::Status LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout);
 
+  // The same of parts, said by `node`. INVALID_ARGUMENT not one part for each node, or no such node.
+  absl::Status PutParts(int node, absl::string_view model, int64_t epoch, absl::string_view key, Parts parts);
+  Wait GetParts(int node, absl::string_view model, int64_t epoch, absl::string_view key, PartsAnswered answered);
+  absl::StatusOr<Parts> GetParts(int node, absl::string_view model, int64_t epoch, absl::string_view key,
+                                 absl::Duration timeout);
+  // DEADLINE_EXCEEDED naming a node that has put none.
+  absl::Status LatePartsError(absl::string_view model, absl::string_view key, absl::Duration timeout);
+
   // As in Cluster, said by `node`.
   absl::Status TellSave(int node, const SaveNews& news);
   absl::Status TellRestore(int node, const RestoreNews& news);
@@ -128,6 +143,16 @@ class Coordinator {
     bool by_votes = false;  // the votes disagreed: their answer is `why` itself
   };
 
+  // What all nodes have for each other, under one key.
+  struct PartsOfAll {
+    explicit PartsOfAll(int nodes) : has_put(nodes), left(nodes), parts(nodes, Parts(nodes)), readers(nodes) {}
+
+    std::vector<bool> has_put;  // by node
+    int left = 0;               // that have not
+    std::vector<Parts> parts;   // by reader, then by node
+    std::vector<Waiters<absl::StatusOr<Parts>>> readers;
+  };
+
   struct Model {
     explicit Model(int nodes) : reports(nodes), departures(nodes) {}
 
@@ -144,8 +169,12 @@ class Coordinator {
     Waiters<absl::StatusOr<CommitDecision>> voters;  // on the commit behind the last one that was decided
     std::map<std::string, std::string, std::less<>> values;
     std::map<std::string, Waiters<absl::StatusOr<std::string>>, std::less<>> readers;  // by key
+    std::map<std::string, PartsOfAll, std::less<>> parts;                              // likewise
   };
 
+  // ABORTED, UNAVAILABLE: there is nothing to be read.
+  absl::StatusOr<PartsOfAll*> FindParts(absl::string_view model, int64_t epoch, absl::string_view key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null when no node has reported the model, nor another coordinator has known it.
   Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null unless that epoch runs.
@@ -208,8 +237,6 @@ class Coordinator {
   absl::Status CheckAllHere(absl::string_view operation, absl::string_view model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Tells all nodes who is here.
-  void TellWorld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   const int nodes_;

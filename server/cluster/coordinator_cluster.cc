@@ -22,6 +22,12 @@ class CoordinatorRendezvous final : public Rendezvous {
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
     return coordinator_->Get(model_, epoch_, key, timeout);
   }
+  absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) override {
+    return coordinator_->PutParts(0, model_, epoch_, key, parts);
+  }
+  absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
+    return coordinator_->GetParts(0, model_, epoch_, key, timeout);
+  }
 
  private:
   Coordinator* const coordinator_;
@@ -87,6 +93,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
+  void OnWelcome(int) override {}
   void OnWorld(const std::vector<int>&) override {}
   void OnEpochStart(const std::string& model, const EpochStart& start) override {
     dispatcher_.EpochStart(model, start);

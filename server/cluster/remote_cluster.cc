@@ -41,6 +41,10 @@ constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
 constexpr absl::Duration kPutWait = absl::Seconds(5);
 // How long one GetValue call waits: a value may take as long as the start of an epoch.
 constexpr absl::Duration kValueWait = absl::Seconds(30);
+// How long node 0 may take to say who is missing.
+constexpr absl::Duration kQuestionWait = absl::Seconds(2);
+// Of more nodes no node 0 speaks.
+constexpr int kMostNodes = 1 << 20;
 // How much longer a call may take than the wait that it asks for.
 constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
@@ -102,8 +106,8 @@ class RemoteCluster final : public Cluster {
   absl::Status TellRestore(const RestoreNews& news) override;
   void Stop() override;
 
-  absl::Status Put(const v1::PutValueRequest& request);
-  absl::StatusOr<std::string> Get(v1::GetValueRequest request, absl::Duration timeout);
+  absl::Status Put(v1::PutValueRequest request);
+  absl::StatusOr<v1::GetValueResponse> Get(v1::GetValueRequest request, absl::Duration timeout);
 
  private:
   // A vote that waits, or a question about one. Forget ends it.
@@ -131,6 +135,8 @@ class RemoteCluster final : public Cluster {
   void Close();
   void Take(const v1::JoinResponse& response);
   void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // DEADLINE_EXCEEDED naming who is missing, if node 0 says so.
+  absl::Status MissingError(absl::Duration timeout);
   // The model's attached trainers must be reported anew.
   void ForgetAttached(const std::string& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Likewise, as its epoch is over. Nothing for one that this node has ended itself: trainers that were reported since
@@ -172,6 +178,7 @@ class RemoteCluster final : public Cluster {
   std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);                           // empty before the first welcome
   JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;                             // of the stream, while there is one
   bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
+  int answers_ ABSL_GUARDED_BY(mu_) = 0;                                          // of node 0, who is here
   std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // said again on every new stream
   std::map<std::string, int64_t, std::less<>> running_ ABSL_GUARDED_BY(mu_);      // epochs by model
   std::set<Ballot*> ballots_ ABSL_GUARDED_BY(mu_);
@@ -189,18 +196,40 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
     request.set_value(std::string(value));
-    return cluster_->Put(request);
+    return cluster_->Put(std::move(request));
   }
 
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
+    ASSIGN_OR_RETURN(v1::GetValueResponse response, cluster_->Get(GetRequest(key), timeout));
+    return std::move(*response.mutable_value());
+  }
+
+  absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) override {
+    v1::PutValueRequest request;
+    request.set_model(model_);
+    request.set_epoch(epoch_);
+    request.set_key(std::string(key));
+    request.set_node(cluster_->node());
+    request.mutable_parts()->Assign(parts.begin(), parts.end());
+    return cluster_->Put(std::move(request));
+  }
+
+  absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
+    v1::GetValueRequest request = GetRequest(key);
+    request.set_node(cluster_->node());
+    ASSIGN_OR_RETURN(const v1::GetValueResponse response, cluster_->Get(std::move(request), timeout));
+    return std::vector<std::string>(response.parts().begin(), response.parts().end());
+  }
+
+ private:
+  v1::GetValueRequest GetRequest(absl::string_view key) const {
     v1::GetValueRequest request;
     request.set_model(model_);
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
-    return cluster_->Get(std::move(request), timeout);
+    return request;
   }
 
- private:
   RemoteCluster* const cluster_;
   const std::string model_;
   const int64_t epoch_;
@@ -343,8 +372,13 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
 
 void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
   joined_ = true;
+  const bool has_counts = welcome.device_counts_size() == welcome.nodes();
+  if (has_counts) ++answers_;
   // Counts are final once all are known; a restarted node 0 learns them again.
-  if (!IsSized(device_counts_)) device_counts_.assign(welcome.device_counts().begin(), welcome.device_counts().end());
+  if (!IsSized(device_counts_) && welcome.nodes() > 0 && welcome.nodes() <= kMostNodes) {
+    device_counts_.assign(welcome.nodes(), 0);
+    if (has_counts) device_counts_.assign(welcome.device_counts().begin(), welcome.device_counts().end());
+  }
   changed_.SignalAll();
 }
 
@@ -398,12 +432,29 @@ std::vector<int> RemoteCluster::device_counts() const {
 
 absl::Status RemoteCluster::AwaitWorld(absl::Duration timeout) {
   const SteadyTime deadline = SteadyDeadline(timeout);
+  {
+    absl::MutexLock lock(&mu_);
+    while (!stopped_ && !IsSized(device_counts_) && !changed_.WaitUntil(&mu_, deadline)) {
+    }
+    if (stopped_) return StoppedError();
+    if (IsSized(device_counts_)) return absl::OkStatus();
+  }
+  return MissingError(timeout);
+}
+
+absl::Status RemoteCluster::MissingError(absl::Duration timeout) {
+  const SteadyTime deadline = SteadyDeadline(kQuestionWait);
   absl::MutexLock lock(&mu_);
-  while (!stopped_ && !IsSized(device_counts_) && !changed_.WaitUntil(&mu_, deadline)) {
+  const int before = answers_;
+  Send(WorldQuestionMessage());
+  while (!stopped_ && answers_ == before && !changed_.WaitUntil(&mu_, deadline)) {
   }
   if (stopped_) return StoppedError();
   if (IsSized(device_counts_)) return absl::OkStatus();
-  return MissingNodesError(device_counts_, timeout);
+  if (answers_ != before) return MissingNodesError(device_counts_, timeout);
+  return absl::DeadlineExceededError(absl::StrCat("join the world: ", device_counts_.size(), " nodes expected within ",
+                                                  absl::FormatDuration(timeout), ", and ", CoordinatorName(),
+                                                  " does not say which are missing"));
 }
 
 // Models.
@@ -553,13 +604,13 @@ std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view mode
   return std::make_unique<RemoteRendezvous>(this, model, epoch);
 }
 
-absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
+absl::Status RemoteCluster::Put(v1::PutValueRequest request) {
   Call call(*this, kPutWait + kCallSlack);
   v1::PutValueResponse response;
   return FromGrpcStatus(stub_->PutValue(&call.context, request, &response));
 }
 
-absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
+absl::StatusOr<v1::GetValueResponse> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
   const SteadyTime deadline = SteadyDeadline(timeout);
   absl::Status status;
   do {
@@ -568,7 +619,7 @@ absl::StatusOr<std::string> RemoteCluster::Get(v1::GetValueRequest request, absl
     Call call(*this, wait + kCallSlack);
     v1::GetValueResponse response;
     status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));
-    if (status.ok()) return std::move(*response.mutable_value());
+    if (status.ok()) return response;
   } while (absl::IsDeadlineExceeded(status) && SteadyNow() < deadline);
   return status;
 }

@@ -82,8 +82,13 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
 // The meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
-  MeshConnection connection{spec.topology->node(),      {},        spec.rendezvous, spec.timeout,
-                            spec.settings.data_address, spec.abort};
+  MeshConnection connection{.node = spec.topology->node(),
+                            .nodes = spec.topology->nodes(),
+                            .plans = {},
+                            .rendezvous = spec.rendezvous,
+                            .timeout = spec.timeout,
+                            .listen_address = spec.settings.data_address,
+                            .abort = spec.abort};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   if (meshes.ok()) return meshes;

@@ -1,19 +1,17 @@
 #include "server/collective/mesh_connector.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <cstddef>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
+#include "server/collective/mesh_addresses.h"
 
 namespace paramshard::server {
 namespace {
@@ -21,28 +19,24 @@ namespace {
 // The rendezvous knows nothing of an abort: for so long it is waited for between two looks.
 constexpr absl::Duration kAbortLatency = absl::Milliseconds(500);
 
-using Meshes = std::vector<std::unique_ptr<TcpMesh>>;
-// The addresses of one daemon: for each of its meshes those that it has for each member; empty for itself.
-using AddressBook = std::vector<std::vector<std::string>>;
-
-std::string BookKey(int node) { return absl::StrCat("meshes/", node); }
-
-std::string EncodeBook(const AddressBook& book) {
-  return absl::StrJoin(book, ";", [](std::string* out, const std::vector<std::string>& addresses) {
-    absl::StrAppend(out, absl::StrJoin(addresses, ",", [](std::string* hex, const std::string& address) {
-                      absl::StrAppend(hex, absl::BytesToHexString(address));
-                    }));
-  });
-}
-
-AddressBook DecodeBook(absl::string_view text) {
-  AddressBook book;
-  for (absl::string_view line : absl::StrSplit(text, ';')) {
-    std::vector<std::string>& addresses = book.emplace_back();
-    for (absl::string_view hex : absl::StrSplit(line, ',')) addresses.push_back(absl::HexStringToBytes(hex));
+// What `get` gets within some time; DEADLINE_EXCEEDED when that was not enough.
+template <typename Get>
+auto Await(const MeshConnection& connection, SteadyTime deadline, Get get) {
+  while (true) {
+    const absl::Duration left = TimeLeft(deadline);
+    auto value = get(std::min(left, kAbortLatency));
+    if (value.ok() || !absl::IsDeadlineExceeded(value.status()) || left <= kAbortLatency) return value;
+    if (connection.abort != nullptr && !connection.abort->status().ok()) {
+      return decltype(value)(connection.abort->status());
+    }
   }
-  return book;
 }
+
+using Meshes = std::vector<std::unique_ptr<TcpMesh>>;
+// Addresses by the node that listens there: those that it has for this daemon.
+using AddressBooks = std::vector<MeshAddresses>;
+
+constexpr absl::string_view kKey = "meshes";
 
 absl::StatusOr<Meshes> Listen(const MeshConnection& connection) {
   ASSIGN_OR_RETURN(const auto device, MakeTcpDevice(connection.listen_address));
@@ -55,50 +49,46 @@ absl::StatusOr<Meshes> Listen(const MeshConnection& connection) {
   return meshes;
 }
 
-AddressBook OwnBook(const Meshes& meshes) {
-  AddressBook book;
-  for (const auto& mesh : meshes) {
-    std::vector<std::string>& addresses = book.emplace_back();
-    for (int peer = 0; peer < mesh->size(); ++peer) {
-      addresses.push_back(peer == mesh->self() ? "" : mesh->AddressFor(peer));
+// What this daemon has for others, by node.
+AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
+  AddressBooks books(connection.nodes);
+  for (size_t mesh = 0; mesh < meshes.size(); ++mesh) {
+    const MeshPlan& plan = connection.plans[mesh];
+    for (int member = 0; member < meshes[mesh]->size(); ++member) {
+      if (member == plan.self) continue;
+      books[plan.members[member].member.node][{static_cast<int>(mesh), member}] = meshes[mesh]->AddressFor(member);
     }
-  }
-  return book;
-}
-
-absl::StatusOr<AddressBook> GetBook(const MeshConnection& connection, int node, SteadyTime deadline) {
-  const absl::StatusOr<std::string> text = AwaitValue(connection, BookKey(node), deadline);
-  if (text.ok()) return DecodeBook(*text);
-  if (!absl::IsDeadlineExceeded(text.status())) return text.status();
-  return absl::UnavailableError(
-      absl::StrCat("node ", node, " expected within ", absl::FormatDuration(connection.timeout), ", it did not come"));
-}
-
-absl::StatusOr<std::map<int, AddressBook>> ShareBooks(const MeshConnection& connection, const Meshes& meshes,
-                                                      SteadyTime deadline) {
-  std::set<int> nodes;
-  for (const MeshPlan& plan : connection.plans) {
-    for (const MeshPlan::Peer& peer : plan.members) nodes.insert(peer.member.node);
-  }
-  std::map<int, AddressBook> books;
-  books[connection.node] = OwnBook(meshes);
-  RETURN_IF_ERROR(connection.rendezvous->Put(BookKey(connection.node), EncodeBook(books[connection.node])));
-  for (int node : nodes) {
-    if (node == connection.node) continue;
-    ASSIGN_OR_RETURN(books[node], GetBook(connection, node, deadline));
   }
   return books;
 }
 
-absl::StatusOr<std::string> FindAddress(const std::map<int, AddressBook>& books, const MeshPlan::Peer& peer, int self) {
-  const AddressBook& book = books.at(peer.member.node);
-  if (peer.mesh < static_cast<int>(book.size()) && self < static_cast<int>(book[peer.mesh].size())) {
-    return book[peer.mesh][self];
+// Every daemon reads what is meant for it alone.
+absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const Meshes& meshes, SteadyTime deadline) {
+  std::vector<std::string> parts;
+  for (const MeshAddresses& book : OwnBooks(connection, meshes)) parts.push_back(EncodeAddresses(book));
+  RETURN_IF_ERROR(connection.rendezvous->PutParts(kKey, parts));
+  const auto read =
+      Await(connection, deadline, [&](absl::Duration wait) { return connection.rendezvous->GetParts(kKey, wait); });
+  if (absl::IsDeadlineExceeded(read.status())) {
+    return absl::UnavailableError(absl::StrCat("all nodes expected within ", absl::FormatDuration(connection.timeout),
+                                               ", one did not come: ", read.status().message()));
+  }
+  RETURN_IF_ERROR(read.status());
+  AddressBooks books;
+  for (const std::string& part : *read) books.push_back(DecodeAddresses(part));
+  return books;
+}
+
+absl::StatusOr<std::string> FindAddress(const AddressBooks& books, const MeshPlan::Peer& peer, int self) {
+  const size_t node = peer.member.node;
+  if (node < books.size()) {
+    const auto address = books[node].find({peer.mesh, self});
+    if (address != books[node].end()) return address->second;
   }
   return absl::InternalError(absl::StrCat(MemberName(peer.member), ": its daemon has sent no address for it"));
 }
 
-absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const std::map<int, AddressBook>& books) {
+absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const AddressBooks& books) {
   for (int peer = 0; peer < mesh.size(); ++peer) {
     if (peer == plan.self) continue;
     ASSIGN_OR_RETURN(const std::string address, FindAddress(books, plan.members[peer], plan.self));
@@ -111,7 +101,7 @@ absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const std::map<int
 class ParallelConnect {
  public:
   // The arguments outlive this object.
-  ParallelConnect(const MeshConnection& connection, const Meshes& meshes, const std::map<int, AddressBook>& books)
+  ParallelConnect(const MeshConnection& connection, const Meshes& meshes, const AddressBooks& books)
       : connection_(connection), meshes_(meshes), books_(books), left_(meshes.size()) {}
 
   // Once. Returns the first error. At the deadline, and at the first error, all meshes close.
@@ -165,7 +155,7 @@ class ParallelConnect {
 
   const MeshConnection& connection_;
   const Meshes& meshes_;
-  const std::map<int, AddressBook>& books_;
+  const AddressBooks& books_;
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -188,12 +178,7 @@ absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
 }
 
 absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline) {
-  while (true) {
-    const absl::Duration left = TimeLeft(deadline);
-    absl::StatusOr<std::string> value = connection.rendezvous->Get(key, std::min(left, kAbortLatency));
-    if (value.ok() || !absl::IsDeadlineExceeded(value.status()) || left <= kAbortLatency) return value;
-    if (connection.abort != nullptr) RETURN_IF_ERROR(connection.abort->status());
-  }
+  return Await(connection, deadline, [&](absl::Duration wait) { return connection.rendezvous->Get(key, wait); });
 }
 
 }  // namespace paramshard::server

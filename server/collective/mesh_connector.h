@@ -27,6 +27,7 @@ struct MeshPlan {
 
 struct MeshConnection {
   int node = 0;
+  int nodes = 1;                // of the world
   std::vector<MeshPlan> plans;  // of this daemon
   Rendezvous* rendezvous = nullptr;
   absl::Duration timeout;

@@ -27,6 +27,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator.h"
+#include "server/collective/mesh_addresses.h"
 #include "tests/bench/arguments.h"
 #include "tests/bench/or_die.h"
 
@@ -62,7 +63,10 @@ class CountingSink final : public NodeSink {
  public:
   explicit CountingSink(Traffic* traffic) : traffic_(traffic) {}
 
-  void OnWorld(const std::vector<int>& device_counts) override { traffic_->Add(WelcomeMessage(device_counts)); }
+  void OnWelcome(int nodes) override { traffic_->Add(WelcomeMessage(nodes, {})); }
+  void OnWorld(const std::vector<int>& device_counts) override {
+    traffic_->Add(WelcomeMessage(static_cast<int>(device_counts.size()), device_counts));
+  }
   void OnEpochStart(const std::string& model, const EpochStart& start) override {
     traffic_->Add(EpochStartMessage(model, start));
   }
@@ -101,6 +105,24 @@ class SimulatedWorld {
     const SteadyTime begin = SteadyNow();
     for (int node = 0; node < nodes_; ++node) OrDie(coordinator_.Join(node, kDevices, &sinks_[node]), "join");
     std::cout << absl::StrFormat("  joins: %.2f ms, %s\n", Milliseconds(Since(begin)), Text(joins_));
+  }
+
+  // Every node has a mesh for each device, of which each other node needs an address.
+  void CountAddresses() {
+    MeshAddresses addresses;
+    for (int device = 0; device < kDevices; ++device) {
+      addresses[{device, nodes_ - 1}] = absl::StrCat(std::string(128, 'h'), 10'000'000 + device * nodes_);
+    }
+    v1::PutValueRequest put;
+    v1::GetValueResponse got;
+    for (int node = 0; node < nodes_; ++node) {
+      put.add_parts(EncodeAddresses(addresses));
+      got.add_parts(EncodeAddresses(addresses));
+    }
+    Traffic traffic;
+    traffic.Add(put, nodes_ - 1);
+    traffic.Add(got, nodes_ - 1);
+    std::cout << "  addresses of an epoch: " << Text(traffic) << "\n";
   }
 
   void StartEpoch() {
@@ -225,6 +247,7 @@ void Measure(int nodes) {
   std::cout << nodes << " nodes\n";
   SimulatedWorld world(nodes);
   world.Join();
+  world.CountAddresses();
   world.StartEpoch();
   world.CountStep();
   world.Vote(times);

@@ -70,6 +70,7 @@ class Oracle {
 // Hears everything at once for the oracle, and late for the node.
 class NodeEar final : public NodeSink {
  public:
+  void OnWelcome(int) override {}
   void OnWorld(const std::vector<int>&) override {}
   void OnSaveNews(const SaveNews&) override {}
   void OnRestoreNews(const RestoreNews&) override {}

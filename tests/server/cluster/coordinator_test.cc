@@ -606,14 +606,92 @@ TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
   EXPECT_THAT(coordinator_.Get("m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
+TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
+  EXPECT_THAT(coordinator_.PutParts(0, "m", 1, "k", {"", ""}), StatusIs(absl::StatusCode::kAborted));
+  const int64_t epoch = StartEpoch();
+  const auto get = [&](int node, absl::Duration timeout) {
+    return coordinator_.GetParts(node, "m", epoch, "k", timeout);
+  };
+  EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"0 for 0", "0 for 1"}));
+  EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"again", "again"}));
+  EXPECT_THAT(get(0, absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 1 (rank 2)")));
+  auto waiting = std::async(std::launch::async, [&] { return get(1, absl::Minutes(1)); });
+  EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"1 for 0", "1 for 1"}));
+  EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("0 for 1", "1 for 1")));
+  EXPECT_THAT(get(0, absl::ZeroDuration()), IsOkAndHolds(ElementsAre("0 for 0", "1 for 0")));
+  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  EXPECT_THAT(get(0, absl::ZeroDuration()), StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(CoordinatorTest, PartsThatNobodyReadsAnyMoreAreForgotten) {
+  const int64_t epoch = StartEpoch();
+  EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"", ""}));
+  EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"", ""}));
+  EXPECT_FALSE(Vote1(epoch, 1).ok());
+  EXPECT_OK(coordinator_.GetParts(1, "m", epoch, "k", absl::ZeroDuration())) << "nothing is decided";
+  EXPECT_OK(Vote0(epoch, 1));
+  EXPECT_THAT(coordinator_.GetParts(1, "m", epoch, "k", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(CoordinatorTest, PartsOfNoNodeOrNotForAllAreRefused) {
+  const int64_t epoch = StartEpoch();
+  for (const int node : {-1, 2}) {
+    EXPECT_THAT(coordinator_.PutParts(node, "m", epoch, "k", {"", ""}), StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_THAT(coordinator_.GetParts(node, "m", epoch, "k", absl::ZeroDuration()),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  EXPECT_THAT(coordinator_.PutParts(1, "m", epoch, "k", {""}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a part for each of 2 nodes expected")));
+}
+
+TEST_F(CoordinatorTest, WhoHasGivenUpIsNotCalledWithParts) {
+  const int64_t epoch = StartEpoch();
+  int called = 0;
+  const auto get = [&] { return coordinator_.GetParts(1, "m", epoch, "k", [&](const auto&) { ++called; }); };
+  EXPECT_TRUE(coordinator_.GiveUp(get()));
+  const Coordinator::Wait second = get();
+  EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"", ""}));
+  EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"", ""}));
+  EXPECT_FALSE(coordinator_.GiveUp(second));
+  EXPECT_EQ(called, 1);
+}
+
+// Of three nodes.
+TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
+  Coordinator coordinator(3);
+  RecordingListener sinks[3];
+  ASSERT_OK(coordinator.Join(2, 4, &sinks[2]));
+  ASSERT_OK(coordinator.Join(0, 1, &sinks[0]));
+  EXPECT_THAT(sinks[2].welcomes(), ElementsAre(3));
+  EXPECT_THAT(sinks[2].worlds(), testing::IsEmpty());
+  coordinator.AskWorld(2);
+  EXPECT_THAT(sinks[2].worlds(), ElementsAre(ElementsAre(1, 0, 4)));
+  coordinator.Leave(0);
+  ASSERT_OK(coordinator.Join(0, 2, &sinks[0]));
+  ASSERT_OK(coordinator.Join(1, 3, &sinks[1]));
+  EXPECT_THAT(sinks[0].worlds(), ElementsAre(ElementsAre(2, 3, 4)));
+  EXPECT_THAT(sinks[1].worlds(), ElementsAre(ElementsAre(2, 3, 4)));
+  EXPECT_EQ(sinks[2].worlds().size(), 2u);
+  // Who comes back is told, and nobody else.
+  coordinator.Leave(1);
+  ASSERT_OK(coordinator.Join(1, 3, &sinks[1]));
+  EXPECT_EQ(sinks[0].worlds().size(), 1u);
+  EXPECT_THAT(sinks[1].worlds(), ElementsAre(ElementsAre(2, 3, 4), ElementsAre(2, 3, 4)));
+}
+
 TEST_F(CoordinatorTest, StopEndsWhatWaits) {
   const int64_t epoch = StartEpoch();
   auto vote = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
   auto value = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
+  auto parts =
+      std::async(std::launch::async, [&] { return coordinator_.GetParts(0, "m", epoch, "k", absl::Minutes(1)); });
   coordinator_.Stop();
   coordinator_.Stop();
   EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("before the decision: cluster: stopped")));
   EXPECT_THAT(value.get(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(parts.get(), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(coordinator_.AwaitWorld(absl::ZeroDuration()), StatusIs(absl::StatusCode::kUnavailable));
 }
 
@@ -643,6 +721,8 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   const auto rendezvous = cluster->MakeRendezvous("m", 1);
   EXPECT_OK(rendezvous->Put("k", "v"));
   EXPECT_THAT(rendezvous->Get("k", absl::ZeroDuration()), IsOkAndHolds("v"));
+  EXPECT_OK(rendezvous->PutParts("p", {"own"}));
+  EXPECT_THAT(rendezvous->GetParts("p", absl::ZeroDuration()), IsOkAndHolds(ElementsAre("own")));
   cluster->EndEpoch("m", 1, absl::AbortedError("rank 0 left"));
   EXPECT_THAT(listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 left")));
   cluster->SetListener(nullptr);

@@ -60,7 +60,14 @@ class RecordingListener final : public EpochListener, public NodeSink {
     }
     if (!std::holds_alternative<RestoreLeaderLost>(news.what)) Add({.model = news.model, .restore = news});
   }
-  void OnWorld(const std::vector<int>&) override {}
+  void OnWelcome(int nodes) override {
+    absl::MutexLock lock(&mu_);
+    welcomes_.push_back(nodes);
+  }
+  void OnWorld(const std::vector<int>& device_counts) override {
+    absl::MutexLock lock(&mu_);
+    worlds_.push_back(device_counts);
+  }
   void OnStop() override {}
 
   // The next piece of news; an INTERNAL end when none comes within 30 seconds.
@@ -85,6 +92,14 @@ class RecordingListener final : public EpochListener, public NodeSink {
     absl::MutexLock lock(&mu_);
     return lost_followers_;
   }
+  std::vector<int> welcomes() {
+    absl::MutexLock lock(&mu_);
+    return welcomes_;
+  }
+  std::vector<std::vector<int>> worlds() {
+    absl::MutexLock lock(&mu_);
+    return worlds_;
+  }
 
  private:
   void Add(EpochNews news) {
@@ -97,6 +112,8 @@ class RecordingListener final : public EpochListener, public NodeSink {
   SteadyCondVar changed_;
   std::deque<EpochNews> news_ ABSL_GUARDED_BY(mu_);
   std::vector<int> lost_followers_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> welcomes_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<int>> worlds_ ABSL_GUARDED_BY(mu_);
 };
 
 inline CommitVote MakeVote(int64_t epoch, int64_t commit_number, std::vector<RankSum> sums) {

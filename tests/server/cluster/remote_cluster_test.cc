@@ -360,6 +360,19 @@ TEST_F(RemoteClusterTest, ValuesAreShared) {
   EXPECT_THAT(rendezvous->Get("one", kLong), StatusIs(absl::StatusCode::kAborted));
 }
 
+TEST_F(RemoteClusterTest, PartsAreSharedAndEveryNodeReadsItsOwn) {
+  const int64_t epoch = StartEpoch();
+  const auto rendezvous = one_->MakeRendezvous("m", epoch);
+  ASSERT_OK(rendezvous->PutParts("k", {std::string("\0 for 0", 7), "1 for 1"}));
+  EXPECT_THAT(rendezvous->GetParts("k", absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 0 (ranks 0..1)")));
+  auto waiting = std::async(std::launch::async, [&] { return rendezvous->GetParts("k", kLong); });
+  ASSERT_OK(zero_.coordinator().PutParts(0, "m", epoch, "k", {"0 for 0", ""}));
+  EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("", "1 for 1")));
+  EXPECT_THAT(zero_.coordinator().GetParts(0, "m", epoch, "k", absl::ZeroDuration()),
+              IsOkAndHolds(ElementsAre("0 for 0", std::string("\0 for 0", 7))));
+}
+
 TEST_F(RemoteClusterTest, ASecondDaemonWithTheSameNumberIsRefused) {
   EXPECT_THAT(MakeRemoteCluster(Options(zero_)).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("node 1: a live daemon has this node number")));
@@ -453,7 +466,7 @@ class PuppetNodeZero final : public v1::ClusterService::Service {
 
   grpc::Status Join(grpc::ServerContext*,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
-    stream->Write(WelcomeMessage({1, 1}));
+    stream->Write(WelcomeMessage(2, {1, 1}));
     v1::JoinRequest request;
     while (stream->Read(&request)) {
     }
@@ -527,7 +540,7 @@ class LateNodeZero final : public v1::ClusterService::Service {
   grpc::Status Join(grpc::ServerContext*,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
     const int number = ++streams_;
-    stream->Write(WelcomeMessage({1, 1}));
+    stream->Write(WelcomeMessage(2, {1, 1}));
     if (number == 1) stream->Write(EpochStartMessage("m", {.epoch = 1}));
     v1::JoinRequest request;
     while (stream->Read(&request) && !request.has_report()) {

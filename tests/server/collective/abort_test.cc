@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/thread.h"
 #include "server/collective/memcpy_collectives.h"
+#include "server/collective/mesh_addresses.h"
 #include "server/collective/mesh_collectives.h"
 #include "server/collective/mesh_connector.h"
 #include "server/collective/replicated_collectives.h"
@@ -196,14 +196,21 @@ class SilentPeerTest : public testing::Test {
     auto peer = TcpMesh::Create(*device, {{0, 0}, {1, 1}}, 1, absl::Minutes(1));
     ASSERT_OK(peer.status());
     peer_ = *std::move(peer);
-    ASSERT_OK(rendezvous_.Put("meshes/1", absl::BytesToHexString(peer_->AddressFor(0)) + ","));
+    ASSERT_OK(rendezvous_.PutParts(1, "meshes", {EncodeAddresses({{{0, 0}, peer_->AddressFor(0)}}), ""}));
   }
 
   MeshConnection Connection(ConnectAbort* abort = nullptr) {
-    return {0, {MeshPlan{{{{0, 0}, 0}, {{1, 1}, 0}}, 0}}, &rendezvous_, absl::Minutes(1), "127.0.0.1", abort};
+    return {.node = 0,
+            .nodes = 2,
+            .plans = {MeshPlan{{{{0, 0}, 0}, {{1, 1}, 0}}, 0}},
+            .rendezvous = rendezvous_of_zero_.get(),
+            .timeout = absl::Minutes(1),
+            .listen_address = "127.0.0.1",
+            .abort = abort};
   }
 
-  SharedRendezvous rendezvous_;
+  SharedRendezvous rendezvous_{2};
+  const std::unique_ptr<Rendezvous> rendezvous_of_zero_ = rendezvous_.Of(0);
   std::unique_ptr<TcpMesh> peer_;
 };
 
@@ -212,7 +219,7 @@ TEST_F(SilentPeerTest, AnAbortEndsAWaitForItsConnection) {
   const MeshConnection connection = Connection(&abort);
   auto connecting = std::async(std::launch::async, [&] { return ConnectMeshes(connection).status(); });
   // Both have met at the rendezvous.
-  EXPECT_OK(rendezvous_.Get("meshes/0", absl::Minutes(1)));
+  EXPECT_OK(rendezvous_.AwaitParts(0, "meshes", absl::Minutes(1)));
   abort.Abort(absl::AbortedError("enough"));
   EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
 }
@@ -280,9 +287,10 @@ TEST_F(WallClockTest, SetBackItHidesNoHang) {
 TEST_F(WallClockTest, SetBackItHidesNoNodeThatDoesNotCome) {
   EngineWorld world({"Missing", {1, 1}, 2, "cpu"}, absl::Milliseconds(300));
   auto connecting = std::async(std::launch::async, [&] { return world.ConnectNode(0).status(); });
-  EXPECT_OK(world.rendezvous().Get("meshes/0", absl::Minutes(1)));
+  EXPECT_OK(world.rendezvous().AwaitParts(0, "meshes", absl::Minutes(1)));
   clock_.Step(-absl::Hours(1));
-  EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 expected within 300ms")));
+  EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kUnavailable,
+                                         AllOf(HasSubstr("all nodes expected within 300ms"), HasSubstr("node 1"))));
 }
 
 TEST(WallClockItselfTest, StepsAbslNow) {

@@ -597,7 +597,7 @@ TEST(ConnectEnginesTest, AnAbortEndsAWaitForAnotherNode) {
   ConnectAbort abort;
   auto connecting = std::async(std::launch::async, [&] { return world.ConnectNode(0, &abort).status(); });
   // It has published its addresses, and asks for those of node 1 from then on.
-  EXPECT_OK(world.rendezvous().Get("meshes/0", absl::Minutes(1)));
+  EXPECT_OK(world.rendezvous().AwaitParts(0, "meshes", absl::Minutes(1)));
   abort.Abort(absl::AbortedError("enough"));
   EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));
 }

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -79,6 +80,52 @@ absl::StatusOr<std::string> SharedRendezvous::Get(absl::string_view key, absl::D
   return values_[name];
 }
 
+std::string SharedRendezvous::Name(int from, int to, absl::string_view key) {
+  return absl::StrCat(key, " of node ", from, " for node ", to);
+}
+
+absl::Status SharedRendezvous::PutParts(int node, absl::string_view key, const std::vector<std::string>& parts) {
+  if (static_cast<int>(parts.size()) != nodes_) return absl::InvalidArgumentError("a part for each node expected");
+  for (int to = 0; to < nodes_; ++to) RETURN_IF_ERROR(Put(Name(node, to, key), parts[to]));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> SharedRendezvous::GetParts(int node, absl::string_view key,
+                                                                    absl::Duration timeout) {
+  const SteadyTime deadline = SteadyDeadline(timeout);
+  std::vector<std::string> parts;
+  for (int from = 0; from < nodes_; ++from) {
+    ASSIGN_OR_RETURN(parts.emplace_back(), Get(Name(from, node, key), TimeLeft(deadline)));
+  }
+  return parts;
+}
+
+absl::Status SharedRendezvous::AwaitParts(int node, absl::string_view key, absl::Duration timeout) {
+  return Get(Name(node, nodes_ - 1, key), timeout).status();
+}
+
+std::unique_ptr<Rendezvous> SharedRendezvous::Of(int node) {
+  class OfNode final : public Rendezvous {
+   public:
+    OfNode(SharedRendezvous* all, int node) : all_(all), node_(node) {}
+    absl::Status Put(absl::string_view key, absl::string_view value) override { return all_->Put(key, value); }
+    absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
+      return all_->Get(key, timeout);
+    }
+    absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) override {
+      return all_->PutParts(node_, key, parts);
+    }
+    absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
+      return all_->GetParts(node_, key, timeout);
+    }
+
+   private:
+    SharedRendezvous* const all_;
+    const int node_;
+  };
+  return std::make_unique<OfNode>(this, node);
+}
+
 int WorldShape::ranks() const { return std::accumulate(device_counts.begin(), device_counts.end(), 0); }
 
 ModelSpec TestModel() {
@@ -103,9 +150,12 @@ EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
       timeout_(timeout),
       model_(TestModel()),
       layout_(model_, shape.shard_size),
+      rendezvous_(shape.nodes()),
       arenas_(shape.ranks(), std::vector<uint8_t>(layout_.arena_bytes())),
       slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes() + layout_.landing_bytes(), kUntouched)),
-      engines_(shape.ranks()) {}
+      engines_(shape.ranks()) {
+  for (int node = 0; node < shape.nodes(); ++node) rendezvous_of_node_.push_back(rendezvous_.Of(node));
+}
 
 absl::Status EngineWorld::Allocate() {
   if (!buffers_.empty()) return absl::OkStatus();
@@ -169,7 +219,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   for (int rank = first; rank < first + shape_.device_counts[node]; ++rank) {
     spec.memory.push_back(memory(rank));
   }
-  spec.rendezvous = topology.needs_rendezvous() ? &rendezvous_ : nullptr;
+  spec.rendezvous = topology.needs_rendezvous() ? rendezvous_of_node_[node].get() : nullptr;
   spec.timeout = timeout_;
   spec.settings.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
   spec.abort = abort;

@@ -23,12 +23,24 @@
 namespace paramshard::server {
 
 // Values of one epoch, shared by all daemons of the process.
-class SharedRendezvous final : public Rendezvous {
+class SharedRendezvous {
  public:
-  absl::Status Put(absl::string_view key, absl::string_view value) override;
-  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override;
+  explicit SharedRendezvous(int nodes) : nodes_(nodes) {}
+
+  // As one of them has it. This object outlives it.
+  std::unique_ptr<Rendezvous> Of(int node);
+
+  absl::Status Put(absl::string_view key, absl::string_view value);
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout);
+  absl::Status PutParts(int node, absl::string_view key, const std::vector<std::string>& parts);
+  absl::StatusOr<std::vector<std::string>> GetParts(int node, absl::string_view key, absl::Duration timeout);
+  // Waits until the node has put its parts.
+  absl::Status AwaitParts(int node, absl::string_view key, absl::Duration timeout);
 
  private:
+  static std::string Name(int from, int to, absl::string_view key);
+
+  const int nodes_;
   absl::Mutex mu_;
   SteadyCondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
@@ -140,6 +152,7 @@ class EngineWorld {
   std::vector<std::unique_ptr<ComputeDevice>> devices_;  // by rank
   std::vector<RankBuffers> buffers_;                     // by rank
   SharedRendezvous rendezvous_;
+  std::vector<std::unique_ptr<Rendezvous>> rendezvous_of_node_;
   std::vector<std::vector<uint8_t>> arenas_, slots_;   // by rank: what was put into the buffers
   std::vector<std::unique_ptr<Collectives>> engines_;  // after the memory: destroyed first
 };

@@ -172,6 +172,8 @@ class HookedCluster final : public Cluster {
     explicit FailingRendezvous(std::function<absl::Status()> hook) : hook_(std::move(hook)) {}
     absl::Status Put(absl::string_view, absl::string_view) override { return hook_(); }
     absl::StatusOr<std::string> Get(absl::string_view, absl::Duration) override { return hook_(); }
+    absl::Status PutParts(absl::string_view, const std::vector<std::string>&) override { return hook_(); }
+    absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view, absl::Duration) override { return hook_(); }
 
    private:
     const std::function<absl::Status()> hook_;
