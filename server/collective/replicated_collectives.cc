@@ -9,6 +9,18 @@
 #include "server/collective/scratch_memory.h"
 
 namespace paramshard::server {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+void AddTransfer(int peer, Bytes send, Bytes receive, std::vector<PeerTransfer>& transfers) {
+  PeerTransfer transfer{peer, {}, {}};
+  if (send.size > 0) transfer.sends.push_back(send);
+  if (receive.size > 0) transfer.receives.push_back(receive);
+  if (send.size > 0 || receive.size > 0) transfers.push_back(std::move(transfer));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Collectives>> ReplicatedCollectives::Create(const Options& options,
                                                                            std::unique_ptr<Collectives> local,
@@ -58,8 +70,8 @@ absl::Status ReplicatedCollectives::Reduce(const ReduceCall& call) {
 absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
   RETURN_IF_ERROR(SumGroup(call));
   RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *options_.model, deadline));
-  RETURN_IF_ERROR(replicas_->Exchange(Transfers(call.unit), deadline, [](int) {}));
-  return SumReplicas(call);
+  const int64_t elements = PartialElements(*options_.layout, options_.rank, call.unit);
+  return replicas_->size() == 2 ? SumPair(call, elements, deadline) : SumBlocks(call, elements, deadline);
 }
 
 absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
@@ -70,20 +82,14 @@ absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<fl
   return end_.status();
 }
 
-int64_t ReplicatedCollectives::ExtentElements(int unit) const {
-  int64_t elements = 0;
-  for (const GradientSlice& slice : options_.layout->Slices(unit, options_.rank)) elements += slice.elements;
-  return elements;
-}
-
-float* ReplicatedCollectives::Partial(int node, int unit) const {
-  return reinterpret_cast<float*>(partials_.data()) + node * ExtentElements(unit);
+float* ReplicatedCollectives::Received() const {
+  return Partials() + LargestPartialElements(*options_.model, *options_.layout, options_.rank);
 }
 
 absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
   const size_t parameters = call.accumulators.size();
   std::vector<MutableGradient> partials(parameters);
-  float* partial = Partial(replicas_->self(), call.unit);
+  float* partial = Partials();
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
     const bool present = call.accumulators[slice.parameter].data != nullptr;
     if (present) partials[slice.parameter] = partial;
@@ -97,33 +103,84 @@ absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
   return local_->Reduce(in_group);
 }
 
-// Parts of absent parameters travel too: sizes then never depend on anything but the layout.
-std::vector<PeerTransfer> ReplicatedCollectives::Transfers(int unit) const {
-  const int64_t bytes = ExtentElements(unit) * static_cast<int64_t>(sizeof(float));
+// Blocks would bring as many bytes, and wait twice.
+absl::Status ReplicatedCollectives::SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline) {
+  const int self = replicas_->self();
   std::vector<PeerTransfer> transfers;
-  if (bytes == 0) return transfers;
+  AddTransfer(1 - self, {Partials(), elements * kFloatBytes}, {Received(), elements * kFloatBytes}, transfers);
+  RETURN_IF_ERROR(replicas_->Exchange(transfers, deadline, [](int) {}));
+  std::vector<const float*> partials = {Partials(), Received()};
+  if (self == 1) std::swap(partials[0], partials[1]);
+  return Accumulate(call, {}, std::move(partials));
+}
+
+absl::Status ReplicatedCollectives::SumBlocks(const ReduceCall& call, int64_t elements, SteadyTime deadline) {
+  const int self = replicas_->self();
+  const ReplicaBlocks blocks(elements, replicas_->size());
+  RETURN_IF_ERROR(replicas_->Exchange(ScatterTransfers(blocks), deadline, [](int) {}));
+  RETURN_IF_ERROR(SumOwnBlock(blocks));
+  RETURN_IF_ERROR(replicas_->Exchange(GatherTransfers(blocks), deadline, [](int) {}));
+  std::vector<DeviceQueue::CopyTask> own;
+  if (blocks.size(self) > 0) {
+    own.push_back({Partials() + blocks.begin(self), ReceivedBlock(self, blocks), blocks.size(self) * kFloatBytes});
+  }
+  return Accumulate(call, own, {Partials()});
+}
+
+float* ReplicatedCollectives::ReceivedBlock(int node, const ReplicaBlocks& blocks) const {
+  return Received() + node * blocks.block_elements();
+}
+
+std::vector<PeerTransfer> ReplicatedCollectives::ScatterTransfers(const ReplicaBlocks& blocks) const {
+  const int self = replicas_->self();
+  std::vector<PeerTransfer> transfers;
   for (int step = 1; step < replicas_->size(); ++step) {
-    const int peer = (replicas_->self() + step) % replicas_->size();
-    transfers.push_back({peer, {{Partial(replicas_->self(), unit), bytes}}, {{Partial(peer, unit), bytes}}});
+    const int peer = (self + step) % replicas_->size();
+    AddTransfer(peer, {Partials() + blocks.begin(peer), blocks.size(peer) * kFloatBytes},
+                {ReceivedBlock(peer, blocks), blocks.size(self) * kFloatBytes}, transfers);
   }
   return transfers;
 }
 
-absl::Status ReplicatedCollectives::SumReplicas(const ReduceCall& call) {
+std::vector<PeerTransfer> ReplicatedCollectives::GatherTransfers(const ReplicaBlocks& blocks) const {
+  const int self = replicas_->self();
+  std::vector<PeerTransfer> transfers;
+  for (int step = 1; step < replicas_->size(); ++step) {
+    const int peer = (self + step) % replicas_->size();
+    AddTransfer(peer, {ReceivedBlock(self, blocks), blocks.size(self) * kFloatBytes},
+                {Partials() + blocks.begin(peer), blocks.size(peer) * kFloatBytes}, transfers);
+  }
+  return transfers;
+}
+
+absl::Status ReplicatedCollectives::SumOwnBlock(const ReplicaBlocks& blocks) {
+  const int self = replicas_->self();
+  if (blocks.size(self) == 0) return absl::OkStatus();
+  SumTask sum{.sources = {},
+              .type = GradientType::kFP32,
+              .count = blocks.size(self),
+              .overwrite = true,
+              .accumulator = ReceivedBlock(self, blocks)};
+  for (int node = 0; node < replicas_->size(); ++node) {
+    sum.sources.push_back(node == self ? Partials() + blocks.begin(self) : ReceivedBlock(node, blocks));
+  }
+  return queue_->Sum(absl::MakeConstSpan(&sum, 1));
+}
+
+absl::Status ReplicatedCollectives::Accumulate(const ReduceCall& call, absl::Span<const DeviceQueue::CopyTask> copies,
+                                               std::vector<const float*> parts) {
   std::vector<SumTask> sums;
-  int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
     if (const MutableGradient accumulator = call.accumulators[slice.parameter]; accumulator.data != nullptr) {
-      std::vector<const void*> sources(replicas_->size());
-      for (int node = 0; node < replicas_->size(); ++node) {
-        sources[node] = Partial(node, call.unit) + offset;
-      }
-      sums.push_back(
-          {std::move(sources), GradientType::kFP32, slice.elements, call.overwrite[slice.parameter], accumulator});
+      sums.push_back({{parts.begin(), parts.end()},
+                      GradientType::kFP32,
+                      slice.elements,
+                      call.overwrite[slice.parameter],
+                      accumulator});
     }
-    offset += slice.elements;
+    for (const float*& part : parts) part += slice.elements;
   }
-  return queue_->Sum(sums);
+  return queue_->Run(copies, sums);
 }
 
 }  // namespace paramshard::server

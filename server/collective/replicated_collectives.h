@@ -16,13 +16,16 @@
 #include "server/collective/collectives.h"
 #include "server/collective/command_header.h"
 #include "server/collective/mesh.h"
+#include "server/collective/replica_blocks.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
 
 namespace paramshard::server {
 
-// Gather is that of the local engine. Reduce lets it sum over the group, in rank order, into a partial sum; gathers the
-// partial sums of this rank's counterparts in all daemons; and sums those in node order.
+// Gather is that of the local engine. Reduce lets it sum over the group, in rank order, into a partial sum. Each daemon
+// owns a block of it (replica_blocks.h): it receives the block of this rank's counterparts in all daemons, sums them in
+// node order, and sends everybody the sum. So every element is added by one daemon, in the order in which each would add
+// all of them, and twice the elements are received however many daemons there are. Two exchange all and add it both.
 class ReplicatedCollectives final : public Collectives {
  public:
   struct Options {
@@ -53,12 +56,26 @@ class ReplicatedCollectives final : public Collectives {
   absl::Status Allocate();
 
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
-  // A unit's partial sums lie one after the other, the daemons' one after the other.
-  int64_t ExtentElements(int unit) const;
-  float* Partial(int node, int unit) const;
+  // A unit's partial sums lie one after the other; behind those of the largest unit lies what is received. Parts of
+  // absent parameters travel too: sizes then never depend on anything but the layout.
+  float* Partials() const { return reinterpret_cast<float*>(partials_.data()); }
+  float* Received() const;
   absl::Status SumGroup(const ReduceCall& call);
-  std::vector<PeerTransfer> Transfers(int unit) const;
-  absl::Status SumReplicas(const ReduceCall& call);
+
+  // The partial sums of two daemons, exchanged and added by both.
+  absl::Status SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline);
+  // Those of more.
+  absl::Status SumBlocks(const ReduceCall& call, int64_t elements, SteadyTime deadline);
+  // What another daemon has sent of this one's block; in the place of this one the block's sum.
+  float* ReceivedBlock(int node, const ReplicaBlocks& blocks) const;
+  // Bring the partial sums of this daemon's block, and the sums of all others'.
+  std::vector<PeerTransfer> ScatterTransfers(const ReplicaBlocks& blocks) const;
+  std::vector<PeerTransfer> GatherTransfers(const ReplicaBlocks& blocks) const;
+  absl::Status SumOwnBlock(const ReplicaBlocks& blocks);
+
+  // Makes copies, then adds `parts` of every slice into its accumulator.
+  absl::Status Accumulate(const ReduceCall& call, absl::Span<const DeviceQueue::CopyTask> copies,
+                          std::vector<const float*> parts);
 
   // Constant after construction.
   const Options options_;

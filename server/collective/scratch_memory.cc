@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/reduce/gradient_sum.h"
+#include "server/collective/replica_blocks.h"
 
 namespace paramshard::server {
 namespace {
@@ -34,13 +35,23 @@ int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int ran
   return Largest(model, [&](int unit) { return UnitReceiveBytes(model, layout, rank, unit, alignment); });
 }
 
+int64_t PartialElements(const Layout& layout, int rank, int unit) {
+  int64_t elements = 0;
+  for (const GradientSlice& slice : layout.Slices(unit, rank)) elements += slice.elements;
+  return elements;
+}
+
+int64_t LargestPartialElements(const ModelSpec& model, const Layout& layout, int rank) {
+  return Padded(Largest(model, [&](int unit) { return PartialElements(layout, rank, unit); }),
+                ReplicaBlocks::kAlignment);
+}
+
 int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes) {
-  const auto bytes_of_unit = [&](int unit) {
-    int64_t elements = 0;
-    for (const GradientSlice& slice : layout.Slices(unit, rank)) elements += slice.elements;
-    return elements * static_cast<int64_t>(sizeof(float));
+  const auto block_of_unit = [&](int unit) {
+    return ReplicaBlocks(PartialElements(layout, rank, unit), nodes).block_elements();
   };
-  return Largest(model, bytes_of_unit) * nodes;
+  return (LargestPartialElements(model, layout, rank) + Largest(model, block_of_unit) * nodes) *
+         static_cast<int64_t>(sizeof(float));
 }
 
 int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topology& topology, int local,

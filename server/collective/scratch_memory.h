@@ -21,7 +21,11 @@ int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topolog
 // rank; and those of its largest unit.
 int64_t UnitReceiveBytes(const ModelSpec& model, const Layout& layout, int rank, int unit, int64_t alignment);
 int64_t ReceiveMemoryBytes(const ModelSpec& model, const Layout& layout, int rank, int64_t alignment);
-// An fp32 sum of the rank's extents of its largest unit, of each of `nodes` replicas.
+// Elements of the rank's extents of a unit; and of its largest one, up to the next cache line.
+int64_t PartialElements(const Layout& layout, int rank, int unit);
+int64_t LargestPartialElements(const ModelSpec& model, const Layout& layout, int rank);
+// An fp32 sum of those, and a block of it (replica_blocks.h) for each of `nodes` replicas: twice as much, however many
+// there are.
 int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes);
 
 // How engines pad slices: for the loads of the GPU's kernels, and for cache lines.

@@ -43,12 +43,13 @@ class HeldEngine {
  public:
   enum Queue { kGathers, kReductions };
 
-  HeldEngine(bool replicas, Queue queue, int held_exchange)
-      : world_({replicas ? "Replicas" : "Across", {1, 1}, replicas ? 1 : 2, "cpu"}) {
+  HeldEngine(bool replicas, Queue queue, int held_exchange, int nodes)
+      : world_({replicas ? "Replicas" : "Across", std::vector<int>(nodes, 1), replicas ? 1 : nodes, "cpu"}) {
     EXPECT_OK(world_.Allocate());
+    std::vector<MeshMember> members;
+    for (int node = 0; node < nodes; ++node) members.push_back({node, node});
     const auto mesh = [&](Queue of) {
-      return std::make_unique<HeldMesh>(std::vector<MeshMember>{{0, 0}, {1, 1}}, of == queue ? held_exchange : 0,
-                                        &entered_);
+      return std::make_unique<HeldMesh>(members, of == queue ? held_exchange : 0, &entered_);
     };
     auto engine = replicas ? MakeReplicated(mesh(kReductions))
                            : MeshCollectives::Create({&world_.model(), &world_.layout(), world_.memory(0), kTimeout},
@@ -84,13 +85,15 @@ class HeldEngine {
   EngineWorld world_;
 };
 
-// Where a call waits. The first exchange of a gather or a reduction compares commands, the second moves bytes.
+// Where a call waits. The first exchange of a gather or a reduction compares commands, the second moves bytes, and a third
+// the sums of more than two replicas.
 struct Wait {
   const char* name;
   bool replicas;
   HeldEngine::Queue queue;
   int held_exchange;
   absl::Status (*call)(EngineWorld& world);
+  int nodes = 2;
 };
 
 absl::Status Gather(EngineWorld& world) {
@@ -110,7 +113,7 @@ absl::Status Maximum(EngineWorld& world) {
 class AbortTest : public testing::TestWithParam<Wait> {};
 
 TEST_P(AbortTest, EndsACallThatWaits) {
-  HeldEngine held(GetParam().replicas, GetParam().queue, GetParam().held_exchange);
+  HeldEngine held(GetParam().replicas, GetParam().queue, GetParam().held_exchange, GetParam().nodes);
   EXPECT_EQ(held.AbortDuring([&] { return GetParam().call(held.world()); }), HeldEngine::kWhy);
 }
 
@@ -122,6 +125,10 @@ INSTANTIATE_TEST_SUITE_P(EnginesBetweenDaemons, AbortTest,
                                          Wait{"AcrossMaximum", false, HeldEngine::kReductions, 1, Maximum},
                                          Wait{"ReplicasReduceAgrees", true, HeldEngine::kReductions, 1, Reduce},
                                          Wait{"ReplicasReduceMoves", true, HeldEngine::kReductions, 2, Reduce},
+                                         Wait{"ManyReplicasReduceAgrees", true, HeldEngine::kReductions, 1, Reduce, 3},
+                                         Wait{"ManyReplicasReduceScatters", true, HeldEngine::kReductions, 2, Reduce,
+                                              3},
+                                         Wait{"ManyReplicasReduceGathers", true, HeldEngine::kReductions, 3, Reduce, 3},
                                          Wait{"ReplicasMaximum", true, HeldEngine::kReductions, 1, Maximum}),
                          [](const auto& info) { return std::string(info.param.name); });
 

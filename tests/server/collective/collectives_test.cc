@@ -302,6 +302,7 @@ INSTANTIATE_TEST_SUITE_P(
         WorldShape{"MemcpyFourRanks", {4}, 4}, WorldShape{"AcrossTwoByTwo", {2, 2}, 4},
         WorldShape{"AcrossTwoAndOne", {2, 1}, 3}, WorldShape{"AcrossOneEach", {1, 1, 1}, 3},
         WorldShape{"ReplicasTwoByTwo", {2, 2}, 2}, WorldShape{"ReplicasOneEach", {1, 1, 1}, 1},
+        WorldShape{"ReplicasThreeByTwo", {2, 2, 2}, 2}, WorldShape{"ReplicasSevenDaemons", {1, 1, 1, 1, 1, 1, 1}, 1},
         WorldShape{.name = "MeshInside", .device_counts = {3}, .shard_size = 3, .mesh_inside = true},
         WorldShape{.name = "MeshInsideReplicasTwoByTwo", .device_counts = {2, 2}, .shard_size = 2, .mesh_inside = true},
         WorldShape{.name = "AtCommitOneRank", .device_counts = {1}, .shard_size = 1, .sums_at_commit = true},

@@ -268,7 +268,9 @@ void EngineWorld::FillArenas(uint32_t seed) {
   }
 }
 
-void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
+void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) { FillGradients(unit, slot, seed, GradientBits); }
+
+void EngineWorld::FillGradients(int unit, int slot, uint32_t seed, uint32_t (*bits_of)(std::mt19937& random)) {
   for (int rank = 0; rank < ranks(); ++rank) {
     std::mt19937 random(seed + rank);
     uint8_t* const gradients = slots_[rank].data() + layout_.gradient_slot_offsets()[slot];
@@ -277,7 +279,7 @@ void EngineWorld::FillGradients(int unit, int slot, uint32_t seed) {
       uint8_t* out = gradients + layout_.units()[unit].parameters[i].gradient_offset;
       const bool bf16 = parameter.gradient_type == GradientType::kBF16;
       for (int64_t element = 0; element < parameter.rows() * parameter.columns(); ++element) {
-        const uint32_t bits = GradientBits(random) >> (bf16 ? 16 : 0);
+        const uint32_t bits = bits_of(random) >> (bf16 ? 16 : 0);
         std::memcpy(out, &bits, bf16 ? 2 : 4);
         out += bf16 ? 2 : 4;
       }

@@ -17,9 +17,9 @@ namespace paramshard::server {
 // Every other member sends back what it is sent, so that ranks agree on their commands.
 class HeldMesh final : public Mesh {
  public:
-  // The n-th exchange is held: it sets `entered`, and ends with Abort alone.
-  HeldMesh(std::vector<MeshMember> members, int held_exchange, absl::Notification* entered)
-      : Mesh(std::move(members), /*self=*/0), held_exchange_(held_exchange), entered_(entered) {}
+  // The n-th exchange is held, none where it is 0: it sets `entered`, and ends with Abort alone.
+  HeldMesh(std::vector<MeshMember> members, int held_exchange, absl::Notification* entered, int self = 0)
+      : Mesh(std::move(members), self), held_exchange_(held_exchange), entered_(entered) {}
 
   absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime,
                         absl::FunctionRef<void(int peer)> received) override {
