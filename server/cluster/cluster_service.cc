@@ -83,6 +83,12 @@ class NodeStream final : public NodeSink {
   const std::unique_ptr<Writer> writer_;
 };
 
+grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext& context, const absl::Status& why) {
+  grpc::ServerUnaryReactor* const refusal = context.DefaultReactor();
+  refusal->Finish(ToGrpcStatus(why));
+  return refusal;
+}
+
 }  // namespace
 
 absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const {
@@ -184,9 +190,7 @@ absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& contex
 grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
                                                    v1::VoteResponse* response) {
   if (absl::Status valid = CheckNode(*context, "vote", request->model(), request->node()); !valid.ok()) {
-    grpc::ServerUnaryReactor* const refusal = context->DefaultReactor();
-    refusal->Finish(ToGrpcStatus(valid));
-    return refusal;
+    return Refuse(*context, valid);
   }
   using Decision = absl::StatusOr<CommitDecision>;
   return WaitingCall<Decision>::Start(
@@ -213,17 +217,16 @@ grpc::Status ClusterServiceImpl::QueryCommit(grpc::ServerContext* context, const
   return ToGrpcStatus(decision.status());
 }
 
-grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
+grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
                                           v1::PutValueResponse*) {
+  if (absl::Status valid = CheckNode(*context, "put", request->model(), request->node()); !valid.ok()) {
+    return ToGrpcStatus(valid);
+  }
   if (request->parts().empty()) {
     return ToGrpcStatus(coordinator_->Put(request->model(), request->epoch(), request->key(), request->value()));
   }
-  absl::Status put = CheckNode("put", request->model(), request->node());
-  if (put.ok()) {
-    put = coordinator_->PutParts(request->node(), request->model(), request->epoch(), request->key(),
-                                 {request->parts().begin(), request->parts().end()});
-  }
-  return ToGrpcStatus(put);
+  return ToGrpcStatus(coordinator_->PutParts(request->node(), request->model(), request->epoch(), request->key(),
+                                             {request->parts().begin(), request->parts().end()}));
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetParts(const v1::GetValueRequest* request,
@@ -245,9 +248,13 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetParts(const v1::GetValueRequest
       });
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetValue(grpc::CallbackServerContext*, const v1::GetValueRequest* request,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetValue(grpc::CallbackServerContext* context,
+                                                       const v1::GetValueRequest* request,
                                                        v1::GetValueResponse* response) {
-  if (request->node() != 0) return GetParts(request, response);
+  if (absl::Status valid = CheckNode(*context, "get", request->model(), request->node()); !valid.ok()) {
+    return Refuse(*context, valid);
+  }
+  if (request->of_parts()) return GetParts(request, response);
   using Value = absl::StatusOr<std::string>;
   const absl::Duration wait = WaitOf(request->timeout());
   return WaitingCall<Value>::Start(

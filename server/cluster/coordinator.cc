@@ -677,7 +677,11 @@ absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::strin
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
-  model->values.insert_or_assign(std::string(key), std::string(value));
+  const auto put = model->values.try_emplace(std::string(key), std::string(value));
+  if (put.first->second != value) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("put ", key, " of ", name, ": one value an epoch expected, got another one"));
+  }
   if (const auto readers = model->readers.find(key); readers != model->readers.end()) {
     AnswerAll<absl::StatusOr<std::string>>(readers->second, std::string(value));
     model->readers.erase(readers);

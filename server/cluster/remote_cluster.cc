@@ -196,6 +196,7 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
     request.set_value(std::string(value));
+    request.set_node(cluster_->node());
     return cluster_->Put(std::move(request));
   }
 
@@ -216,7 +217,7 @@ class RemoteRendezvous final : public Rendezvous {
 
   absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
     v1::GetValueRequest request = GetRequest(key);
-    request.set_node(cluster_->node());
+    request.set_of_parts(true);
     ASSIGN_OR_RETURN(const v1::GetValueResponse response, cluster_->Get(std::move(request), timeout));
     return std::vector<std::string>(response.parts().begin(), response.parts().end());
   }
@@ -227,6 +228,7 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_model(model_);
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
+    request.set_node(cluster_->node());
     return request;
   }
 

@@ -23,6 +23,8 @@ using Engines = std::vector<std::unique_ptr<Collectives>>;
 
 int LocalRanks(const EngineSpec& spec) { return spec.topology->rank_count(); }
 
+int MostSumSources(const EngineSpec& spec) { return spec.most_sum_sources.value_or(spec.topology->most_sum_sources()); }
+
 // A mesh of one of this daemon's ranks.
 struct RankPlan {
   int local_rank = 0;
@@ -120,7 +122,8 @@ absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
 absl::StatusOr<Engines> MakeMeshEngines(const EngineSpec& spec, absl::Span<std::unique_ptr<Mesh>> meshes) {
   Engines engines;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout};
+    const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout,
+                                           MostSumSources(spec)};
     const int first = rank * kMeshesPerRank;
     ASSIGN_OR_RETURN(engines.emplace_back(),
                      MeshCollectives::Create(options, std::move(meshes[first]), std::move(meshes[first + 1])));
@@ -149,7 +152,8 @@ absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
                                         ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(LocalRanks(spec)))
                                         : MakeDirectEngines(spec, /*sums_at_commit=*/false));
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    const ReplicatedCollectives::Options options{spec.model, spec.layout, rank, spec.memory[rank].device, spec.timeout};
+    const ReplicatedCollectives::Options options{spec.model,   spec.layout,         rank, spec.memory[rank].device,
+                                                 spec.timeout, MostSumSources(spec)};
     ASSIGN_OR_RETURN(engines[rank],
                      ReplicatedCollectives::Create(options, std::move(engines[rank]), std::move(meshes[rank])));
   }

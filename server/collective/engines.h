@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_COLLECTIVE_ENGINES_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct EngineSpec {
   // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
   // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;
+  // That the devices add at a time; unset: the topology's.
+  std::optional<int> most_sum_sources = {};
 };
 
 // Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside

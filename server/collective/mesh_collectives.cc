@@ -5,6 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
+#include "server/collective/sum_chain.h"
 
 namespace paramshard::server {
 namespace {
@@ -28,6 +29,11 @@ absl::Status MeshCollectives::Allocate() {
   ComputeDevice& device = *options_.memory.device;
   const int64_t receive_bytes = ReceiveMemoryBytes(*options_.model, *options_.layout, rank(), kMeshSliceAlignment);
   ASSIGN_OR_RETURN(received_, device.Allocate("paramshard-receive", receive_bytes, Sharing::kPrivate));
+  const int64_t chained_bytes =
+      ChainedSumBytes(*options_.model, *options_.layout, rank(), ranks(), options_.most_sum_sources);
+  if (chained_bytes > 0) {
+    ASSIGN_OR_RETURN(chained_, device.Allocate("paramshard-chained-sums", chained_bytes, Sharing::kPrivate));
+  }
   ASSIGN_OR_RETURN(gather_queue_, device.MakeQueue());
   ASSIGN_OR_RETURN(reduce_queue_, device.MakeQueue());
   return absl::OkStatus();
@@ -136,7 +142,21 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
     }
     offset += Padded(GradientSliceBytes(call.unit, slice));
   }
-  return reduce_queue_->Sum(sums);
+  return ranks() > options_.most_sum_sources ? SumChained(std::move(sums)) : reduce_queue_->Sum(sums);
+}
+
+// In float32 memory of the engine's own first: accumulators may hold more than this sum, or round.
+absl::Status MeshCollectives::SumChained(std::vector<SumTask> sums) {
+  std::vector<SumTask> last;
+  auto* chained = reinterpret_cast<float*>(chained_.data());
+  for (SumTask& sum : sums) {
+    last.push_back({{chained}, GradientType::kFP32, sum.count, sum.overwrite, sum.accumulator});
+    sum.overwrite = true;
+    sum.accumulator = chained;
+    chained += Padded(sum.count * static_cast<int64_t>(sizeof(float))) / static_cast<int64_t>(sizeof(float));
+  }
+  RETURN_IF_ERROR(SumInChain(*reduce_queue_, sums, options_.most_sum_sources));
+  return reduce_queue_->Sum(last);
 }
 
 // Amaxes.

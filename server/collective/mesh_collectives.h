@@ -30,6 +30,7 @@ class MeshCollectives final : public Collectives {
     const Layout* layout = nullptr;    // outlives the engine
     RankMemory memory;
     absl::Duration timeout;
+    int most_sum_sources = kMostSumSources;  // that the device adds at a time
   };
 
   // `gather` and `reduce` connect all ranks of the world, in order. RESOURCE_EXHAUSTED.
@@ -41,7 +42,7 @@ class MeshCollectives final : public Collectives {
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return true; }
-  int64_t scratch_bytes() const override { return received_.size_bytes(); }
+  int64_t scratch_bytes() const override { return received_.size_bytes() + chained_.size_bytes(); }
   absl::string_view name() const override { return gather_->name(); }
 
  private:
@@ -59,6 +60,8 @@ class MeshCollectives final : public Collectives {
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call);
   absl::Status Sum(const ReduceCall& call);
+  // More sources than the device adds at a time.
+  absl::Status SumChained(std::vector<SumTask> sums);
 
   int64_t GradientSliceBytes(int unit, const GradientSlice& slice) const;
   // The bytes of this rank's slices of a unit, each padded so that the next is aligned.
@@ -72,7 +75,7 @@ class MeshCollectives final : public Collectives {
 
   // Constant after construction.
   const Options options_;
-  Memory received_;  // used by Reduce
+  Memory received_, chained_;  // used by Reduce
   std::unique_ptr<DeviceQueue> gather_queue_, reduce_queue_;
 
   // Ended before the memory that they use.

@@ -11,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/nccl.h"
-#include "kernels/reduce/gradient_sum_cuda.h"
 #include "server/base/thread.h"
 #include "server/collective/abort_state.h"
 #include "server/collective/nccl_mesh.h"
@@ -31,15 +30,6 @@ absl::StatusOr<const gpu::Nccl*> LoadNcclOrSayHow(const std::string& path) {
                                                          "; install NCCL (libnccl2), or say with --nccl-library or "
                                                          "PARAMSHARD_NCCL_LIBRARY where it is (PyTorch's copy serves: "
                                                          "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
-}
-
-absl::Status CheckSizes(const std::vector<MeshPlan>& plans) {
-  for (const MeshPlan& plan : plans) {
-    if (plan.members.size() <= gpu::kMaxGradientSources) continue;
-    return absl::InvalidArgumentError(absl::StrCat("NCCL: at most ", gpu::kMaxGradientSources,
-                                                   " GPUs that sum gradients expected, got ", plan.members.size()));
-  }
-  return absl::OkStatus();
 }
 
 // The first member makes the communicator's id. A mesh is named by it.
@@ -108,7 +98,6 @@ absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshe
 absl::Status LoadNccl(const std::string& library) { return LoadNcclOrSayHow(library).status(); }
 
 absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection& connection) {
-  RETURN_IF_ERROR(CheckSizes(connection.hosts.plans));
   ASSIGN_OR_RETURN(const gpu::Nccl* const nccl, LoadNcclOrSayHow(connection.library));
   ASSIGN_OR_RETURN(auto hosts, ConnectMeshes(connection.hosts));
   NcclMeshes meshes;

@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/collective/daemon_max.h"
 #include "server/collective/scratch_memory.h"
+#include "server/collective/sum_chain.h"
 
 namespace paramshard::server {
 namespace {
@@ -164,7 +165,7 @@ absl::Status ReplicatedCollectives::SumOwnBlock(const ReplicaBlocks& blocks) {
   for (int node = 0; node < replicas_->size(); ++node) {
     sum.sources.push_back(node == self ? Partials() + blocks.begin(self) : ReceivedBlock(node, blocks));
   }
-  return queue_->Sum(absl::MakeConstSpan(&sum, 1));
+  return SumInChain(*queue_, absl::MakeConstSpan(&sum, 1), options_.most_sum_sources);
 }
 
 absl::Status ReplicatedCollectives::Accumulate(const ReduceCall& call, absl::Span<const DeviceQueue::CopyTask> copies,

@@ -34,6 +34,7 @@ class ReplicatedCollectives final : public Collectives {
     int rank = 0;                      // of the shard group
     ComputeDevice* device = nullptr;   // outlives the engine
     absl::Duration timeout;
+    int most_sum_sources = kMostSumSources;  // that the device adds at a time
   };
 
   // `local` is this rank's end of the shard group, `replicas` connects the daemons' ranks of this index, in node order.

@@ -54,6 +54,17 @@ int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, 
          static_cast<int64_t>(sizeof(float));
 }
 
+int64_t ChainedSumBytes(const ModelSpec& model, const Layout& layout, int rank, int members, int most_sum_sources) {
+  if (members <= most_sum_sources) return 0;
+  return Largest(model, [&](int unit) {
+    int64_t bytes = 0;
+    for (const GradientSlice& slice : layout.Slices(unit, rank)) {
+      bytes += Padded(slice.elements * static_cast<int64_t>(sizeof(float)), kMeshSliceAlignment);
+    }
+    return bytes;
+  });
+}
+
 int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topology& topology, int local,
                      bool sums_at_commit) {
   const int rank = topology.GroupRank(local);
@@ -64,6 +75,7 @@ int64_t ScratchBytes(const ModelSpec& model, const Layout& layout, const Topolog
     }
   } else if (topology.group_has_mesh()) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kMeshSliceAlignment);
+    bytes += ChainedSumBytes(model, layout, rank, layout.ranks(), topology.most_sum_sources());
   } else if (topology.on_gpus()) {
     bytes += ReceiveMemoryBytes(model, layout, rank, kCopyEngineSliceAlignment);
   }

@@ -28,6 +28,10 @@ int64_t LargestPartialElements(const ModelSpec& model, const Layout& layout, int
 // there are.
 int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, int nodes);
 
+// An fp32 sum of the rank's extents of its largest unit, each padded, in a group of more members than a device adds at a
+// time; else 0.
+int64_t ChainedSumBytes(const ModelSpec& model, const Layout& layout, int rank, int members, int most_sum_sources);
+
 // How engines pad slices: for the loads of the GPU's kernels, and for cache lines.
 inline constexpr int64_t kCopyEngineSliceAlignment = 256;
 inline constexpr int64_t kMeshSliceAlignment = 64;

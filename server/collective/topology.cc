@@ -1,11 +1,13 @@
 #include "server/collective/topology.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/device/compute_device.h"
 
 namespace paramshard::server {
 
@@ -30,6 +32,8 @@ Topology::Topology(World world, int shard_size) : world_(std::move(world)), shar
 int Topology::world_size() const {
   return std::accumulate(world_.device_counts.begin(), world_.device_counts.end(), 0);
 }
+
+int Topology::most_sum_sources() const { return on_gpus() ? kMostSumSources : std::numeric_limits<int>::max(); }
 
 int Topology::first_rank() const {
   return std::accumulate(world_.device_counts.begin(), world_.device_counts.begin() + world_.node, 0);

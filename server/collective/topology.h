@@ -52,6 +52,8 @@ class Topology {
   bool group_has_mesh() const { return spans_daemons() || (world_.mesh_inside && rank_count() > 1); }
   // An epoch needs a rendezvous to connect its engines.
   bool needs_rendezvous() const { return nodes() > 1 || group_has_mesh(); }
+  // Sources that a device adds at a time.
+  int most_sum_sources() const;
   // Sums of gradients may wait for the commit, because this daemon has all slices at hand.
   bool may_sum_at_commit() const { return nodes() == 1 && !world_.mesh_inside; }
 

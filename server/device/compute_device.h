@@ -44,6 +44,9 @@ struct ExtentTensors {
   int64_t elements() const { return rows * columns; }
 };
 
+// Of one sum on a GPU.
+inline constexpr int kMostSumSources = 16;
+
 // One call of SumGradients (kernels/reduce/gradient_sum.h).
 struct SumTask {
   std::vector<const void*> sources;
@@ -95,7 +98,7 @@ class ShardArithmetic {
 
   // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients
   // of all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of
-  // more than 16 sources on a GPU.
+  // more than kMostSumSources on a GPU.
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                             absl::Span<const SumTask> sums) = 0;
 
@@ -137,8 +140,8 @@ class DeviceQueue {
     const void* source = nullptr;
     int64_t size_bytes = 0;
   };
-  // Copies, in any order, and then sums, in any order; accumulators do not overlap. INVALID_ARGUMENT for more than 16
-  // sources on a GPU.
+  // Copies, in any order, and then sums, in any order; accumulators do not overlap. INVALID_ARGUMENT for more than
+  // kMostSumSources on a GPU.
   virtual absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) = 0;
   absl::Status Copy(absl::Span<const CopyTask> tasks) { return Run(tasks, {}); }
   absl::Status Sum(absl::Span<const SumTask> tasks) { return Run({}, tasks); }

@@ -49,6 +49,8 @@ constexpr int64_t kStagingBufferBytes = int64_t{4} << 20;
 using GpuRange = OwnerOf<gpu::DeviceMemory>;
 using OpenHostRange = OwnerOf<gpu::HostRegistration>;
 
+static_assert(kMostSumSources == gpu::kMaxGradientSources);
+
 absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
   if (task.sources.size() > gpu::kMaxGradientSources) {
     return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,

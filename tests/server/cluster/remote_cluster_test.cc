@@ -389,6 +389,7 @@ TEST_F(RemoteClusterTest, ADaemonTakesThePlaceOfOneThatNodeZeroStillBelievesAliv
   auto joining = std::async(std::launch::async, [&] { return MakeRemoteCluster(options); });
   one_.reset();
   ASSERT_OK_AND_ASSIGN(one_, joining.get());
+  ASSERT_OK(one_->AwaitWorld(kLong));
   EXPECT_THAT(one_->device_counts(), ElementsAre(2, 1));
 }
 
@@ -604,6 +605,7 @@ TEST(ManyNodesTest, VotesAndReadersThatWaitTakeNoThread) {
     call.vote = VoteMessage(node, MakeVote(epoch, 1, {{node, 1, 0}}), kLong);
     call.key.set_model("m");
     call.key.set_epoch(epoch);
+    call.key.set_node(node);
     call.key.set_key("k");
     *call.key.mutable_timeout() = DurationToProto(kLong);
     const auto answered = [&](const grpc::Status& status) {

@@ -224,6 +224,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.settings.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
   spec.abort = abort;
   spec.sums_at_commit = shape_.sums_at_commit;
+  spec.most_sum_sources = shape_.most_sum_sources;
   return ConnectEngines(spec);
 }
 
@@ -328,9 +329,9 @@ Accumulators EngineWorld::MakeAccumulators(int unit, int rank, uint32_t seed) co
   return accumulators;
 }
 
-// To nearest, ties to even, on the bits. Values are finite.
+// To nearest, ties to even, on the bits.
 float EngineWorld::Stored(float value) const {
-  if (accumulator_type_ == GradientType::kFP32) return value;
+  if (accumulator_type_ == GradientType::kFP32 || std::isnan(value)) return value;
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   const uint32_t half = 0x7fff + ((bits >> 16) & 1);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -54,6 +55,7 @@ struct WorldShape {
   std::string devices = test::TestDevices();  // the kind
   bool mesh_inside = false;                   // see EngineSettings
   bool sums_at_commit = false;                // see EngineSpec
+  std::optional<int> most_sum_sources = {};   // likewise
 
   int nodes() const { return static_cast<int>(device_counts.size()); }
   int ranks() const;

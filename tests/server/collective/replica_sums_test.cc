@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -50,13 +51,13 @@ uint32_t AnyBits(std::mt19937& random) {
   }
 }
 
-// Accumulators store every NaN as this one.
-std::vector<uint32_t> BitsOf(const std::vector<float>& values, bool canonical) {
+// Every NaN is one: accumulators store it as 0x7fc00000, or as 0x7fff, whatever its sign and payload.
+std::vector<uint32_t> BitsOf(const std::vector<float>& values) {
   std::vector<uint32_t> all;
   for (const float value : values) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
-    all.push_back(canonical && std::isnan(value) ? 0x7fc00000u : bits);
+    all.push_back(std::isnan(value) ? 0x7fc00000u : bits);
   }
   return all;
 }
@@ -71,10 +72,9 @@ class ReplicaSumsTest : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Daemons, ReplicaSumsTest, testing::Values(2, 3, 4, 5, 8),
                          [](const auto& info) { return absl::StrCat(info.param); });
 
-// The order: what the first daemon has, plus what the second has, and so on, then added to what was there.
-TEST_P(ReplicaSumsTest, AreThoseOfOneDaemonThatAddsAllInNodeOrderBitForBit) {
-  EngineWorld world(Shape());
-  ASSERT_OK(world.Connect());
+// Reductions of every unit of all kinds of floats are what the contract says, bit for bit.
+void ExpectSums(EngineWorld& world, GradientType accumulators) {
+  world.set_accumulator_type(accumulators);
   uint32_t seed = static_cast<uint32_t>(FirstSeed(std::random_device{}()));
   std::cout << "seed " << seed << std::endl;
   const int slot = world.model().gradient_slots - 1;
@@ -83,21 +83,30 @@ TEST_P(ReplicaSumsTest, AreThoseOfOneDaemonThatAddsAllInNodeOrderBitForBit) {
     for (int unit = 0; unit < static_cast<int>(world.model().units.size()); ++unit) {
       SCOPED_TRACE(absl::StrCat("unit ", unit, " overwrite ", overwrite));
       world.FillGradients(unit, slot, ++seed, AnyBits);
-      const Accumulators before = world.MakeAccumulators(unit, 0, ++seed);
-      std::vector<Accumulators> got(world.ranks(), before);
+      std::vector<Accumulators> got;
+      ++seed;
+      for (int rank = 0; rank < world.ranks(); ++rank) got.push_back(world.MakeAccumulators(unit, rank, seed));
+      const std::vector<Accumulators> before = got;
       ++number;
       ASSERT_THAT(
           world.OnAllRanks([&](int rank) { return world.Reduce(number, unit, slot, rank, overwrite, {}, got[rank]); }),
           Each(IsOk()));
       for (int rank = 0; rank < world.ranks(); ++rank) {
-        Accumulators expected = before;
+        Accumulators expected = before[rank];
         world.ReduceByTheLetter(unit, slot, rank, overwrite, {}, expected);
         for (size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_EQ(BitsOf(got[rank][i], false), BitsOf(expected[i], true)) << "rank " << rank << " parameter " << i;
+          EXPECT_EQ(BitsOf(got[rank][i]), BitsOf(expected[i])) << "rank " << rank << " parameter " << i;
         }
       }
     }
   }
+}
+
+// The order: what the first daemon has, plus what the second has, and so on, then added to what was there.
+TEST_P(ReplicaSumsTest, AreThoseOfOneDaemonThatAddsAllInNodeOrderBitForBit) {
+  EngineWorld world(Shape());
+  ASSERT_OK(world.Connect());
+  ExpectSums(world, GradientType::kFP32);
 }
 
 TEST_P(ReplicaSumsTest, BringAtMostTwiceTheElementsAndTakeAsMuchMemory) {
@@ -141,6 +150,37 @@ TEST(ManyReplicasTest, OneElementIsSummedByOneDaemon) {
               Each(IsOk()));
   world.ReduceByTheLetter(kLonely, 0, 0, true, {}, expected);
   EXPECT_THAT(got, Each(expected));
+}
+
+// As GPUs do, of which more than sixteen hold a part of the model.
+class ChainedSumsTest : public testing::TestWithParam<std::tuple<int, GradientType>> {};
+
+INSTANTIATE_TEST_SUITE_P(Groups, ChainedSumsTest,
+                         testing::Combine(testing::Values(1, 5),
+                                          testing::Values(GradientType::kFP32, GradientType::kBF16)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param) == 1 ? "Replicas" : "OneGroup",
+                                               std::get<1>(info.param) == GradientType::kFP32 ? "FP32" : "BF16");
+                         });
+
+TEST_P(ChainedSumsTest, AreTheSameWhereADeviceAddsFewSourcesAtATime) {
+  for (const int most : {1, 2, 4}) {
+    EngineWorld world({.name = "Chained",
+                       .device_counts = {1, 1, 1, 1, 1},
+                       .shard_size = std::get<0>(GetParam()),
+                       .devices = "cpu",
+                       .most_sum_sources = most});
+    ASSERT_OK(world.Connect());
+    ExpectSums(world, std::get<1>(GetParam()));
+  }
+}
+
+TEST(ChainedSumMemoryTest, IsCountedWhereThereAreMoreMembersThanADeviceAdds) {
+  const EngineWorld world({.name = "Group", .device_counts = {1, 1, 1}, .shard_size = 3, .devices = "cpu"});
+  EXPECT_EQ(ChainedSumBytes(world.model(), world.layout(), 0, 3, 3), 0);
+  const int64_t bytes = ChainedSumBytes(world.model(), world.layout(), 0, 3, 2);
+  EXPECT_GE(bytes, LargestPartialElements(world.model(), world.layout(), 0) * 4 - 60);
+  EXPECT_EQ(bytes % kMeshSliceAlignment, 0);
 }
 
 }  // namespace

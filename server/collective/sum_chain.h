@@ -1,0 +1,17 @@
+// Sums of more sources than a device adds at a time.
+#ifndef PARAMSHARD_SERVER_COLLECTIVE_SUM_CHAIN_H_
+#define PARAMSHARD_SERVER_COLLECTIVE_SUM_CHAIN_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "server/device/compute_device.h"
+
+namespace paramshard::server {
+
+// Makes the sums, at most `most` sources of each at a time, in their order: the bits of one sum over all. Requires sums
+// that overwrite float32, which hold the partial ones meanwhile, and most >= 1. The queue's errors.
+absl::Status SumInChain(DeviceQueue& queue, absl::Span<const SumTask> sums, int most);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_COLLECTIVE_SUM_CHAIN_H_
