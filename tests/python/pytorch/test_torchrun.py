@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 
+from models import DEVICE
+
 FOLDER = pathlib.Path(__file__).parent
 PATIENCE = 300.0
 
@@ -46,9 +48,9 @@ def _assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Te
 def test_resume_lr_dropout_loader_bit_equal(start, tmp_path):
     """Killed at every phase, in steps of their own, a training ends in the bytes of one that was not."""
     daemons = [start(ranks=2), start(ranks=2)]
-    expected = _torchrun(tmp_path / "whole", 6, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
-    deaths = [(1, 1, "load"), (0, 2, "forward"), (1, 2, "backward"), (0, 3, "step"), (1, 4, "schedule")]
-    killed = _torchrun(tmp_path / "killed", 6, deaths, PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
+    expected = _torchrun(tmp_path / "whole", 7, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    deaths = [(1, 1, "load"), (0, 2, "forward"), (1, 3, "backward"), (0, 4, "step"), (1, 5, "schedule")]
+    killed = _torchrun(tmp_path / "killed", 7, deaths, PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
     _assert_equal(killed, expected)
     begun = _begun(tmp_path / "killed", 0)
     assert len(begun) == len(deaths) + 1 and begun == sorted(begun) and begun == _begun(tmp_path / "killed", 1)
@@ -61,7 +63,8 @@ def test_a_killed_server_costs_no_step(start, tmp_path):
     expected = _torchrun(tmp_path / "whole", 4, [], PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
     killed = _torchrun(tmp_path / "killed", 4, [(0, 2, "server")], PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
     _assert_equal(killed, expected)
-    assert _begun(tmp_path / "killed", 0) == [0, 2]
+    # A GPU's host is ahead of its steps: the one before may not have been answered when the server dies.
+    assert _begun(tmp_path / "killed", 0) in ([[0, 2]] if DEVICE == "cpu" else [[0, 1], [0, 2]])
 
 
 def _await_no_job(folder: pathlib.Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import paramshard.torch as pt
-from models import batch_of
+from models import DEVICE, batch_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -26,7 +26,7 @@ def _loss(model: torch.nn.Module, step: int) -> torch.Tensor:
 
 def test_a_pretrained_llama_goes_round(daemon, tmp_path):
     torch.manual_seed(0)
-    plain = transformers.LlamaForCausalLM(_config())
+    plain = transformers.LlamaForCausalLM(_config()).to(DEVICE)
     plain.save_pretrained(tmp_path / "before")
     with pt.meta_init():
         model = transformers.LlamaForCausalLM(_config())
@@ -45,7 +45,7 @@ def test_a_pretrained_llama_goes_round(daemon, tmp_path):
         optimizer.step()
         optimizer.zero_grad()
     sharded.save_pretrained(tmp_path / "after")
-    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "after")
+    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "after").to(DEVICE)
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(opened.get_parameter(name), parameter, rtol=3e-6, atol=1e-6)
 
@@ -88,7 +88,7 @@ def test_a_mixture_of_experts_goes_round(daemon, tmp_path):
     config = transformers.MixtralConfig(vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
                                         max_position_embeddings=32)
-    plain = transformers.MixtralForCausalLM(config)
+    plain = transformers.MixtralForCausalLM(config).to(DEVICE)
     plain.save_pretrained(tmp_path / "before")
     with pt.meta_init():
         model = transformers.MixtralForCausalLM(config)
@@ -100,5 +100,5 @@ def test_a_mixture_of_experts_goes_round(daemon, tmp_path):
     loss.backward()
     optimizer.step()
     sharded.save_pretrained(tmp_path / "after")
-    opened = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "after")
+    opened = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "after").to(DEVICE)
     torch.testing.assert_close(_loss(opened, 1), _loss(model, 1), rtol=1e-5, atol=1e-6)
