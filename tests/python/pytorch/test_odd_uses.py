@@ -209,6 +209,28 @@ def test_what_would_do_nothing_is_refused(daemon):
         pair.module(batch_of(0))
 
 
+@pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], [("*", "FP32", 1)], 8], ids=repr)
+def test_a_format_that_is_neither_a_name_nor_pairs_is_refused(format):
+    with pytest.raises(paramshard.InvalidArgumentError, match="list of pairs of a glob of parameter names and a format"):
+        pt.shard(nn.Linear(2, 2), name="m", units=[], format=format, socket_dir="/nowhere")
+
+
+@pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, None)], ids=repr)
+def test_betas_that_are_not_two_numbers_are_refused(daemon, betas):
+    module = nn.Linear(2, 2)
+    sharded = pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match="betas= two numbers expected"):
+        pt.AdamW(module.parameters(), betas=betas)
+    sharded.close()
+
+
+def test_a_local_rank_that_no_job_has_is_refused_at_once(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    module = nn.Linear(2, 2)
+    with pytest.raises(paramshard.InvalidArgumentError, match="a local rank below 1, .*LOCAL_WORLD_SIZE"):
+        pt.shard(module, name="m", units=[module], daemon="job", local_rank=1)
+
+
 # --- The end ---
 
 

@@ -129,6 +129,20 @@ def test_what_is_too_large_is_named(daemon):
     sharded.close()
 
 
+@pytest.mark.parametrize("state", [Counter(), lambda: 0], ids=["needs code", "cannot be written"])
+def test_a_state_that_could_not_be_loaded_again_is_named(daemon, state):
+    class Odd(Counter):
+        def state_dict(self) -> dict[str, object]:
+            return {"state": state}
+
+    model, sharded, optimizer = _open(daemon)
+    sharded.track(good=Counter(), odd=Odd())
+    loss_of(model, batch_of(0)).backward()
+    with pytest.raises(paramshard.InvalidArgumentError, match="track odd: a state of tensors, numbers"):
+        optimizer.step()
+    sharded.close()
+
+
 def test_what_was_not_tracked_before_is_named(daemon):
     model, sharded, optimizer = _open(daemon)
     sharded.track(counter=Counter())

@@ -146,6 +146,7 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
     if group["mode"] not in _MODES:
         raise paramshard.InvalidArgumentError(f"AdamW: mode adamw or l2 expected, got {group['mode']}")
+    _betas_of(group)
     return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
 
 
@@ -154,9 +155,18 @@ def _fixed_of(group: dict[str, Any]) -> tuple[list[int], str, bool]:
     return [id(parameter) for parameter in group["params"]], group["mode"], group["bias_correction"]
 
 
+def _betas_of(group: dict[str, Any]) -> tuple[float, float]:
+    try:
+        beta1, beta2 = group["betas"]
+        return float(beta1), float(beta2)
+    except (TypeError, ValueError) as error:
+        raise paramshard.InvalidArgumentError(
+            f"AdamW: betas= two numbers expected, got {group['betas']!r}") from error
+
+
 def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:
-    beta1, beta2 = group["betas"]
-    return {"beta1": float(beta1), "beta2": float(beta2)} | {ours: float(group[theirs])
+    beta1, beta2 = _betas_of(group)
+    return {"beta1": beta1, "beta2": beta2} | {ours: float(group[theirs])
                                                              for theirs, ours in _NAMES.items()}
 
 

@@ -60,6 +60,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     daemon has GPUs and torch sees none. UnimplementedError for "fp8" on a GPU that has no such products.
     """
     _check(existing, daemon, compute, param_dtype, grad_dtype)
+    _check_format(format)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if daemon == "job":
@@ -99,8 +100,24 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
         raise paramshard.InvalidArgumentError(f"shard: grad_dtype float32 or bfloat16 expected, got {grad_dtype}")
 
 
+def _check_format(format: str | Sequence[tuple[str, str]] | None) -> None:
+    if format is None or isinstance(format, str):
+        return
+    if isinstance(format, Sequence) and all(
+            isinstance(rule, Sequence) and len(rule) == 2 and all(isinstance(part, str) for part in rule)
+            for rule in format):
+        return
+    raise paramshard.InvalidArgumentError(
+        "shard: format= the name of a format, or a list of pairs of a glob of parameter names and a format expected, "
+        f"got {format!r}")
+
+
 def _job_daemon(local_rank: int) -> str:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if not 0 <= local_rank < local_world_size:
+        raise paramshard.InvalidArgumentError(
+            f"shard: a local rank below {local_world_size}, which is LOCAL_WORLD_SIZE, expected, got {local_rank}; "
+            "start several ranks with torchrun")
     if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
         raise paramshard.UnimplementedError(
             'shard: daemon="job" on one node expected; on several start paramshardd on each, and daemon="node"')

@@ -80,6 +80,7 @@ class TrackedState:
         self._schedules: dict[str, Schedule] = {}
         self._to_step: set[str] = set()
         self._read: dict[str, Any] = {}
+        self._have_loaded: set[str] = set()
 
     def add(self, name: str, tracked: Stateful, restored: dict[str, Any] | None) -> None:
         """`restored`: what it had when the state was made that training goes on from; None at the beginning."""
@@ -119,11 +120,15 @@ class TrackedState:
         self._to_step.update(self._schedules)
 
     def take(self) -> bytes:
-        """The client state of the step that was read. ResourceExhaustedError names what is too large."""
+        """The client state of the step that was read.
+
+        ResourceExhaustedError names what is too large; InvalidArgumentError what could not be loaded again.
+        """
         self._to_step.clear()
         states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
         if not states:
             return b""
+        self._check_loads(states)
         packed = pack(states)
         if len(packed) > MOST_BYTES:
             sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
@@ -131,6 +136,17 @@ class TrackedState:
                 f"track: at most {MOST_BYTES} bytes of state in all expected, got {len(packed)} ({sizes}); save what "
                 "is larger in a file, and track its name")
         return packed
+
+    def _check_loads(self, states: dict[str, Any]) -> None:
+        """A state that cannot be loaded is to be found at the first step, and not after the first crash."""
+        for name in states.keys() - self._have_loaded:
+            try:
+                unpack(pack(states[name]))
+            except Exception as error:  # whatever pickling a stranger's object raises
+                raise paramshard.InvalidArgumentError(
+                    f"track {name}: a state of tensors, numbers, strings, lists and dicts expected, got one that cannot "
+                    f"be written, or loaded without running code of its own: {error.__cause__ or error}") from error
+            self._have_loaded.add(name)
 
 
 def pack(state: Any) -> bytes:
