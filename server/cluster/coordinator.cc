@@ -405,7 +405,8 @@ Coordinator::Wait Coordinator::Vote(int node, const CommitVote& vote, VoteAnswer
     const Lock lock(this);
     answer = TakeVote(node, vote);
     if (!answer.has_value()) {
-      return {.model = vote.model, .waiter = Find(vote.model)->voters.Add(std::move(answered))};
+      Find(vote.model)->voters.Add(++last_waiter_, std::move(answered));
+      return {.model = vote.model, .waiter = last_waiter_};
     }
   }
   answered(*answer);
@@ -699,8 +700,8 @@ Coordinator::Wait Coordinator::Get(absl::string_view name, int64_t epoch, absl::
     } else if (model != nullptr) {
       const auto value = model->values.find(key);
       if (value == model->values.end()) {
-        const int64_t waiter = model->readers[std::string(key)].Add(std::move(answered));
-        return {.model = std::string(name), .key = std::string(key), .waiter = waiter};
+        model->readers[std::string(key)].Add(++last_waiter_, std::move(answered));
+        return {.model = std::string(name), .key = std::string(key), .waiter = last_waiter_};
       }
       answer = value->second;
     }
@@ -755,8 +756,8 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
     const Lock lock(this);
     const absl::StatusOr<PartsOfAll*> all = FindParts(name, epoch, key);
     if (all.ok() && (*all)->left > 0) {
-      const int64_t waiter = (*all)->readers[node].Add(std::move(answered));
-      return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = waiter};
+      (*all)->readers[node].Add(++last_waiter_, std::move(answered));
+      return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = last_waiter_};
     }
     answer = all.ok() ? absl::StatusOr<Parts>((*all)->parts[node]) : all.status();
   }

@@ -244,6 +244,7 @@ class Coordinator {
 
   mutable absl::Mutex mu_;
   SteadyCondVar world_changed_;
+  int64_t last_waiter_ ABSL_GUARDED_BY(mu_) = 0;  // of all models and epochs: whoever gives up names nobody else
   std::vector<std::function<void()>> answers_ ABSL_GUARDED_BY(mu_);  // to be given when the lock is free
 
   Membership members_ ABSL_GUARDED_BY(mu_);

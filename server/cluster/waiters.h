@@ -22,11 +22,8 @@ class Waiters {
  public:
   using Answered = std::function<void(const Answer& answer)>;
 
-  // Returns what Remove takes.
-  int64_t Add(Answered answered) {
-    waiting_.emplace(++last_, std::move(answered));
-    return last_;
-  }
+  // `waiter` names it to Remove. Numbers come ascending, and no two are ever equal.
+  void Add(int64_t waiter, Answered answered) { waiting_.emplace(waiter, std::move(answered)); }
   // Whether it was still waiting.
   bool Remove(int64_t waiter) { return waiting_.erase(waiter) > 0; }
 
@@ -39,7 +36,6 @@ class Waiters {
   bool empty() const { return waiting_.empty(); }
 
  private:
-  int64_t last_ = 0;
   std::map<int64_t, Answered> waiting_;  // in the order of their coming
 };
 

@@ -337,6 +337,21 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
   EXPECT_THAT(values[2], StatusIs(absl::StatusCode::kAborted));
 }
 
+TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
+  const int64_t epoch = StartEpoch();
+  const auto ignore = [](const auto&) {};
+  const Coordinator::Wait reader = coordinator_.Get("m", epoch, "k", ignore);
+  const Coordinator::Wait voter = coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), ignore);
+  const Coordinator::Wait part = coordinator_.GetParts(1, "m", epoch, "k", ignore);
+  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
+  const Coordinator::Wait next_reader = coordinator_.Get("m", next, "k", ignore);
+  const Coordinator::Wait next_voter = coordinator_.Vote(1, MakeVote(next, 1, {{2, 0.125, 0}}), ignore);
+  const Coordinator::Wait next_part = coordinator_.GetParts(1, "m", next, "k", ignore);
+  for (const Coordinator::Wait& gone : {reader, voter, part}) EXPECT_FALSE(coordinator_.GiveUp(gone));
+  for (const Coordinator::Wait& waits : {next_reader, next_voter, next_part}) EXPECT_TRUE(coordinator_.GiveUp(waits));
+}
+
 TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {
   const int64_t epoch = StartEpoch(4);
   EXPECT_THAT(Vote0(epoch, 4), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 5 expected")));
