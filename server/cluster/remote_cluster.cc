@@ -106,7 +106,7 @@ class RemoteCluster final : public Cluster {
   absl::Status TellRestore(const RestoreNews& news) override;
   void Stop() override;
 
-  absl::Status Put(v1::PutValueRequest request);
+  absl::Status Put(const v1::PutValueRequest& request);
   absl::StatusOr<v1::GetValueResponse> Get(v1::GetValueRequest request, absl::Duration timeout);
 
  private:
@@ -197,7 +197,7 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_key(std::string(key));
     request.set_value(std::string(value));
     request.set_node(cluster_->node());
-    return cluster_->Put(std::move(request));
+    return cluster_->Put(request);
   }
 
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
@@ -212,7 +212,7 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_key(std::string(key));
     request.set_node(cluster_->node());
     request.mutable_parts()->Assign(parts.begin(), parts.end());
-    return cluster_->Put(std::move(request));
+    return cluster_->Put(request);
   }
 
   absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
@@ -606,7 +606,7 @@ std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view mode
   return std::make_unique<RemoteRendezvous>(this, model, epoch);
 }
 
-absl::Status RemoteCluster::Put(v1::PutValueRequest request) {
+absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
   Call call(*this, kPutWait + kCallSlack);
   v1::PutValueResponse response;
   return FromGrpcStatus(stub_->PutValue(&call.context, request, &response));
