@@ -108,6 +108,16 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
   }
 }
 
+// Whether the waiter was among those under the key, of which nothing stays when nobody waits.
+template <typename Map, typename Key>
+bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
+  const auto found = waiting.find(key);
+  if (found == waiting.end()) return false;
+  const bool waited = found->second.Remove(waiter);
+  if (found->second.empty()) waiting.erase(found);
+  return waited;
+}
+
 absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
 
 // `ask` asks, with who is to be called, and says who waits. `late` is the answer when there is none after `wait`.
@@ -428,10 +438,12 @@ bool Coordinator::GiveUp(const Wait& wait) {
   if (!wait.key.has_value()) return model->voters.Remove(wait.waiter);
   if (wait.reader.has_value()) {
     const auto parts = model->parts.find(*wait.key);
-    return parts != model->parts.end() && parts->second.readers[*wait.reader].Remove(wait.waiter);
+    if (parts == model->parts.end()) return false;
+    const bool waited = RemoveFrom(parts->second.readers, *wait.reader, wait.waiter);
+    if (parts->second.parts.empty() && parts->second.readers.empty()) model->parts.erase(parts);
+    return waited;
   }
-  const auto readers = model->readers.find(*wait.key);
-  return readers != model->readers.end() && readers->second.Remove(wait.waiter);
+  return RemoveFrom(model->readers, *wait.key, wait.waiter);
 }
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, const CommitVote& vote) {
@@ -449,7 +461,10 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
-      model.parts.clear();  // whoever votes has read them
+      // Whoever votes has read them.
+      DropParts(model,
+                absl::AbortedError(absl::StrCat("epoch ", vote.epoch, " of ", vote.model,
+                                                ": parts are forgotten, commit ", vote.commit_number, " is decided")));
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:
       if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
@@ -522,8 +537,12 @@ void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t co
 
 void Coordinator::AnswerReaders(Model& model, const absl::Status& why) {
   for (auto& [key, readers] : std::exchange(model.readers, {})) AnswerAll<absl::StatusOr<std::string>>(readers, why);
+  DropParts(model, why);
+}
+
+void Coordinator::DropParts(Model& model, const absl::Status& why) {
   for (auto& [key, parts] : std::exchange(model.parts, {})) {
-    for (auto& readers : parts.readers) AnswerAll<absl::StatusOr<Parts>>(readers, why);
+    for (auto& [node, readers] : parts.readers) AnswerAll<absl::StatusOr<Parts>>(readers, why);
   }
 }
 
@@ -726,7 +745,7 @@ absl::StatusOr<Coordinator::PartsOfAll*> Coordinator::FindParts(absl::string_vie
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
-  return &model->parts.try_emplace(std::string(key), nodes_).first->second;
+  return &model->parts[std::string(key)];
 }
 
 absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
@@ -738,12 +757,10 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
   }
   const Lock lock(this);
   ASSIGN_OR_RETURN(PartsOfAll* const all, FindParts(name, epoch, key));
-  if (all->has_put[node]) return absl::OkStatus();
-  all->has_put[node] = true;
-  for (int reader = 0; reader < nodes_; ++reader) all->parts[reader][node] = std::move(parts[reader]);
-  if (--all->left > 0) return absl::OkStatus();
-  for (int reader = 0; reader < nodes_; ++reader) {
-    AnswerAll<absl::StatusOr<Parts>>(all->readers[reader], all->parts[reader]);
+  all->parts.try_emplace(node, std::move(parts));
+  if (static_cast<int>(all->parts.size()) < nodes_) return absl::OkStatus();
+  for (auto& [reader, waiting] : std::exchange(all->readers, {})) {
+    AnswerAll<absl::StatusOr<Parts>>(waiting, all->Of(reader));
   }
   return absl::OkStatus();
 }
@@ -755,11 +772,11 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
   if (node >= 0 && node < nodes_) {
     const Lock lock(this);
     const absl::StatusOr<PartsOfAll*> all = FindParts(name, epoch, key);
-    if (all.ok() && (*all)->left > 0) {
+    if (all.ok() && static_cast<int>((*all)->parts.size()) < nodes_) {
       (*all)->readers[node].Add(++last_waiter_, std::move(answered));
       return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = last_waiter_};
     }
-    answer = all.ok() ? absl::StatusOr<Parts>((*all)->parts[node]) : all.status();
+    answer = all.ok() ? absl::StatusOr<Parts>((*all)->Of(node)) : all.status();
   }
   answered(answer);
   return {};
@@ -777,9 +794,9 @@ absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_vi
   std::string missing = "some node";
   if (const Model* const model = Find(name); model != nullptr) {
     if (const auto parts = model->parts.find(key); parts != model->parts.end()) {
-      const std::vector<bool>& has_put = parts->second.has_put;
-      const auto first = std::find(has_put.begin(), has_put.end(), false) - has_put.begin();
-      if (first < nodes_) missing = NodeName(members_, static_cast<int>(first));
+      int first = 0;
+      while (parts->second.parts.contains(first)) ++first;
+      if (first < nodes_) missing = NodeName(members_, first);
     }
   }
   return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": a part of every node within ",

@@ -145,12 +145,14 @@ class Coordinator {
 
   // What all nodes have for each other, under one key.
   struct PartsOfAll {
-    explicit PartsOfAll(int nodes) : has_put(nodes), left(nodes), parts(nodes, Parts(nodes)), readers(nodes) {}
+    std::map<int, Parts> parts;                             // by node that has put them, then by reader
+    std::map<int, Waiters<absl::StatusOr<Parts>>> readers;  // by node
 
-    std::vector<bool> has_put;  // by node
-    int left = 0;               // that have not
-    std::vector<Parts> parts;   // by reader, then by node
-    std::vector<Waiters<absl::StatusOr<Parts>>> readers;
+    Parts Of(int reader) const {
+      Parts of;
+      for (const auto& [node, put] : parts) of.push_back(put[reader]);
+      return of;
+    }
   };
 
   struct Model {
@@ -215,6 +217,8 @@ class Coordinator {
   // Tells all who have voted on the commit, which is open no more.
   void AnswerVoters(const std::string& name, Model& model, int64_t commit_number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerReaders(Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Forgets all parts, and tells who waits for some of them.
+  void DropParts(Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Reply>
   void AnswerAll(Waiters<Reply>& waiters, const Reply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

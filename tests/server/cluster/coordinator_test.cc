@@ -673,6 +673,18 @@ TEST_F(CoordinatorTest, WhoHasGivenUpIsNotCalledWithParts) {
   EXPECT_EQ(called, 1);
 }
 
+TEST_F(CoordinatorTest, WhoWaitsForPartsWhenACommitIsDecidedIsAnswered) {
+  const int64_t epoch = StartEpoch();
+  std::vector<absl::StatusOr<Coordinator::Parts>> answers;
+  EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"", ""}));
+  coordinator_.GetParts(1, "m", epoch, "k", [&](const auto& parts) { answers.push_back(parts); });
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(answers.empty());
+  EXPECT_OK(Vote0(epoch, 1));
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_THAT(answers[0], StatusIs(absl::StatusCode::kAborted, HasSubstr("commit 1 is decided")));
+}
+
 // Of three nodes.
 TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
   Coordinator coordinator(3);
