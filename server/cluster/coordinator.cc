@@ -757,7 +757,7 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
   }
   const Lock lock(this);
   ASSIGN_OR_RETURN(PartsOfAll* const all, FindParts(name, epoch, key));
-  all->parts.try_emplace(node, std::move(parts));
+  all->parts.emplace(node, std::move(parts));
   if (static_cast<int>(all->parts.size()) < nodes_) return absl::OkStatus();
   for (auto& [reader, waiting] : std::exchange(all->readers, {})) {
     AnswerAll<absl::StatusOr<Parts>>(waiting, all->Of(reader));
