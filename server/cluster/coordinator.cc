@@ -108,14 +108,10 @@ void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
   }
 }
 
-// Whether the waiter was among those under the key, of which nothing stays when nobody waits.
-template <typename Map, typename Key>
-bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
-  const auto found = waiting.find(key);
-  if (found == waiting.end()) return false;
-  const bool waited = found->second.Remove(waiter);
-  if (found->second.empty()) waiting.erase(found);
-  return waited;
+absl::Status PartsForgottenError(const CommitVote& vote) {
+  return absl::AbortedError(absl::StrCat("get parts of ", vote.model,
+                                         ": a reader before the epoch's first commit expected, commit ",
+                                         vote.commit_number, " is decided"));
 }
 
 absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
@@ -142,7 +138,7 @@ class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
   ~Lock() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    const std::vector<std::function<void()>> answers = std::exchange(coordinator_->answers_, {});
+    const PendingAnswers answers = std::exchange(coordinator_->answers_, {});
     coordinator_->mu_.Unlock();
     for (const std::function<void()>& answer : answers) answer();
   }
@@ -388,8 +384,7 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   model.last_end = {model.last_epoch, why, by_votes};
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
-  AnswerReaders(model, EpochOverError(name, model.last_epoch));
-  model.values.clear();
+  model.rendezvous.Clear(EpochOverError(name, model.last_epoch), answers_);
   ForgetAttached(model.reports);
   TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
 }
@@ -436,14 +431,7 @@ bool Coordinator::GiveUp(const Wait& wait) {
   Model* const model = Find(wait.model);
   if (model == nullptr) return false;
   if (!wait.key.has_value()) return model->voters.Remove(wait.waiter);
-  if (wait.reader.has_value()) {
-    const auto parts = model->parts.find(*wait.key);
-    if (parts == model->parts.end()) return false;
-    const bool waited = RemoveFrom(parts->second.readers, *wait.reader, wait.waiter);
-    if (parts->second.parts.empty() && parts->second.readers.empty()) model->parts.erase(parts);
-    return waited;
-  }
-  return RemoveFrom(model->readers, *wait.key, wait.waiter);
+  return model->rendezvous.GiveUp(*wait.key, wait.reader, wait.waiter);
 }
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, const CommitVote& vote) {
@@ -461,10 +449,8 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
-      // Whoever votes has read them.
-      DropParts(model,
-                absl::AbortedError(absl::StrCat("epoch ", vote.epoch, " of ", vote.model,
-                                                ": parts are forgotten, commit ", vote.commit_number, " is decided")));
+      // Whoever votes has read the parts.
+      if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:
       if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
@@ -532,25 +518,8 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
 
 void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {
   if (model.voters.empty()) return;
-  AnswerAll(model.voters, *Answer({.model = name, .epoch = model.last_epoch, .commit_number = commit_number}));
-}
-
-void Coordinator::AnswerReaders(Model& model, const absl::Status& why) {
-  for (auto& [key, readers] : std::exchange(model.readers, {})) AnswerAll<absl::StatusOr<std::string>>(readers, why);
-  DropParts(model, why);
-}
-
-void Coordinator::DropParts(Model& model, const absl::Status& why) {
-  for (auto& [key, parts] : std::exchange(model.parts, {})) {
-    for (auto& [node, readers] : parts.readers) AnswerAll<absl::StatusOr<Parts>>(readers, why);
-  }
-}
-
-template <typename Reply>
-void Coordinator::AnswerAll(Waiters<Reply>& waiters, const Reply& reply) {
-  for (auto& answered : waiters.TakeAll()) {
-    answers_.push_back([answered = std::move(answered), reply] { answered(reply); });
-  }
+  AnswerAll(model.voters, *Answer({.model = name, .epoch = model.last_epoch, .commit_number = commit_number}),
+            answers_);
 }
 
 // Saves.
@@ -692,38 +661,34 @@ void Coordinator::TellLostRestores(int node) {
 
 // Rendezvous.
 
-absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::string_view key, absl::string_view value) {
-  const Lock lock(this);
+absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch) {
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
-  const auto put = model->values.try_emplace(std::string(key), std::string(value));
-  if (put.first->second != value) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("put ", key, " of ", name, ": one value an epoch expected, got another one"));
-  }
-  if (const auto readers = model->readers.find(key); readers != model->readers.end()) {
-    AnswerAll<absl::StatusOr<std::string>>(readers->second, std::string(value));
-    model->readers.erase(readers);
-  }
-  return absl::OkStatus();
+  return &model->rendezvous;
+}
+
+absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::string_view key, absl::string_view value) {
+  const Lock lock(this);
+  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch));
+  if (book->Put(key, value, answers_)) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
+                                               ": one value an epoch expected, got another one: give each daemon a "
+                                               "--node of its own"));
 }
 
 Coordinator::Wait Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
                                    ValueAnswered answered) {
-  absl::StatusOr<std::string> answer = EpochOverError(name, epoch);
+  absl::StatusOr<std::string> answer;
   {
     const Lock lock(this);
-    if (Model* const model = FindRunning(name, epoch); stopped_) {
-      answer = StoppedError();
-    } else if (model != nullptr) {
-      const auto value = model->values.find(key);
-      if (value == model->values.end()) {
-        model->readers[std::string(key)].Add(++last_waiter_, std::move(answered));
-        return {.model = std::string(name), .key = std::string(key), .waiter = last_waiter_};
-      }
-      answer = value->second;
+    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch);
+    const std::optional<std::string> value = book.ok() ? (*book)->Find(key) : std::nullopt;
+    if (book.ok() && !value.has_value()) {
+      (*book)->Await(key, ++last_waiter_, std::move(answered));
+      return {.model = std::string(name), .key = std::string(key), .waiter = last_waiter_};
     }
+    answer = book.ok() ? absl::StatusOr<std::string>(*value) : book.status();
   }
   answered(answer);
   return {};
@@ -740,14 +705,6 @@ absl::Status Coordinator::LateValueError(absl::string_view model, absl::string_v
       absl::StrCat("get ", key, " of ", model, ": a value within ", absl::FormatDuration(timeout), " expected"));
 }
 
-absl::StatusOr<Coordinator::PartsOfAll*> Coordinator::FindParts(absl::string_view name, int64_t epoch,
-                                                                absl::string_view key) {
-  if (stopped_) return StoppedError();
-  Model* const model = FindRunning(name, epoch);
-  if (model == nullptr) return EpochOverError(name, epoch);
-  return &model->parts[std::string(key)];
-}
-
 absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                    Parts parts) {
   if (node < 0 || node >= nodes_ || static_cast<int>(parts.size()) != nodes_) {
@@ -756,12 +713,8 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
                                                    node));
   }
   const Lock lock(this);
-  ASSIGN_OR_RETURN(PartsOfAll* const all, FindParts(name, epoch, key));
-  all->parts.emplace(node, std::move(parts));
-  if (static_cast<int>(all->parts.size()) < nodes_) return absl::OkStatus();
-  for (auto& [reader, waiting] : std::exchange(all->readers, {})) {
-    AnswerAll<absl::StatusOr<Parts>>(waiting, all->Of(reader));
-  }
+  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch));
+  book->PutParts(node, key, std::move(parts), answers_);
   return absl::OkStatus();
 }
 
@@ -771,12 +724,13 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
       absl::StrCat("get ", key, " of ", name, ": a node below ", nodes_, " expected, got ", node));
   if (node >= 0 && node < nodes_) {
     const Lock lock(this);
-    const absl::StatusOr<PartsOfAll*> all = FindParts(name, epoch, key);
-    if (all.ok() && static_cast<int>((*all)->parts.size()) < nodes_) {
-      (*all)->readers[node].Add(++last_waiter_, std::move(answered));
+    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch);
+    std::optional<Parts> parts = book.ok() ? (*book)->FindParts(node, key) : std::nullopt;
+    if (book.ok() && !parts.has_value()) {
+      (*book)->AwaitParts(node, key, ++last_waiter_, std::move(answered));
       return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = last_waiter_};
     }
-    answer = all.ok() ? absl::StatusOr<Parts>((*all)->Of(node)) : all.status();
+    answer = book.ok() ? absl::StatusOr<Parts>(*std::move(parts)) : book.status();
   }
   answered(answer);
   return {};
@@ -793,11 +747,8 @@ absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_vi
   absl::MutexLock lock(&mu_);
   std::string missing = "some node";
   if (const Model* const model = Find(name); model != nullptr) {
-    if (const auto parts = model->parts.find(key); parts != model->parts.end()) {
-      int first = 0;
-      while (parts->second.parts.contains(first)) ++first;
-      if (first < nodes_) missing = NodeName(members_, first);
-    }
+    const std::optional<int> first = model->rendezvous.FirstWithoutParts(key);
+    if (first.has_value()) missing = NodeName(members_, *first);
   }
   return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": a part of every node within ",
                                                   absl::FormatDuration(timeout), " expected, got none of ", missing));
@@ -810,7 +761,7 @@ void Coordinator::Stop() {
   TellAll([](NodeSink& sink) { sink.OnStop(); });
   for (auto& [name, model] : models_) {
     AnswerVoters(name, model, model.book.last_commit_number() + 1);
-    AnswerReaders(model, StoppedError());
+    model.rendezvous.Clear(StoppedError(), answers_);
   }
   world_changed_.SignalAll();
 }

@@ -22,6 +22,7 @@
 #include "server/cluster/commit_book.h"
 #include "server/cluster/departures.h"
 #include "server/cluster/membership.h"
+#include "server/cluster/rendezvous_book.h"
 #include "server/cluster/waiters.h"
 
 namespace paramshard::server {
@@ -91,9 +92,9 @@ class Coordinator {
     int64_t waiter = 0;
   };
   using VoteAnswered = Waiters<absl::StatusOr<CommitDecision>>::Answered;
-  using ValueAnswered = Waiters<absl::StatusOr<std::string>>::Answered;
-  using Parts = std::vector<std::string>;
-  using PartsAnswered = Waiters<absl::StatusOr<Parts>>::Answered;
+  using ValueAnswered = RendezvousBook::ValueReaders::Answered;
+  using Parts = RendezvousBook::Parts;
+  using PartsAnswered = RendezvousBook::PartsReaders::Answered;
 
   // Votes. `answered` is called once: by this call, or by the one that brings the answer, without any lock. Errors:
   // ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and DATA_LOSS as in Cluster.
@@ -108,8 +109,8 @@ class Coordinator {
   // As in Cluster, said by `node`: does not wait. ABORTED, DATA_LOSS.
   absl::StatusOr<CommitDecision> QueryCommit(int node, const CommitQuery& query);
 
-  // Rendezvous; `answered` is called as that of a vote. ABORTED the epoch does not run; DEADLINE_EXCEEDED nobody put the
-  // key; UNAVAILABLE stopped.
+  // Rendezvous; `answered` is called as that of a vote. ABORTED the epoch does not run; ALREADY_EXISTS another value is
+  // there; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE stopped.
   absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
   Wait Get(absl::string_view model, int64_t epoch, absl::string_view key, ValueAnswered answered);
   absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
@@ -117,7 +118,8 @@ class Coordinator {
   // DEADLINE_EXCEEDED
   static absl::Status LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout);
 
-  // The same of parts, said by `node`. INVALID_ARGUMENT not one part for each node, or no such node.
+  // The same of parts, said by `node`, but that who waits when a commit is decided, and parts are forgotten, is told so
+  // with ABORTED. INVALID_ARGUMENT not one part for each node, or no such node.
   absl::Status PutParts(int node, absl::string_view model, int64_t epoch, absl::string_view key, Parts parts);
   Wait GetParts(int node, absl::string_view model, int64_t epoch, absl::string_view key, PartsAnswered answered);
   absl::StatusOr<Parts> GetParts(int node, absl::string_view model, int64_t epoch, absl::string_view key,
@@ -143,20 +145,8 @@ class Coordinator {
     bool by_votes = false;  // the votes disagreed: their answer is `why` itself
   };
 
-  // What all nodes have for each other, under one key.
-  struct PartsOfAll {
-    std::map<int, Parts> parts;                             // by node that has put them, then by reader
-    std::map<int, Waiters<absl::StatusOr<Parts>>> readers;  // by node
-
-    Parts Of(int reader) const {
-      Parts of;
-      for (const auto& [node, put] : parts) of.push_back(put[reader]);
-      return of;
-    }
-  };
-
   struct Model {
-    explicit Model(int nodes) : reports(nodes), departures(nodes) {}
+    explicit Model(int nodes) : reports(nodes), departures(nodes), rendezvous(nodes) {}
 
     std::vector<std::optional<ModelReport>> reports;  // by node
     int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
@@ -169,13 +159,11 @@ class Coordinator {
     CommandLedger commands;  // of the running epoch
     Departures departures;
     Waiters<absl::StatusOr<CommitDecision>> voters;  // on the commit behind the last one that was decided
-    std::map<std::string, std::string, std::less<>> values;
-    std::map<std::string, Waiters<absl::StatusOr<std::string>>, std::less<>> readers;  // by key
-    std::map<std::string, PartsOfAll, std::less<>> parts;                              // likewise
+    RendezvousBook rendezvous;                       // of the running epoch
   };
 
-  // ABORTED, UNAVAILABLE: there is nothing to be read.
-  absl::StatusOr<PartsOfAll*> FindParts(absl::string_view model, int64_t epoch, absl::string_view key)
+  // That of the running epoch. ABORTED, UNAVAILABLE: there is nothing to be read.
+  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null when no node has reported the model, nor another coordinator has known it.
   Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -216,11 +204,6 @@ class Coordinator {
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitQuery& query) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tells all who have voted on the commit, which is open no more.
   void AnswerVoters(const std::string& name, Model& model, int64_t commit_number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AnswerReaders(Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Forgets all parts, and tells who waits for some of them.
-  void DropParts(Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  template <typename Reply>
-  void AnswerAll(Waiters<Reply>& waiters, const Reply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Node 0's word about a save, for all others; and another node's, for node 0.
   absl::Status TellFollowers(const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -249,7 +232,7 @@ class Coordinator {
   mutable absl::Mutex mu_;
   SteadyCondVar world_changed_;
   int64_t last_waiter_ ABSL_GUARDED_BY(mu_) = 0;  // of all models and epochs: whoever gives up names nobody else
-  std::vector<std::function<void()>> answers_ ABSL_GUARDED_BY(mu_);  // to be given when the lock is free
+  PendingAnswers answers_ ABSL_GUARDED_BY(mu_);   // to be given when the lock is free
 
   Membership members_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here

@@ -39,6 +39,16 @@ class Waiters {
   std::map<int64_t, Answered> waiting_;  // in the order of their coming
 };
 
+// Calls to be made when no lock is held.
+using PendingAnswers = std::vector<std::function<void()>>;
+
+template <typename Answer>
+void AnswerAll(Waiters<Answer>& waiters, const Answer& answer, PendingAnswers& answers) {
+  for (auto& answered : waiters.TakeAll()) {
+    answers.push_back([answered = std::move(answered), answer] { answered(answer); });
+  }
+}
+
 // The answer to a thread that waits for it. Thread-safe.
 template <typename Answer>
 class AwaitedAnswer {

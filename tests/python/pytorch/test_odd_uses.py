@@ -209,7 +209,7 @@ def test_what_would_do_nothing_is_refused(daemon):
         pair.module(batch_of(0))
 
 
-@pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], [("*", "FP32", 1)], 8], ids=repr)
+@pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], ["it"], [("*", "FP32", 1)], 8], ids=repr)
 def test_a_format_that_is_neither_a_name_nor_pairs_is_refused(format):
     with pytest.raises(paramshard.InvalidArgumentError, match="list of pairs of a glob of parameter names and a format"):
         pt.shard(nn.Linear(2, 2), name="m", units=[], format=format, socket_dir="/nowhere")

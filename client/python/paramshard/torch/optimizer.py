@@ -166,8 +166,7 @@ def _betas_of(group: dict[str, Any]) -> tuple[float, float]:
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:
     beta1, beta2 = _betas_of(group)
-    return {"beta1": beta1, "beta2": beta2} | {ours: float(group[theirs])
-                                                             for theirs, ours in _NAMES.items()}
+    return {"beta1": beta1, "beta2": beta2} | {ours: float(group[theirs]) for theirs, ours in _NAMES.items()}
 
 
 def _norm(most: float | None) -> float | None:

@@ -103,8 +103,8 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
 def _check_format(format: str | Sequence[tuple[str, str]] | None) -> None:
     if format is None or isinstance(format, str):
         return
-    if isinstance(format, Sequence) and all(
-            isinstance(rule, Sequence) and len(rule) == 2 and all(isinstance(part, str) for part in rule)
+    if isinstance(format, (list, tuple)) and all(
+            isinstance(rule, (list, tuple)) and len(rule) == 2 and all(isinstance(part, str) for part in rule)
             for rule in format):
         return
     raise paramshard.InvalidArgumentError(

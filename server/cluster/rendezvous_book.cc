@@ -1,0 +1,94 @@
+#include "server/cluster/rendezvous_book.h"
+
+#include <utility>
+
+namespace paramshard::server {
+namespace {
+
+// Whether the waiter was among those under the key, of which nothing stays when nobody waits.
+template <typename Map, typename Key>
+bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
+  const auto found = waiting.find(key);
+  if (found == waiting.end()) return false;
+  const bool waited = found->second.Remove(waiter);
+  if (found->second.empty()) waiting.erase(found);
+  return waited;
+}
+
+}  // namespace
+
+bool RendezvousBook::Put(absl::string_view key, absl::string_view value, PendingAnswers& answers) {
+  if (values_.try_emplace(std::string(key), std::string(value)).first->second != value) return false;
+  if (const auto readers = readers_.find(key); readers != readers_.end()) {
+    AnswerAll<absl::StatusOr<std::string>>(readers->second, std::string(value), answers);
+    readers_.erase(readers);
+  }
+  return true;
+}
+
+std::optional<std::string> RendezvousBook::Find(absl::string_view key) const {
+  const auto value = values_.find(key);
+  return value == values_.end() ? std::nullopt : std::optional<std::string>(value->second);
+}
+
+void RendezvousBook::Await(absl::string_view key, int64_t waiter, ValueReaders::Answered answered) {
+  readers_[std::string(key)].Add(waiter, std::move(answered));
+}
+
+void RendezvousBook::PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers) {
+  PartsOfAll& all = parts_[std::string(key)];
+  all.put.emplace(node, std::move(parts));
+  if (static_cast<int>(all.put.size()) < nodes_) return;
+  for (auto& [reader, waiting] : std::exchange(all.readers, {})) {
+    AnswerAll<absl::StatusOr<Parts>>(waiting, all.Of(reader), answers);
+  }
+}
+
+std::optional<RendezvousBook::Parts> RendezvousBook::FindParts(int node, absl::string_view key) const {
+  const auto all = parts_.find(key);
+  if (all == parts_.end() || static_cast<int>(all->second.put.size()) < nodes_) return std::nullopt;
+  return all->second.Of(node);
+}
+
+void RendezvousBook::AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered) {
+  parts_[std::string(key)].readers[node].Add(waiter, std::move(answered));
+}
+
+std::optional<int> RendezvousBook::FirstWithoutParts(absl::string_view key) const {
+  int first = 0;
+  if (const auto all = parts_.find(key); all != parts_.end()) {
+    while (all->second.put.contains(first)) ++first;
+  }
+  return first < nodes_ ? std::optional<int>(first) : std::nullopt;
+}
+
+bool RendezvousBook::GiveUp(absl::string_view key, std::optional<int> reader, int64_t waiter) {
+  if (!reader.has_value()) return RemoveFrom(readers_, key, waiter);
+  const auto all = parts_.find(key);
+  if (all == parts_.end()) return false;
+  const bool waited = RemoveFrom(all->second.readers, *reader, waiter);
+  if (all->second.put.empty() && all->second.readers.empty()) parts_.erase(all);
+  return waited;
+}
+
+void RendezvousBook::DropParts(const absl::Status& why, PendingAnswers& answers) {
+  for (auto& [key, all] : std::exchange(parts_, {})) {
+    for (auto& [node, waiting] : all.readers) AnswerAll<absl::StatusOr<Parts>>(waiting, why, answers);
+  }
+}
+
+void RendezvousBook::Clear(const absl::Status& why, PendingAnswers& answers) {
+  values_.clear();
+  for (auto& [key, waiting] : std::exchange(readers_, {})) {
+    AnswerAll<absl::StatusOr<std::string>>(waiting, why, answers);
+  }
+  DropParts(why, answers);
+}
+
+RendezvousBook::Parts RendezvousBook::PartsOfAll::Of(int reader) const {
+  Parts of;
+  for (const auto& [node, parts] : put) of.push_back(parts[reader]);
+  return of;
+}
+
+}  // namespace paramshard::server
