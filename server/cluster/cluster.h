@@ -36,8 +36,21 @@ struct ModelReport {
   int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
-  // Why this node has no state of it any more; then all says nothing but who is attached, and the last epoch.
+  // Whether the node has the client states of the commit number of the ranks of PreviousNode.
+  bool keeps_previous = false;
+  // Why this node has no state of it any more; then all says nothing but the spec, who is attached, and the last epoch.
   absl::Status lost = {};
+};
+
+// The node whose ranks' client states this one keeps beside its own, where daemons hold replicas: who heals that node has
+// them.
+inline int PreviousNode(int node, int nodes) { return (node + nodes - 1) % nodes; }
+
+// At the start of an epoch a node gets the state from another one that holds a replica of it.
+struct Healing {
+  int receiver = 0;
+  int donor = 0;
+  friend bool operator==(const Healing&, const Healing&) = default;
 };
 
 // Names what all nodes begin an epoch with. A node that was untouched takes over the id.
@@ -45,6 +58,7 @@ struct EpochStart {
   int64_t epoch = 0;
   std::string lineage = {};
   std::string history_id = {};
+  std::vector<Healing> healings = {};  // before anything else; no node is in two of them
 };
 
 struct RankSum {
@@ -59,6 +73,8 @@ struct CommitDecision {
   int64_t non_finite_count = 0;
   // What is to be held before it is applied: the state that it replaces is being saved.
   std::optional<SaveOrder> save = {};
+  // What the ranks of PreviousNode have sent with the commit, by rank. None in answers that come late.
+  std::optional<std::vector<std::string>> previous_client_states = {};
 };
 
 // All commands of an epoch up to one of them, which every rank of a node has sent: equal where they are the same but for
@@ -86,6 +102,7 @@ struct CommitVote {
   int64_t commit_number = 0;
   CommandsThrough commands = {};  // the commit is the last of them
   std::vector<RankSum> sums;
+  std::vector<std::string> client_states = {};  // by rank of the node, where another node is to keep them
   // Writes the decision down before anybody acts on it: at node 0 before any daemon is told, elsewhere before Vote
   // returns. It does not wait and calls nobody back: the coordinator's lock is held. Where it fails nothing is decided.
   // It does not travel.
@@ -175,8 +192,10 @@ class Cluster {
   // world are attached, with equal specs, histories and commit numbers, an epoch starts. Histories are equal when their
   // ids are, or when their lineages are and no node has made a commit since: then all take node 0's id. When an epoch
   // starts, ends or is refused the attached ranks of all reports are forgotten: report them again for the next one.
-  // While a node has lost its part, or has initial values where others have trained, none starts: with a --save-dir node
-  // 0's listener hears of a RollbackNeed, and trainers wait for what comes of it; else they are refused.
+  // A node that has lost its part, or has initial values where others have trained, is healed at the epoch's start from
+  // the node behind it, which must hold a replica and keep its ranks' client states, while all who have a state have the
+  // same one. Where that cannot be none starts: with a --save-dir node 0's listener hears of a RollbackNeed, and trainers
+  // wait for what comes of it; else they are refused.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;

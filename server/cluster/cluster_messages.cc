@@ -197,6 +197,7 @@ struct RestoreWriter {
     v1::RestoreAnswer& answered = *message.mutable_answer();
     *answered.mutable_id() = IdMessage(answer.id);
     if (!answer.status.ok()) *answered.mutable_error() = StatusToProto(answer.status);
+    answered.set_heals(answer.heals);
   }
   void operator()(const RestoreLeaderLost&) const {}
   void operator()(const RestoreFollowerLost&) const {}
@@ -229,6 +230,7 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_lineage(report.lineage);
   message.set_untouched(report.untouched);
   message.set_fresh(report.fresh);
+  message.set_keeps_previous(report.keeps_previous);
   message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
@@ -307,6 +309,11 @@ v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& s
   message.set_epoch(start.epoch);
   message.set_lineage(start.lineage);
   message.set_history_id(start.history_id);
+  for (const Healing& healing : start.healings) {
+    v1::Healing& added = *message.add_healings();
+    added.set_receiver(healing.receiver);
+    added.set_donor(healing.donor);
+  }
   return response;
 }
 
@@ -425,7 +432,7 @@ std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
       news.what = RestoreWish{.id = IdOf(message.wish().id()), .withdrawn = message.wish().withdrawn()};
       break;
     case v1::RestoreNews::kAnswer: {
-      RestoreAnswer answer{.id = IdOf(message.answer().id())};
+      RestoreAnswer answer{.id = IdOf(message.answer().id()), .heals = message.answer().heals()};
       if (message.answer().has_error()) answer.status = ReasonFromProto(message.answer().error());
       news.what = answer;
       break;
@@ -450,6 +457,7 @@ v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration tim
     message.set_square_sum(sum.square_sum);
     message.set_non_finite_count(sum.non_finite_count);
   }
+  request.mutable_client_states()->Assign(vote.client_states.begin(), vote.client_states.end());
   *request.mutable_timeout() = DurationToProto(timeout);
   return request;
 }
@@ -470,6 +478,9 @@ v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
   message.set_square_sum(decision.square_sum);
   message.set_non_finite_count(decision.non_finite_count);
   if (decision.save.has_value()) *message.mutable_save() = OrderMessage(*decision.save);
+  if (const auto& states = decision.previous_client_states; states.has_value()) {
+    message.mutable_previous_client_states()->mutable_states()->Assign(states->begin(), states->end());
+  }
   return message;
 }
 
@@ -486,7 +497,11 @@ std::vector<CommandInWords> CommandsOf(const v1::CommandReports& message) {
 }
 
 EpochStart EpochStartOf(const v1::EpochStart& message) {
-  return {.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
+  EpochStart start{.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
+  for (const v1::Healing& healing : message.healings()) {
+    start.healings.push_back({.receiver = healing.receiver(), .donor = healing.donor()});
+  }
+  return start;
 }
 
 ModelReport ReportOf(const v1::ModelReport& message) {
@@ -500,6 +515,7 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.lineage = message.lineage();
   report.untouched = message.untouched();
   report.fresh = message.fresh();
+  report.keeps_previous = message.keeps_previous();
   report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   if (message.has_lost()) report.lost = ReasonFromProto(message.lost());
@@ -516,6 +532,7 @@ CommitVote VoteOf(const v1::VoteRequest& message) {
   for (const v1::RankSum& sum : message.sums()) {
     vote.sums.push_back({sum.rank(), sum.square_sum(), sum.non_finite_count()});
   }
+  vote.client_states.assign(message.client_states().begin(), message.client_states().end());
   return vote;
 }
 
@@ -529,6 +546,10 @@ CommitQuery QueryOf(const v1::QueryCommitRequest& message) {
 CommitDecision DecisionOf(const v1::CommitDecision& message) {
   CommitDecision decision{message.apply(), message.square_sum(), message.non_finite_count()};
   if (message.has_save()) decision.save = OrderOf(message.save());
+  if (message.has_previous_client_states()) {
+    const auto& states = message.previous_client_states().states();
+    decision.previous_client_states.emplace(states.begin(), states.end());
+  }
   return decision;
 }
 

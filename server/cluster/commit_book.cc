@@ -24,6 +24,7 @@ void CommitBook::StartEpoch(int64_t commit_number, int shard_size) {
   last_commit_number_ = commit_number;
   shard_size_ = shard_size;
   DropVotes();
+  client_states_.clear();
   while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
 }
 
@@ -32,6 +33,14 @@ std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_num
     if (record.epoch == epoch && record.commit_number == commit_number) return record.decision;
   }
   return std::nullopt;
+}
+
+std::optional<std::vector<std::string>> CommitBook::ClientStates(int64_t epoch, int64_t commit_number, int node) const {
+  if (records_.empty() || records_.back().epoch != epoch || records_.back().commit_number != commit_number) {
+    return std::nullopt;
+  }
+  const auto found = client_states_.find(node);
+  return found == client_states_.end() ? std::nullopt : std::optional(found->second);
 }
 
 absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const {
@@ -114,6 +123,10 @@ CommitBook::Cast CommitBook::Decide() {
   last_commit_number_ = record.commit_number;
   records_.push_back(record);
   if (records_.size() > kKeptDecisions) records_.pop_front();
+  client_states_.clear();
+  for (auto& [node, vote] : votes_) {
+    if (!vote.client_states.empty()) client_states_[node] = std::move(vote.client_states);
+  }
   DropVotes();
   return {};
 }

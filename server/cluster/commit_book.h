@@ -6,6 +6,8 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/cluster/cluster.h"
@@ -31,6 +33,8 @@ class CommitBook {
 
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
+  // What the node's ranks have sent with that commit, while it is the last one that was decided; else none.
+  std::optional<std::vector<std::string>> ClientStates(int64_t epoch, int64_t commit_number, int node) const;
 
   // What has become of a vote.
   struct Cast {
@@ -74,9 +78,10 @@ class CommitBook {
 
   int64_t last_commit_number_ = 0;
   int shard_size_ = 0;
-  std::map<int, CommitVote> votes_;  // by node: sums come in rank order
-  bool differ_ = false;              // in their commands
-  std::deque<Record> records_;       // ascending
+  std::map<int, CommitVote> votes_;                        // by node: sums come in rank order
+  bool differ_ = false;                                    // in their commands
+  std::deque<Record> records_;                             // ascending
+  std::map<int, std::vector<std::string>> client_states_;  // with the commit of the last record, by node
 };
 
 }  // namespace paramshard::server

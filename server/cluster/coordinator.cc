@@ -96,6 +96,24 @@ bool Attaches(const ModelReport& report, RankRange ranks) {
   return true;
 }
 
+// Whose state nobody would train on from, by node. Values that were imported at commit 0, as programs do that begin,
+// are nothing beside a state that has been trained; but what was imported at node 0 stays for a person to judge.
+std::vector<bool> WithoutState(const std::vector<std::optional<ModelReport>>& reports) {
+  const bool is_trained = std::any_of(reports.begin(), reports.end(), [](const auto& report) {
+    return report->lost.ok() && report->commit_number > 0;
+  });
+  std::vector<bool> without;
+  for (const auto& report : reports) {
+    const bool begins = report->untouched && report->commit_number == 0 && !without.empty();
+    without.push_back(!report->lost.ok() || report->fresh || (is_trained && begins));
+  }
+  return without;
+}
+
+bool IsReceiver(const std::vector<Healing>& healings, int node) {
+  return std::any_of(healings.begin(), healings.end(), [node](const Healing& one) { return one.receiver == node; });
+}
+
 // Trainers wait for an epoch.
 bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
   return std::any_of(reports.begin(), reports.end(),
@@ -350,13 +368,54 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
   return absl::OkStatus();
 }
 
+// One that has lost it with its server, and has not begun it anew, knows no spec.
+bool Coordinator::HaveReported(const Model& model) {
+  return std::all_of(model.reports.begin(), model.reports.end(),
+                     [](const auto& report) { return report.has_value() && report->shard_size > 0; });
+}
+
+bool Coordinator::HoldReplicas(const Model& model) const {
+  return members_.nodes() > 1 && std::any_of(model.reports.begin(), model.reports.end(), [&](const auto& report) {
+           return report.has_value() && report->shard_size > 0 && report->shard_size != members_.world_size();
+         });
+}
+
+std::vector<Healing> Coordinator::FindHealings(const Model& model) const {
+  if (!HaveReported(model) || !HoldReplicas(model)) return {};
+  const std::vector<bool> without = WithoutState(model.reports);
+  const ModelReport* whole = nullptr;
+  std::vector<Healing> healings;
+  for (int node = 0; node < members_.nodes(); ++node) {
+    const ModelReport& report = *model.reports[node];
+    if (report.spec_fingerprint != model.reports[0]->spec_fingerprint) return {};
+    if (without[node]) {
+      healings.push_back({.receiver = node, .donor = (node + 1) % members_.nodes()});
+      continue;
+    }
+    // Where those who have a state differ among themselves a person is to say which of them counts.
+    if (whole != nullptr && !IsOneState(*whole, report)) return {};
+    whole = &report;
+  }
+  for (const Healing& healing : healings) {
+    if (without[healing.donor] || !model.reports[healing.donor]->keeps_previous) return {};
+  }
+  return healings;
+}
+
 void Coordinator::TryStart(const std::string& name, Model& model) {
   if (model.running || model.rolls_back || !members_.complete()) return;
-  if (absl::Status lost = CheckNotLost(name, model); !lost.ok()) return GoBack(name, model, lost);
-  if (!AllAttached(model)) return;
-  const absl::Status differ = CheckEqual(name, model);
+  const absl::Status lost = CheckNotLost(name, model);
+  std::vector<Healing> healings = FindHealings(model);
+  if (!AllAttached(model)) {
+    // One that has lost its part may be healed when all are there.
+    const bool may_heal = !healings.empty() || (HoldReplicas(model) && !HaveReported(model));
+    if (!lost.ok() && !may_heal) GoBack(name, model, lost);
+    return;
+  }
+  const absl::Status differ = lost.ok() ? CheckEqual(name, model) : lost;
   if (differ.ok()) return Start(name, model);
-  HasFreshBesideTrained(model) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
+  if (!healings.empty()) return Start(name, model, std::move(healings));
+  !lost.ok() || HasFreshBesideTrained(model) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }
 
 // Which checkpoints there are is not looked at here: that reads a disk.
@@ -367,15 +426,20 @@ void Coordinator::GoBack(const std::string& name, Model& model, const absl::Stat
   sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
 }
 
-void Coordinator::Start(const std::string& name, Model& model) {
+void Coordinator::Start(const std::string& name, Model& model, std::vector<Healing> healings) {
+  int first = 0;
+  while (IsReceiver(healings, first)) ++first;
+  const ModelReport& state = *model.reports[first];
   ++model.last_epoch;
   model.running = true;
-  model.book.StartEpoch(model.reports[0]->commit_number, model.reports[0]->shard_size);
+  model.book.StartEpoch(state.commit_number, state.shard_size);
   model.commands = CommandLedger();
   model.departures = Departures(members_.nodes());
   ForgetAttached(model.reports);
-  const EpochStart start{
-      .epoch = model.last_epoch, .lineage = model.reports[0]->lineage, .history_id = model.reports[0]->history_id};
+  const EpochStart start{.epoch = model.last_epoch,
+                         .lineage = state.lineage,
+                         .history_id = state.history_id,
+                         .healings = std::move(healings)};
   TellAll([&](NodeSink& sink) { sink.OnEpochStart(name, start); });
 }
 
@@ -410,8 +474,8 @@ Coordinator::Wait Coordinator::Vote(int node, const CommitVote& vote, VoteAnswer
     const Lock lock(this);
     answer = TakeVote(node, vote);
     if (!answer.has_value()) {
-      Find(vote.model)->voters.Add(++last_waiter_, std::move(answered));
-      return {.model = vote.model, .waiter = last_waiter_};
+      Find(vote.model)->voters[node].Add(++last_waiter_, std::move(answered));
+      return {.model = vote.model, .node = node, .waiter = last_waiter_};
     }
   }
   answered(*answer);
@@ -430,16 +494,19 @@ bool Coordinator::GiveUp(const Wait& wait) {
   const Lock lock(this);
   Model* const model = Find(wait.model);
   if (model == nullptr) return false;
-  if (!wait.key.has_value()) return model->voters.Remove(wait.waiter);
-  return model->rendezvous.GiveUp(*wait.key, wait.reader, wait.waiter);
+  if (!wait.key.has_value()) return model->voters[*wait.node].Remove(wait.waiter);
+  return model->rendezvous.GiveUp(*wait.key, wait.node, wait.waiter);
 }
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, const CommitVote& vote) {
   const CommitQuery query = QueryOf(vote);
   std::optional<absl::StatusOr<CommitDecision>> answer = Answer(query);
-  if (answer.has_value()) return answer;
-  if (absl::Status cast = CastVote(node, vote); !cast.ok()) return cast;
-  return Answer(query);
+  if (!answer.has_value()) {
+    if (absl::Status cast = CastVote(node, vote); !cast.ok()) return cast;
+    answer = Answer(query);
+  }
+  if (answer.has_value() && answer->ok()) AddPrevious(node, query, **answer);
+  return answer;
 }
 
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
@@ -516,10 +583,19 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
 }
 
+void Coordinator::AddPrevious(int node, const CommitQuery& query, CommitDecision& decision) {
+  decision.previous_client_states =
+      Find(query.model)->book.ClientStates(query.epoch, query.commit_number, PreviousNode(node, nodes_));
+}
+
 void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {
-  if (model.voters.empty()) return;
-  AnswerAll(model.voters, *Answer({.model = name, .epoch = model.last_epoch, .commit_number = commit_number}),
-            answers_);
+  const CommitQuery query{.model = name, .epoch = model.last_epoch, .commit_number = commit_number};
+  for (auto& [node, voters] : model.voters) {
+    if (voters.empty()) continue;
+    absl::StatusOr<CommitDecision> answer = *Answer(query);
+    if (answer.ok()) AddPrevious(node, query, *answer);
+    AnswerAll(voters, answer, answers_);
+  }
 }
 
 // Saves.
@@ -728,7 +804,7 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
     std::optional<Parts> parts = book.ok() ? (*book)->FindParts(node, key) : std::nullopt;
     if (book.ok() && !parts.has_value()) {
       (*book)->AwaitParts(node, key, ++last_waiter_, std::move(answered));
-      return {.model = std::string(name), .key = std::string(key), .reader = node, .waiter = last_waiter_};
+      return {.model = std::string(name), .key = std::string(key), .node = node, .waiter = last_waiter_};
     }
     answer = book.ok() ? absl::StatusOr<Parts>(*std::move(parts)) : book.status();
   }

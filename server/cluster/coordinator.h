@@ -49,8 +49,9 @@ class NodeSink {
 };
 
 // Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks,
-// with equal fingerprints, histories, versions and commit numbers. Its number is greater than that of any epoch of that
-// model before, and than those that reports name. At most one decision is made for each (epoch, commit number), and it
+// with equal fingerprints, histories, versions and commit numbers, or with nodes that a replica heals (Cluster::Report).
+// Its number is greater than that of any epoch of that model before, and than those that reports name. At most one
+// decision is made for each (epoch, commit number), and it
 // is answered for as long as it is remembered (kKeptDecisions), whatever becomes of the epoch.
 //
 //   Coordinator coordinator(/*nodes=*/2);
@@ -88,7 +89,7 @@ class Coordinator {
   struct Wait {
     std::string model = {};
     std::optional<std::string> key = {};  // of a value; unset for a vote
-    std::optional<int> reader = {};       // of parts of a value
+    std::optional<int> node = {};         // that votes, or reads parts of a value
     int64_t waiter = 0;
   };
   using VoteAnswered = Waiters<absl::StatusOr<CommitDecision>>::Answered;
@@ -158,8 +159,9 @@ class Coordinator {
     CommitBook book;
     CommandLedger commands;  // of the running epoch
     Departures departures;
-    Waiters<absl::StatusOr<CommitDecision>> voters;  // on the commit behind the last one that was decided
-    RendezvousBook rendezvous;                       // of the running epoch
+    // By node, on the commit behind the last one that was decided.
+    std::map<int, Waiters<absl::StatusOr<CommitDecision>>> voters;
+    RendezvousBook rendezvous;  // of the running epoch
   };
 
   // That of the running epoch. ABORTED, UNAVAILABLE: there is nothing to be read.
@@ -175,11 +177,20 @@ class Coordinator {
   bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION when nodes hold different specs or states.
   absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Every node has made the model.
+  static bool HaveReported(const Model& model);
+  // Several nodes hold the whole state each.
+  bool HoldReplicas(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Who gets the state from whom, where some nodes have none, all others have the same one, and every node that has none
+  // stands before one that keeps its ranks' client states beside a replica. None where there are no replicas, or not all
+  // reports.
+  std::vector<Healing> FindHealings(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
   // started empty in the place of lost ones. Requires all reports.
   bool HasFreshBesideTrained(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Start(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Start(const std::string& name, Model& model, std::vector<Healing> healings = {})
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -202,6 +213,8 @@ class Coordinator {
   void AskTheLate(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns what a vote is answered now; nothing while the decision is open.
   std::optional<absl::StatusOr<CommitDecision>> Answer(const CommitQuery& query) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds what the ranks of the node before have sent with the commit, where that is known, to what `node` is answered.
+  void AddPrevious(int node, const CommitQuery& query, CommitDecision& decision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Tells all who have voted on the commit, which is open no more.
   void AnswerVoters(const std::string& name, Model& model, int64_t commit_number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

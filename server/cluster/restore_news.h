@@ -101,6 +101,8 @@ struct RestoreWish {
 struct RestoreAnswer {
   absl::uint128 id = 0;  // of the wish
   absl::Status status = absl::OkStatus();
+  // With OK: other daemons have trained it, and one of them heals it when the next epoch starts.
+  bool heals = false;
 };
 
 // Not sent, and of all models: node 0 is lost.

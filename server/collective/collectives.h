@@ -95,6 +95,11 @@ class Collectives {
   // push thread.
   virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
+  // Moves host memory to this rank's counterpart in another daemon, which holds a replica and makes the other call, of as
+  // many bytes. Before the first command. UNIMPLEMENTED no other daemon holds one.
+  virtual absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes);
+  virtual absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes);
+
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more than once.
   virtual void Abort(const absl::Status& status) = 0;
 
@@ -105,6 +110,12 @@ class Collectives {
   virtual int64_t scratch_bytes() const = 0;
   virtual absl::string_view name() const = 0;
 };
+
+inline absl::Status Collectives::SendToReplica(int, absl::Span<const uint8_t>) {
+  return absl::UnimplementedError("engine: replicas in other daemons expected, it has none");
+}
+
+inline absl::Status Collectives::ReceiveFromReplica(int node, absl::Span<uint8_t>) { return SendToReplica(node, {}); }
 
 }  // namespace paramshard::server
 

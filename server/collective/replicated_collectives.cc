@@ -83,6 +83,24 @@ absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<fl
   return end_.status();
 }
 
+absl::Status ReplicatedCollectives::SendToReplica(int node, absl::Span<const uint8_t> bytes) {
+  // It is read alone.
+  void* const data = const_cast<uint8_t*>(bytes.data());
+  return MoveState({node, {{data, static_cast<int64_t>(bytes.size())}}, {}});
+}
+
+absl::Status ReplicatedCollectives::ReceiveFromReplica(int node, absl::Span<uint8_t> bytes) {
+  return MoveState({node, {}, {{bytes.data(), static_cast<int64_t>(bytes.size())}}});
+}
+
+absl::Status ReplicatedCollectives::MoveState(const PeerTransfer& transfer) {
+  RETURN_IF_ERROR(end_.status());
+  const absl::Status status = replicas_->host_mesh().Exchange({transfer}, SteadyDeadline(options_.timeout), [](int) {});
+  if (status.ok()) return status;
+  end_.Set(absl::Status(status.code(), absl::StrCat("state of a replica: ", status.message())));
+  return end_.status();
+}
+
 float* ReplicatedCollectives::Received() const {
   return Partials() + LargestPartialElements(*options_.model, *options_.layout, options_.rank);
 }

@@ -46,6 +46,8 @@ class ReplicatedCollectives final : public Collectives {
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
+  absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes) override;
+  absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return local_->lands_own_pieces(); }
   int64_t scratch_bytes() const override { return local_->scratch_bytes() + partials_.size_bytes(); }
@@ -55,6 +57,8 @@ class ReplicatedCollectives final : public Collectives {
   ReplicatedCollectives(const Options& options, std::unique_ptr<Collectives> local, std::unique_ptr<Mesh> replicas);
 
   absl::Status Allocate();
+
+  absl::Status MoveState(const PeerTransfer& transfer);
 
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   // A unit's partial sums lie one after the other; behind those of the largest unit lies what is received. Parts of

@@ -206,7 +206,7 @@ bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record) {
     reader.Get(record.epoch);
   }
   return reader.done() && lifecycle <= static_cast<uint8_t>(JournalLifecycle::kChanged) &&
-         kind <= static_cast<uint8_t>(ChangeSource::Kind::kCheckpoint);
+         kind <= static_cast<uint8_t>(ChangeSource::Kind::kReplica);
 }
 
 void Encode(const JournalEpoch& record, JournalBytes& bytes) {

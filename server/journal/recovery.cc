@@ -61,9 +61,7 @@ class Planner {
     switch (lifecycle.lifecycle) {
       case JournalLifecycle::kCreating:
       case JournalLifecycle::kDeleting:
-        plan_ = RecoveryPlan();
-        plan_.action = RecoveryAction::kDrop;
-        return absl::OkStatus();
+        return PlanDrop();
       case JournalLifecycle::kChanging:
         return PlanChange(lifecycle.source);
       case JournalLifecycle::kUsable:
@@ -74,7 +72,15 @@ class Planner {
   }
 
  private:
+  absl::Status PlanDrop() {
+    plan_ = RecoveryPlan();
+    plan_.action = RecoveryAction::kDrop;
+    return absl::OkStatus();
+  }
+
   absl::Status PlanChange(const ChangeSource& source) {
+    // What a replica was to replace is given up, and a daemon without a state is healed again.
+    if (source.kind == ChangeSource::Kind::kReplica) return PlanDrop();
     plan_.change = source;
     if (!source.repeatable()) {
       return Lost(source.kind == ChangeSource::Kind::kCheckpoint

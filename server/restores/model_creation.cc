@@ -95,6 +95,30 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
   return created;
 }
 
+// A replica in another daemon is to be its state.
+absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+                                              IsGone is_gone) {
+  CreatedModel created;
+  const absl::Status lost = store.CheckLost(spec.name);
+  ASSIGN_OR_RETURN(
+      created.model,
+      store.CreateToBeHealed(std::move(spec), lost.ok() ? "it was started without one" : lost.message(), is_gone));
+  if (!created.model.created) return created;
+  const std::string& name = created.model.model->spec().name;
+  CreationLog().Write(LogLevel::kInfo, "a replica is to heal the model when all trainers are there", {{"model", name}});
+  restores.OnCreatedFresh(name);
+  return created;
+}
+
+// Whether it was lost with the server before this one, and other daemons may hold replicas of it. After a restore that
+// was cut off no daemon has a state: it is made again.
+bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
+  const World& world = store.world();
+  const bool is_one_of_several = world.rank_count() != world.world_size;
+  return is_one_of_several && spec.shard_size != world.world_size && !store.CheckLost(spec.name).ok() &&
+         !store.WasBeingRestored(spec.name);
+}
+
 // One that somebody else was creating a moment ago.
 absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, IsGone is_gone) {
   const std::string name = spec.name;
@@ -116,6 +140,7 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
   }
   if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, is_gone);
   if (word.is_here) return Join(store, std::move(spec), is_gone);
+  if (word.heals) return CreateToBeHealed(store, restores, std::move(spec), is_gone);
   return CreateFresh(store, restores, std::move(spec), wants_restore, is_gone);
 }
 
@@ -124,6 +149,9 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
                                              absl::FunctionRef<bool()> is_gone) {
+  if (!wanted.has_value() && MayBeHealed(store, spec)) {
+    return CreateToBeHealed(store, restores, std::move(spec), is_gone);
+  }
   // One that this daemon has lost begins with a checkpoint, also where the caller does not say so.
   const std::optional<WantedRestore> source = wanted.has_value() ? wanted : RollbackOf(store, spec.name);
   if (restores.leader() == nullptr) {

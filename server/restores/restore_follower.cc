@@ -135,7 +135,7 @@ void RestoreFollower::TakeEnd(absl::string_view model, const RestoreEnd& end) {
 void RestoreFollower::TakeAnswer(absl::string_view model, const RestoreAnswer& answer) {
   const auto waiting = waiting_.find(model);
   if (waiting == waiting_.end() || waiting->second.wish != answer.id) return;
-  waiting->second.answer = answer.status;
+  waiting->second.answer = answer;
   changed_.SignalAll();
 }
 
@@ -148,7 +148,7 @@ void RestoreFollower::TakeLoss(const absl::Status& why) {
       (ordered++)->second.taken->OnEnd(why);
     }
   }
-  for (auto& [model, waiting] : waiting_) waiting.answer = why;
+  for (auto& [model, waiting] : waiting_) waiting.answer = RestoreAnswer{.status = why};
   changed_.SignalAll();
 }
 
@@ -291,8 +291,8 @@ absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::stri
     if (options_.store->Find(model).ok()) return Word{.is_here = true};
     if (const Ordered* const ordered = FindUntaken(model); ordered != nullptr) return Word{.order = ordered->order};
     if (waiting.answer.has_value()) {
-      RETURN_IF_ERROR(*waiting.answer);
-      return Word();
+      RETURN_IF_ERROR(waiting.answer->status);
+      return Word{.heals = waiting.answer->heals};
     }
     // Its answer may be here before this call waits.
     RETURN_IF_ERROR(TellWish(model, waiting));

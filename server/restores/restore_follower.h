@@ -58,6 +58,7 @@ class RestoreFollower {
   struct Word {
     bool is_here = false;
     std::optional<RestoreOrder> order = {};
+    bool heals = false;  // RestoreAnswer
   };
   using IsGone = absl::FunctionRef<bool()>;
   absl::StatusOr<Word> AwaitOrder(const std::string& model, IsGone is_gone);
@@ -93,7 +94,7 @@ class RestoreFollower {
     absl::uint128 wish = 0;
     std::optional<SteadyTime> told = {};  // to node 0, the last time
     int callers = 0;
-    std::optional<absl::Status> answer = {};
+    std::optional<RestoreAnswer> answer = {};
   };
 
   Cluster& cluster() const { return *options_.store->world().cluster; }

@@ -118,9 +118,10 @@ void RestoreLeader::TakeWish(const std::string& model, const RestoreWish& wish) 
     return;
   }
   if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
-    return Answer(model, wish.id, absl::ResourceExhaustedError("node 0 knows of too many creations that wait"));
+    return Answer(model, wish.id,
+                  {.status = absl::ResourceExhaustedError("node 0 knows of too many creations that wait")});
   }
-  const std::optional<absl::Status> answer = AnswerFor(model);
+  const std::optional<RestoreAnswer> answer = AnswerFor(model);
   if (answer.has_value()) return Answer(model, wish.id, *answer);
   wishes_[known] = wish.id;
 }
@@ -129,20 +130,22 @@ void RestoreLeader::DropWishesOf(int node) {
   std::erase_if(wishes_, [node](const auto& wish) { return wish.first.second == node; });
 }
 
-std::optional<absl::Status> RestoreLeader::AnswerFor(const std::string& name) const {
+std::optional<RestoreAnswer> RestoreLeader::AnswerFor(const std::string& name) const {
   const auto model = options_.store->Find(name);
   if (!model.ok()) return std::nullopt;
   const absl::StatusOr<Model::State> state = (*model)->Look("restore");
   // A restore orders the same everywhere; what else it is, the wish is told again behind it.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
-  if (state.ok() && (*model)->fresh()) return absl::OkStatus();
-  // It has trained, and whoever waits has lost its part: the order comes, or a refusal.
+  if (state.ok() && (*model)->fresh()) return RestoreAnswer();
+  // It has trained, and whoever waits has lost its part. A replica heals that; else the order comes, or a refusal.
+  if (state.ok() && (*model)->topology().has_replicas()) return RestoreAnswer{.heals = true};
   options_.roll_back(name, state.ok() ? HasTrainedError(name, state->numbers.commit_number) : state.status());
   return std::nullopt;
 }
 
-void RestoreLeader::Answer(const std::string& model, absl::uint128 wish, const absl::Status& status) {
-  cluster().TellRestore({.model = model, .what = RestoreAnswer{.id = wish, .status = status}}).IgnoreError();
+void RestoreLeader::Answer(const std::string& model, absl::uint128 wish, RestoreAnswer answer) {
+  answer.id = wish;
+  cluster().TellRestore({.model = model, .what = std::move(answer)}).IgnoreError();
 }
 
 void RestoreLeader::AnswerAll(const std::string& model, const absl::Status& status) {
@@ -151,7 +154,7 @@ void RestoreLeader::AnswerAll(const std::string& model, const absl::Status& stat
       ++wish;
       continue;
     }
-    Answer(model, wish->second, status);
+    Answer(model, wish->second, {.status = status});
     wish = wishes_.erase(wish);
   }
 }

@@ -91,10 +91,10 @@ class RestoreLeader {
   absl::Status Register(const std::string& model, LeadingRestore* restore);
   void TakeWish(const std::string& model, const RestoreWish& wish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Null where nothing can be said yet.
-  std::optional<absl::Status> AnswerFor(const std::string& model) const;
+  // Without the wish's id; null where nothing can be said yet.
+  std::optional<RestoreAnswer> AnswerFor(const std::string& model) const;
   void AnswerAll(const std::string& model, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Answer(const std::string& model, absl::uint128 wish, const absl::Status& status);
+  void Answer(const std::string& model, absl::uint128 wish, RestoreAnswer answer);
 
   const Options options_;
 

@@ -61,6 +61,7 @@ void CutOffChanges::Run() {
 absl::Status CutOffChanges::Make(const ModelStore::CutOffChange& change) const {
   switch (change.source.kind) {
     case ChangeSource::Kind::kStream:
+    case ChangeSource::Kind::kReplica:
       break;
     case ChangeSource::Kind::kFiles:
       return ImportFileAgain(change.model, change.source.text, [this] { return stopping_.load(); });

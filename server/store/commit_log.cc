@@ -6,7 +6,7 @@ namespace paramshard::server {
 
 CommitLog::State CommitLog::state() const {
   absl::MutexLock lock(&mu_);
-  return {.numbers = numbers_, .last_answer = last_answer_, .client_states = client_states_};
+  return {.numbers = numbers_, .last_answer = last_answer_, .client_states = client_states_, .previous = previous_};
 }
 
 CommitLog::Numbers CommitLog::numbers() const {
@@ -24,12 +24,19 @@ std::string CommitLog::client_state(int rank) const {
   return client_states_[rank];
 }
 
+bool CommitLog::has_previous() const {
+  absl::MutexLock lock(&mu_);
+  return previous_.has_value();
+}
+
 CommitAnswer CommitLog::Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                               std::vector<std::string> client_states) {
+                               std::vector<std::string> client_states,
+                               std::optional<std::vector<std::string>> previous) {
   absl::MutexLock lock(&mu_);
   ++numbers_.commit_number;
   ++(applied ? numbers_.version : numbers_.skipped);
   client_states_ = std::move(client_states);
+  previous_ = std::move(previous);
   last_answer_ = {.commit_number = numbers_.commit_number,
                   .version = numbers_.version,
                   .skipped = !applied,
@@ -45,6 +52,7 @@ void CommitLog::Restore(State state) {
   last_answer_ = state.last_answer;
   client_states_ = std::move(state.client_states);
   client_states_.resize(ranks);
+  previous_ = std::move(state.previous);
 }
 
 }  // namespace paramshard::server

@@ -40,6 +40,8 @@ class CommitLog {
     Numbers numbers;
     std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
     std::vector<std::string> client_states = {};   // by rank; fewer: the others have sent none
+    // What the ranks of the previous node (PreviousNode) have sent, in its order; none where that is not known.
+    std::optional<std::vector<std::string>> previous = {};
   };
 
   explicit CommitLog(int ranks) : client_states_(ranks) {}
@@ -49,10 +51,13 @@ class CommitLog {
   Numbers numbers() const;
   std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
+  // Whether State::previous is known.
+  bool has_previous() const;
 
   // Answers the next commit.
   CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                      std::vector<std::string> client_states);
+                      std::vector<std::string> client_states,
+                      std::optional<std::vector<std::string>> previous = std::nullopt);
   // Goes on from another state.
   void Restore(State state);
 
@@ -61,6 +66,7 @@ class CommitLog {
   Numbers numbers_ ABSL_GUARDED_BY(mu_);
   std::optional<CommitAnswer> last_answer_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
+  std::optional<std::vector<std::string>> previous_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

@@ -3,6 +3,8 @@
 #define PARAMSHARD_SERVER_STORE_COMMIT_UNDER_WAY_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,7 +51,12 @@ class CommitUnderWay {
   void EndVote() { vote_deadline_ = kNever; }
   SteadyTime vote_deadline() const { return vote_deadline_; }
 
-  void SetDecided(Decided decided) { decided_ = std::move(decided); }
+  // `previous`: CommitLog::State::previous of the commit.
+  void SetDecided(Decided decided, std::optional<std::vector<std::string>> previous) {
+    decided_ = std::move(decided);
+    previous_ = std::move(previous);
+  }
+  std::optional<std::vector<std::string>> TakePrevious() { return std::exchange(previous_, std::nullopt); }
   const Decided& decided() const { return decided_; }
 
   // A rank's stage has failed. Such a commit is never answered: the device is broken, and the model with it.
@@ -73,6 +80,7 @@ class CommitUnderWay {
   std::vector<SquareSum> sums_;
   SteadyTime vote_deadline_ = kNever;
   Decided decided_;
+  std::optional<std::vector<std::string>> previous_;
   absl::Status failure_;
   absl::Status doubt_;
   absl::Status unwritten_;

@@ -40,6 +40,11 @@ void LogUnencoded(const Shard& shard, const absl::Status& status) {
   Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
+std::string HealedKey(int node) { return absl::StrCat("healed/", node); }
+
+// A slow network's. The step timeout comes on top.
+constexpr double kSlowestHealingBytesPerSecond = 50e6;
+
 // A socket that nobody reads any more is noticed here before the process is.
 absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
   if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
@@ -92,6 +97,7 @@ absl::Status Epoch::Run() {
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   absl::Status connected = Connect();
+  if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
     // A connection that breaks here may only show that the epoch has ended elsewhere.
@@ -144,6 +150,31 @@ absl::Status Epoch::Connect() {
   }
   absl::MutexLock lock(&mu_);
   return end_.why();
+}
+
+absl::Status Epoch::Heal() {
+  const int self = options_.topology->node();
+  for (const Healing& healing : options_.healings) {
+    if (healing.donor == self) RETURN_IF_ERROR(options_.send_state(healing.receiver, engines_));
+    if (healing.receiver != self) continue;
+    RETURN_IF_ERROR(options_.receive_state(healing.donor, engines_));
+    {
+      absl::MutexLock lock(&mu_);
+      sequence_.StartFrom(options_.commit_log->numbers().commit_number);
+    }
+    RETURN_IF_ERROR(rendezvous_->Put(HealedKey(self), "healed"));
+  }
+  for (const Healing& healing : options_.healings) {
+    if (healing.receiver != self)
+      RETURN_IF_ERROR(rendezvous_->Get(HealedKey(healing.receiver), HealTimeout()).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Duration Epoch::HealTimeout() const {
+  int64_t bytes = 0;
+  for (const auto& shard : options_.shards) bytes += shard->bytes().Total();
+  return options_.step_timeout + absl::Seconds(static_cast<double>(bytes) / kSlowestHealingBytesPerSecond);
 }
 
 // The masters of another daemon may have been imported, or it may not know what this one did to them at the end of the

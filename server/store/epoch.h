@@ -72,6 +72,15 @@ class Epoch : private TrainerWords {
     bool may_save = false;  // whether trainers may ask for saves
     // Called when a commit is decided, before it is applied: the state that it replaces is to be saved.
     std::function<void(const SaveOrder& order)> on_save_order = [](const SaveOrder&) {};
+    // What comes first: nodes that get the state from a replica. The two calls carry out what this daemon does of it.
+    std::vector<Healing> healings = {};
+    using Engines = absl::Span<const std::unique_ptr<Collectives>>;  // of the daemon's ranks in order
+    std::function<absl::Status(int receiver, Engines engines)> send_state = [](int, Engines) {
+      return absl::OkStatus();
+    };
+    std::function<absl::Status(int donor, Engines engines)> receive_state = [](int, Engines) {
+      return absl::OkStatus();
+    };
   };
 
   explicit Epoch(Options options);
@@ -146,6 +155,10 @@ class Epoch : private TrainerWords {
   absl::Status Prepare();
   absl::Status AllocateSeats();
   absl::Status Connect();
+  // Nobody goes on before every node has the state.
+  absl::Status Heal();
+  // How long that may take: it follows the bytes.
+  absl::Duration HealTimeout() const;
   // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
   absl::Status EncodeByAmax();
   // Shares those of the commit `command_number`; 0 is the start.
@@ -213,7 +226,9 @@ class Epoch : private TrainerWords {
   void RunSum(int rank);
   void RunVote(const Sequence::PushWork& work);
   // Writes down what is voted on, and what comes of it, where somebody keeps it.
-  absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote);
+  // `previous`: what the previous node's ranks have sent with the commit.
+  absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote,
+                               std::optional<std::vector<std::string>>& previous);
   JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
   void RunApply(int rank);
   void RunShareAmaxes(const v1::Command& command);
@@ -221,7 +236,8 @@ class Epoch : private TrainerWords {
   // A rank's stage of a commit has ended with `status`.
   void FinishStage(int rank, const absl::Status& status,
                    std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now));
-  void Answer(const Decided& decided, Sequence::ClientStates client_states);
+  void Answer(const Decided& decided, Sequence::ClientStates client_states,
+              std::optional<std::vector<std::string>> previous);
   void WriteAnswer(const CommitAnswer& answer);
   SteadyTime Now() const { return options_.clock->Now(); }
 

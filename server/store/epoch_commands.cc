@@ -285,7 +285,8 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
     // A gather thread watches the deadline.
     seats_[0]->Call();
   }
-  const absl::StatusOr<Decided> decided = Vote(work, std::move(vote));
+  std::optional<std::vector<std::string>> previous;
+  const absl::StatusOr<Decided> decided = Vote(work, std::move(vote), previous);
   auto verdict = Sequence::Verdict::kGivenUp;
   if (decided.ok()) {
     const bool encodes = decided->apply && !options_.scaling_book->empty();
@@ -294,7 +295,7 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
   }
   absl::MutexLock lock(&mu_);
   commit_.EndVote();
-  commit_.SetDecided(decided.value_or(Decided()));
+  commit_.SetDecided(decided.value_or(Decided()), std::move(previous));
   if (absl::IsDataLoss(decided.status())) commit_.SetDoubt(decided.status());
   EndOnError(decided.status());
   sequence_.FinishVote(verdict);
@@ -302,7 +303,8 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
 }
 
 // Nobody hears of a decision before it is written down.
-absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote vote) {
+absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote vote,
+                                    std::optional<std::vector<std::string>>& previous) {
   const v1::Commit& commit = work.command->commit();
   ModelJournal* const journal = options_.journal;
   const auto decided = [&](const CommitDecision& decision) {
@@ -315,13 +317,15 @@ absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote v
       return journal->Decide(commit.commit_number(), decided(decision));
     };
   }
-  const absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
+  if (options_.topology->has_replicas()) vote.client_states = *work.client_states;
+  absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
   if (!decision.ok()) {
     // What is in doubt stays prepared: the next server asks again.
     if (journal != nullptr && IsGivenUp(decision.status())) RETURN_IF_ERROR(journal->Withdraw());
     return decision.status();
   }
   if (decision->save.has_value()) options_.on_save_order(*decision->save);
+  previous = std::move(decision->previous_client_states);
   return decided(*decision);
 }
 
@@ -359,6 +363,7 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
                         std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now)) {
   std::optional<Sequence::ClientStates> client_states;
   Decided decided;
+  std::optional<std::vector<std::string>> previous;
   {
     absl::MutexLock lock(&mu_);
     EndOnError(status);
@@ -368,10 +373,11 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
     if (client_states.has_value()) {
       commit_.BeginAnswer();
       decided = commit_.decided();
+      previous = commit_.TakePrevious();
     }
     WakeRunnable();
   }
-  if (client_states.has_value()) Answer(decided, *std::move(client_states));
+  if (client_states.has_value()) Answer(decided, *std::move(client_states), std::move(previous));
 }
 
 // An error ends the epoch: the journal is one commit behind, from which the next server comes to this answer, and from
@@ -389,9 +395,10 @@ void Epoch::WriteAnswer(const CommitAnswer& answer) {
 }
 
 // The next commit waits for this thread's part of it: answers follow each other in order.
-void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states) {
-  const CommitAnswer answer = options_.commit_log->Answer(decided.apply, decided.gradient_norm,
-                                                          decided.non_finite_count, std::move(client_states));
+void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states,
+                   std::optional<std::vector<std::string>> previous) {
+  const CommitAnswer answer = options_.commit_log->Answer(
+      decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));
   WriteAnswer(answer);
   // Who has the answer finds the save that it has made fall due.
   options_.copy_gate->EndCommit();

@@ -26,10 +26,11 @@ absl::Status LostModels::Describe(absl::string_view name, absl::string_view why)
                                               : "); create it with a restore; or delete it, create it, and import"));
 }
 
-void LostModels::Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source) {
+void LostModels::Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source,
+                     bool was_restored) {
   options_.log->Write(LogLevel::kError, "model is lost", {{"model", name}, {"why", Describe(name, why).ToString()}});
   absl::MutexLock lock(&mu_);
-  losses_[name] = {.why = std::string(why), .source = std::move(source)};
+  losses_[name] = {.why = std::string(why), .source = std::move(source), .was_restored = was_restored};
 }
 
 absl::Status LostModels::Check(absl::string_view name) const {
@@ -42,6 +43,12 @@ std::optional<ChangeSource> LostModels::SourceOf(absl::string_view name) const {
   absl::MutexLock lock(&mu_);
   const auto found = losses_.find(name);
   return found == losses_.end() ? std::nullopt : found->second.source;
+}
+
+bool LostModels::WasBeingRestored(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = losses_.find(name);
+  return found != losses_.end() && found->second.was_restored;
 }
 
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {

@@ -48,11 +48,14 @@ class LostModels {
   // What Check says of a model that is lost: DATA_LOSS.
   absl::Status Describe(absl::string_view name, absl::string_view why) const;
   // `source`: what was being restored meanwhile, if that is known. It ends with this server.
-  void Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source = std::nullopt);
+  // `was_restored`: in a restore of all daemons.
+  void Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source = std::nullopt,
+           bool was_restored = false);
   // OK, or DATA_LOSS: it is lost, why, and what is to be done.
   absl::Status Check(absl::string_view name) const;
   bool Contains(absl::string_view name) const { return !Check(name).ok(); }
   std::optional<ChangeSource> SourceOf(absl::string_view name) const;
+  bool WasBeingRestored(absl::string_view name) const;
   // What Check says, by name.
   std::map<std::string, absl::Status, std::less<>> List() const;
 
@@ -72,6 +75,7 @@ class LostModels {
   struct Loss {
     std::string why;
     std::optional<ChangeSource> source;
+    bool was_restored = false;
   };
 
   absl::Status MakeMark(const std::string& name, absl::string_view why) const;

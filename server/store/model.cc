@@ -49,6 +49,11 @@ int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
 }
 
+bool IsHealed(const EpochStart& start, int node) {
+  return std::any_of(start.healings.begin(), start.healings.end(),
+                     [node](const Healing& healing) { return healing.receiver == node; });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
@@ -247,8 +252,8 @@ absl::Status Model::Attach(Trainer trainer) {
   const int rank = trainer.rank;
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
-  // Where all may go back to a saved state, node 0 says what becomes of this trainer.
-  if (!may_roll_back()) RETURN_IF_ERROR(StateLoss());
+  // Where the state may come back, node 0 says what becomes of this trainer.
+  if (!may_come_back()) RETURN_IF_ERROR(StateLoss());
   if (StateLoss().ok()) RETURN_IF_ERROR(condition_.doubt());
   RETURN_IF_ERROR(condition_.CheckSettled("attach"));
   if (!world().Serves(rank)) {
@@ -376,7 +381,8 @@ void Model::Report() {
                      .last_epoch = last_epoch_,
                      .shard_size = topology_.shard_size(),
                      .attached_ranks = {},
-                     .lost = may_roll_back() ? StateLoss() : absl::OkStatus()};
+                     .keeps_previous = KeepsPrevious(),
+                     .lost = may_come_back() ? StateLoss() : absl::OkStatus()};
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
 }
@@ -427,8 +433,10 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
     return absl::AbortedError("a trainer left before the epoch began");
   }
-  RETURN_IF_ERROR(AdoptHistory(start));
-  if (journal_ != nullptr) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
+  const bool is_healed = IsHealed(start, topology_.node());
+  // What the journal says of it begins when it is there.
+  RETURN_IF_ERROR(is_healed ? CheckMayHeal() : AdoptHistory(start));
+  if (journal_ != nullptr && !is_healed) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
   Epoch::Options options{.number = start.epoch,
                          .history_id = start.history_id,
                          .spec = &options_.spec,
@@ -446,7 +454,10 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .sums_at_commit = budget_->sums_at_commit(),
                          .layout_fingerprint = layout_fingerprint_,
                          .copy_gate = &copy_gate_,
-                         .journal = journal_.get()};
+                         .journal = journal_.get(),
+                         .healings = start.healings,
+                         .send_state = [this](int node, auto engines) { return SendState(node, engines); },
+                         .receive_state = [this](int node, auto engines) { return ReceiveState(node, engines); }};
   if (saver_ != nullptr) {
     options.may_save = true;
     options.on_answered = [this](const CommitAnswer& answer, bool save) { saver_->OnCommitted(answer, save); };
@@ -487,7 +498,7 @@ void Model::RunEpoch(Epoch& epoch) {
     last_end_ = lost.ok() ? end : lost.ToString();
     // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
     // given up an import may settle the doubt.
-    const bool may_wait = may_roll_back() && !StateLoss().ok();
+    const bool may_wait = may_come_back() && !StateLoss().ok();
     if (!lost.ok() && !may_wait) refused = std::exchange(waiting_, {});
     Report();
   }

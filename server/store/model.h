@@ -131,6 +131,9 @@ class Model {
   // The model is made: from now on it outlives the server. Until then a server that dies leaves nothing of it.
   // Idempotent.
   absl::Status Publish();
+  // Before anybody can attach, and without Publish: its initial values are nobody's, and a replica in another daemon is
+  // to take their place. Until then it is not usable().
+  void AwaitReplica(absl::string_view why);
   // Takes the memory from whoever keeps it: it ends with the model. Idempotent; an error leaves all as it was.
   absl::Status DropMemory();
   // The same of all pieces but one. Of an error some may be dropped.
@@ -325,6 +328,16 @@ class Model {
   // Whether the journal says more than that the model is being made.
   bool is_published() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return journal_ != nullptr && journal_->is_made(); }
 
+  // How replicas heal each other at the start of an epoch, on its thread, in model_healing.cc. Errors of the engines;
+  // those of Restore.
+  absl::Status SendState(int receiver, Epoch::Options::Engines engines);
+  absl::Status ReceiveState(int donor, Epoch::Options::Engines engines);
+  // ABORTED: there is a state here.
+  absl::Status CheckMayHeal() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Whether what the ranks of the previous node have sent with the last commit is known here.
+  bool KeepsPrevious() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void LogHealing(absl::string_view what, int node, SteadyTime begin) const;
+
   // How the state is replaced, in model_change.cc.
   absl::Status CheckMayChange(ChangeKind kind) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status BeginTurn(ChangeKind kind);
@@ -354,8 +367,10 @@ class Model {
   bool Fresh() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // OK, or DATA_LOSS: nobody trains on from what this daemon holds, which a saved state may replace.
   absl::Status StateLoss() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whether daemons that have lost a state go back to a saved one: trainers wait for that.
-  bool may_roll_back() const { return !options_.save_dir.empty() && world().rank_count() != world().world_size; }
+  // Whether a state that is lost may come back, from a replica or from what was saved: trainers wait for that.
+  bool may_come_back() const {
+    return topology_.has_replicas() || (topology_.nodes() > 1 && !options_.save_dir.empty());
+  }
   // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
   absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for the end of an epoch that all have

@@ -119,7 +119,8 @@ absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement 
     AwaitSettledEpoch();
     let_go = TakeWaiting();
   }
-  RETURN_IF_ERROR(AwaitVacant(operation));
+  // A healing is a part of the epoch that its trainers wait for.
+  if (kind != ChangeKind::kHealing) RETURN_IF_ERROR(AwaitVacant(operation));
   // Things may have changed while it waited.
   RETURN_IF_ERROR(CheckMayChange(kind));
   RETURN_IF_ERROR(condition_.CheckNotChanging(operation));
@@ -146,14 +147,13 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
   absl::MutexLock lock(&mu_);
   changed_.SignalAll();
   generation_ = replacement.generation;
-  const int64_t begin = replacement.commits.numbers.commit_number;
   if (status.ok() && journal_ != nullptr) {
-    status =
-        journal_->SetUsable(EpochOf(replacement.history, begin, generation_), replacement.commits, journaled_state());
+    status = journal_->SetUsable(EpochOf(replacement.history, replacement.history_begin, generation_),
+                                 replacement.commits, journaled_state());
   }
   if (!status.ok()) return Fail(replacement, status);
   history_ = replacement.history;
-  history_begin_ = begin;
+  history_begin_ = replacement.history_begin;
   commit_log_.Restore(replacement.commits);
   condition_.Settle();
   Report();

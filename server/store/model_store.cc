@@ -69,6 +69,21 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsG
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone) {
+  return MakeOrJoin(
+      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), fill); }, is_gone);
+}
+
+absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec, absl::string_view why,
+                                                                 IsGone is_gone) {
+  const auto make = [&](ModelSpec made) -> absl::StatusOr<std::shared_ptr<Model>> {
+    ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made)));
+    model->AwaitReplica(why);
+    return model;
+  };
+  return MakeOrJoin(std::move(spec), make, is_gone);
+}
+
+absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone) {
   // Whoever joins a full one does not wait for the creation of others.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
@@ -78,7 +93,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fil
   const std::string name = spec.name;
   // What is left of a lost one may be as large as the one that is made.
   RETURN_IF_ERROR(lost_.Free(name));
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, MakeFull(std::move(spec), fill));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, make(std::move(spec)));
   lost_.End(name);
   absl::MutexLock lock(&mu_);
   // One that was shown may have been deleted since it was full.
@@ -179,13 +194,14 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
     // It is made again by all, when trainers come.
     const absl::Status why = absl::DataLossError("a restore of several daemons was cut off");
     ReportLost(name, why);
-    lost_.Add(name, why.message(), plan.change);
+    lost_.Add(name, why.message(), plan.change, /*was_restored=*/true);
     return absl::OkStatus();
   }
   absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
   if (absl::IsDataLoss(model.status())) {
     ReportLost(name, model.status());
-    lost_.Add(name, model.status().message());
+    const bool was_restored = plan.change.has_value() && plan.change->kind == ChangeSource::Kind::kCheckpoint;
+    lost_.Add(name, model.status().message(), std::nullopt, was_restored);
     return absl::OkStatus();
   }
   if (!model.ok()) {

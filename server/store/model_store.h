@@ -91,6 +91,9 @@ class ModelStore : public EpochListener {
   using Show = absl::FunctionRef<absl::Status()>;
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone);
+  // The same of a model whose state another daemon's replica is to be, also of one that is lost; `why` this daemon has
+  // none (Model::AwaitReplica).
+  absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone = IsNeverGone);
   // Whether a creation that is under way is waited for by others than its own caller, who want the same model.
   bool IsCreationAwaited() const { return turns_.IsAwaited(); }
 
@@ -103,6 +106,8 @@ class ModelStore : public EpochListener {
   absl::Status CheckLost(absl::string_view name) const { return lost_.Check(name); }
   // What node 0 was restoring at all daemons when its server before this one died.
   std::optional<ChangeSource> CutOffRestore(absl::string_view name) const { return lost_.SourceOf(name); }
+  // Whether it was lost in a restore of all daemons, at whatever node.
+  bool WasBeingRestored(absl::string_view name) const { return lost_.WasBeingRestored(name); }
 
   // Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated call with the same
   // request id answers like the first. FAILED_PRECONDITION while a trainer is attached; INVALID_ARGUMENT; UNAVAILABLE
@@ -137,6 +142,8 @@ class ModelStore : public EpochListener {
   static bool IsNeverGone() { return false; }
   // Makes one that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, Fill fill);
+  using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;
+  absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone);
   // Makes one, in memory that is kept where there is somebody to keep it.
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec);
   Model::Options OptionsFor(ModelSpec spec) const;

@@ -46,6 +46,7 @@ absl::StatusOr<Replacement> Replacement::OfImport(const ImportedState& imported,
                                  .version = imported.version.value_or(present.numbers.version)};
   RETURN_IF_ERROR(CheckNumbers(ChangeKind::kImport, present.model, after));
   return Replacement{.history = HistoryOf(imported, present, after, draw_history),
+                     .history_begin = after.commit_number,
                      .commits = {.numbers = after},
                      .source = Remembered(imported.source, present),
                      .generation = present.generation + 1};
@@ -57,9 +58,19 @@ absl::StatusOr<Replacement> Replacement::OfRestore(const RestoredState& restored
   return Replacement{.history = {.id = restored.history.has_value() ? *restored.history : draw_history(),
                                  .lineage = LineageOfRestore(present.spec_fingerprint, restored.checkpoint_id),
                                  .parent = restored.parent},
+                     .history_begin = restored.commits.numbers.commit_number,
                      .commits = restored.commits,
                      .scaling = restored.scaling,
                      .source = Remembered(restored.source, present),
+                     .generation = present.generation + 1};
+}
+
+Replacement Replacement::OfReplica(const ReplicaState& replica, const PresentState& present) {
+  return Replacement{.history = replica.history,
+                     .history_begin = replica.history_begin,
+                     .commits = replica.commits,
+                     .scaling = replica.scaling,
+                     .source = {.kind = ChangeSource::Kind::kReplica, .text = {}},
                      .generation = present.generation + 1};
 }
 

@@ -12,6 +12,7 @@
 #include "server/journal/journal_content.h"
 #include "server/store/commit_log.h"
 #include "server/store/history.h"
+#include "server/store/replica_state.h"
 #include "server/store/scaling_book.h"
 
 namespace paramshard::server {
@@ -53,8 +54,11 @@ struct Replacement {
                                               const HistoryIdSource& draw_history);
   static absl::StatusOr<Replacement> OfRestore(const RestoredState& restored, const PresentState& present,
                                                const HistoryIdSource& draw_history);
+  // Goes on with the history of a replica in another daemon.
+  static Replacement OfReplica(const ReplicaState& replica, const PresentState& present);
 
   History history;
+  int64_t history_begin = 0;  // the commit number that it begins with
   CommitLog::State commits;
   std::vector<ScalingBook::Record> scaling = {};
   ChangeSource source = {};  // as far as a journal has room for it, and the next server could use it

@@ -84,6 +84,8 @@ class Sequence {
 
   // `words` outlives the sequence.
   Sequence(const Options& options, const TrainerWords* words);
+  // The state that the first commit follows is that of another commit than the options say. Before any command.
+  void StartFrom(int64_t commit_number) { last_commit_ = commit_number; }
 
   // How many more commands the rank may send now. Those that others have sent before are always taken: they cost
   // nothing, and what they finish makes room.

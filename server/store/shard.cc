@@ -603,11 +603,14 @@ void Shard::SetStep(const ShardExtent& extent, int64_t step) {
   states_[IndexOf(extent)].step = step;
 }
 
-void Shard::AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation) {
+void Shard::SetSteps(absl::Span<const int64_t> steps) {
   absl::MutexLock lock(&mu_);
-  for (int i = 0; i < extent_count(); ++i) {
-    states_[i].step = steps[PlaceOf(extents_[i])];
-  }
+  for (int i = 0; i < extent_count(); ++i) states_[i].step = steps[PlaceOf(extents_[i])];
+}
+
+void Shard::AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation) {
+  SetSteps(steps);
+  absl::MutexLock lock(&mu_);
   version_ = version;
   generation_ = generation;
 }

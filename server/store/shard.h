@@ -208,6 +208,8 @@ class Shard {
     return WriteRows(extent, tensor, extent.rows, values);
   }
   void SetStep(const ShardExtent& extent, int64_t step);
+  // As CollectSteps() gives them.
+  void SetSteps(absl::Span<const int64_t> steps);
   // Of a state that was adopted; steps as CollectSteps() gives them.
   void AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation);
   void SetVersion(int64_t version);

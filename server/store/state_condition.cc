@@ -7,11 +7,31 @@
 namespace paramshard::server {
 namespace {
 
-absl::string_view NounOf(ChangeKind kind) { return kind == ChangeKind::kRestore ? "a restore" : "an import"; }
+absl::string_view NounOf(ChangeKind kind) {
+  switch (kind) {
+    case ChangeKind::kImport:
+      break;
+    case ChangeKind::kRestore:
+      return "a restore";
+    case ChangeKind::kHealing:
+      return "a healing by a replica";
+  }
+  return "an import";
+}
 
 }  // namespace
 
-absl::string_view OperationOf(ChangeKind kind) { return kind == ChangeKind::kRestore ? "restore" : "import into"; }
+absl::string_view OperationOf(ChangeKind kind) {
+  switch (kind) {
+    case ChangeKind::kImport:
+      break;
+    case ChangeKind::kRestore:
+      return "restore";
+    case ChangeKind::kHealing:
+      return "heal";
+  }
+  return "import into";
+}
 
 absl::Status StateCondition::unfinished() const {
   if (!is_unfinished()) return absl::OkStatus();
@@ -129,6 +149,12 @@ void StateCondition::SetUnwritten(const absl::Status& why) {
                    "next commit on; restart the daemon, whose next server writes it down, import a state, or delete "
                    "the model"));
   log_->Write(LogLevel::kError, "an answer could not be written down", {{"model", model_}, {"why", doubt_.ToString()}});
+}
+
+void StateCondition::AwaitReplica(absl::string_view why) {
+  usable_ = absl::DataLossError(absl::StrCat("model ", model_, ": this daemon has no state of it (", why,
+                                             "): another one that holds a replica heals it when the trainers of all "
+                                             "daemons are there; or restore it, or delete the model"));
 }
 
 void StateCondition::Lose(absl::string_view what, const absl::Status& why) {

@@ -18,8 +18,9 @@ namespace paramshard::server {
 enum class ChangeKind : uint8_t {
   kImport,   // of a part of the state, or of all of it
   kRestore,  // it needs nothing of the state that was
+  kHealing,  // likewise; by a replica, at the start of an epoch
 };
-// "import into", "restore": what begins a message about it.
+// "import into", "restore", "heal": what begins a message about it.
 absl::string_view OperationOf(ChangeKind kind);
 
 struct RestoreProgress {
@@ -102,6 +103,8 @@ class StateCondition {
 
   // --- What commits leave; no change is under way
 
+  // There is nothing of it, which is no fault of what is here: it awaits a replica of another daemon.
+  void AwaitReplica(absl::string_view why);
   // The commit behind `last` was applied in part.
   void BreakCommit(int64_t last, const absl::Status& why);
   // Whether other daemons have applied the commit behind `last` cannot be learnt.

@@ -91,6 +91,8 @@ const std::vector<Rule> kRules = {
     {"server/store/command_text.h", kCommands},
     {"server/store/commit_under_way.h", kCommands},
     {"server/store/model_journal.h", kCommands},
+    // What daemons send each other of a model.
+    {"server/store/replica_state.cc", kStore + Headers{"paramshard/v1/cluster.pb.h"}},
     {"server/store/seat.cc", kCommands},
     {"server/store/sequence.h", kCommands},
 };

@@ -1,0 +1,133 @@
+// How a model gets its state from a replica in another daemon, and gives it.
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/crew.h"
+#include "server/log/log.h"
+#include "server/store/model.h"
+#include "server/store/replica_state.h"
+#include "server/store/replica_transfer.h"
+
+namespace paramshard::server {
+namespace {
+
+// Of the numbers that a replica may send: histories of amaxes make them large.
+constexpr uint64_t kMostReplicaStateBytes = uint64_t{1} << 30;
+
+using Engines = Epoch::Options::Engines;
+
+absl::Status SendNumbers(const std::string& numbers, int receiver, Collectives& engine) {
+  const uint64_t size = numbers.size();
+  RETURN_IF_ERROR(
+      engine.SendToReplica(receiver, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&size), sizeof(size))));
+  return engine.SendToReplica(receiver,
+                              absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(numbers.data()), numbers.size()));
+}
+
+absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine) {
+  uint64_t size = 0;
+  RETURN_IF_ERROR(engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(&size), sizeof(size))));
+  if (size > kMostReplicaStateBytes) {
+    return absl::DataLossError(
+        absl::StrCat("at most ", kMostReplicaStateBytes, " bytes of a replica's numbers expected, got ", size));
+  }
+  std::string numbers(size, '\0');
+  RETURN_IF_ERROR(
+      engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(numbers.data()), numbers.size())));
+  return numbers;
+}
+
+}  // namespace
+
+absl::Status Model::CheckMayHeal() const {
+  if (!StateLoss().ok() || (Untouched() && commit_log_.numbers().commit_number == 0)) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("start epoch of ", spec().name,
+                                         ": a node without a state expected where another one heals it, this one has ",
+                                         "that of commit ", commit_log_.numbers().commit_number, "; attach again"));
+}
+
+void Model::AwaitReplica(absl::string_view why) {
+  absl::MutexLock lock(&mu_);
+  condition_.AwaitReplica(why);
+}
+
+bool Model::KeepsPrevious() const {
+  // After an import and a creation no rank has sent any.
+  return commit_log_.has_previous() || (Untouched() && !history_.parent.has_value());
+}
+
+absl::Status Model::SendState(int receiver, Engines engines) {
+  const SteadyTime begin = SteadyNow();
+  ReplicaState state{.history = {}, .commits = commit_log_.state(), .steps = {}, .scaling = scaling_book_.records()};
+  state.commits.client_states =
+      std::exchange(state.commits.previous, std::nullopt).value_or(std::vector<std::string>(shards_.size()));
+  for (const UnitSpec& unit : spec().units) state.steps.resize(state.steps.size() + unit.parameters.size());
+  for (const auto& shard : shards_) shard->CollectSteps(absl::MakeSpan(state.steps));
+  {
+    absl::MutexLock lock(&mu_);
+    state.history = history_;
+    state.history_begin = history_begin_;
+  }
+  RETURN_IF_ERROR(SendNumbers(SerializeReplicaState(state), receiver, *engines[0]));
+  RETURN_IF_ERROR(
+      OnAllRanks(absl::StrCat("a replica of ", spec().name), static_cast<int>(shards_.size()), [&](int rank) {
+        return SendTensors(*shards_[rank], [&](absl::Span<const uint8_t> bytes) {
+          return engines[rank]->SendToReplica(receiver, bytes);
+        });
+      }));
+  LogHealing("state sent to a node that had lost it", receiver, begin);
+  return absl::OkStatus();
+}
+
+absl::Status Model::ReceiveState(int donor, Engines engines) {
+  const SteadyTime begin = SteadyNow();
+  std::atomic<int64_t> done_bytes = 0;
+  int64_t all_bytes = 0;
+  for (const auto& shard : shards_) all_bytes += TensorBytes(*shard);
+  int64_t parameters = 0;
+  for (const UnitSpec& unit : spec().units) parameters += static_cast<int64_t>(unit.parameters.size());
+  ASSIGN_OR_RETURN(const std::string numbers, ReceiveNumbers(donor, *engines[0]));
+  ASSIGN_OR_RETURN(const ReplicaState state, ParseReplicaState(numbers, parameters, static_cast<int>(shards_.size())));
+  const auto make = [&](const PresentState& present) -> absl::StatusOr<Replacement> {
+    return Replacement::OfReplica(state, present);
+  };
+  const auto receive = [&](int rank) {
+    const auto move = [&](absl::Span<uint8_t> bytes) { return engines[rank]->ReceiveFromReplica(donor, bytes); };
+    RETURN_IF_ERROR(ReceiveTensors(*shards_[rank], move, [&](int64_t bytes) { done_bytes += bytes; }));
+    shards_[rank]->SetSteps(state.steps);
+    return absl::OkStatus();
+  };
+  absl::Status received;
+  const auto write = [&] {
+    return received = OnAllRanks(absl::StrCat("a replica of ", spec().name), static_cast<int>(shards_.size()), receive);
+  };
+  const RestoreWatch watch{
+      .progress = [&] { return RestoreProgress{.done_bytes = done_bytes, .all_bytes = all_bytes}; },
+      .cancel = [] {}};  // the end of the epoch ends it
+  const absl::Status replaced = Replace(ChangeKind::kHealing, make, write, watch, {}).status();
+  // A donor that is lost is no loss of this daemon's trainers: they come again.
+  RETURN_IF_ERROR(received);
+  RETURN_IF_ERROR(replaced);
+  LogHealing("state received from a replica", donor, begin);
+  return absl::OkStatus();
+}
+
+void Model::LogHealing(absl::string_view what, int node, SteadyTime begin) const {
+  int64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += TensorBytes(*shard);
+  options_.log->Write(
+      LogLevel::kInfo, what,
+      {{"model", spec().name},
+       {"node", absl::StrCat(node)},
+       {"commit", absl::StrCat(commit_log_.numbers().commit_number)},
+       {"bytes", absl::StrCat(bytes)},
+       {"took", absl::FormatDuration(absl::Trunc(absl::FromChrono(SteadyNow() - begin), absl::Milliseconds(1)))}});
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,33 @@
+// All of a model's state that is not in tensors, as one daemon gives it to another that has lost its own.
+#ifndef PARAMSHARD_SERVER_STORE_REPLICA_STATE_H_
+#define PARAMSHARD_SERVER_STORE_REPLICA_STATE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/store/commit_log.h"
+#include "server/store/history.h"
+#include "server/store/scaling_book.h"
+
+namespace paramshard::server {
+
+struct ReplicaState {
+  History history;
+  int64_t history_begin = 0;   // the commit number that it began with
+  CommitLog::State commits;    // client states of the receiver's ranks
+  std::vector<int64_t> steps;  // of every parameter, units in order
+  std::vector<ScalingBook::Record> scaling = {};
+};
+
+// The bytes of a v1::ReplicaState.
+std::string SerializeReplicaState(const ReplicaState& state);
+// The inverse. DATA_LOSS for bytes that are none of a model with so many parameters, in a daemon of so many ranks, and
+// for numbers that do not fit together.
+absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t parameters, int ranks);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STORE_REPLICA_STATE_H_
