@@ -21,8 +21,9 @@ constexpr size_t kMostMarkBytes = 1024;
 absl::Status LostModels::Describe(absl::string_view name, absl::string_view why) const {
   return absl::DataLossError(absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
                                           options_.is_one_of_several
-                                              ? "); delete it, create it without a restore, and restore it at node 0, "
-                                                "or import into every daemon"
+                                              ? "); a replica in another daemon heals it when trainers come; else delete "
+                                                "it, create it without a restore, and restore it at node 0, or import "
+                                                "into every daemon"
                                               : "); create it with a restore; or delete it, create it, and import"));
 }
 

@@ -218,6 +218,31 @@ absl::Status KillWorld(Round& round) {
   return KillServersAt(round, shape, round.random() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision);
 }
 
+// A daemon that has nothing left is healed by its replica, and now and then dies again while it is.
+constexpr absl::Duration kLongestHealing = absl::Milliseconds(600);
+
+absl::Status LoseNode(Round& round) {
+  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(round.world.options(), KeptServer::Shape::kReplicas));
+  ASSIGN_OR_RETURN(const std::string expected,
+                   TrainOn(server, "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
+  const auto lose = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
+    const int64_t kills = std::min(round.kills, kCommits - 1);
+    for (int64_t commit = 1; commit <= kills; ++commit) {
+      // With node 0 the decisions would be lost, and the others might be in doubt.
+      const int victim = 1 + static_cast<int>(round.random() % (server.daemons() - 1));
+      const auto moment = round.random() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision;
+      std::vector<absl::Duration> followers(round.random() % 3);
+      for (absl::Duration& follower : followers) follower = UpTo(kLongestHealing, round.random);
+      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), victim, moment));
+      RETURN_IF_ERROR(server.Lose(victim, followers));
+      round.count.kills += static_cast<int64_t>(1 + followers.size());
+    }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, lose));
+  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after losses, got ", hash));
+}
+
 absl::Status KillDecided(Round& round) {
   return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kAfterDecision);
 }
@@ -432,6 +457,7 @@ constexpr Assault kAssaults[] = {
     {.name = "kill-server", .run = KillServer, .ranks = 1},
     {.name = "kill-decided", .run = KillDecided, .ranks = 1},
     {.name = "kill-world", .run = KillWorld},
+    {.name = "lose-node", .run = LoseNode},
     {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
     {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
 };

@@ -36,6 +36,8 @@ namespace paramshard::test {
 //   kill-decided   the same right after a commit was decided, so that many steps are cut off
 //   kill-world     either of them, in a world of two daemons: the server of one or of both; replicas or shards, which
 //                  end in the bytes of a training that nobody has disturbed
+//   lose-node      kill -9 of a daemon with its keeper, in a world of replicas, as often as a round is to kill, and now
+//                  and then of those that follow while they are healed: the same
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();

@@ -64,30 +64,48 @@ void AwaitLeave(Board& board, int64_t commit) {
 absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
   KeptServer world(options, shape);
   if (shape == Shape::kOneDaemon) {
-    RETURN_IF_ERROR(world.Spawn({absl::StrCat("--device=", absl::StrJoin(options.devices, ","))}));
+    RETURN_IF_ERROR(world.Add({absl::StrCat("--device=", absl::StrJoin(options.devices, ","))}));
   } else {
     const int nodes = static_cast<int>(options.devices.size());
     const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < nodes; ++node) {
-      RETURN_IF_ERROR(world.Spawn({absl::StrCat("--device=", options.devices[node]), address,
-                                   absl::StrCat("--nodes=", nodes), absl::StrCat("--node=", node)}));
+      RETURN_IF_ERROR(world.Add({absl::StrCat("--device=", options.devices[node]), address,
+                                 absl::StrCat("--nodes=", nodes), absl::StrCat("--node=", node)}));
     }
   }
   for (Daemon& daemon : world.daemons_) {
-    RETURN_IF_ERROR(daemon.keeper.AwaitReady(kPatience));
+    RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
     ASSIGN_OR_RETURN(daemon.server, world.ServerPid(daemon));
   }
   return world;
 }
 
-absl::Status KeptServer::Spawn(const std::vector<std::string>& flags) {
-  TemporaryDirectory directory;
-  const wire::FileDescriptor log(open(LogPath(directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+absl::Status KeptServer::Add(std::vector<std::string> flags) {
+  flags.insert(flags.end(), {"--keeper=on", "--log-level=info"});
+  daemons_.push_back({.directory = TemporaryDirectory(), .flags = std::move(flags)});
+  return Spawn(daemons_.back());
+}
+
+absl::Status KeptServer::Spawn(Daemon& daemon) const {
+  const wire::FileDescriptor log(
+      open(LogPath(daemon.directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
-  std::vector<std::string> all = flags;
-  all.insert(all.end(), {"--keeper=on", "--log-level=info"});
-  DaemonProcess keeper = DaemonProcess::Spawn(options_.daemon, directory.path(), all, {.standard_error = log.get()});
-  daemons_.push_back({.directory = std::move(directory), .keeper = std::move(keeper)});
+  daemon.keeper.emplace(DaemonProcess::Spawn(options_.daemon, daemon.directory.path(), daemon.flags,
+                                             {.standard_error = log.get()}));
+  return absl::OkStatus();
+}
+
+absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followers) {
+  Daemon& daemon = daemons_[lost];
+  for (size_t follower = 0; follower <= followers.size(); ++follower) {
+    // Its server ends with it, and so does what it keeps.
+    daemon.keeper->Signal(SIGKILL);
+    RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+    RETURN_IF_ERROR(Spawn(daemon));
+    if (follower < followers.size()) absl::SleepFor(followers[follower]);
+  }
+  RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
+  ASSIGN_OR_RETURN(daemon.server, ServerPid(daemon));
   return absl::OkStatus();
 }
 
@@ -137,7 +155,7 @@ absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const ab
   }
   for (size_t follower = 0; follower < followers.size(); ++follower) {
     for (size_t i = 0; i < daemons.size(); ++i) {
-      ASSIGN_OR_RETURN(killed[i], AwaitChild(daemons_[daemons[i]].keeper.pid(), killed[i]));
+      ASSIGN_OR_RETURN(killed[i], AwaitChild(daemons_[daemons[i]].keeper->pid(), killed[i]));
     }
     absl::SleepFor(followers[follower]);
     for (const pid_t server : killed) kill(server, signals[1 + follower]);

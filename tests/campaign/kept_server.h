@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ class KeptServer {
   int daemons() const { return static_cast<int>(daemons_.size()); }
 
   int ranks() const { return options_.ranks(); }
-  pid_t keeper(int daemon) const { return daemons_[daemon].keeper.pid(); }
+  pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank) const;
@@ -42,6 +43,9 @@ class KeptServer {
   // for the next ones. `signals`: of the servers, and of those that follow.
   absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
                     absl::Span<const int> signals);
+  // Ends the daemon, its keeper with it, so that nothing of its part is left, and starts it again, then as many that
+  // follow, so long after they were started; and waits for the last one.
+  absl::Status Lose(int daemon, absl::Span<const absl::Duration> followers);
   // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
@@ -55,13 +59,15 @@ class KeptServer {
  private:
   struct Daemon {
     TemporaryDirectory directory;
-    DaemonProcess keeper;
+    std::vector<std::string> flags;
+    std::optional<DaemonProcess> keeper = std::nullopt;
     pid_t server = -1;
     int64_t kills = 0;  // calls of Kill that were about it
   };
 
   KeptServer(const CampaignOptions& options, Shape shape) : options_(options), shape_(shape) {}
-  absl::Status Spawn(const std::vector<std::string>& flags);
+  absl::Status Spawn(Daemon& daemon) const;
+  absl::Status Add(std::vector<std::string> flags);
   absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
   absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;
 

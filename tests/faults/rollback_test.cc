@@ -1,5 +1,6 @@
-// A daemon of two is killed with its keeper and started again empty: all daemons go back to the step that was saved last,
-// trainers are told so once, and their training ends in the bytes of one that was never interrupted.
+// A daemon of two is killed with its keeper and started again empty. Where it held a part of the model that nobody else
+// has, all daemons go back to the step that was saved last, and trainers are told so once. Where the other one has a
+// replica, that heals it, and no step is made again. Their training ends in the bytes of one that was never interrupted.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -156,12 +157,21 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     if (!pidfd.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
     return Server{.pid = pid, .pidfd = std::move(pidfd)};
   }
-  // To the end.
-  std::vector<ChildProcess> TrainUnder(Death death) const {
+  // To the end. `killer`: the rank whose trainer brings the death.
+  std::vector<ChildProcess> TrainUnder(Death death, int killer = 0) const {
     std::vector<ChildProcess> trainers;
-    trainers.push_back(Train(0, kLast, death));
-    trainers.push_back(Train(1, kLast));
+    for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Train(rank, kLast, rank == killer ? death : Death()));
     return trainers;
+  }
+
+  void ExpectToGoOn(std::vector<ChildProcess> trainers) const {
+    for (ChildProcess& trainer : trainers) {
+      EXPECT_OK(trainer.Await(kPatience));
+      EXPECT_EQ(trainer.board().numbers[kTold], 0);
+      EXPECT_EQ(trainer.board().numbers[kBeganAgain], 0) << "no answered commit is made again";
+      EXPECT_EQ(trainer.board().numbers[kAnswered], kLast);
+    }
+    EXPECT_EQ(StateHashes(), expected_);
   }
 
   const std::string address_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
@@ -206,19 +216,38 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
 TEST_P(RollbackTest, AServerThatItsKeeperStartsAgainTakesNobodyBack) {
   ASSERT_NO_FATAL_FAILURE(StartSaved());
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
-  std::vector<ChildProcess> trainers = TrainUnder({.killed = server.pid, .server = server.pidfd.get()});
-  for (ChildProcess& trainer : trainers) {
-    EXPECT_OK(trainer.Await(kPatience));
-    EXPECT_EQ(trainer.board().numbers[kTold], 0);
-    EXPECT_EQ(trainer.board().numbers[kBeganAgain], 0) << "no answered commit is made again";
-  }
-  EXPECT_EQ(StateHashes(), expected_);
+  ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
+
+class LostReplicaTest : public RollbackTest {};
+
+TEST_P(LostReplicaTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
+  const int victim = GetParam().victim;
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(victim));
+  // The one that stays is at no commit: it knows of the last one, and is in no doubt when node 0 is killed.
+  const int killer = 1 - victim;
+  std::vector<ChildProcess> trainers =
+      TrainUnder({.killed = daemons_[victim]->pid(), .server = server.pidfd.get()}, killer);
+  ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kPatience));
+  ASSERT_OK(daemons_[victim]->AwaitExit(kPatience).status());
+  Spawn(victim);
+  ExpectToGoOn(std::move(trainers));
+}
+
+TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
+  ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
+}
+
+INSTANTIATE_TEST_SUITE_P(, LostReplicaTest,
+                         testing::Values(RollbackCase{"Node0", false, 0}, RollbackCase{"Node1", false, 1},
+                                         RollbackCase{"Node1Latest", false, 1, {"--restore=latest"}}),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, RollbackTest,
                          testing::Values(RollbackCase{"ShardedNode0", true, 0}, RollbackCase{"ShardedNode1", true, 1},
-                                         RollbackCase{"ReplicasNode0", false, 0},
-                                         RollbackCase{"ReplicasNode1", false, 1},
                                          RollbackCase{"ShardedNode0Latest", true, 0, {"--restore=latest"}},
                                          RollbackCase{"ShardedNode1Latest", true, 1, {"--restore=latest"}}),
                          [](const auto& info) { return info.param.name; });

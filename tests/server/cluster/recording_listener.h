@@ -25,6 +25,7 @@ struct EpochNews {
   int64_t epoch = 0;
   absl::Status why = {};
   std::string history_id = {};                                 // of a start
+  std::vector<Healing> healings = {};                          // likewise
   std::optional<int64_t> last_command = {};                    // then neither of them
   std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
   std::optional<SaveNews> save = {};                           // likewise
@@ -34,7 +35,11 @@ struct EpochNews {
 class RecordingListener final : public EpochListener, public NodeSink {
  public:
   void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    Add({.start = true, .model = model, .epoch = start.epoch, .history_id = start.history_id});
+    Add({.start = true,
+         .model = model,
+         .epoch = start.epoch,
+         .history_id = start.history_id,
+         .healings = start.healings});
   }
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
     Add({.model = model, .epoch = epoch, .last_command = command});

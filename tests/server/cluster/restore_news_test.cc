@@ -273,6 +273,8 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(progress.done_bytes, 7);
   EXPECT_EQ(progress.all_bytes, 8);
   EXPECT_EQ(round_trip(RestoreAnswer{.id = 6, .status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
+  EXPECT_FALSE(round_trip(RestoreAnswer{.id = 6}).heals);
+  EXPECT_TRUE(round_trip(RestoreAnswer{.id = 6, .heals = true}).heals);
 }
 
 TEST(RestoreMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {

@@ -271,6 +271,36 @@ TEST_P(CollectivesTest, ReductionsAndMaximaTakeTurns) {
               Each(IsOk()));
 }
 
+TEST_P(CollectivesTest, StatesMoveBetweenCounterpartsThatHoldReplicas) {
+  const WorldShape& shape = world_.shape();
+  if (shape.nodes() == 1 || shape.shard_size == world_.ranks()) {
+    uint8_t byte = 0;
+    EXPECT_THAT(world_.engine(0).SendToReplica(1, absl::MakeConstSpan(&byte, 1)),
+                StatusIs(absl::StatusCode::kUnimplemented));
+    EXPECT_THAT(world_.engine(0).ReceiveFromReplica(1, absl::MakeSpan(&byte, 1)),
+                StatusIs(absl::StatusCode::kUnimplemented));
+    return;
+  }
+  // Of each rank of the last node to its counterpart of the first one, while others do nothing.
+  const int donor = shape.nodes() - 1;
+  for (const size_t size : {size_t{1}, size_t{100'003}}) {
+    std::vector<std::vector<uint8_t>> received(world_.ranks());
+    ASSERT_THAT(world_.OnAllRanks([&](int rank) -> absl::Status {
+      if (world_.node(rank) == donor) {
+        const int local = rank - (world_.ranks() - shape.shard_size);
+        return world_.engine(rank).SendToReplica(0, std::vector<uint8_t>(size, static_cast<uint8_t>(1 + local)));
+      }
+      if (world_.node(rank) != 0) return absl::OkStatus();
+      received[rank].resize(size);
+      return world_.engine(rank).ReceiveFromReplica(donor, absl::MakeSpan(received[rank]));
+    }),
+                Each(IsOk()));
+    for (int rank = 0; rank < shape.shard_size; ++rank) {
+      EXPECT_EQ(received[rank], std::vector<uint8_t>(size, static_cast<uint8_t>(1 + rank)));
+    }
+  }
+}
+
 TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
   const absl::Status why = absl::AbortedError("rank 7 left");
   for (int rank = 0; rank < world_.ranks(); ++rank) {

@@ -117,6 +117,12 @@ TEST_F(RecoveryTest, AnImportFromAClientIsLostWithIt) {
   EXPECT_EQ(plan.identity, training_.identity());
 }
 
+TEST_F(RecoveryTest, WhatAReplicaWasToReplaceIsDropped) {
+  Begin();
+  ASSERT_OK(journal_->BeginChange({.kind = ChangeSource::Kind::kReplica, .text = {}}));
+  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
+}
+
 TEST_F(RecoveryTest, AChangeMayBeBegunAgainFromSomethingElse) {
   Begin();
   ASSERT_OK(journal_->BeginChange({.kind = ChangeSource::Kind::kStream, .text = {}}));
