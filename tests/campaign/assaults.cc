@@ -233,7 +233,8 @@ absl::Status LoseNode(Round& round) {
       const auto moment = round.random() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision;
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestHealing, round.random);
-      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), victim, moment));
+      // Node 0 decides, and has a journal all the time.
+      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), /*watched=*/0, moment));
       RETURN_IF_ERROR(server.Lose(victim, followers));
       round.count.kills += static_cast<int64_t>(1 + followers.size());
     }

@@ -1,6 +1,9 @@
 #include "tests/campaign/kept_server.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -95,12 +98,22 @@ absl::Status KeptServer::Spawn(Daemon& daemon) const {
   return absl::OkStatus();
 }
 
+// Its server ends with the keeper, and so does what that keeps; but only then is the folder of sockets free.
+absl::Status KeptServer::End(Daemon& daemon) {
+  ASSIGN_OR_RETURN(const pid_t server, AwaitChild(daemon.keeper->pid(), /*before=*/-1));
+  const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, server, 0)));
+  if (!pidfd.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
+  daemon.keeper->Signal(SIGKILL);
+  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+  pollfd gone{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
+  return absl::DeadlineExceededError("the end of a server expected after that of its keeper");
+}
+
 absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followers) {
   Daemon& daemon = daemons_[lost];
   for (size_t follower = 0; follower <= followers.size(); ++follower) {
-    // Its server ends with it, and so does what it keeps.
-    daemon.keeper->Signal(SIGKILL);
-    RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+    RETURN_IF_ERROR(End(daemon));
     RETURN_IF_ERROR(Spawn(daemon));
     if (follower < followers.size()) absl::SleepFor(followers[follower]);
   }

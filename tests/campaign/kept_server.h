@@ -67,6 +67,7 @@ class KeptServer {
 
   KeptServer(const CampaignOptions& options, Shape shape) : options_(options), shape_(shape) {}
   absl::Status Spawn(Daemon& daemon) const;
+  static absl::Status End(Daemon& daemon);
   absl::Status Add(std::vector<std::string> flags);
   absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
   absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,6 +26,11 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="daemons with a GPU eac
 class Node(Daemon):
     """One of several daemons. None of them answers before all have been started."""
 
+    def __init__(self, folder: pathlib.Path, number: int, address: str):
+        folder.mkdir()
+        self.number, self.address = number, address
+        super().__init__(folder, 1, ("--keeper=off", "--nodes=2", f"--node={number}", f"--cluster-address={address}"))
+
     def _await_ready(self) -> None:
         pass
 
@@ -39,24 +44,41 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture
-def start_nodes(tmp_path: pathlib.Path) -> Iterator[Callable[[], list[Node]]]:
-    """Starts worlds of two daemons with one rank each."""
-    nodes: list[Node] = []
+class Nodes:
+    """Worlds of two daemons with one rank each."""
 
-    def start_two() -> list[Node]:
-        address = f"--cluster-address=127.0.0.1:{_free_port()}"
-        for number in range(2):
-            folder = tmp_path / f"node{len(nodes)}"
-            folder.mkdir()
-            nodes.append(Node(folder, 1, ("--keeper=off", "--nodes=2", f"--node={number}", address)))
-        for node in nodes[-2:]:
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._all: list[Node] = []
+
+    def start(self, number: int, address: str) -> Node:
+        self._all.append(Node(self._folder / f"node{len(self._all)}", number, address))
+        return self._all[-1]
+
+    def __call__(self) -> list[Node]:
+        address = f"127.0.0.1:{_free_port()}"
+        world = [self.start(number, address) for number in range(2)]
+        for node in world:
             node.await_world()
-        return nodes[-2:]
+        return world
 
-    yield start_two
-    for node in nodes:
-        node.stop()
+    def in_place_of(self, lost: Node) -> Node:
+        """Kills the daemon, with all that it has, and starts another one."""
+        lost.kill()
+        node = self.start(lost.number, lost.address)
+        node.await_world()
+        return node
+
+    def stop(self) -> None:
+        for node in self._all:
+            node.stop()
+
+
+@pytest.fixture
+def start_nodes(tmp_path: pathlib.Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.stop()
 
 
 # --- Trainings under torchrun ---
@@ -68,10 +90,11 @@ class Job:
     RANK follows the order of the agents' addresses, of which any will do, for no worker connects to another.
     """
 
-    def __init__(self, folder: pathlib.Path, nodes: list[Node], steps: int):
+    def __init__(self, folder: pathlib.Path, nodes: list[Node], steps: int, **environment: str):
         self._folder = folder
         self._nodes = nodes
         self._steps = steps
+        self._environment = environment
         self._agents: list[subprocess.Popen] = []
         folder.mkdir()
 
@@ -84,6 +107,7 @@ class Job:
         # The store that agents share by default stays with the first one, and another that comes to be it gives up.
         environment = os.environ | {"PARAMSHARD_TEST_SOCKETS": str(self._nodes[node].socket_dir),
                                     "PARAMSHARD_TEST_EXISTING": "resume", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment |= self._environment
         with (self._folder / f"log{len(self._agents)}").open("w") as log:
             self._agents.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         return self._agents[-1]
@@ -121,6 +145,26 @@ def test_torchrun_permuted_ranks_2_nodes(start_nodes, tmp_path):
         assert lost.wait(PATIENCE) != 0
         weights = job.await_end(job.start(0, "127.0.0.3"), stays)
         assert [job.ranks_given(rank) for rank in range(2)] == [{"0", "1"}, {"0", "1"}]
+    for name, value in expected.items():
+        assert torch.equal(weights[name], value), name
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("values", ["drawn", "brought"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_path, lost, values):
+    """The other daemon's replica heals the one that comes, whether the program draws its first values or brings them."""
+    if (lost, values) == (0, "brought"):
+        pytest.skip("what node 0 has imported is for a person to judge")
+    with Job(tmp_path / "whole", start_nodes(), steps=5, PARAMSHARD_TEST_VALUES=values) as job:
+        expected = job.await_end(job.start(0, "127.0.0.1"), job.start(1, "127.0.0.2"))
+    nodes = start_nodes()
+    with Job(tmp_path / "lost", nodes, steps=5, PARAMSHARD_TEST_VALUES=values) as job:
+        dies = job.start(lost, "127.0.0.2", (0, 3, "node"))
+        stays = job.start(1 - lost, "127.0.0.1")
+        assert dies.wait(PATIENCE) != 0
+        nodes[lost] = start_nodes.in_place_of(nodes[lost])
+        weights = job.await_end(job.start(lost, "127.0.0.3"), stays)
     for name, value in expected.items():
         assert torch.equal(weights[name], value), name
 

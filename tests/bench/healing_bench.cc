@@ -1,0 +1,130 @@
+// How long a daemon takes to get the state that it has lost from a replica: from the call that opens the model to the
+// epoch's start, in turns with an epoch that nobody is healed in. Two daemons of this machine, each with one device and
+// without a keeper.
+//
+// Usage: healing_bench [MILLIONS [TIMES]]: of parameters, which take 12 bytes of state each. On GPUs where
+// PARAMSHARD_TEST_DEVICES says so.
+
+#include <algorithm>
+#include <future>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/client.h"
+#include "tests/bench/arguments.h"
+#include "tests/bench/or_die.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+#include "tests/support/temporary_directory.h"
+
+namespace paramshard {
+namespace {
+
+constexpr int kNodes = 2;
+constexpr int64_t kColumns = 4096;
+constexpr double kStateBytes = 12;  // of a parameter: a master and two moments
+constexpr absl::Duration kPatience = absl::Minutes(5);
+
+ModelSpec Matrices(int millions) {
+  ModelSpec spec;
+  spec.name = "m";
+  spec.groups.resize(1);
+  for (int i = 0; i < millions; i += 50) {
+    ParameterSpec parameter;
+    parameter.name = absl::StrCat("w", i);
+    parameter.shape = {std::min(50, millions - i) * int64_t{1'000'000} / kColumns, kColumns};
+    parameter.encoding.format = Format::kBF16;
+    UnitSpec unit;
+    unit.name = absl::StrCat("u", i);
+    unit.parameters.push_back(std::move(parameter));
+    spec.units.push_back(std::move(unit));
+  }
+  return spec;
+}
+
+class World {
+ public:
+  explicit World(int millions) : spec_(Matrices(millions)) {
+    for (int node = 0; node < kNodes; ++node) Spawn(node);
+    for (auto& daemon : daemons_) OrDie(daemon->AwaitReady(kPatience), "start a daemon");
+  }
+
+  // Both ranks, until the epoch has started; then a commit, without gradients.
+  absl::Duration Open() {
+    std::vector<std::future<absl::Duration>> ranks;
+    for (int rank = 0; rank < kNodes; ++rank) {
+      ranks.push_back(std::async(std::launch::async, [this, rank] { return OpenRank(rank); }));
+    }
+    absl::Duration longest;
+    for (auto& rank : ranks) longest = std::max(longest, rank.get());
+    return longest;
+  }
+
+  // Node 1 and all that it has.
+  void Lose() {
+    daemons_[1].reset();
+    Spawn(1);
+    OrDie(daemons_[1]->AwaitReady(kPatience), "start a daemon");
+  }
+
+ private:
+  void Spawn(int node) {
+    std::vector<std::string> flags = test::DeviceFlags(1, node);
+    flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address_,
+                               "--keeper=off", "--log-level=error"});
+    daemons_[node].emplace(test::DaemonProcess::Spawn(test::Program(PARAMSHARDD), sockets_[node].path(), flags));
+  }
+
+  absl::Duration OpenRank(int rank) const {
+    Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = sockets_[rank].path()}), "connect");
+    OrDie(client.CreateModel(spec_), "create");
+    const absl::Time begin = absl::Now();
+    Model model = OrDie(client.OpenModel(spec_), "open");
+    const absl::Duration took = absl::Now() - begin;
+    OrDie(OrDie(model.Commit({}), "commit").Wait(), "commit");
+    return took;
+  }
+
+  const ModelSpec spec_;
+  const std::string address_ = absl::StrCat("--cluster-address=127.0.0.1:", test::FreePort());
+  test::TemporaryDirectory sockets_[kNodes];
+  std::optional<test::DaemonProcess> daemons_[kNodes];
+};
+
+void Print(const char* what, std::vector<double> values, const char* format) {
+  std::sort(values.begin(), values.end());
+  std::cout << what << ": median " << absl::StreamFormat(*absl::ParsedFormat<'f'>::New(format), values[values.size() / 2])
+            << ", from " << values.front() << " to " << values.back() << std::endl;
+}
+
+}  // namespace
+}  // namespace paramshard
+
+int main(int argc, char** argv) {
+  using namespace paramshard;
+  int millions = 100;
+  int times = 5;
+  ReadCounts(argc, argv, {{"MILLIONS", &millions, 1, 20'000}, {"TIMES", &times, 1, 100}});
+  const double gigabytes = kStateBytes * millions / 1e3;
+  World world(millions);
+  world.Open();
+  std::vector<double> plain, healed, rates;
+  for (int i = 0; i < times; ++i) {
+    plain.push_back(absl::ToDoubleSeconds(world.Open()));
+    world.Lose();
+    healed.push_back(absl::ToDoubleSeconds(world.Open()));
+    rates.push_back(gigabytes / (healed.back() - plain.back()));
+  }
+  std::cout << millions << " million parameters, " << gigabytes << " GB of state, " << times << " times" << std::endl;
+  Print("seconds to an epoch", plain, "%.3f");
+  Print("seconds to an epoch with a healing", healed, "%.3f");
+  Print("GB of state per second that it takes longer", rates, "%.2f");
+  return 0;
+}
