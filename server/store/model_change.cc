@@ -151,7 +151,12 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
     status = journal_->SetUsable(EpochOf(replacement.history, replacement.history_begin, generation_),
                                  replacement.commits, journaled_state());
   }
-  if (!status.ok()) return Fail(replacement, status);
+  if (!status.ok()) {
+    status = Fail(replacement, status);
+    // Who has no state says so before its trainers come.
+    Report();
+    return status;
+  }
   history_ = replacement.history;
   history_begin_ = replacement.history_begin;
   commit_log_.Restore(replacement.commits);

@@ -331,7 +331,9 @@ TEST_P(ReplicasTest, HealADaemonThatHasLostIt) {
 }
 
 TEST_P(ReplicasTest, HealADaemonThatHasLostItWithoutACheckpoint) {
-  std::filesystem::remove_all(world_.model(0).save_dir());
+  for (const auto& folder : std::filesystem::directory_iterator(world_.model(0).save_dir())) {
+    std::filesystem::remove_all(folder);
+  }
   Lose(loser());
   ASSERT_OK(Create(loser()));
   ExpectHealed();

@@ -35,8 +35,9 @@ class HistoriesTest : public testing::Test {
   Daemons daemons_{{2, 2}};
 };
 
-TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneKeepsEpochsFromStarting) {
+TEST_F(HistoriesTest, ImportsThatDifferKeepEpochsFromStarting) {
   Import(0, 5);
+  Import(1, 6);
   std::vector<std::unique_ptr<FakeTrainer>> trainers;
   for (int rank = 0; rank < 4; ++rank) {
     trainers.push_back(std::make_unique<FakeTrainer>(&daemons_.model(rank / 2), rank));
@@ -49,9 +50,19 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneKeepsEpochsFromStarting) {
     EXPECT_THAT(ended->why.message(), HasSubstr("one history on all nodes expected"));
     EXPECT_THAT(ended->why.message(), HasSubstr("import the same into every daemon"));
   }
-  trainers.clear();
+}
+
+// The other one has nothing but its initial values.
+TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneIsWhatAllBeginWith) {
   Import(1, 5);
+  const HistoryId imported = daemons_.model(1).history().id;
   daemons_.Attach();
+  for (int node = 0; node < 2; ++node) EXPECT_EQ(daemons_.model(node).history().id, imported);
+  for (const auto& shard : daemons_.model(0).shards()) {
+    const ShardExtent& extent = *shard->Find(0, 0);
+    absl::ReaderMutexLock lock(&shard->mutex());
+    EXPECT_THAT(shard->Read(extent, StateTensor::kMaster), IsOkAndHolds(testing::Each(5.0f)));
+  }
 }
 
 // Each daemon has drawn an id of its own; they are one from the first epoch on.
