@@ -146,6 +146,7 @@ absl::StatusOr<HostRegistration> HostRegistration::Register(void* data, int64_t 
                            "register host memory with the devices"));
   HostRegistration registration;
   registration.data_ = data;
+  RETURN_IF_ERROR(ToStatus(cudaGetDevice(&registration.device_), "ask for the device"));
   return registration;
 }
 
@@ -153,13 +154,16 @@ HostRegistration& HostRegistration::operator=(HostRegistration&& other) noexcept
   if (this != &other) {
     Reset();
     data_ = std::exchange(other.data_, nullptr);
+    device_ = other.device_;
   }
   return *this;
 }
 
 void HostRegistration::Reset() {
-  if (data_ != nullptr) cudaHostUnregister(data_);
-  data_ = nullptr;
+  if (data_ == nullptr) return;
+  // A thread that has not used CUDA before would open GPU 0.
+  const DeviceScope scope(device_);
+  cudaHostUnregister(std::exchange(data_, nullptr));
 }
 
 }  // namespace paramshard::gpu

@@ -54,7 +54,8 @@ class DeviceMemory {
   bool mapped_ = false;
 };
 
-// Makes host memory accessible to every device of this process, for as long as the object lives. Move-only.
+// Makes host memory accessible to every device of this process, for as long as the object lives, by the device of the
+// thread that registers it. Move-only.
 class HostRegistration {
  public:
   // `data` is page-aligned and outlives the registration.
@@ -69,6 +70,7 @@ class HostRegistration {
   void Reset();
 
   void* data_ = nullptr;
+  int device_ = 0;
 };
 
 }  // namespace paramshard::gpu

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/status.h"
+#include "kernels/gpu/stream.h"
 
 namespace paramshard::gpu {
 
@@ -26,6 +27,7 @@ class PinnedArray {
     RETURN_IF_ERROR(
         ToStatus(cudaMallocHost(&memory, static_cast<size_t>(count) * sizeof(T)), "allocate pinned memory"));
     array.elements_.reset(static_cast<T*>(memory));
+    RETURN_IF_ERROR(ToStatus(cudaGetDevice(&array.elements_.get_deleter().device), "ask for the device"));
     return array;
   }
 
@@ -34,7 +36,12 @@ class PinnedArray {
 
  private:
   struct Free {
-    void operator()(T* memory) const { cudaFreeHost(memory); }
+    // A thread that has not used CUDA before would open GPU 0.
+    void operator()(T* memory) const {
+      const DeviceScope scope(device);
+      cudaFreeHost(memory);
+    }
+    int device = 0;  // of the thread that allocated it
   };
 
   std::unique_ptr<T, Free> elements_;

@@ -62,8 +62,11 @@ Stream& Stream::operator=(Stream&& other) noexcept {
   return *this;
 }
 
+// Whichever thread comes to it, here and below: a call of one that has not used CUDA before would open GPU 0.
 Stream::~Stream() {
-  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  if (stream_ == nullptr) return;
+  const DeviceScope scope(device_);
+  cudaStreamDestroy(stream_);
 }
 
 absl::Status Stream::Synchronize(absl::Duration timeout) const { return AwaitStream(device_, stream_, timeout); }
@@ -87,10 +90,13 @@ Event& Event::operator=(Event&& other) noexcept {
 }
 
 Event::~Event() {
-  if (event_ != nullptr) cudaEventDestroy(event_);
+  if (event_ == nullptr) return;
+  const DeviceScope scope(device_);
+  cudaEventDestroy(event_);
 }
 
 absl::Status Event::Record(cudaStream_t stream) {
+  const DeviceScope scope(device_);
   return ToStatus(cudaEventRecord(event_, stream), "record an event", device_);
 }
 
@@ -102,11 +108,13 @@ absl::Status Event::RecordDevice() {
 
 absl::StatusOr<bool> Event::IsDone() const {
   RETURN_IF_ERROR(FaultOf(device_));
+  const DeviceScope scope(device_);
   return gpu::IsDone(device_, cudaEventQuery(event_));
 }
 
 absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
   RETURN_IF_ERROR(FaultOf(device));
+  const DeviceScope scope(device);
   return IsDone(device, cudaStreamQuery(stream));
 }
 
