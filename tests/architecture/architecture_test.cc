@@ -62,6 +62,8 @@ const std::vector<Rule> kRules = {
     {"server/collective/", kDomain + Headers{"gloo/"}},
     {"server/device/", kDomain},
     {"server/device/cuda_devices.cc", kDomain + Headers{"cuda_runtime.h"}},
+    // Who observes knows the registry, and not the other way round.
+    {"server/metrics/", {"server/metrics/", "server/base/", "proto/wire/handoff.h", "kernels/base/", "absl/"}},
     // What writes checkpoints knows shards, and no model: nothing of epochs, commits and clusters.
     {"server/saves/",
      {"server/saves/", "server/device/memory.h", "server/store/shard.h", "server/base/crew.h", "proto/checkpoint/",

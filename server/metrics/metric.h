@@ -1,0 +1,295 @@
+// The metrics of a daemon: their names, what they mean, and which values their labels have.
+#ifndef PARAMSHARD_SERVER_METRICS_METRIC_H_
+#define PARAMSHARD_SERVER_METRICS_METRIC_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/base/check.h"
+
+namespace paramshard::server {
+
+// In the order of the page.
+enum class Metric : uint8_t {
+  kBuildInfo,
+  kWorldNodes,
+  kDeviceHealthy,
+  kMemoryBytes,
+  kEpochsStarted,
+  kEpochsEnded,
+  kCommits,
+  kCommitNumber,
+  kLastCommitTimestamp,
+  kCommitPhase,
+  kGather,
+  kPush,
+  kMovedBytes,
+  kRankWait,
+  kSessions,
+  kSave,
+  kSaves,
+  kLastSaveTimestamp,
+  kServerRestarts,
+  kTlsNotAfter,
+  kRpcFailures,
+  kLogEvents,
+  kProcessCpu,
+  kProcessResidentMemory,
+  kProcessVirtualMemory,
+  kProcessOpenFds,
+  kProcessMaxFds,
+  kProcessStartTime,
+};
+
+// Values of labels. A metric's cells follow each other in their order.
+enum class CommitResult : uint8_t { kApplied, kSkipped, kGivenUp, kInDoubt, kFailed };
+enum class CommitPhase : uint8_t { kSum, kVote, kApply, kShareAmaxes, kEncode, kAnswer };
+enum class MovedBy : uint8_t { kMemcpy, kCopyEngine, kGloo, kNccl };
+enum class MoveDirection : uint8_t { kSent, kReceived };
+enum class SaveResult : uint8_t { kPublished, kAlreadySaved, kAbandoned, kUnknown, kSkipped };
+
+inline constexpr absl::string_view kCommitResults[] = {"applied", "skipped", "given_up", "in_doubt", "failed"};
+inline constexpr absl::string_view kCommitPhases[] = {"sum", "vote", "apply", "share_amaxes", "encode", "answer"};
+inline constexpr absl::string_view kEngines[] = {"memcpy", "copy_engine", "gloo", "nccl"};
+inline constexpr absl::string_view kDirections[] = {"sent", "received"};
+inline constexpr absl::string_view kSaveResults[] = {"published", "already_saved", "abandoned", "unknown", "skipped"};
+// By absl::StatusCode. The first is that of no error.
+inline constexpr absl::string_view kEpochEnds[] = {
+    "detached",  "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+inline constexpr int kStatusCodes = 17;
+// By LogLevel.
+inline constexpr absl::string_view kLogLevels[] = {"debug", "info", "warning", "error"};
+
+enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
+
+struct MetricLabel {
+  absl::string_view name = {};
+  absl::Span<const absl::string_view> values = {};  // empty: what the daemon has when it is asked
+};
+
+// Who knows the value: the registry, where it was observed, or whoever is asked when the page is made.
+enum class MetricSource : uint8_t { kObserved, kAsked };
+
+struct MetricTraits {
+  Metric metric;
+  absl::string_view name;
+  MetricType type;
+  MetricSource source;
+  absl::string_view unit;  // "seconds", "bytes", or empty: a number
+  absl::string_view help;
+  std::array<MetricLabel, 2> labels = {};              // those without a name are none
+  absl::Span<const double> upper_bounds_seconds = {};  // of a histogram's buckets; the last bucket has none
+};
+
+// Of what a step is made of, and of saves.
+inline constexpr double kStepBounds[] = {0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01,
+                                         0.03,    0.1,     0.3,    1,      3,     10,    30};
+inline constexpr double kSaveBounds[] = {0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800};
+
+// Ranks of one daemon that have a cell of their own: as many as a host has devices, several times over.
+inline constexpr int kMostRankCells = 64;
+inline constexpr absl::string_view kRankCells[kMostRankCells] = {};  // named when the page is made
+
+inline constexpr MetricTraits kMetrics[] = {
+    {Metric::kBuildInfo,
+     "paramshard_build_info",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "",
+     "1, of the daemon's version.",
+     {{{"version"}, {"build_type"}}}},
+    {Metric::kWorldNodes,
+     "paramshard_world_nodes",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "",
+     "Daemons of the world that are connected to node 0, and that are not. At node 0 alone.",
+     {{{"state"}}}},
+    {Metric::kDeviceHealthy,
+     "paramshard_device_healthy",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "",
+     "Whether the device works: 0 for good once it is broken.",
+     {{{"device"}}}},
+    {Metric::kMemoryBytes,
+     "paramshard_memory_bytes",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "bytes",
+     "Memory of all models by device (host: what all devices share) and by what it is for.",
+     {{{"device"}, {"class"}}}},
+    {Metric::kEpochsStarted, "paramshard_epochs_started_total", MetricType::kCounter, MetricSource::kObserved, "",
+     "Epochs of models that have started on this daemon."},
+    {Metric::kEpochsEnded,
+     "paramshard_epochs_ended_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "",
+     "Epochs that have ended: detached in order, or by the code of the error.",
+     {{{"reason", kEpochEnds}}}},
+    {Metric::kCommits,
+     "paramshard_commits_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "",
+     "Commits by what came of them.",
+     {{{"result", kCommitResults}}}},
+    {Metric::kCommitNumber,
+     "paramshard_commit_number",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "",
+     "The number of the model's last commit.",
+     {{{"model"}}}},
+    {Metric::kLastCommitTimestamp,
+     "paramshard_last_commit_timestamp_seconds",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "seconds",
+     "When this server has answered the model's last commit, in Unix time.",
+     {{{"model"}}}},
+    {Metric::kCommitPhase,
+     "paramshard_commit_phase_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "How long phases of commits took; of each rank where ranks have the phase each.",
+     {{{"phase", kCommitPhases}}},
+     kStepBounds},
+    {Metric::kGather,
+     "paramshard_gather_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "How long gathers took, of each rank, from when nothing holds them back to the last byte.",
+     {},
+     kStepBounds},
+    {Metric::kPush,
+     "paramshard_push_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "How long pushes took, of each rank, from when nothing holds them back until the slot is read.",
+     {},
+     kStepBounds},
+    {Metric::kMovedBytes,
+     "paramshard_moved_bytes_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "bytes",
+     "Bytes of planes and gradients that engines of this daemon have moved to other ranks, or from them.",
+     {{{"engine", kEngines}, {"direction", kDirections}}}},
+    {Metric::kRankWait,
+     "paramshard_rank_wait_seconds_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "seconds",
+     "For how long this rank alone was what the other ranks of its daemon waited for.",
+     {{{"rank", kRankCells}}}},
+    {Metric::kSessions,
+     "paramshard_sessions",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "",
+     "Trainers that are attached to the model on this daemon.",
+     {{{"model"}}}},
+    {Metric::kSave,
+     "paramshard_save_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "How long saves took that were published.",
+     {},
+     kSaveBounds},
+    {Metric::kSaves,
+     "paramshard_saves_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "",
+     "Saves by what came of them.",
+     {{{"result", kSaveResults}}}},
+    {Metric::kLastSaveTimestamp,
+     "paramshard_last_save_timestamp_seconds",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "seconds",
+     "When the last save of the model was published that this server has made, in Unix time.",
+     {{{"model"}}}},
+    {Metric::kServerRestarts, "paramshard_server_restarts_total", MetricType::kCounter, MetricSource::kAsked, "",
+     "Servers that the daemon's keeper has started after its first one."},
+    {Metric::kTlsNotAfter, "paramshard_tls_not_after_timestamp_seconds", MetricType::kGauge, MetricSource::kAsked,
+     "seconds", "When the daemon's certificate ends, as its file says now, in Unix time."},
+    {Metric::kRpcFailures,
+     "paramshard_rpc_failures_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "",
+     "Calls of trainers and tools that ended with an error.",
+     {{{"code", absl::Span<const absl::string_view>(kEpochEnds + 1, kStatusCodes - 1)}}}},
+    {Metric::kLogEvents,
+     "paramshard_log_events_total",
+     MetricType::kCounter,
+     MetricSource::kAsked,
+     "",
+     "Events in the log of this server.",
+     {{{"level", kLogLevels}}}},
+    {Metric::kProcessCpu, "process_cpu_seconds_total", MetricType::kCounter, MetricSource::kAsked, "seconds",
+     "CPU time of the process, its own and the system's."},
+    {Metric::kProcessResidentMemory, "process_resident_memory_bytes", MetricType::kGauge, MetricSource::kAsked, "bytes",
+     "Memory of the process that is resident."},
+    {Metric::kProcessVirtualMemory, "process_virtual_memory_bytes", MetricType::kGauge, MetricSource::kAsked, "bytes",
+     "Address space of the process."},
+    {Metric::kProcessOpenFds, "process_open_fds", MetricType::kGauge, MetricSource::kAsked, "",
+     "Descriptors that are open."},
+    {Metric::kProcessMaxFds, "process_max_fds", MetricType::kGauge, MetricSource::kAsked, "",
+     "Descriptors that may be open."},
+    {Metric::kProcessStartTime, "process_start_time_seconds", MetricType::kGauge, MetricSource::kAsked, "seconds",
+     "When the process was started, in Unix time."},
+};
+inline constexpr int kMetricCount = sizeof(kMetrics) / sizeof(kMetrics[0]);
+
+constexpr bool MetricsAreInOrder() {
+  for (int i = 0; i < kMetricCount; ++i) {
+    if (static_cast<int>(kMetrics[i].metric) != i) return false;
+  }
+  return static_cast<int>(Metric::kProcessStartTime) == kMetricCount - 1;
+}
+static_assert(MetricsAreInOrder(), "kMetrics has a row for each Metric, in their order");
+
+constexpr const MetricTraits& TraitsOf(Metric metric) { return kMetrics[static_cast<int>(metric)]; }
+
+// How many series an observed metric has.
+constexpr int SeriesOf(const MetricTraits& traits) {
+  int series = 1;
+  for (const MetricLabel& label : traits.labels) {
+    if (!label.name.empty()) series *= static_cast<int>(label.values.size());
+  }
+  return series;
+}
+
+// The cells of one series: a histogram has one for each bucket, and one for the sum.
+constexpr int CellsOf(const MetricTraits& traits) {
+  return traits.type == MetricType::kHistogram ? static_cast<int>(traits.upper_bounds_seconds.size()) + 2 : 1;
+}
+
+// Where the cells of each metric begin, and how many all are; metrics that are asked for have none.
+constexpr std::array<int, kMetricCount + 1> CountMetricCells() {
+  std::array<int, kMetricCount + 1> cells{};
+  for (int i = 0; i < kMetricCount; ++i) {
+    const bool observed = kMetrics[i].source == MetricSource::kObserved;
+    cells[i + 1] = cells[i] + (observed ? SeriesOf(kMetrics[i]) * CellsOf(kMetrics[i]) : 0);
+  }
+  return cells;
+}
+inline constexpr std::array<int, kMetricCount + 1> kMetricCells = CountMetricCells();
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_METRICS_METRIC_H_
