@@ -38,6 +38,7 @@
 #include "server/device/compute_device.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
+#include "server/metrics/metric_registry.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/world_restores.h"
 #include "server/saves/disk.h"
@@ -225,7 +226,7 @@ class Daemon::Impl {
   absl::Status OpenHandoff();
   absl::Status Serve();
   KeptStore* kept() const { return afterlife_.kept; }
-  World MakeWorld() const;
+  World MakeWorld();
   AdminService::Lifetime Lifetime();
   void WatchDevices();
   // Whether the next server goes on with the models as they are, so that nothing of them is lost.
@@ -235,6 +236,7 @@ class Daemon::Impl {
 
   const DaemonConfig config_;
   const Afterlife afterlife_;
+  MetricRegistry metrics_;  // of whatever follows
   Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
@@ -358,7 +360,7 @@ absl::Status Daemon::Impl::ServeCluster() {
   return absl::OkStatus();
 }
 
-World Daemon::Impl::MakeWorld() const {
+World Daemon::Impl::MakeWorld() {
   const std::vector<int> counts = cluster_->device_counts();
   std::vector<ComputeDevice*> devices;
   for (const auto& device : devices_) devices.push_back(device.get());
@@ -366,7 +368,8 @@ World Daemon::Impl::MakeWorld() const {
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
           .world_size = std::accumulate(counts.begin(), counts.end(), 0),
-          .engines = EnginesOf(config_)};
+          .engines = EnginesOf(config_),
+          .metrics = &metrics_};
 }
 
 absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {

@@ -60,6 +60,7 @@ const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const
     for (size_t i = 0; i < pieces.size(); ++i) {
       gpu::BatchCopy& copies = i < in_first ? entry->second.first : entry->second.rest;
       copies.Add(slot + pieces[i].target, group_.memory[rank_].arena + pieces[i].source, pieces[i].bytes);
+      entry->second.size_bytes += pieces[i].bytes;
     }
   }
   return entry->second;
@@ -71,6 +72,7 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
   const GatherCopies& copies = CopiesOf(call);
   RETURN_IF_ERROR(copies.first.Enqueue(gathers_.get()));
   RETURN_IF_ERROR(copies.rest.Enqueue(gathers_.get()));
+  group_.metrics->AddMoved(MovedBy::kCopyEngine, MoveDirection::kSent, copies.size_bytes);
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     ready_.Write(&group_.memory[peer].words.ready(call.slot, rank_), static_cast<uint32_t>(call.number));

@@ -57,6 +57,7 @@ class CopyEngineCollectives final : public Collectives {
   // Copies of a gather, in the order in which they are enqueued: while the first run the others are enqueued.
   struct GatherCopies {
     gpu::BatchCopy first, rest;
+    int64_t size_bytes = 0;
   };
   const GatherCopies& CopiesOf(const GatherCall& call);
 

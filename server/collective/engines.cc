@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "server/collective/counted_mesh.h"
 #include "server/collective/cuda_engines.h"
 #include "server/collective/local_group.h"
 #include "server/collective/memcpy_collectives.h"
@@ -81,6 +82,11 @@ absl::StatusOr<Meshes> ConnectOverTcp(const MeshConnection& connection) {
   return Meshes(std::make_move_iterator(meshes.begin()), std::make_move_iterator(meshes.end()));
 }
 
+Meshes Counted(Meshes meshes, MovedBy moved_by, MetricRegistry& metrics) {
+  for (auto& mesh : meshes) mesh = std::make_unique<CountedMesh>(std::move(mesh), moved_by, metrics);
+  return meshes;
+}
+
 // The meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
@@ -93,12 +99,13 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPla
                             .abort = spec.abort};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
-  if (meshes.ok()) return meshes;
+  const MovedBy moved_by = spec.topology->on_gpus() ? MovedBy::kNccl : MovedBy::kGloo;
+  if (meshes.ok()) return Counted(*std::move(meshes), moved_by, *spec.metrics);
   return absl::Status(meshes.status().code(),
                       absl::StrCat("connect engines of ", spec.model->name, ": ", meshes.status().message()));
 }
 
-LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory}; }
+LocalGroup GroupOf(const EngineSpec& spec) { return {spec.model, spec.layout, spec.memory, spec.metrics}; }
 
 absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec, bool sums_at_commit) {
   if (spec.topology->on_gpus()) return MakeCopyEngines(GroupOf(spec), sums_at_commit);

@@ -17,6 +17,7 @@
 #include "server/collective/connect_abort.h"
 #include "server/collective/topology.h"
 #include "server/device/device.h"
+#include "server/metrics/metric_registry.h"
 
 namespace paramshard::server {
 
@@ -40,6 +41,7 @@ struct EngineSpec {
   // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
   // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;
+  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the engines
   // That the devices add at a time; unset: the topology's.
   std::optional<int> most_sum_sources = {};
 };

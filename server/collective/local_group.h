@@ -8,6 +8,7 @@
 #include "proto/model/layout.h"
 #include "proto/model/model_spec.h"
 #include "server/collective/collectives.h"
+#include "server/metrics/metric_registry.h"
 
 namespace paramshard::server {
 
@@ -15,7 +16,8 @@ namespace paramshard::server {
 struct LocalGroup {
   const ModelSpec* model = nullptr;
   const Layout* layout = nullptr;
-  std::vector<RankMemory> memory;  // of every rank
+  std::vector<RankMemory> memory;                       // of every rank
+  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives it
 
   int ranks() const { return static_cast<int>(memory.size()); }
 
@@ -29,8 +31,13 @@ struct LocalGroup {
     return model->units[unit].parameters[parameter].gradient_type;
   }
 
-  // Copies the pieces of `source` into the slot of `target`.
-  void CopyPieces(const GatherCall& call, int source, int target) const;
+  // What moves bytes between the ranks.
+  MovedBy moved_by() const {
+    return memory.front().device->id().kind == DeviceKind::kCuda ? MovedBy::kCopyEngine : MovedBy::kMemcpy;
+  }
+
+  // Copies the pieces of `source` into the slot of `target`. Returns their bytes.
+  int64_t CopyPieces(const GatherCall& call, int source, int target) const;
 };
 
 }  // namespace paramshard::server

@@ -71,11 +71,14 @@ absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
 
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {
   int64_t at_bytes = receive_offset_[call.unit];
+  int64_t size_bytes = 0;
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
     if (call.accumulators[slice.parameter].data == nullptr) continue;  // absent
     sums.push_back(Receive(call, slice, at_bytes, copies));
     at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
+    size_bytes += SliceBytes(*group_.model, call.unit, slice) * (group_.ranks() - 1);
   }
+  group_.metrics->AddMoved(group_.moved_by(), MoveDirection::kReceived, size_bytes);
 }
 
 SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes,

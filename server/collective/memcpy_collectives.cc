@@ -20,7 +20,7 @@ absl::Status MemcpyCollectives::Gather(const GatherCall& call, Delivered deliver
   for (int step = 1; step < group_.ranks(); ++step) {
     RETURN_IF_ERROR(abort_.status());
     const int peer = (rank_ + step) % group_.ranks();
-    group_.CopyPieces(call, rank_, peer);
+    group_.metrics->AddMoved(MovedBy::kMemcpy, MoveDirection::kSent, group_.CopyPieces(call, rank_, peer));
     delivered(peer, rank_);
   }
   return abort_.status();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,7 @@ struct State {
   LogFormat format = LogFormat::kText;
   LogLevel least = LogLevel::kInfo;
   std::atomic<LineWriter*> writer = nullptr;
+  std::array<std::atomic<int64_t>, 4> events = {};  // by level
 };
 
 State& TheLog() {
@@ -91,8 +93,13 @@ void FlushLog(absl::Duration timeout) {
   if (LineWriter* const writer = TheLog().writer; writer != nullptr) writer->Flush(timeout);
 }
 
+int64_t LoggedEvents(LogLevel level) {
+  return TheLog().events[static_cast<int>(level)].load(std::memory_order_relaxed);
+}
+
 void Log(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
   if (level < TheLog().least) return;
+  TheLog().events[static_cast<int>(level)].fetch_add(count, std::memory_order_relaxed);
   const std::string line = Line(level, event, fields, count);
   if (LineWriter* const writer = TheLog().writer; writer != nullptr) return writer->Write(line);
   std::fprintf(stderr, "%s\n", line.c_str());

@@ -32,6 +32,9 @@ inline constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 // Waits until the lines so far are written, but not for longer than the timeout.
 void FlushLog(absl::Duration timeout);
 
+// How many events of the level were logged since the process began, those of lines that were dropped too.
+int64_t LoggedEvents(LogLevel level);
+
 // Thread-safe. Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an
 // object of "time", "level", "event" and the fields; and of "count" where it stands for more than one event.
 void Log(LogLevel level, absl::string_view event, LogFields fields = {}, int64_t count = 1);

@@ -84,7 +84,7 @@ class FollowingSaver final : public ModelSaver {
   };
 
   FollowingSaver(Model& model, const Options& options)
-      : model_(model), options_(options), records_(model.spec().name) {}
+      : model_(model), options_(options), records_(model.spec().name, *model.world().metrics) {}
   absl::Status Open();
 
   void TakeOrder(const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

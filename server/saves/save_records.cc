@@ -20,6 +20,13 @@ absl::string_view EventOf(SaveState state) {
   return state == SaveState::kSkipped ? "a save was skipped" : "a save was abandoned";
 }
 
+SaveResult ResultOf(SaveState state) {
+  if (state == SaveState::kPublished) return SaveResult::kPublished;
+  if (state == SaveState::kAlreadySaved) return SaveResult::kAlreadySaved;
+  if (state == SaveState::kUnknown) return SaveResult::kUnknown;
+  return state == SaveState::kSkipped ? SaveResult::kSkipped : SaveResult::kAbandoned;
+}
+
 }  // namespace
 
 SaveRecord& SaveRecords::Add(SaveRecord record) {
@@ -51,9 +58,12 @@ absl::StatusOr<SaveRecord> SaveRecords::Get(int64_t number) const {
 }
 
 void SaveRecords::Close(const SaveRecord& record) {
+  metrics_.Add(Metric::kSaves, ResultOf(record.state));
   switch (record.state) {
     case SaveState::kPublished:
       ++counts_.published;
+      counts_.last_published = record.begun_at + record.took;
+      metrics_.Observe(Metric::kSave, absl::ToChronoNanoseconds(record.took));
       break;
     case SaveState::kUnknown:
       ++counts_.unknown;

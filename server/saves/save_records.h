@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/metrics/metric_registry.h"
 #include "server/store/model_saver.h"
 
 namespace paramshard::server {
@@ -15,7 +16,8 @@ namespace paramshard::server {
 // Not thread-safe.
 class SaveRecords {
  public:
-  explicit SaveRecords(std::string model) : model_(std::move(model)) {}
+  // `metrics` outlives the records.
+  SaveRecords(std::string model, MetricRegistry& metrics) : model_(std::move(model)), metrics_(metrics) {}
 
   // Numbers it. Of too many the oldest that are over go, skipped ones first: a slow disk makes many.
   SaveRecord& Add(SaveRecord record);
@@ -32,6 +34,7 @@ class SaveRecords {
 
  private:
   const std::string model_;
+  MetricRegistry& metrics_;
   int64_t last_number_ = 0;
   std::deque<SaveRecord> records_;
   SaveCounts counts_;

@@ -88,7 +88,7 @@ Saver::Saver(Model& model, const Options& options)
       options_(options),
       opened_at_(options.clock->Now()),
       last_due_(opened_at_),
-      records_(model.spec().name) {}
+      records_(model.spec().name, *model.world().metrics) {}
 
 absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
   if (const absl::Status opened = OpenFolder(); !opened.ok()) {

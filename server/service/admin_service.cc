@@ -154,7 +154,7 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
                            Lifetime lifetime)
-    : GuardedService(v1::AdminService::service_full_name(), callers),
+    : GuardedService(v1::AdminService::service_full_name(), callers, Patience(), store->world().metrics),
       store_(store),
       restores_(restores),
       lifetime_(std::move(lifetime)),

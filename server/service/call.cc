@@ -156,6 +156,7 @@ void Call::End(const absl::Status& status) {
 void Call::EndLocked(const absl::Status& status) {
   BoundEnd();
   const absl::Status& end = failure_.ok() ? status : failure_;
+  method_.metrics->AddRpcEnd(end);
   if (written_.has_value()) return Finish(ToGrpc(end));
   awaited_end_ = end;
 }

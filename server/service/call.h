@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/steady_cond_var.h"
+#include "server/metrics/metric_registry.h"
 #include "server/service/call_timer.h"
 #include "server/service/callers.h"
 #include "server/service/messages.h"
@@ -31,6 +32,7 @@ struct CallMethod {
   std::string name;  // as messages say it
   Workers* workers = nullptr;
   Patience patience;
+  MetricRegistry* metrics = &MetricRegistry::Unread();
 };
 
 // A call whose caller is known. Its body runs on a worker and ends it with End or Answer; then the object may be gone.

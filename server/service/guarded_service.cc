@@ -40,8 +40,9 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   return workers;
 }
 
-GuardedService::GuardedService(absl::string_view full_name, Callers* callers, Patience patience)
-    : descriptor_(FindService(full_name)), callers_(callers), patience_(patience) {}
+GuardedService::GuardedService(absl::string_view full_name, Callers* callers, Patience patience,
+                               MetricRegistry* metrics)
+    : descriptor_(FindService(full_name)), callers_(callers), metrics_(metrics), patience_(patience) {}
 
 const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char* method) const {
   const google::protobuf::MethodDescriptor* const descriptor = descriptor_.FindMethodByName(method);
@@ -50,7 +51,8 @@ const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char*
 }
 
 void GuardedService::AddCall(const char* method, Workers* workers, std::function<void(Call&)> body) {
-  const CallMethod& served = calls_.emplace_back(CallMethod{.name = method, .workers = workers, .patience = patience_});
+  const CallMethod& served =
+      calls_.emplace_back(CallMethod{.name = method, .workers = workers, .patience = patience_, .metrics = metrics_});
   Handle(method, [&served, body = std::move(body)](grpc::CallbackServerContext* context, Callers::Admission admission) {
     return Call::Start(served, context, std::move(admission), body);
   });
@@ -66,6 +68,7 @@ void GuardedService::Handle(const char* method, Begin begin) {
                         new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
                             [this, begin = std::move(begin)](grpc::CallbackServerContext* context) -> CallReactor* {
                               absl::StatusOr<Callers::Admission> admission = callers_->Admit(*context);
+                              metrics_->AddRpcEnd(admission.status());
                               if (!admission.ok()) return new Refusal(admission.status());
                               return begin(context, *std::move(admission));
                             }));

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
+#include "server/metrics/metric_registry.h"
 #include "server/service/call.h"
 #include "server/service/callers.h"
 #include "server/service/patience.h"
@@ -49,8 +50,9 @@ struct CallWorkers {
 // Thread-safe once constructed. `callers` and the workers outlive the server that the service is registered with.
 class GuardedService : public grpc::Service {
  protected:
-  // `patience` is that of every method.
-  GuardedService(absl::string_view full_name, Callers* callers, Patience patience = {});
+  // `patience` is that of every method. `metrics`, which counts calls that fail, outlives the server too.
+  GuardedService(absl::string_view full_name, Callers* callers, Patience patience = {},
+                 MetricRegistry* metrics = &MetricRegistry::Unread());
 
   // One request, one response.
   template <typename Self, typename Request, typename Response>
@@ -107,6 +109,7 @@ class GuardedService : public grpc::Service {
 
   const google::protobuf::ServiceDescriptor& descriptor_;
   Callers* const callers_;
+  MetricRegistry* const metrics_;
   const Patience patience_;
   // Calls and gRPC refer to their elements.
   std::deque<CallMethod> calls_;

@@ -75,6 +75,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
     const absl::StatusOr<int64_t> session = callers_.Open(caller_, context_);
     if (!session.ok()) {
       finished_ = true;
+      store_.world().metrics->AddRpcEnd(session.status());
       return Finish(ToGrpc(session.status()));
     }
     session_ = *session;
@@ -373,8 +374,9 @@ void SessionCall::SendNext() {
   finished_ = true;
   LetGo(callers_.Close(caller_));
   // A trainer that closes its stream has asked for the end that it gets.
-  StartWriteAndFinish(&response_, grpc::WriteOptions(),
-                      left_by_itself_ ? grpc::Status::OK : ToGrpc(ReasonFromProto(response.ended().why())));
+  const absl::Status end = left_by_itself_ ? absl::OkStatus() : ReasonFromProto(response.ended().why());
+  store_.world().metrics->AddRpcEnd(end);
+  StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(end));
 }
 
 void SessionCall::EndCall(const absl::Status& status) {
@@ -386,6 +388,7 @@ void SessionCall::EndCall(const absl::Status& status) {
   finished_ = true;
   // First: who hears of the end may open the next session.
   LetGo(callers_.Close(caller_));
+  store_.world().metrics->AddRpcEnd(status);
   Finish(ToGrpc(status));
 }
 

@@ -58,7 +58,8 @@ Epoch::Epoch(Options options)
     : options_(std::move(options)),
       ranks_(static_cast<int>(options_.shards.size())),
       sequence_(SequenceOptions(options_), this),
-      commit_(ranks_) {
+      commit_(ranks_),
+      late_ranks_(ranks_) {
   for (int rank = 0; rank < ranks_; ++rank) seats_.push_back(std::make_unique<Seat>(options_.first_rank + rank));
 }
 
@@ -138,7 +139,8 @@ absl::Status Epoch::Connect() {
                                                  .timeout = options_.step_timeout,
                                                  .settings = options_.engines,
                                                  .abort = &connect_abort_,
-                                                 .sums_at_commit = options_.sums_at_commit}));
+                                                 .sums_at_commit = options_.sums_at_commit,
+                                                 .metrics = options_.metrics}));
   Log(LogLevel::kDebug, "engines connected",
       {{"model", options_.spec->name},
        {"epoch", absl::StrCat(options_.number)},

@@ -32,6 +32,7 @@
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/engines.h"
+#include "server/metrics/metric_registry.h"
 #include "server/store/commit_log.h"
 #include "server/store/commit_under_way.h"
 #include "server/store/copy_gate.h"
@@ -63,10 +64,11 @@ class Epoch : private TrainerWords {
     absl::Duration step_timeout;
     const Clock* clock = &Clock::Steady();  // outlives the epoch
     EngineSettings engines;
-    bool sums_at_commit = false;      // see EngineSpec
-    uint64_t layout_fingerprint = 0;  // which a trainer compares with its own
-    CopyGate* copy_gate = nullptr;    // outlives the epoch
-    ModelJournal* journal = nullptr;  // likewise; null where nothing outlives the server
+    bool sums_at_commit = false;                          // see EngineSpec
+    uint64_t layout_fingerprint = 0;                      // which a trainer compares with its own
+    CopyGate* copy_gate = nullptr;                        // outlives the epoch
+    ModelJournal* journal = nullptr;                      // likewise; null where nothing outlives the server
+    MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the epoch
     // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.
     std::function<void(const CommitAnswer& answer, bool save)> on_answered = [](const CommitAnswer&, bool) {};
     bool may_save = false;  // whether trainers may ask for saves
@@ -138,6 +140,7 @@ class Epoch : private TrainerWords {
   // A gather of a rank.
   struct UnderWay {
     GatherCall call;
+    SteadyTime begun_at;
     absl::Status begun;
   };
 
@@ -195,6 +198,8 @@ class Epoch : private TrainerWords {
   void SendEnded(int rank, const absl::Status& why) const;
 
   void GatherLoop(int rank);
+  // Counts the time since the last call for the ranks that alone are waited for.
+  void CountLateRanks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the epoch when somebody is overdue. Returns when to look again.
   SteadyTime CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
@@ -217,7 +222,7 @@ class Epoch : private TrainerWords {
   // Finishes those that are done or failed, in their order; returns whether there were any.
   bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
   // The oldest that was begun.
-  void FinishGather(int rank, const absl::Status& status);
+  void FinishGather(int rank, SteadyTime begun_at, const absl::Status& status);
   // The engine speaks of ranks of the shard group.
   const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
@@ -260,6 +265,8 @@ class Epoch : private TrainerWords {
   std::optional<LastCommit> last_commit_ ABSL_GUARDED_BY(mu_);
   std::optional<int64_t> last_command_ ABSL_GUARDED_BY(mu_);  // that all ranks of the world send, once one has detached
   std::optional<Progress> told_progress_ ABSL_GUARDED_BY(mu_);
+  std::vector<char> late_ranks_ ABSL_GUARDED_BY(mu_);  // at the last count
+  SteadyTime late_since_ ABSL_GUARDED_BY(mu_);         // when that was
 
   // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
   mutable absl::Mutex engines_mu_;

@@ -25,6 +25,12 @@ constexpr size_t kMostBytesOfWords = size_t{1} << 20;
 // Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
 constexpr int kShareOfStepForCopies = 2;
 
+template <typename Work>
+absl::Status Timed(MetricRegistry& metrics, CommitPhase phase, Work work) {
+  const MetricTimer timer(metrics, Metric::kCommitPhase, phase);
+  return work();
+}
+
 // Of a vote: no daemon applies the commit.
 bool IsGivenUp(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
@@ -55,6 +61,7 @@ void Epoch::GatherLoop(int rank) {
       SpinningMutexLock lock(&mu_);
       if (end_.ended() && under_way.empty()) return;
       TakeAll(rank, std::move(commands));
+      CountLateRanks(Now());
       command = sequence_.BeginGather(rank, Now());
       WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
@@ -70,6 +77,14 @@ void Epoch::GatherLoop(int rank) {
       attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
     }
   }
+}
+
+void Epoch::CountLateRanks(SteadyTime now) {
+  const SteadyTime::duration since = now - std::exchange(late_since_, now);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (late_ranks_[rank]) options_.metrics->AddRankWait(rank, since);
+  }
+  sequence_.FindLateRanks(late_ranks_);
 }
 
 SteadyTime Epoch::CheckDeadlines() {
@@ -176,7 +191,7 @@ Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
                         .unit = gather.unit(),
                         .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
                         .slot = gather.slot()};
-  return {.call = call, .begun = engines_[rank]->Gather(call, [&](int target, int source) {
+  return {.call = call, .begun_at = Now(), .begun = engines_[rank]->Gather(call, [&](int target, int source) {
             SeatOf(target).PublishReady(call.slot, source, call.number);
           })};
 }
@@ -193,14 +208,15 @@ bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
           call, [&](int target, int source) { SeatOf(target).PublishReady(call.slot, source, call.number); });
     }
     if (done.ok() && !*done) break;
-    FinishGather(rank, done.status());
+    FinishGather(rank, under_way.front().begun_at, done.status());
     under_way.pop_front();
     finished = true;
   }
   return finished;
 }
 
-void Epoch::FinishGather(int rank, const absl::Status& status) {
+void Epoch::FinishGather(int rank, SteadyTime begun_at, const absl::Status& status) {
+  if (status.ok()) options_.metrics->Observe(Metric::kGather, Now() - begun_at);
   SpinningMutexLock lock(&mu_);
   sequence_.FinishGather(rank, Now());
   EndOnError(status);
@@ -227,6 +243,7 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
 }
 
 void Epoch::RunReduce(int rank, const v1::Command& command) {
+  const MetricTimer timer(*options_.metrics, Metric::kPush);
   const v1::Push& push = command.push();
   const int slot = push.slot();
   const int64_t number = command.number();
@@ -261,6 +278,7 @@ void Epoch::RunDiscard(int rank) {
 }
 
 void Epoch::RunSum(int rank) {
+  const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kSum);
   const absl::StatusOr<std::vector<SumTask>> left = engines_[rank]->TakeSums();
   const absl::StatusOr<SquareSum> sum = left.ok() ? options_.shards[rank]->SumSquares(*left) : left.status();
   absl::MutexLock lock(&mu_);
@@ -271,6 +289,7 @@ void Epoch::RunSum(int rank) {
 }
 
 void Epoch::RunVote(const Sequence::PushWork& work) {
+  const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kVote);
   const v1::Commit& commit = work.command->commit();
   CommitVote vote{.model = options_.spec->name,
                   .history_id = options_.history_id,
@@ -288,7 +307,10 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
   std::optional<std::vector<std::string>> previous;
   const absl::StatusOr<Decided> decided = Vote(work, std::move(vote), previous);
   auto verdict = Sequence::Verdict::kGivenUp;
-  if (decided.ok()) {
+  if (!decided.ok()) {
+    options_.metrics->Add(Metric::kCommits,
+                          absl::IsDataLoss(decided.status()) ? CommitResult::kInDoubt : CommitResult::kGivenUp);
+  } else {
     const bool encodes = decided->apply && !options_.scaling_book->empty();
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     options_.copy_gate->BeginCommit();
@@ -340,13 +362,15 @@ void Epoch::RunApply(int rank) {
   // The end of a copy is no business of the trainers: no deadline of theirs runs while a rank applies.
   if (decided.apply) options_.copy_gate->AwaitCopied(rank, options_.step_timeout / kShareOfStepForCopies);
   const StepProgress progress = options_.journal == nullptr ? StepProgress() : options_.journal->Marks(rank);
-  const absl::Status applied =
-      decided.apply ? shard.Step(decided.step, progress, *options_.scaling_book) : absl::OkStatus();
+  const absl::Status applied = Timed(*options_.metrics, CommitPhase::kApply, [&] {
+    return decided.apply ? shard.Step(decided.step, progress, *options_.scaling_book) : absl::OkStatus();
+  });
   FinishStage(rank, applied, &Sequence::FinishApply);
 }
 
 // Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
 void Epoch::RunShareAmaxes(const v1::Command& command) {
+  const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kShareAmaxes);
   const absl::Status shared = ShareAmaxes(command.number());
   absl::MutexLock lock(&mu_);
   EndOnError(shared);
@@ -355,7 +379,8 @@ void Epoch::RunShareAmaxes(const v1::Command& command) {
 }
 
 void Epoch::RunEncode(int rank) {
-  const absl::Status encoded = options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book);
+  const absl::Status encoded = Timed(*options_.metrics, CommitPhase::kEncode,
+                                     [&] { return options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book); });
   FinishStage(rank, encoded, &Sequence::FinishEncode);
 }
 
@@ -367,6 +392,7 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
   {
     absl::MutexLock lock(&mu_);
     EndOnError(status);
+    if (commit_.failure().ok() && !status.ok()) options_.metrics->Add(Metric::kCommits, CommitResult::kFailed);
     commit_.Fail(status);
     client_states = (sequence_.*finish)(rank, Now());
     if (!commit_.failure().ok()) client_states.reset();
@@ -397,9 +423,11 @@ void Epoch::WriteAnswer(const CommitAnswer& answer) {
 // The next commit waits for this thread's part of it: answers follow each other in order.
 void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states,
                    std::optional<std::vector<std::string>> previous) {
+  const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kAnswer);
   const CommitAnswer answer = options_.commit_log->Answer(
       decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));
   WriteAnswer(answer);
+  options_.metrics->Add(Metric::kCommits, answer.skipped ? CommitResult::kSkipped : CommitResult::kApplied);
   // Who has the answer finds the save that it has made fall due.
   options_.copy_gate->EndCommit();
   options_.on_answered(answer, decided.save);

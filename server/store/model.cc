@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
 #include "proto/model/model_spec_difference.h"
@@ -455,12 +456,16 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
                          .layout_fingerprint = layout_fingerprint_,
                          .copy_gate = &copy_gate_,
                          .journal = journal_.get(),
+                         .metrics = world().metrics,
                          .healings = start.healings,
                          .send_state = [this](int node, auto engines) { return SendState(node, engines); },
                          .receive_state = [this](int node, auto engines) { return ReceiveState(node, engines); }};
+  options.on_answered = [this](const CommitAnswer& answer, bool save) {
+    last_commit_nanoseconds_ = absl::ToUnixNanos(absl::Now());
+    if (saver_ != nullptr) saver_->OnCommitted(answer, save);
+  };
   if (saver_ != nullptr) {
     options.may_save = true;
-    options.on_answered = [this](const CommitAnswer& answer, bool save) { saver_->OnCommitted(answer, save); };
     options.on_save_order = [this](const SaveOrder& order) {
       saver_->OnNews({.model = options_.spec.name, .what = order});
     };
@@ -483,7 +488,9 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
 void Model::RunEpoch(Epoch& epoch) {
   const std::string number = absl::StrCat(epoch.number());
   options_.log->Write(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", number}});
+  world().metrics->Add(Metric::kEpochsStarted);
   const absl::Status why = epoch.Run();
+  world().metrics->AddEpochEnd(epoch.LeftInOrder() ? absl::OkStatus() : why);
   const std::string end = epoch.LeftInOrder() ? "all trainers have detached" : why.ToString();
   options_.log->Write(LogLevel::kInfo, "epoch ended", {{"model", spec().name}, {"epoch", number}, {"why", end}});
   absl::Status lost;
@@ -504,6 +511,11 @@ void Model::RunEpoch(Epoch& epoch) {
   }
   if (saver_ != nullptr) saver_->OnSettled();
   for (const auto& [rank, trainer] : refused) Tell(trainer, lost);
+}
+
+std::optional<absl::Time> Model::last_commit_time() const {
+  const int64_t nanoseconds = last_commit_nanoseconds_;
+  return nanoseconds == 0 ? std::nullopt : std::optional(absl::FromUnixNanos(nanoseconds));
 }
 
 void Model::Settle(const Epoch& epoch) {

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STORE_MODEL_H_
 #define PARAMSHARD_SERVER_STORE_MODEL_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,6 +29,7 @@
 #include "server/device/kept_memory.h"
 #include "server/journal/journal_content.h"
 #include "server/log/log_throttle.h"
+#include "server/metrics/metric_registry.h"
 #include "server/store/commit_log.h"
 #include "server/store/copy_gate.h"
 #include "server/store/epoch.h"
@@ -51,6 +53,7 @@ struct World {
   int first_rank = 0;
   int world_size = 1;
   EngineSettings engines = {};
+  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives whoever knows this world
 
   int rank_count() const { return static_cast<int>(devices.size()); }
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }
@@ -287,6 +290,8 @@ class Model {
     std::optional<Rollback> rollback;        // the last one, in this server
   };
   Activity activity() const;
+  // When this server has answered the last commit of the model; unset: none yet.
+  std::optional<absl::Time> last_commit_time() const;
   // World ranks of this daemon without a trainer.
   std::vector<int> MissingRanks() const;
 
@@ -386,6 +391,7 @@ class Model {
   // Constant after Create.
   const Options options_;
   const Topology topology_;
+  std::atomic<int64_t> last_commit_nanoseconds_ = 0;  // of Unix time; 0: none yet
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   uint64_t layout_fingerprint_ = 0;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct SaveCounts {
   int64_t abandoned = 0;
   int64_t unknown = 0;
   int64_t skipped = 0;
+  std::optional<absl::Time> last_published = {};  // when that was
   // What saves and deletions have left in the model's folder and could not be removed; OK where nothing is known of.
   absl::Status leftovers = absl::OkStatus();
   // Why saves come to nothing until the model's folder is in order; OK where that is not so.

@@ -493,6 +493,56 @@ std::vector<Sequence::Wait> Sequence::Waits() const {
   return waits;
 }
 
+int Sequence::OnlyMissing(uint32_t (TrainerWords::*word)(int rank, int slot) const, int slot, int64_t number) const {
+  int missing = -1;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (Reached((words_->*word)(rank, slot), static_cast<uint32_t>(number))) continue;
+    if (missing >= 0) return -1;
+    missing = rank;
+  }
+  return missing;
+}
+
+// Whoever has something under way in a queue does not wait there yet; who waits for itself waits for nobody.
+void Sequence::FindLateRanks(std::vector<char>& late) const {
+  std::fill(late.begin(), late.end(), false);
+  if (stopped_ || options_.ranks == 1) return;
+  const auto set = [&](int waiting, int rank) {
+    if (rank >= 0 && rank != waiting) late[rank] = true;
+  };
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const Wait gather = gathers_[rank].begun == 0 ? GatherWait(rank) : Wait();
+    if (gather.rank >= 0) {
+      set(rank, OnlyMissing(&TrainerWords::Released, gather.slot, At(gather.number).slot_users[0]));
+    }
+    const Wait push = PushWait(rank);
+    if (push.rank >= 0 && push.kind == Wait::Kind::kGradients) {
+      set(rank, OnlyMissing(&TrainerWords::Filled, At(push.number).command.push().slot(), push.number));
+    }
+    set(rank, OnlyMissingCommand(rank));
+  }
+  if (const int rank = OnlyUnsummed(); rank >= 0) late[rank] = true;
+}
+
+int Sequence::OnlyMissingCommand(int waiting) const {
+  for (const Queue* queue : {&gathers_[waiting], &pushes_[waiting]}) {
+    if (queue->begun > 0 || !queue->HasNext()) continue;
+    const int64_t number = queue->next();
+    if (At(number).arrived != options_.ranks - 1) continue;
+    return static_cast<int>(
+        std::find_if(received_.begin(), received_.end(), [number](int64_t received) { return received < number; }) -
+        received_.begin());
+  }
+  return -1;
+}
+
+int Sequence::OnlyUnsummed() const {
+  if (std::count(stages_.begin(), stages_.end(), Stage::kSummed) != options_.ranks - 1) return -1;
+  const auto pending = std::find(stages_.begin(), stages_.end(), Stage::kPending);
+  const auto rank = static_cast<int>(pending - stages_.begin());
+  return pending != stages_.end() && PushWait(rank).rank == rank ? rank : -1;
+}
+
 std::string Sequence::Describe(const Wait& wait) const {
   const std::string command =
       absl::StrCat(CommandName(*options_.spec, At(wait.number).command), " (command ", wait.number, ")");

@@ -145,6 +145,10 @@ class Sequence {
   // Says when Overdue should be asked again; kNever when nobody waits.
   SteadyTime NextDeadline() const;
 
+  // Sets, by rank, whether it alone is what the others wait for: its command or its gradients, where all others have
+  // sent theirs, or its release of a slot, where all others have released it. Ranks that are late together are not late.
+  void FindLateRanks(std::vector<char>& late) const;
+
   // Says to people what holds back the rank's next command; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
@@ -220,6 +224,11 @@ class Sequence {
   bool AllAt(Stage stage) const;
   std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   std::optional<Wait> Missing() const;
+  // The only rank that is missing, -1 where there are several, or none: that has not written a word as far as `number`;
+  // that has not sent what is next in a queue of the waiting rank; whose trainer keeps it from a commit's sum.
+  int OnlyMissing(uint32_t (TrainerWords::*word)(int rank, int slot) const, int slot, int64_t number) const;
+  int OnlyMissingCommand(int waiting) const;
+  int OnlyUnsummed() const;
   std::vector<Wait> Waits() const;
   // Says to people what is missing.
   std::string Describe(const Wait& wait) const;

@@ -18,12 +18,13 @@ std::vector<std::unique_ptr<ComputeDevice>> MakeDevices(const TestWorld::Options
 }
 
 World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevice>>& devices,
-                const EngineSettings& engines) {
+                const EngineSettings& engines, MetricRegistry* metrics) {
   World world{.cluster = cluster,
               .devices = {},
               .first_rank = 0,
               .world_size = static_cast<int>(devices.size()),
-              .engines = engines};
+              .engines = engines,
+              .metrics = metrics};
   for (const auto& device : devices) world.devices.push_back(device.get());
   return world;
 }
@@ -33,16 +34,17 @@ World MakeWorld(Cluster* cluster, const std::vector<std::unique_ptr<ComputeDevic
 TestWorld::TestWorld(const Options& options)
     : devices_(MakeDevices(options)),
       cluster_(options.ranks),
-      store_(std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(&cluster_, devices_, options.engines),
-                                                              .step_timeout = options.step_timeout,
-                                                              .clock = options.clock,
-                                                              .memory_limit_bytes = options.memory_limit_bytes,
-                                                              .savers = options.savers,
-                                                              .moves = options.moves,
-                                                              .kept = options.kept,
-                                                              .draw_history = options.draw_history,
-                                                              .before_answer = options.before_answer,
-                                                              .pause = options.pause})) {}
+      store_(std::make_unique<ModelStore>(
+          ModelStore::Options{.world = MakeWorld(&cluster_, devices_, options.engines, options.metrics),
+                              .step_timeout = options.step_timeout,
+                              .clock = options.clock,
+                              .memory_limit_bytes = options.memory_limit_bytes,
+                              .savers = options.savers,
+                              .moves = options.moves,
+                              .kept = options.kept,
+                              .draw_history = options.draw_history,
+                              .before_answer = options.before_answer,
+                              .pause = options.pause})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
   auto created = store_->CreateOrJoin(Parse(spec));

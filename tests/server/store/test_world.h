@@ -30,6 +30,7 @@ class TestWorld {
     HistoryIdSource draw_history = RandomHistoryId;
     const SaverSource* savers = nullptr;
     KeptStore* kept = nullptr;
+    MetricRegistry* metrics = &MetricRegistry::Unread();
     std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };
     std::function<void(absl::Duration pause)> pause = [](absl::Duration pause) { absl::SleepFor(pause); };
   };
