@@ -50,6 +50,7 @@
 #include "server/service/cut_off_changes.h"
 #include "server/service/guarded_service.h"
 #include "server/service/messages.h"
+#include "server/service/metrics_page.h"
 #include "server/service/trainer_service.h"
 #include "server/socket_dir.h"
 #include "server/store/model_store.h"
@@ -253,6 +254,7 @@ class Daemon::Impl {
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<WorldRestores> restores_;
   std::unique_ptr<CutOffChanges> changes_;
+  std::unique_ptr<MetricsPage> metrics_page_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
@@ -397,9 +399,12 @@ absl::Status Daemon::Impl::OpenHandoff() {
 absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
+  metrics_page_ = std::make_unique<MetricsPage>(
+      MetricsPage::Options{.store = store_.get(), .tls_cert = config_.tls_cert, .restarts = afterlife_.restarts});
   trainer_service_ =
       std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
-  admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), &callers_, &workers_, Lifetime());
+  admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), metrics_page_.get(), &callers_,
+                                                  &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));

@@ -6,8 +6,10 @@
 #ifndef PARAMSHARD_SERVER_DAEMON_H_
 #define PARAMSHARD_SERVER_DAEMON_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -34,6 +36,8 @@ struct Afterlife {
   KeptStore* kept = nullptr;
   // Why the last restart that was asked for was given up, and this server started instead; empty: it was not.
   std::string rollback = {};
+  // Servers that the keeper has started after its first one; unset: nobody says.
+  std::optional<int64_t> restarts = {};
   // The lock of the socket directory that the keeper holds, which outlives the daemon; -1: there is none.
   int socket_dir_lock = -1;
 };

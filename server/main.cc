@@ -181,8 +181,14 @@ std::string RollbackOf(KeeperLink& link) {
   return "";
 }
 
+// A keeper of before does not know.
+std::optional<int64_t> RestartsOf(KeeperLink& link) {
+  const absl::StatusOr<int64_t> count = link.CountRestarts();
+  return count.ok() ? std::optional(*count) : std::nullopt;
+}
+
 Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
-  if (kept.link == nullptr) return {};
+  if (kept.link == nullptr) return {.restarts = 0};
   const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
     const ServerCommand next = change.AppliedTo(kept.command);
     RETURN_IF_ERROR(CheckServes(next, kept.socket_dir));
@@ -195,6 +201,7 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
           .is_followed = is_followed,
           .kept = kept.link.get(),
           .rollback = RollbackOf(*kept.link),
+          .restarts = RestartsOf(*kept.link),
           .socket_dir_lock = kept.socket_dir_lock.get()};
 }
 

@@ -5,6 +5,11 @@
 namespace paramshard::server {
 
 inline constexpr char kVersion[] = "0.1.0";
+#ifdef NDEBUG
+inline constexpr char kBuildType[] = "release";
+#else
+inline constexpr char kBuildType[] = "debug";
+#endif
 
 }  // namespace paramshard::server
 

@@ -139,6 +139,14 @@ absl::Status CheckAllGiven(const Files& files) {
 
 }  // namespace
 
+absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadText("tls-cert", path));
+  const OwnedCertificates chain = ReadCertificates(text);
+  if (sk_X509_num(chain.get()) == 0) return FileError("tls-cert", path, "a certificate in PEM expected, got none");
+  const absl::StatusOr<Certificate> leaf = Describe(sk_X509_value(chain.get(), 0));
+  return leaf.ok() ? leaf : FileError("tls-cert", path, leaf.status().message());
+}
+
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   RETURN_IF_ERROR(CheckAllGiven(files));
   ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert));

@@ -32,6 +32,10 @@ struct Certificate {
 // that is valid at `now` and that the authorities have signed.
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now);
 
+// Reads the first certificate of the file as it is now, whoever has signed it and whenever it ends. FAILED_PRECONDITION
+// as above.
+absl::StatusOr<Certificate> ReadCertificate(const std::string& path);
+
 }  // namespace paramshard::tls
 
 #endif  // PARAMSHARD_PROTO_TLS_FILES_H_

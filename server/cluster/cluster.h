@@ -181,6 +181,8 @@ class Cluster {
   virtual int nodes() const = 0;
   // Devices of every node, in order. Known for good when AwaitWorld has returned OK; 0 for a node that never joined.
   virtual std::vector<int> device_counts() const = 0;
+  // How many nodes are here now, this one too. Nothing where that is not known: elsewhere than at node 0.
+  virtual std::optional<int> present_nodes() const { return std::nullopt; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
 

@@ -212,6 +212,11 @@ void Coordinator::AskWorld(int node) {
   if (sinks_[node] != nullptr) sinks_[node]->OnWorld(members_.device_counts());
 }
 
+int Coordinator::present_nodes() const {
+  absl::MutexLock lock(&mu_);
+  return members_.present_count();
+}
+
 std::vector<int> Coordinator::device_counts() const {
   absl::MutexLock lock(&mu_);
   return members_.device_counts();

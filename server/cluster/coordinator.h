@@ -70,6 +70,7 @@ class Coordinator {
   // Tells the node who is here.
   void AskWorld(int node);
   std::vector<int> device_counts() const;
+  int present_nodes() const;
   int nodes() const { return nodes_; }
   const std::string& save_dir() const { return save_dir_; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.

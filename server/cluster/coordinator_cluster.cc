@@ -52,6 +52,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   int node() const override { return 0; }
   int nodes() const override { return coordinator_.nodes(); }
   std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
+  std::optional<int> present_nodes() const override { return coordinator_.present_nodes(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 #define PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ class Membership {
   void Leave(int node);
 
   bool present(int node) const { return present_[node]; }
+  int present_count() const { return static_cast<int>(std::count(present_.begin(), present_.end(), true)); }
   // Every node is here.
   bool complete() const;
   // Every node has been here, so that ranks are known.

@@ -236,12 +236,14 @@ void Keeper::Start() {
     Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
     return OnFailure(started.status().ToString(), kExitStartFailed);
   }
+  ++started_;
   server_.emplace(*std::move(started));
   connection_.emplace(server_->TakeSocket(), &kept_,
                       ServerConnection::Requests{
                           .on_ready = [this](absl::string_view version) { OnReady(version); },
                           .on_restart = [this](auto command) { return OnRestartRequest(std::move(command)); },
                           .rollback = [this] { return rollback_; },
+                          .restarts = [this] { return started_ - 1; },
                       });
   Log(LogLevel::kInfo, "server started",
       {{"pid", absl::StrCat(server_->pid())}, {"program", command_.program}, {"kept", absl::StrCat(kept_.size())}});

@@ -117,6 +117,7 @@ class Keeper {
   ServerCommand command_;                // of the next server
   ServerCommand running_;                // of the one that was started last
   std::optional<ServerCommand> proven_;  // the last that became ready
+  int64_t started_ = 0;                  // servers
   std::string rollback_;                 // why the last restart that was asked for was given up; empty: it was not
 
   // At most one of these is set: a server runs, one is to be started, or the keeper holds what is kept.

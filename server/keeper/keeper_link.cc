@@ -103,6 +103,13 @@ absl::StatusOr<std::string> KeeperLink::LastRestart() {
   return answer.words.empty() ? std::string() : answer.words.front();
 }
 
+absl::StatusOr<int64_t> KeeperLink::CountRestarts() {
+  ASSIGN_OR_RETURN(const Answer answer, Call(KeeperMessageKind::kRestarts, {}));
+  int64_t count = 0;
+  if (answer.words.size() == 1 && absl::SimpleAtoi(answer.words.front(), &count)) return count;
+  return absl::InternalError("keeper: a number of restarts expected");
+}
+
 absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std::vector<std::string> words,
                                                     absl::Span<const int> fds) {
   const SteadyTime deadline = SteadyDeadline(timeout_);

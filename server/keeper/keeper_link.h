@@ -62,6 +62,9 @@ class KeeperLink final : public KeptStore {
   // Why the last restart that was asked for was given up, and this server started in the place of that one; empty when
   // it was not, or when there was none. Of the time before this server asks for one itself.
   absl::StatusOr<std::string> LastRestart();
+  // How many servers the keeper has started after its first one. INVALID_ARGUMENT from a keeper of before, which does
+  // not know.
+  absl::StatusOr<int64_t> CountRestarts();
 
   // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on
   // would be nobody's after it. The socket stays this object's.

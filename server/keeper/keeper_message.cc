@@ -35,8 +35,8 @@ absl::StatusOr<KeeperMessageHeader> HeaderIn(absl::string_view packet) {
 
 absl::Status CheckHeader(const KeeperMessageHeader& header) {
   const bool answer = header.kind == static_cast<uint32_t>(KeeperMessageKind::kAnswer);
-  if (header.kind < 1 || header.kind > static_cast<uint32_t>(KeeperMessageKind::kLastRestart)) {
-    return Wrong("kind at most", static_cast<uint32_t>(KeeperMessageKind::kLastRestart), header.kind);
+  if (header.kind < 1 || header.kind > static_cast<uint32_t>(KeeperMessageKind::kRestarts)) {
+    return Wrong("kind at most", static_cast<uint32_t>(KeeperMessageKind::kRestarts), header.kind);
   }
   const uint32_t last_code = answer ? static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) : 0;
   if (header.code > last_code) return Wrong("code at most", last_code, header.code);
@@ -81,6 +81,7 @@ absl::Status CheckCounts(const KeeperMessage& message, size_t descriptors) {
     case KeeperMessageKind::kRestart:
       break;
     case KeeperMessageKind::kLastRestart:
+    case KeeperMessageKind::kRestarts:
       if (words != 0) return Wrong("words", 0, words);
       break;
     case KeeperMessageKind::kAnswer:

@@ -8,6 +8,7 @@
 //   ready         the server's version            none           none
 //   restart       none, or program and arguments  none           none
 //   last restart  none                            none           none; why it was given up, if it was
+//   restarts      none                            none           how many servers were started after the first
 //
 // An answer that is an error has one word, what is wrong, and no descriptors. A server takes in pages: from the
 // beginning (an empty name), then from behind the last name of each page that says that there is more.
@@ -45,7 +46,8 @@ enum class KeeperMessageKind : uint32_t {
   kReady = 4,
   kRestart = 5,
   kAnswer = 6,
-  kLastRestart = 7
+  kLastRestart = 7,
+  kRestarts = 8
 };
 
 struct KeeperMessageHeader {

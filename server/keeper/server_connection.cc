@@ -46,6 +46,7 @@ ServerConnection::Answer ServerConnection::Handle(KeeperPacket packet) {
   }
   if (request->kind == KeeperMessageKind::kTake) return Take(*request);
   if (request->kind == KeeperMessageKind::kLastRestart) return LastRestart(*request);
+  if (request->kind == KeeperMessageKind::kRestarts) return Restarts(*request);
   return {.message = AnswerOf(sequence, Carry(*request, std::move(packet))), .fds = {}};
 }
 
@@ -73,6 +74,7 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
       return absl::UnimplementedError("restart: a keeper that restarts servers expected");
     case KeeperMessageKind::kTake:
     case KeeperMessageKind::kLastRestart:
+    case KeeperMessageKind::kRestarts:
     case KeeperMessageKind::kAnswer:
       break;
   }
@@ -94,6 +96,12 @@ ServerConnection::Answer ServerConnection::LastRestart(const KeeperMessage& requ
   Answer answer{.message = AnswerOf(request.sequence, absl::OkStatus()), .fds = {}};
   std::string rollback = requests_.rollback ? requests_.rollback() : "";
   if (!rollback.empty()) answer.message.words.push_back(rollback.substr(0, kMaxKeeperTextBytes));
+  return answer;
+}
+
+ServerConnection::Answer ServerConnection::Restarts(const KeeperMessage& request) const {
+  Answer answer{.message = AnswerOf(request.sequence, absl::OkStatus()), .fds = {}};
+  answer.message.words = {absl::StrCat(requests_.restarts())};
   return answer;
 }
 

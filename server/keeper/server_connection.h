@@ -30,6 +30,8 @@ class ServerConnection {
     std::function<absl::Status(std::optional<ServerCommand> command)> on_restart;
     // Why the last restart that was asked for was given up; empty: it was not.
     std::function<std::string()> rollback = nullptr;
+    // How many servers were started after the first one.
+    std::function<int64_t()> restarts = [] { return int64_t{0}; };
   };
 
   // `kept` outlives the connection.
@@ -57,6 +59,7 @@ class ServerConnection {
   absl::Status Carry(const KeeperMessage& request, KeeperPacket packet);
   Answer Take(const KeeperMessage& request) const;
   Answer LastRestart(const KeeperMessage& request) const;
+  Answer Restarts(const KeeperMessage& request) const;
 
   wire::FileDescriptor socket_;
   KeptDescriptors& kept_;

@@ -152,11 +152,12 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
-                           Lifetime lifetime)
+AdminService::AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
+                           CallWorkers* workers, Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers, Patience(), store->world().metrics),
       store_(store),
       restores_(restores),
+      metrics_(metrics),
       lifetime_(std::move(lifetime)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -165,6 +166,7 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Cal
   Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
   Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
+  Handle("GetMetrics", workers->questions.get(), &AdminService::GetMetrics);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
   Handle("ImportFile", workers->transfers.get(), &AdminService::ImportFile);
   Handle("SaveModel", workers->transfers.get(), &AdminService::SaveModel);
@@ -232,6 +234,12 @@ absl::StatusOr<v1::GetMemoryResponse> AdminService::GetMemory(const Call&, const
   return response;
 }
 
+absl::StatusOr<v1::GetMetricsResponse> AdminService::GetMetrics(const Call&, const v1::GetMetricsRequest&) {
+  v1::GetMetricsResponse response;
+  response.set_text(metrics_->Text());
+  return response;
+}
+
 absl::Status AdminService::VerifyModel(const Call&, const v1::VerifyModelRequest& request,
                                        MessageWriter<v1::VerifyModelResponse>* writer) {
   return Verify(*store_, request.model(), writer);
@@ -289,11 +297,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   v1::GetVersionResponse response;
   const World& world = store_->world();
   response.set_version(kVersion);
-#ifdef NDEBUG
-  response.set_build_type("release");
-#else
-  response.set_build_type("debug");
-#endif
+  response.set_build_type(kBuildType);
   for (const ComputeDevice* device : world.devices) response.add_devices(device->Name());
   response.set_node(world.cluster->node());
   response.set_nodes(world.cluster->nodes());

@@ -11,11 +11,12 @@
 #include "server/keeper/server_command.h"
 #include "server/restores/world_restores.h"
 #include "server/service/guarded_service.h"
+#include "server/service/metrics_page.h"
 #include "server/store/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; `store`, `restores`, `callers` and `workers` outlive the server that the service is registered with.
+// Thread-safe; `store`, `restores`, `metrics`, `callers` and `workers` outlive the server that the service is registered with.
 class AdminService final : public GuardedService {
  public:
   // What the daemon does to itself when it is asked to. Both begin its end and return at once.
@@ -27,8 +28,8 @@ class AdminService final : public GuardedService {
     // Why this server was started instead of the one that the last restart asked for; empty: it was not.
     std::string rollback = {};
   };
-  AdminService(const ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
-               Lifetime lifetime);
+  AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
+               CallWorkers* workers, Lifetime lifetime);
 
  private:
   absl::StatusOr<v1::ListModelsResponse> ListModels(const Call& call, const v1::ListModelsRequest& request);
@@ -39,6 +40,7 @@ class AdminService final : public GuardedService {
                                                                   const v1::GetParameterStatsRequest& request);
   absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Call& call, const v1::ListSessionsRequest& request);
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const Call& call, const v1::GetMemoryRequest& request);
+  absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const Call& call, const v1::GetMetricsRequest& request);
   absl::Status VerifyModel(const Call& call, const v1::VerifyModelRequest& request,
                            MessageWriter<v1::VerifyModelResponse>* writer);
   absl::StatusOr<v1::ImportFileResponse> ImportFile(const Call& call, const v1::ImportFileRequest& request);
@@ -52,6 +54,7 @@ class AdminService final : public GuardedService {
 
   const ModelStore* const store_;
   WorldRestores* const restores_;
+  MetricsPage* const metrics_;
   const Lifetime lifetime_;
   const absl::Time started_at_;
 };

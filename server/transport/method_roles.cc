@@ -30,6 +30,7 @@ Table MakeTable() {
        {"GetParameterStats", inspects},
        {"ListSessions", inspects},
        {"GetMemory", inspects},
+       {"GetMetrics", inspects},
        {"VerifyModel", inspects},
        {"ImportFile", nobody},
        {"SaveModel", admin},

@@ -3,17 +3,10 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {&kModels,         &kShards,
-                                            &kDescribe,       &kStats,
-                                            &kSessions,       &kMemory,
-                                            &kVerify,         &kDelete,
-                                            &kDrain,          &kRestart,
-                                            &kVersion,        &kCodecEncode,
-                                            &kCodecDecode,    &kConvert,
-                                            &kImport,         &kExport,
-                                            &kSave,           &kSaves,
-                                            &kRestore,        &kCheckpointVerify,
-                                            &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {
+    &kModels, &kShards, &kDescribe, &kStats,   &kSessions,         &kMemory,         &kMetrics,           &kVerify,
+    &kDelete, &kDrain,  &kRestart,  &kVersion, &kCodecEncode,      &kCodecDecode,    &kConvert,           &kImport,
+    &kExport, &kSave,   &kSaves,    &kRestore, &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace
 

@@ -17,6 +17,7 @@ extern const CommandInfo kDescribe;
 extern const CommandInfo kStats;
 extern const CommandInfo kSessions;
 extern const CommandInfo kMemory;
+extern const CommandInfo kMetrics;
 extern const CommandInfo kVerify;
 extern const CommandInfo kDelete;
 extern const CommandInfo kDrain;

@@ -160,6 +160,15 @@ TEST(CtlTest, SessionsMemoryAndVersionAreShown) {
   EXPECT_EQ(JsonOutput(daemon, {"version"})["pid"], "4321");
 }
 
+TEST(CtlTest, MetricsAreShownAsTheyAreButForWhatATerminalWouldTakeForMore) {
+  FakeDaemon daemon;
+  daemon.service().answers.metrics.set_text("# HELP a_total Of it.\na_total{model=\"m\\\"\"} 1\n");
+  EXPECT_EQ(Output(daemon, {"metrics"}), "# HELP a_total Of it.\na_total{model=\"m\\\"\"} 1\n");
+  EXPECT_EQ(JsonOutput(daemon, {"metrics"})["text"], daemon.service().answers.metrics.text());
+  daemon.service().answers.metrics.set_text("a_total{model=\"\x1b[2J\"} 1\n");
+  EXPECT_THAT(Output(daemon, {"metrics"}), Not(HasSubstr("\x1b")));
+}
+
 TEST(CtlTest, DrainIsAskedOnce) {
   FakeDaemon daemon;
   EXPECT_EQ(Output(daemon, {"drain"}), "draining\n");

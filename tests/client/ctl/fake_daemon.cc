@@ -142,6 +142,12 @@ grpc::Status FakeAdminService::Restart(grpc::ServerContext* context, const v1::R
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::GetMetrics(grpc::ServerContext* context, const v1::GetMetricsRequest*,
+                                          v1::GetMetricsResponse* response) {
+  *response = answers.metrics;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
                                           v1::GetVersionResponse* response) {
   *response = answers.version;

@@ -25,6 +25,7 @@ struct FakeAnswers {
   v1::GetParameterStatsResponse stats;
   v1::ListSessionsResponse sessions;
   v1::GetMemoryResponse memory;
+  v1::GetMetricsResponse metrics;
   std::vector<v1::VerifyModelResponse> verification;
   v1::ImportFileResponse import_file;
   v1::SaveModelResponse save;
@@ -63,6 +64,7 @@ class FakeAdminService final : public v1::AdminService::Service {
                                  v1::GetParameterStatsResponse*) override;
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override;
   grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
+  grpc::Status GetMetrics(grpc::ServerContext*, const v1::GetMetricsRequest*, v1::GetMetricsResponse*) override;
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,
                            grpc::ServerWriter<v1::VerifyModelResponse>*) override;
   grpc::Status ImportFile(grpc::ServerContext*, const v1::ImportFileRequest*, v1::ImportFileResponse*) override;

@@ -94,6 +94,20 @@ TEST_F(FilesTest, ACertificateThatIsNotValidNowIsRefused) {
   EXPECT_FALSE(CheckFiles(files_, absl::Now() - absl::Hours(2)).ok());
 }
 
+TEST_F(FilesTest, ACertificateIsReadWhateverItIsWorth) {
+  const absl::Time end = absl::FromUnixSeconds(1'700'000'000);
+  const auto expired = authority_.Issue({kUri}, {.from = end - absl::Hours(1), .to = end});
+  ASSERT_OK_AND_ASSIGN(const Certificate leaf,
+                       ReadCertificate(test::Install(folder_.path(), expired, "no authority").cert));
+  EXPECT_THAT(leaf.uris, ElementsAre(kUri));
+  EXPECT_EQ(leaf.not_after, end);
+
+  Write(files_.cert, "no certificate");
+  EXPECT_THAT(ReadCertificate(files_.cert), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(files_.cert)));
+  EXPECT_THAT(ReadCertificate(folder_.path() + "/none"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("/none")));
+}
+
 TEST_F(FilesTest, AnotherAuthoritysCertificateIsRefused) {
   Write(files_.ca, test::TestAuthority().cert());
   ExpectRefused("tls-cert", absl::StrCat("a certificate of an authority in --tls-ca ", files_.ca));

@@ -88,6 +88,14 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
   EXPECT_EQ(news.epoch, 1);
 }
 
+TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
+  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  coordinator_.Leave(1);
+  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
+  EXPECT_EQ(coordinator_.present_nodes(), 2);
+}
+
 TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {
   const int64_t first = StartEpoch();
   coordinator_.EndEpoch("m", first, absl::AbortedError("rank 1 left"));

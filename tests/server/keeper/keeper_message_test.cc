@@ -117,6 +117,8 @@ TEST(KeeperMessageTest, CountsOfWordsAndDescriptorsAreThoseOfTheKind) {
   EXPECT_THAT(parse(kRestart, {}, 1), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_OK(parse(kLastRestart, {}, 0));
   EXPECT_THAT(parse(kLastRestart, {"a"}, 0), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_OK(parse(kRestarts, {}, 0));
+  EXPECT_THAT(parse(kRestarts, {"a"}, 0), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_OK(parse(kAnswer, {"a text"}, 0));
   EXPECT_THAT(parse(kAnswer, {"a", "b"}, 1), StatusIs(absl::StatusCode::kInvalidArgument));
 }

@@ -462,6 +462,21 @@ TEST_F(KeeperTest, TheServerIsToldWhyARestartWasGivenUpUntilAnotherIsAskedFor) {
   EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
 }
 
+TEST_F(KeeperTest, TheServerIsToldHowOftenOneWasStartedAgain) {
+  KeeperProcess keeper({.most_failed_starts = 2});
+  StartWithMemory(keeper);
+  EXPECT_EQ(keeper.Ask("restarts"), "0");
+  keeper.Tell("exit 1");
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(keeper.Ask("restarts"), "1");
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  // Twice one that does not come to serve, then this one again.
+  ASSERT_EQ(keeper.Ask("restart /bin/false"), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(keeper.Ask("restarts"), "4");
+}
+
 TEST_F(KeeperTest, AProgramThatIsNotThereIsRefusedAndTheServerRunsOn) {
   KeeperProcess keeper;
   StartWithMemory(keeper);

@@ -126,6 +126,7 @@ class TestServer {
     if (words[0] == "read") return test::BytesOf(memory_[words[1]].get());
     if (words[0] == "restart") return Restart({words.begin() + 1, words.end()}).ToString();
     if (words[0] == "last-restart") return LastRestart();
+    if (words[0] == "restarts") return Restarts();
     if (words[0] == "flags") return absl::StrJoin(flags_, " ");
     if (words[0] == "group") return absl::StrCat(getpgrp() == getpid() ? "own" : "the keeper's");
     if (words[0] == "close") return Close();
@@ -154,6 +155,11 @@ class TestServer {
   std::string LastRestart() {
     const absl::StatusOr<std::string> rollback = link_->LastRestart();
     return rollback.ok() ? absl::StrCat("given up: ", *rollback) : rollback.status().ToString();
+  }
+
+  std::string Restarts() {
+    const absl::StatusOr<int64_t> count = link_->CountRestarts();
+    return count.ok() ? absl::StrCat(*count) : count.status().ToString();
   }
 
   // As a server does that has lost its mind.

@@ -1,0 +1,50 @@
+// All metrics of a daemon, as text.
+#ifndef PARAMSHARD_SERVER_SERVICE_METRICS_PAGE_H_
+#define PARAMSHARD_SERVER_SERVICE_METRICS_PAGE_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/metrics/exposition.h"
+#include "server/store/model_store.h"
+
+namespace paramshard::server {
+
+// What the registry has observed, and what the daemon knows anyway, which is asked for each time and kept nowhere else.
+// Labels are few, whatever clients do: the first kMostModels models by that name, the others together. Thread-safe.
+class MetricsPage {
+ public:
+  static constexpr size_t kMostModels = 16;
+  // The label of all models beyond them.
+  static constexpr absl::string_view kOtherModels = "other";
+
+  struct Options {
+    const ModelStore* store = nullptr;     // outlives the page; its world's registry is the page's
+    std::string tls_cert = {};             // path; empty: the daemon has no certificate
+    std::optional<int64_t> restarts = {};  // of servers before this one; unset: nobody says
+  };
+  explicit MetricsPage(Options options) : options_(std::move(options)) {}
+
+  // In kExpositionContentType.
+  std::string Text();
+
+ private:
+  using Samples = std::vector<MetricSample>;
+
+  void AddDaemon(Samples& samples) const;
+  void AddModels(Samples& samples);
+  std::string LabelOf(const std::string& model);
+
+  const Options options_;
+  absl::Mutex mu_;
+  std::set<std::string> named_models_ ABSL_GUARDED_BY(mu_);  // those of this server that came first, deleted ones too
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_METRICS_PAGE_H_
