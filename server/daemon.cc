@@ -39,6 +39,7 @@
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/metrics/metric_registry.h"
+#include "server/metrics/page_server.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/world_restores.h"
 #include "server/saves/disk.h"
@@ -174,6 +175,11 @@ void LimitResources(grpc::ServerBuilder& builder, int threads) {
 // trainers and tools.
 enum class Pings : uint8_t { kAreAnswered, kAreNot };
 
+void LogOpenAddress(absl::string_view flag, const std::string& address) {
+  Log(LogLevel::kWarning, "an address is open to whoever reaches it",
+      {{"flag", std::string(flag)}, {"address", address}});
+}
+
 // What one user makes gRPC hold takes nothing from another. Those whom the kernel does not name show `credentials`.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
                                             const std::set<UserPlaces::User>& users,
@@ -213,6 +219,7 @@ class Daemon::Impl {
   bool RequestStop();  // whether this is the first request
   void Stop();
   std::string tcp_address() const { return tcp_address_; }
+  std::string metrics_address() const { return metrics_address_; }
   std::string Summary() const;
 
  private:
@@ -226,6 +233,7 @@ class Daemon::Impl {
   void GiveUpOthers();
   absl::Status OpenHandoff();
   absl::Status Serve();
+  absl::Status ServeMetrics();
   KeptStore* kept() const { return afterlife_.kept; }
   World MakeWorld();
   AdminService::Lifetime Lifetime();
@@ -255,6 +263,8 @@ class Daemon::Impl {
   std::unique_ptr<WorldRestores> restores_;
   std::unique_ptr<CutOffChanges> changes_;
   std::unique_ptr<MetricsPage> metrics_page_;
+  std::unique_ptr<PageServer> metrics_server_;  // null where none listens
+  std::string metrics_address_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
@@ -308,7 +318,11 @@ void Daemon::Impl::WarnOfWhatIsOpen() const {
   for (const auto& [flag, address] :
        {std::pair("--listen", config_.listen.value_or("")), std::pair("--cluster-address", config_.cluster_address)}) {
     if (transport_.encrypts() || address.empty() || IsLoopbackAddress(address)) continue;
-    Log(LogLevel::kWarning, "an address is open to whoever reaches it", {{"flag", flag}, {"address", address}});
+    LogOpenAddress(flag, address);
+  }
+  // It has no certificates.
+  if (!config_.metrics_listen.empty() && !IsLoopbackAddress(config_.metrics_listen)) {
+    LogOpenAddress("--metrics-listen", config_.metrics_listen);
   }
 }
 
@@ -401,6 +415,7 @@ absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
   metrics_page_ = std::make_unique<MetricsPage>(
       MetricsPage::Options{.store = store_.get(), .tls_cert = config_.tls_cert, .restarts = afterlife_.restarts});
+  RETURN_IF_ERROR(ServeMetrics());
   trainer_service_ =
       std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
   admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), metrics_page_.get(), &callers_,
@@ -425,6 +440,23 @@ absl::Status Daemon::Impl::Serve() {
   }
   servers_.SetHealth(true);
   WatchDevices();
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::ServeMetrics() {
+  if (config_.metrics_listen.empty()) return absl::OkStatus();
+  const std::string& address = config_.metrics_listen;
+  absl::StatusOr<std::vector<ListeningSocket>> sockets = ListenOnAddress(address);
+  if (!sockets.ok()) {
+    return absl::Status(sockets.status().code(), absl::StrCat("--metrics-listen: ", sockets.status().message()));
+  }
+  metrics_address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", sockets->front().port);
+  PageServer::Options options;
+  options.content_type = std::string(kExpositionContentType);
+  options.page = [page = metrics_page_.get()] { return page->Text(); };
+  for (ListeningSocket& socket : *sockets) options.listeners.push_back(std::move(socket.fd));
+  ASSIGN_OR_RETURN(metrics_server_, PageServer::Start(std::move(options)));
+  Log(LogLevel::kInfo, "metrics are served", {{"address", metrics_address_}});
   return absl::OkStatus();
 }
 
@@ -545,6 +577,7 @@ absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
 }
 
 std::string Daemon::tcp_address() const { return impl_->tcp_address(); }
+std::string Daemon::metrics_address() const { return impl_->metrics_address(); }
 std::string Daemon::Summary() const { return impl_->Summary(); }
 
 }  // namespace paramshard::server

@@ -76,6 +76,8 @@ class Daemon {
 
   // Returns where gRPC is served over TCP, and nothing when it is not.
   std::string tcp_address() const;
+  // The same of the page of metrics.
+  std::string metrics_address() const;
   // One line for people: the daemon's place in the world, and models with their commit numbers.
   std::string Summary() const;
 

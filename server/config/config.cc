@@ -54,6 +54,16 @@ absl::Status ParseDevices(absl::string_view text, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+// A name could be of several addresses, on other networks.
+absl::Status ParseMetricsListen(absl::string_view text, DaemonConfig& config) {
+  ASSIGN_OR_RETURN(std::string address, ParseAddress(text, 0));
+  absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  RETURN_IF_ERROR(ParseIpAddress(host).status());
+  config.metrics_listen = std::move(address);
+  return absl::OkStatus();
+}
+
 absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
   const size_t longest = sizeof(sockaddr_un::sun_path) - 1 - kLongestSocketName.size();
   if (text.size() > longest) {
@@ -241,6 +251,8 @@ constexpr Setting kSettings[] = {
      Print<&DaemonConfig::local_engine>},
     {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
      ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
+    {"metrics-listen", "IP:PORT", "serve metrics over plain HTTP, to whoever reaches this address; port 0: a free one",
+     false, ParseMetricsListen, Print<&DaemonConfig::metrics_listen>},
     {"keeper", "on|off", "a process beside starts the server again when it dies, and upgrades it", false,
      ParseSwitch<&DaemonConfig::keeper>, PrintSwitch<&DaemonConfig::keeper>},
     {"log-format", "text|json", "how lines of the log are written", false,

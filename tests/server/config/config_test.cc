@@ -88,6 +88,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"save-on-drain", "PARAMSHARD_SAVE_ON_DRAIN", "off", "off"},
       {"save-timeout", "PARAMSHARD_SAVE_TIMEOUT", "90s", "1m30s"},
       {"local-engine", "PARAMSHARD_LOCAL_ENGINE", "mesh", "mesh"},
+      {"metrics-listen", "PARAMSHARD_METRICS_LISTEN", "[::]:9464", "[::]:9464"},
       {"nccl-library", "PARAMSHARD_NCCL_LIBRARY", "/opt/libnccl.so.2", "/opt/libnccl.so.2"},
       {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
       {"log-level", "PARAMSHARD_LOG_LEVEL", "debug", "debug"},
@@ -208,6 +209,10 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--tls-role=admin=a"}, "--tls-role: --tls-cert, --tls-key and --tls-ca expected with it"},
       {{"--insecure=maybe"}, "--insecure: on, off expected"},
       {{"--data-address=eth0"}, "--data-address: an IP address such as 10.0.0.3 expected"},
+      {{"--metrics-listen=9464"}, "--metrics-listen: "},
+      {{"--metrics-listen=127.0.0.1:65536"}, "--metrics-listen: port: an integer from 0"},
+      {{"--metrics-listen=localhost:80"},
+       "--metrics-listen: an IP address such as 10.0.0.3 expected, got \"localhost\""},
       {{"--cluster-address=localhost:0"}, "--cluster-address: port: an integer from 1"},
       {{"--node=1"}, "--node: a number below --nodes (1) expected, got 1"},
       {{"--node=-1"}, "--node: an integer from 0 up expected"},
@@ -312,6 +317,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "restore-timeout = 8m  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
+            "metrics-listen =   # default\n"
             "keeper = on  # default\n"
             "log-format = text  # default\n"
             "log-level = info  # default\n");

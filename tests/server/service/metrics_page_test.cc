@@ -1,6 +1,9 @@
 // The metrics of a real daemon, by all ways.
 #include "server/service/metrics_page.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -28,9 +31,12 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::Ge;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Key;
 using ::testing::Not;
 using ::testing::Pair;
+using ::testing::StartsWith;
 
 using Stub = v1::AdminService::Stub;
 
@@ -47,6 +53,24 @@ Series SeriesOf(const std::string& page) {
     EXPECT_TRUE(series.emplace(line.substr(0, space), value).second) << line;
   }
   return series;
+}
+
+// What the server at IP:PORT answers to a request.
+std::string AnswerOf(const std::string& address, const std::string& request) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in name{};
+  int port = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(address.substr(colon + 1), &port)) << address;
+  name.sin_family = AF_INET;
+  name.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(inet_pton(AF_INET, address.substr(0, colon).c_str(), &name.sin_addr), 1) << address;
+  const wire::FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(connection.get(), reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+  EXPECT_EQ(send(connection.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char bytes[4096];
+  for (ssize_t size = 0; (size = recv(connection.get(), bytes, sizeof(bytes), 0)) > 0;) answer.append(bytes, size);
+  return answer;
 }
 
 class MetricsPageTest : public DaemonTestBase {
@@ -190,6 +214,44 @@ TEST_F(MetricsPageTest, RestartsAreThoseThatTheKeeperSays) {
   client_ = std::make_unique<DaemonClient>(socket_dir());
   EXPECT_THAT(All(), Contains(Pair("paramshard_server_restarts_total", 3)));
 }
+
+class MetricsListenTest : public MetricsPageTest {
+ protected:
+  MetricsListenTest() {
+    StartDaemon([](DaemonConfig& config) { config.metrics_listen = "127.0.0.1:0"; });
+  }
+};
+
+TEST_F(MetricsListenTest, ThePageIsServedOverHttp) {
+  Create("m");
+  const std::string answer = AnswerOf(daemon_->metrics_address(), "GET /metrics HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+  Series over_http = SeriesOf(answer.substr(answer.find("\r\n\r\n") + 4));
+  Series by_call = All();
+  EXPECT_THAT(over_http, Contains(Pair("paramshard_sessions{model=\"m\"}", 0)));
+  for (const auto& [name, value] : by_call) EXPECT_THAT(over_http, Contains(Key(name)));
+  EXPECT_EQ(over_http.size(), by_call.size());
+}
+
+TEST_F(MetricsListenTest, NothingElseIsServedThere) {
+  EXPECT_THAT(AnswerOf(daemon_->metrics_address(), "GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 404 "));
+  EXPECT_THAT(AnswerOf(daemon_->metrics_address(), "POST /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 405 "));
+}
+
+TEST_F(MetricsListenTest, AnAddressThatCannotBeHadEndsTheStartNamingTheFlag) {
+  const std::string taken = daemon_->metrics_address();
+  const test::TemporaryDirectory other;
+  DaemonConfig config = Config();
+  config.socket_dir = other.path();
+  for (const std::string& address : {taken, std::string("203.0.113.7:80")}) {
+    config.metrics_listen = address;
+    EXPECT_THAT(
+        Daemon::Start(config).status(),
+        StatusIs(absl::StatusCode::kUnavailable, HasSubstr(absl::StrCat("--metrics-listen: listen on ", address))));
+  }
+}
+
+TEST_F(MetricsPageTest, NothingListensUnlessItIsAskedTo) { EXPECT_THAT(daemon_->metrics_address(), IsEmpty()); }
 
 TEST_F(MetricsPageTest, PrometheusFindsNothingToSay) {
   if (std::system("command -v promtool >/dev/null") != 0) GTEST_SKIP() << "promtool is not here (Debian: prometheus)";
