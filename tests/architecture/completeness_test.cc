@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,12 +16,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "client/ctl/commands/commands.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment_kind.h"
 #include "kernels/optim/optimizers.h"
 #include "paramshard/v1/admin.pb.h"
+#include "server/metrics/metric.h"
 
 namespace paramshard {
 namespace {
@@ -113,6 +119,123 @@ TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
     EXPECT_TRUE(absl::StrContains(tests, absl::StrCat("\"", words.back(), "\"")))
         << "no test of the program runs " << command->name;
   }
+}
+
+// Words that begin as names of metrics do.
+std::set<std::string> MetricNamesIn(const std::string& text) {
+  static const std::regex name("(paramshard|process)_[a-z_]+");
+  std::set<std::string> names;
+  for (auto at = std::sregex_iterator(text.begin(), text.end(), name); at != std::sregex_iterator(); ++at) {
+    names.insert(at->str());
+  }
+  return names;
+}
+
+// The metric that a name in a query is of; a histogram has three.
+const server::MetricTraits* FindMetric(absl::string_view name) {
+  for (const server::MetricTraits& traits : server::kMetrics) {
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, traits.name)) continue;
+    const bool is_part = rest == "_bucket" || rest == "_sum" || rest == "_count";
+    if (rest.empty() ? traits.type != server::MetricType::kHistogram
+                     : is_part && traits.type == server::MetricType::kHistogram) {
+      return &traits;
+    }
+  }
+  return nullptr;
+}
+
+const server::MetricLabel* FindLabel(const server::MetricTraits& traits, absl::string_view name) {
+  for (const server::MetricLabel& label : traits.labels) {
+    if (label.name == name) return &label;
+  }
+  return nullptr;
+}
+
+TEST(MetricsCompletenessTest, EveryMetricIsInItsPageWithTypeUnitLabelsAndTheirValues) {
+  const std::string page = Text("docs/metrics.md");
+  const char* const types[] = {"counter", "gauge", "histogram"};
+  for (const server::MetricTraits& traits : server::kMetrics) {
+    const std::string begin = absl::StrCat("\n| `", traits.name, "` | ", types[static_cast<int>(traits.type)], " | ");
+    const size_t at = page.find(begin);
+    ASSERT_NE(at, page.npos) << "docs/metrics.md: a line expected that begins with" << begin;
+    const std::string line = page.substr(at + 1, page.find('\n', at + 1) - at - 1);
+    const std::vector<std::string> cells = absl::StrSplit(line, '|');  // the first one is empty
+    ASSERT_GE(cells.size(), 6) << line;
+    EXPECT_EQ(absl::StripAsciiWhitespace(cells[4]), traits.unit) << line;
+    for (const server::MetricLabel& label : traits.labels) {
+      if (label.name.empty()) continue;
+      EXPECT_THAT(cells[3], testing::HasSubstr(absl::StrCat("`", label.name, "`"))) << line;
+      if (label.values.size() > 16 || label.name == "code") continue;  // those of errors.md, and ranks
+      for (const absl::string_view value : label.values) {
+        EXPECT_THAT(line, testing::HasSubstr(absl::StrCat("`", value, "`")));
+      }
+    }
+  }
+}
+
+TEST(MetricsCompletenessTest, WhatPagesDashboardAndAlertsNameIsThere) {
+  for (const std::string& name : MetricNamesIn(Text("docs/metrics.md"))) {
+    const bool is_histogram = FindMetric(name + "_sum") != nullptr;
+    EXPECT_TRUE(FindMetric(name) != nullptr || is_histogram) << "docs/metrics.md names " << name;
+  }
+  for (const char* file :
+       {"deploy/grafana/paramshard.json", "deploy/prometheus/alerts.yml", "deploy/prometheus/alerts_test.yml"}) {
+    const std::set<std::string> names = MetricNamesIn(Text(file));
+    EXPECT_FALSE(names.empty()) << file;
+    for (const std::string& name : names) EXPECT_NE(FindMetric(name), nullptr) << file << " names " << name;
+  }
+}
+
+// `name{label="value", label=~"one|other"}`, with quotes as they are in YAML or in JSON.
+TEST(MetricsCompletenessTest, WhatDashboardAndAlertsSelectIsThere) {
+  static const std::regex selector(R"re(((?:paramshard|process)_[a-z_]+)\{([^}]*)\})re");
+  static const std::regex matcher(R"re(([a-z_]+)=~?\\?"([^"\\]*)\\?")re");
+  const std::set<std::string> of_prometheus = {"instance", "job"};
+  int selected = 0;
+  for (const char* file :
+       {"deploy/grafana/paramshard.json", "deploy/prometheus/alerts.yml", "deploy/prometheus/alerts_test.yml"}) {
+    const std::string text = Text(file);
+    for (auto at = std::sregex_iterator(text.begin(), text.end(), selector); at != std::sregex_iterator(); ++at) {
+      const server::MetricTraits* const traits = FindMetric((*at)[1].str());
+      ASSERT_NE(traits, nullptr) << at->str();
+      const std::string inner = (*at)[2];
+      for (auto of = std::sregex_iterator(inner.begin(), inner.end(), matcher); of != std::sregex_iterator(); ++of) {
+        const std::string name = (*of)[1];
+        if (of_prometheus.contains(name)) continue;
+        const server::MetricLabel* const label = FindLabel(*traits, name);
+        ASSERT_NE(label, nullptr) << file << ": " << at->str();
+        ++selected;
+        if (label->values.empty()) continue;
+        for (const absl::string_view value : absl::StrSplit((*of)[2].str(), '|')) {
+          EXPECT_EQ(std::count(label->values.begin(), label->values.end(), value), 1) << file << ": " << at->str();
+        }
+      }
+    }
+  }
+  EXPECT_GT(selected, 20);
+}
+
+TEST(MetricsCompletenessTest, EveryAlertIsInThePageAndHasATest) {
+  const std::string rules = Text("deploy/prometheus/alerts.yml");
+  const std::string page = Text("docs/metrics.md");
+  const std::string tests = Text("deploy/prometheus/alerts_test.yml");
+  int count = 0;
+  for (const absl::string_view line : absl::StrSplit(rules, '\n')) {
+    absl::string_view name = absl::StripAsciiWhitespace(line);
+    if (!absl::ConsumePrefix(&name, "- alert: ")) continue;
+    ++count;
+    EXPECT_THAT(page, testing::HasSubstr(absl::StrCat("| `", name, "` |")));
+    EXPECT_THAT(tests, testing::HasSubstr(absl::StrCat("alertname: ", name, "\n        exp_alerts:"))) << "it fires";
+  }
+  EXPECT_EQ(count, 9);
+}
+
+TEST(MetricsCompletenessTest, PrometheusTakesTheAlertsAndTheirTestsPass) {
+  if (std::system("command -v promtool >/dev/null") != 0) GTEST_SKIP() << "promtool is not here (Debian: prometheus)";
+  const std::string folder = absl::StrCat(PARAMSHARD_SOURCE_DIR, "/deploy/prometheus/");
+  EXPECT_EQ(std::system(absl::StrCat("promtool check rules ", folder, "alerts.yml >&2").c_str()), 0);
+  EXPECT_EQ(std::system(absl::StrCat("promtool test rules ", folder, "alerts_test.yml >&2").c_str()), 0);
 }
 
 }  // namespace
