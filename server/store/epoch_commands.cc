@@ -1,6 +1,7 @@
 // Commands of an epoch: how they are taken, and carried out.
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -22,6 +23,7 @@ namespace {
 constexpr int kMostCommandsAtOnce = 64;
 // Of commands in words, that go to node 0 in one message.
 constexpr size_t kMostBytesOfWords = size_t{1} << 20;
+constexpr std::chrono::microseconds kLateRanksEvery{20};
 // Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
 constexpr int kShareOfStepForCopies = 2;
 
@@ -42,10 +44,8 @@ bool IsGivenUp(const absl::Status& status) {
 
 void Epoch::GatherLoop(int rank) {
   Seat& seat = *seats_[rank];
-  Attention attention({.words = seat.words(),
-                       .bell = &seat.bell(),
-                       .clock = options_.clock,
-                       .on_gpu = !options_.shards[rank]->device().gpu_uuid().empty()});
+  const bool on_gpu = !options_.shards[rank]->device().gpu_uuid().empty();
+  Attention attention({.words = seat.words(), .bell = &seat.bell(), .clock = options_.clock, .on_gpu = on_gpu});
   std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
   int room = kMostCommandsAtOnce;
@@ -60,9 +60,12 @@ void Epoch::GatherLoop(int rank) {
     {
       SpinningMutexLock lock(&mu_);
       if (end_.ended() && under_way.empty()) return;
+      // A thread that looks again and again without sleeping holds up the others for it only now and then.
+      const bool is_news = !on_gpu || !commands.ok() || !commands->empty();
       TakeAll(rank, std::move(commands));
-      CountLateRanks(Now());
-      command = sequence_.BeginGather(rank, Now());
+      const SteadyTime now = Now();
+      if (is_news || now - late_since_ >= kLateRanksEvery) CountLateRanks(now);
+      command = sequence_.BeginGather(rank, now);
       WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
       if (sequence_.Pending(rank)) expected = Attention::For::kWord;
