@@ -642,6 +642,48 @@ TEST_P(TwoDaemonsTest, AKilledTrainerLeavesNoTraceInTheEnd) {
   EXPECT_EQ(Hashes("interrupted"), expected);
 }
 
+// The value of a series on the page of a daemon; nothing where it is not there.
+std::optional<double> MetricOf(const std::string& socket_dir, const std::string& series) {
+  const std::string page = CtlOf(socket_dir, "metrics")["text"];
+  const std::string begin = absl::StrCat("\n", series, " ");
+  const size_t at = page.find(begin);
+  if (at == page.npos) return std::nullopt;
+  return std::stod(page.substr(at + begin.size()));
+}
+
+TEST_P(TwoDaemonsTest, MetricsTellWhatMovesAndWhoIsMissing) {
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < ranks(); ++rank) trainers.push_back(Start(TrainingOf("m", rank)));
+  for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
+  const bool on_gpus = TestDevices() == "cuda";
+  const auto moved = [&](int node, const std::string& engine, const std::string& direction) {
+    return MetricOf(directories_[node].path(),
+                    absl::StrCat("paramshard_moved_bytes_total{engine=\"", engine, "\",direction=\"", direction, "\"}"))
+        .value_or(-1);
+  };
+  const std::string mesh = on_gpus ? "nccl" : "gloo";
+  // What one daemon sends the other one receives, or one of its own.
+  EXPECT_GT(moved(0, mesh, "sent"), 0);
+  EXPECT_EQ(moved(0, mesh, "sent") + moved(1, mesh, "sent"), moved(0, mesh, "received") + moved(1, mesh, "received"));
+  const bool direct = GetParam() == Sharding::kInsideDaemons && devices_ > 1;
+  for (int node = 0; node < 2; ++node) {
+    const std::string& directory = directories_[node].path();
+    for (const std::string& direction : {std::string("sent"), std::string("received")}) {
+      EXPECT_EQ(moved(node, on_gpus ? "copy_engine" : "memcpy", direction) > 0, direct) << "node " << node;
+    }
+    EXPECT_EQ(MetricOf(directory, "paramshard_commits_total{result=\"applied\"}"), 6);
+    EXPECT_EQ(MetricOf(directory, "paramshard_commit_number{model=\"m\"}"), 6);
+    EXPECT_EQ(MetricOf(directory, "paramshard_epochs_ended_total{reason=\"detached\"}"), 1);
+    EXPECT_EQ(MetricOf(directory, "paramshard_server_restarts_total"), 0);
+    EXPECT_EQ(MetricOf(directory, "paramshard_world_nodes{state=\"absent\"}"),
+              node == 0 ? std::optional(0.0) : std::nullopt);
+  }
+  daemons_[1].Signal(SIGKILL);
+  // Until node 0 has noticed it; the test's timeout bounds it.
+  while (MetricOf(directories_[0].path(), "paramshard_world_nodes{state=\"absent\"}") != 1) {
+  }
+}
+
 TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < ranks(); ++rank) {
