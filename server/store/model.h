@@ -391,7 +391,6 @@ class Model {
   // Constant after Create.
   const Options options_;
   const Topology topology_;
-  std::atomic<int64_t> last_commit_nanoseconds_ = 0;  // of Unix time; 0: none yet
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   uint64_t layout_fingerprint_ = 0;
@@ -402,6 +401,8 @@ class Model {
   CommitLog commit_log_;
   CopyGate copy_gate_;
   std::unique_ptr<ModelSaver> saver_;
+
+  std::atomic<int64_t> last_commit_nanoseconds_ = 0;  // of Unix time; 0: none yet
 
   absl::Mutex dropping_;  // held while the keeper is asked, which nobody else waits for
   bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;  // or left to another one of that name

@@ -2,12 +2,10 @@
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "server/metrics/metric_registry.h"
 #include "server/store/sequence.h"
@@ -24,19 +22,19 @@ MetricRegistry& SharedRegistry() {
 }
 
 void CountOne(benchmark::State& state) {
-  for (auto _ : state) SharedRegistry().Add(Metric::kCommits, CommitResult::kApplied);
+  for ([[maybe_unused]] auto _ : state) SharedRegistry().Add(Metric::kCommits, CommitResult::kApplied);
 }
 BENCHMARK(CountOne)->Threads(1)->Threads(2);
 
 void ObserveOne(benchmark::State& state) {
   const SteadyTime::duration took = std::chrono::microseconds(170);
-  for (auto _ : state) SharedRegistry().Observe(Metric::kGather, took);
+  for ([[maybe_unused]] auto _ : state) SharedRegistry().Observe(Metric::kGather, took);
 }
 BENCHMARK(ObserveOne)->Threads(1)->Threads(2);
 
 // With its two looks at the clock.
 void TimeOne(benchmark::State& state) {
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const MetricTimer timer(SharedRegistry(), Metric::kCommitPhase, CommitPhase::kVote);
     benchmark::ClobberMemory();
   }
@@ -66,7 +64,7 @@ void FindLateRanks(benchmark::State& state) {
     PARAMSHARD_CHECK(sequence.Submit(rank, GatherCommand(2, 0, 0), SteadyTime()).ok());
   }
   std::vector<char> late(ranks);
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     sequence.FindLateRanks(late);
     benchmark::DoNotOptimize(late.data());
   }
