@@ -380,8 +380,10 @@ bool Coordinator::HaveReported(const Model& model) {
 }
 
 bool Coordinator::HoldReplicas(const Model& model) const {
-  return members_.nodes() > 1 && std::any_of(model.reports.begin(), model.reports.end(), [&](const auto& report) {
-           return report.has_value() && report->shard_size > 0 && report->shard_size != members_.world_size();
+  const int world_size = members_.world_size();
+  return members_.nodes() > 1 &&
+         std::any_of(model.reports.begin(), model.reports.end(), [world_size](const auto& report) {
+           return report.has_value() && report->shard_size > 0 && report->shard_size != world_size;
          });
 }
 

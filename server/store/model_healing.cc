@@ -114,6 +114,7 @@ absl::Status Model::ReceiveState(int donor, Engines engines) {
   // A donor that is lost is no loss of this daemon's trainers: they come again.
   RETURN_IF_ERROR(received);
   RETURN_IF_ERROR(replaced);
+  world().metrics->Observe(Metric::kHeal, SteadyNow() - begin);
   LogHealing("state received from a replica", donor, begin);
   return absl::OkStatus();
 }

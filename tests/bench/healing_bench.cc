@@ -100,8 +100,9 @@ class World {
 
 void Print(const char* what, std::vector<double> values, const char* format) {
   std::sort(values.begin(), values.end());
-  std::cout << what << ": median " << absl::StreamFormat(*absl::ParsedFormat<'f'>::New(format), values[values.size() / 2])
-            << ", from " << values.front() << " to " << values.back() << std::endl;
+  std::cout << what << ": median "
+            << absl::StreamFormat(*absl::ParsedFormat<'f'>::New(format), values[values.size() / 2]) << ", from "
+            << values.front() << " to " << values.back() << std::endl;
 }
 
 }  // namespace

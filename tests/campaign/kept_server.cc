@@ -93,8 +93,8 @@ absl::Status KeptServer::Spawn(Daemon& daemon) const {
   const wire::FileDescriptor log(
       open(LogPath(daemon.directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
-  daemon.keeper.emplace(DaemonProcess::Spawn(options_.daemon, daemon.directory.path(), daemon.flags,
-                                             {.standard_error = log.get()}));
+  daemon.keeper.emplace(
+      DaemonProcess::Spawn(options_.daemon, daemon.directory.path(), daemon.flags, {.standard_error = log.get()}));
   return absl::OkStatus();
 }
 

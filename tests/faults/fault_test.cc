@@ -778,8 +778,8 @@ class BereftVoterTest : public TwoDaemonsTest {
 
   absl::Status OnNodeOne(std::function<absl::Status(Client&)> call, absl::Duration patience = absl::Seconds(30)) const {
     return ChildProcess::Run([&](Board&) -> absl::Status {
-             auto client = Client::Connect(
-                 {.rank = devices_, .socket_dir = directories_[1].path(), .attach_timeout = patience});
+             auto client =
+                 Client::Connect({.rank = devices_, .socket_dir = directories_[1].path(), .attach_timeout = patience});
              return client.ok() ? call(*client) : client.status();
            })
         .Await();

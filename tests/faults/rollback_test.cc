@@ -32,6 +32,7 @@ namespace paramshard::test {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(120);
 constexpr int kNodes = 2;
@@ -233,6 +234,8 @@ TEST_P(LostReplicaTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   ASSERT_OK(daemons_[victim]->AwaitExit(kPatience).status());
   Spawn(victim);
   ExpectToGoOn(std::move(trainers));
+  EXPECT_THAT(OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[victim].path(), " metrics")),
+              IsOkAndHolds(HasSubstr("paramshard_heal_seconds_count 1\n")));
 }
 
 TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
