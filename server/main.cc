@@ -106,12 +106,6 @@ absl::Status StartAwaitingSignals(const sigset_t& signals, const std::shared_ptr
   return absl::OkStatus();
 }
 
-LogLevel LevelOf(const std::string& name) {
-  if (name == "debug") return LogLevel::kDebug;
-  if (name == "warning") return LogLevel::kWarning;
-  return name == "error" ? LogLevel::kError : LogLevel::kInfo;
-}
-
 void LogStart(const DaemonConfig& config, const Daemon& daemon) {
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
@@ -273,7 +267,8 @@ struct Inheritance {
 int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inheritance) {
   const DaemonConfig& config = arguments.config;
   auto& link = inheritance.link;
-  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText, LevelOf(config.log_level));
+  ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
+               FindLogLevel(config.log_level).value_or(LogLevel::kInfo));
   if (link.ok()) {
     return RunServer(arguments, {.link = *std::move(link),
                                  .socket_dir_lock = std::move(inheritance.socket_dir_lock),

@@ -6,12 +6,14 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
@@ -23,7 +25,8 @@ namespace {
 // Lives as long as the process: threads may log while it ends.
 struct State {
   LogFormat format = LogFormat::kText;
-  LogLevel least = LogLevel::kInfo;
+  std::atomic<LogLevel> least = LogLevel::kInfo;
+  absl::Mutex changing;  // of `least`: changes and their lines are in the same order
   std::atomic<LineWriter*> writer = nullptr;
   std::array<std::atomic<int64_t>, 4> events = {};  // by level
 };
@@ -33,10 +36,7 @@ State& TheLog() {
   return *state;
 }
 
-absl::string_view NameOf(LogLevel level) {
-  static constexpr absl::string_view kNames[] = {"debug", "info", "warning", "error"};
-  return kNames[static_cast<int>(level)];
-}
+constexpr absl::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
 
 std::string Now() { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()); }
 
@@ -49,7 +49,7 @@ bool IsPlain(absl::string_view value) {
 }
 
 std::string TextLine(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
-  std::string line = absl::StrCat(Now(), " ", NameOf(level), " ", event);
+  std::string line = absl::StrCat(Now(), " ", LogLevelName(level), " ", event);
   for (const auto& [key, value] : fields) {
     absl::StrAppend(&line, " ", key, "=", IsPlain(value) ? value : absl::StrCat("\"", absl::CEscape(value), "\""));
   }
@@ -60,7 +60,7 @@ std::string TextLine(LogLevel level, absl::string_view event, LogFields fields, 
 std::string JsonLine(LogLevel level, absl::string_view event, LogFields fields, int64_t count) {
   nlohmann::ordered_json line;
   line["time"] = Now();
-  line["level"] = std::string(NameOf(level));
+  line["level"] = std::string(LogLevelName(level));
   line["event"] = std::string(event);
   for (const auto& [key, value] : fields) line[std::string(key)] = value;
   if (count > 1) line["count"] = absl::StrCat(count);
@@ -74,9 +74,29 @@ std::string Line(LogLevel level, absl::string_view event, LogFields fields, int6
 
 }  // namespace
 
+absl::string_view LogLevelName(LogLevel level) { return kLevelNames[static_cast<int>(level)]; }
+
+std::optional<LogLevel> FindLogLevel(absl::string_view name) {
+  const auto* const found = std::find(std::begin(kLevelNames), std::end(kLevelNames), name);
+  if (found == std::end(kLevelNames)) return std::nullopt;
+  return static_cast<LogLevel>(found - std::begin(kLevelNames));
+}
+
 void ConfigureLog(LogFormat format, LogLevel least) {
   TheLog().format = format;
   TheLog().least = least;
+}
+
+LogLevel LeastLogLevel() { return TheLog().least; }
+
+LogLevel ChangeLogLevel(LogLevel least, const std::string& caller) {
+  absl::MutexLock lock(&TheLog().changing);
+  const LogLevel before = TheLog().least;
+  if (least < before) TheLog().least = least;
+  Log(LogLevel::kWarning, "log level is set",
+      {{"from", std::string(LogLevelName(before))}, {"to", std::string(LogLevelName(least))}, {"caller", caller}});
+  TheLog().least = least;
+  return before;
 }
 
 absl::Status DetachLog() {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,8 +21,18 @@ enum class LogFormat : uint8_t { kText, kJson };
 
 using LogFields = std::initializer_list<std::pair<absl::string_view, std::string>>;
 
+// As flags and lines say them.
+absl::string_view LogLevelName(LogLevel level);
+std::optional<LogLevel> FindLogLevel(absl::string_view name);
+
 // Called before the first Log. Without it the log is text from level info on.
 void ConfigureLog(LogFormat format, LogLevel least);
+
+// Thread-safe. Lines below this level are not written.
+LogLevel LeastLogLevel();
+// Thread-safe. Changes the level until the process ends, returns the one before, and writes a warning that says for
+// whom, whichever of the two levels would leave it out.
+LogLevel ChangeLogLevel(LogLevel least, const std::string& caller);
 
 // From now on a thread writes the lines and Log never blocks: when standard error is a pipe that nobody reads, lines
 // are dropped, and counted in one that says so. Before, Log writes itself. RESOURCE_EXHAUSTED without a thread.

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
+#include "server/log/log.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
 #include "server/service/restore_calls.h"
@@ -129,6 +130,33 @@ ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
   return change;
 }
 
+v1::LogLevel ToProto(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return v1::LOG_LEVEL_DEBUG;
+    case LogLevel::kInfo:
+      return v1::LOG_LEVEL_INFO;
+    case LogLevel::kWarning:
+      return v1::LOG_LEVEL_WARNING;
+    case LogLevel::kError:
+      return v1::LOG_LEVEL_ERROR;
+  }
+  return v1::LOG_LEVEL_UNSPECIFIED;
+}
+
+absl::StatusOr<LogLevel> LogLevelFromProto(v1::LogLevel level) {
+  for (const LogLevel known : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
+    if (level == ToProto(known)) return known;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("set log level: level of debug, info, warning or error expected, got ", static_cast<int>(level)));
+}
+
+std::string CallerText(const Callers::Caller& caller) {
+  if (caller.is_remote) return caller.token;  // the URI of its certificate
+  return absl::StrCat("process ", caller.peer.pid, " of user ", caller.peer.uid);
+}
+
 absl::StatusOr<ModelSaver*> SaverOf(const Model& model) {
   if (model.saver() != nullptr) return model.saver();
   return absl::FailedPreconditionError(absl::StrCat("save ", model.spec().name, ": a daemon with --save-dir expected"));
@@ -174,6 +202,7 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Met
   Handle("RestoreModel", workers->transfers.get(), &AdminService::RestoreModel);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("Restart", workers->questions.get(), &AdminService::Restart);
+  Handle("SetLogLevel", workers->questions.get(), &AdminService::SetLogLevel);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
   CheckComplete();
 }
@@ -293,6 +322,14 @@ absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, cons
   return v1::RestartResponse();
 }
 
+absl::StatusOr<v1::SetLogLevelResponse> AdminService::SetLogLevel(const Call& call,
+                                                                  const v1::SetLogLevelRequest& request) {
+  ASSIGN_OR_RETURN(const LogLevel level, LogLevelFromProto(request.level()));
+  v1::SetLogLevelResponse response;
+  response.set_previous(ToProto(ChangeLogLevel(level, CallerText(call.caller()))));
+  return response;
+}
+
 absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, const v1::GetVersionRequest&) {
   v1::GetVersionResponse response;
   const World& world = store_->world();
@@ -306,6 +343,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   *response.mutable_started_at() = ToProto(started_at_);
   response.set_pid(getpid());
   response.set_rollback(lifetime_.rollback);
+  response.set_log_level(ToProto(LeastLogLevel()));
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
   return response;
 }

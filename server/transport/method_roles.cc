@@ -38,6 +38,7 @@ Table MakeTable() {
        {"RestoreModel", admin},
        {"Drain", admin},
        {"Restart", nobody},
+       {"SetLogLevel", admin},
        {"GetVersion", exports}});
   Add(table, "paramshard.v1.TrainerService",
       {{"GetCapabilities", exports},

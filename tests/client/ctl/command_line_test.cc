@@ -56,6 +56,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"import", {"m", "in"}},
       {"export", {"in", "--format=hf", "--like=like", "--out=out"}},
       {"delete", {"m"}},
+      {"log-level", {"debug"}},
       {"save", {"m"}},
       {"saves", {"m"}},
       {"restore", {"m"}},
@@ -153,6 +154,7 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"convert", "in", "-o", "out", "--dequantize", "--dtype=F64"}, "F32, BF16 or F16 expected, got F64"},
       {{"convert", "in", "-o", "out", "--format=MXFP8", "--planes=column"}, "row or both expected, got column"},
       {{"import", "m"}, "path is required"},
+      {{"log-level", "loud"}, "loud not in"},
   };
   for (const auto& [arguments, message] : cases) {
     const Parse parse(arguments);

@@ -73,6 +73,18 @@ TEST(CtlTest, ModelsAreATableOrJson) {
   EXPECT_EQ(json["models"][0]["running"], false);
 }
 
+TEST(CtlTest, ALogLevelIsShownOrSet) {
+  FakeDaemon daemon;
+  daemon.service().answers.version.set_log_level(v1::LOG_LEVEL_INFO);
+  daemon.service().answers.log_level.set_previous(v1::LOG_LEVEL_WARNING);
+  EXPECT_EQ(Output(daemon, {"log-level"}), "info\n");
+  EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_UNSPECIFIED);
+  EXPECT_EQ(Output(daemon, {"log-level", "debug"}), "was warning\n");
+  EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_DEBUG);
+  EXPECT_EQ(JsonOutput(daemon, {"log-level", "error"})["previous"], "LOG_LEVEL_WARNING");
+  EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_ERROR);
+}
+
 TEST(CtlTest, EmptyListsSaySo) {
   FakeDaemon daemon;
   EXPECT_EQ(Output(daemon, {"models"}), "no models\n");

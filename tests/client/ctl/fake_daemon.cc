@@ -148,6 +148,13 @@ grpc::Status FakeAdminService::GetMetrics(grpc::ServerContext* context, const v1
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::SetLogLevel(grpc::ServerContext* context, const v1::SetLogLevelRequest* request,
+                                           v1::SetLogLevelResponse* response) {
+  requests.log_level = *request;
+  *response = answers.log_level;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
                                           v1::GetVersionResponse* response) {
   *response = answers.version;

@@ -31,6 +31,7 @@ struct FakeAnswers {
   v1::SaveModelResponse save;
   v1::ListSavesResponse saves;
   std::vector<v1::RestoreModelResponse> restore;
+  v1::SetLogLevelResponse log_level;
   v1::GetVersionResponse version;
 };
 
@@ -47,6 +48,7 @@ struct FakeRequests {
   int drains = 0;
   v1::DeleteModelRequest delete_model;
   v1::RestartRequest restart;
+  v1::SetLogLevelRequest log_level;
 };
 
 class FakeAdminService final : public v1::AdminService::Service {
@@ -75,6 +77,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   // From then on another process answers.
   grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;
+  grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest*, v1::SetLogLevelResponse*) override;
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 
  private:

@@ -59,6 +59,39 @@ TEST_F(AdminServiceTest, ARestartNeedsAKeeper) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--keeper=on")));
 }
 
+TEST_F(AdminServiceTest, TheLogLevelIsSetAndEveryChangeSaysForWhom) {
+  const auto level = [&] {
+    return client_->Call(client_->admin(), &Stub::GetVersion, v1::GetVersionRequest())->log_level();
+  };
+  const auto set = [&](v1::LogLevel to) {
+    v1::SetLogLevelRequest request;
+    request.set_level(to);
+    return client_->Call(client_->admin(), &Stub::SetLogLevel, request);
+  };
+  ASSERT_EQ(level(), v1::LOG_LEVEL_INFO);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(set(v1::LOG_LEVEL_ERROR)->previous(), v1::LOG_LEVEL_INFO);
+  EXPECT_EQ(level(), v1::LOG_LEVEL_ERROR);
+  EXPECT_EQ(set(v1::LOG_LEVEL_INFO)->previous(), v1::LOG_LEVEL_ERROR);
+  EXPECT_EQ(level(), v1::LOG_LEVEL_INFO);
+  const std::string lines = testing::internal::GetCapturedStderr();
+  const std::string caller = absl::StrCat("caller=\"process ", getpid(), " of user ", geteuid(), "\"");
+  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level is set from=info to=error ", caller)));
+  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level is set from=error to=info ", caller)));
+}
+
+TEST_F(AdminServiceTest, ALogLevelThatIsNoneChangesNothing) {
+  for (const int level : {0, 5, -1}) {
+    v1::SetLogLevelRequest request;
+    request.set_level(static_cast<v1::LogLevel>(level));
+    EXPECT_THAT(client_->Call(client_->admin(), &Stub::SetLogLevel, request),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat("debug, info, warning or error expected, got ", level))));
+  }
+  EXPECT_EQ(client_->Call(client_->admin(), &Stub::GetVersion, v1::GetVersionRequest())->log_level(),
+            v1::LOG_LEVEL_INFO);
+}
+
 TEST_F(AdminServiceTest, ModelsAreListedByName) {
   ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
   ASSERT_OK_AND_ASSIGN(const auto response,

@@ -45,7 +45,7 @@ TEST(MethodRolesTest, NodesAloneSpeakAsNodes) {
 }
 
 TEST(MethodRolesTest, WhatChangesStateIsTheAdminsAlone) {
-  for (const char* method : {"SaveModel", "RestoreModel", "Drain"}) {
+  for (const char* method : {"SaveModel", "RestoreModel", "Drain", "SetLogLevel"}) {
     EXPECT_EQ(*RolesOf(Path("paramshard.v1.AdminService", method)), Roles{Role::kAdmin}) << method;
   }
   for (const char* method : {"DeleteModel", "Import"}) {
