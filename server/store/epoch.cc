@@ -9,6 +9,7 @@
 #include "server/base/thread.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
+#include "server/trace/trace.h"
 
 namespace paramshard::server {
 namespace {
@@ -57,6 +58,8 @@ absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
 Epoch::Epoch(Options options)
     : options_(std::move(options)),
       ranks_(static_cast<int>(options_.shards.size())),
+      recorder_(std::make_shared<Recorder>(options_.number, ranks_, options_.first_rank)),
+      at_(ranks_),
       sequence_(SequenceOptions(options_), this),
       commit_(ranks_),
       late_ranks_(ranks_) {
@@ -82,6 +85,8 @@ absl::Status Epoch::Run() {
   std::vector<std::thread> threads;
   if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
   ServeDepartures();
+  // Before engines are aborted, which ends what ranks are at.
+  last_words_ = LastWords(*recorder_, TraceNow());
   const absl::Status why = AwaitReason();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
   options_.cluster->EndEpoch(options_.spec->name, options_.number, why);

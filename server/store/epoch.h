@@ -43,6 +43,7 @@
 #include "server/store/sequence.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
+#include "server/trace/recorder.h"
 
 namespace paramshard::server {
 
@@ -125,6 +126,11 @@ class Epoch : private TrainerWords {
   bool LeftInOrder() const;
   // Whether the rank's trainer has detached and is not needed any more.
   bool HasLeft(int rank) const;
+
+  // What its ranks were at lately. It may outlive the epoch.
+  std::shared_ptr<const Recorder> recorder() const { return recorder_; }
+  // What each rank was at when the epoch ended, for people. Once Run has returned.
+  const std::vector<std::string>& last_words() const { return last_words_; }
 
   int64_t number() const { return options_.number; }
   const std::vector<Trainer>& trainers() const { return options_.trainers; }
@@ -229,28 +235,39 @@ class Epoch : private TrainerWords {
   void RunReduce(int rank, const v1::Command& command);
   void RunDiscard(int rank);
   void RunSum(int rank);
-  void RunVote(const Sequence::PushWork& work);
+  void RunVote(int rank, const Sequence::PushWork& work);
   // Writes down what is voted on, and what comes of it, where somebody keeps it.
   // `previous`: what the previous node's ranks have sent with the commit.
   absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote,
                                std::optional<std::vector<std::string>>& previous);
   JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
   void RunApply(int rank);
-  void RunShareAmaxes(const v1::Command& command);
+  void RunShareAmaxes(int rank, const v1::Command& command);
   void RunEncode(int rank);
   // A rank's stage of a commit has ended with `status`.
   void FinishStage(int rank, const absl::Status& status,
                    std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now));
-  void Answer(const Decided& decided, Sequence::ClientStates client_states,
+  void Answer(int rank, const Decided& decided, Sequence::ClientStates client_states,
               std::optional<std::vector<std::string>> previous);
   void WriteAnswer(const CommitAnswer& answer);
   SteadyTime Now() const { return options_.clock->Now(); }
+
+  // Records. A ring is written by the thread that Recorder::Rings names.
+  static void Note(EventRing& ring, Event event);
+  void NoteWork(int rank, const Sequence::PushWork& work);
+  void NoteWorkEnd(int rank);
+  // Unless it is what was noted last.
+  static void NoteHolder(EventRing& ring, const Sequence::Holder& holder, Sequence::Holder& noted);
 
   const Options options_;
   const int ranks_;
   std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
+
+  const std::shared_ptr<Recorder> recorder_;
+  std::vector<Event> at_;                // what the push thread of each rank is at; each has its own
+  std::vector<std::string> last_words_;  // of the thread of Run
 
   mutable absl::Mutex mu_;
   SteadyCondVar work_;  // push threads wait here; also Run

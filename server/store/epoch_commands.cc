@@ -15,6 +15,7 @@
 #include "server/store/command_text.h"
 #include "server/store/epoch.h"
 #include "server/store/spinning_mutex_lock.h"
+#include "server/trace/trace.h"
 
 namespace paramshard::server {
 namespace {
@@ -38,7 +39,61 @@ bool IsGivenUp(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
 
+EventKind KindOf(Sequence::Work work) {
+  switch (work) {
+    case Sequence::Work::kReduce:
+      return EventKind::kPush;
+    case Sequence::Work::kDiscard:
+      return EventKind::kDiscard;
+    case Sequence::Work::kSum:
+      return EventKind::kSum;
+    case Sequence::Work::kVote:
+      return EventKind::kVote;
+    case Sequence::Work::kApply:
+      return EventKind::kApply;
+    case Sequence::Work::kShareAmaxes:
+      return EventKind::kShareAmaxes;
+    case Sequence::Work::kEncode:
+      return EventKind::kEncode;
+  }
+  return EventKind::kCommand;
+}
+
+// As it was sent: whether its unit is one is not looked at.
+Event EventOf(EventKind kind, EventEdge edge, const v1::Command& command) {
+  Event event{.kind = kind, .edge = edge, .command = command.number()};
+  if (command.has_gather()) event.unit = command.gather().unit();
+  if (command.has_push()) event.unit = command.push().unit();
+  if (command.has_commit()) event.commit_number = command.commit().commit_number();
+  return event;
+}
+
 }  // namespace
+
+// --- The recorder ---
+
+void Epoch::Note(EventRing& ring, Event event) {
+  event.time_ns = TraceNow();
+  ring.Write(event);
+}
+
+void Epoch::NoteWork(int rank, const Sequence::PushWork& work) {
+  at_[rank] = EventOf(KindOf(work.work), EventEdge::kBegin, *work.command);
+  if (work.work == Sequence::Work::kReduce) at_[rank].bytes = options_.layout->units()[at_[rank].unit].gradient_bytes;
+  Note(recorder_->of(rank).pushes, at_[rank]);
+}
+
+void Epoch::NoteWorkEnd(int rank) {
+  at_[rank].edge = EventEdge::kEnd;
+  Note(recorder_->of(rank).pushes, at_[rank]);
+}
+
+void Epoch::NoteHolder(EventRing& ring, const Sequence::Holder& holder, Sequence::Holder& noted) {
+  if (holder == noted) return;
+  noted = holder;
+  if (holder.rank < 0) return;
+  Note(ring, {.kind = EventKind::kWait, .edge = EventEdge::kBegin, .peer = holder.rank, .command = holder.command});
+}
 
 // --- Threads ---
 
@@ -49,6 +104,7 @@ void Epoch::GatherLoop(int rank) {
   std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
   int room = kMostCommandsAtOnce;
+  Sequence::Holder noted;
   while (true) {
     attention.Look();
     if (FinishGathers(rank, under_way)) attention.Renew();
@@ -68,6 +124,7 @@ void Epoch::GatherLoop(int rank) {
       command = sequence_.BeginGather(rank, now);
       WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
+      if (command == nullptr) NoteHolder(recorder_->of(rank).gathers, sequence_.GatherHolder(rank), noted);
       if (sequence_.Pending(rank)) expected = Attention::For::kWord;
       if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
       room = std::min(kMostCommandsAtOnce, sequence_.Room(rank));
@@ -108,10 +165,12 @@ absl::Status Epoch::Overdue(SteadyTime now) const {
 void Epoch::PushLoop(int rank) {
   while (true) {
     std::optional<Sequence::PushWork> work;
+    Sequence::Holder noted;
     {
       absl::MutexLock lock(&mu_);
       while (!(work = sequence_.BeginPush(rank)).has_value()) {
         if (end_.ended() && sequence_.Quiet()) return;
+        NoteHolder(recorder_->of(rank).pushes, sequence_.PushHolder(rank), noted);
         work_.Wait(&mu_);
       }
     }
@@ -131,8 +190,10 @@ void Epoch::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands)
 }
 
 void Epoch::Take(int rank, SentCommand command) {
+  const Event event = EventOf(EventKind::kCommand, EventEdge::kInstant, command.command);
   const absl::StatusOr<bool> by_all = sequence_.Submit(rank, std::move(command), Now());
-  if (!by_all.ok()) EndLocked(by_all.status());
+  if (!by_all.ok()) return EndLocked(by_all.status());
+  Note(recorder_->of(rank).commands, event);
 }
 
 void Epoch::ReportCommands(const CommandsThrough& unless) const {
@@ -194,6 +255,9 @@ Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
                         .unit = gather.unit(),
                         .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
                         .slot = gather.slot()};
+  Event event = EventOf(EventKind::kGather, EventEdge::kBegin, command);
+  event.bytes = options_.layout->units()[call.unit].slot_bytes[call.phase];
+  Note(recorder_->of(rank).gathers, event);
   return {.call = call, .begun_at = Now(), .begun = engines_[rank]->Gather(call, [&](int target, int source) {
             SeatOf(target).PublishReady(call.slot, source, call.number);
           })};
@@ -211,6 +275,8 @@ bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
           call, [&](int target, int source) { SeatOf(target).PublishReady(call.slot, source, call.number); });
     }
     if (done.ok() && !*done) break;
+    Note(recorder_->of(rank).gathers,
+         {.kind = EventKind::kGather, .edge = EventEdge::kEnd, .unit = call.unit, .command = call.number});
     FinishGather(rank, under_way.front().begun_at, done.status());
     under_way.pop_front();
     finished = true;
@@ -227,6 +293,7 @@ void Epoch::FinishGather(int rank, SteadyTime begun_at, const absl::Status& stat
 }
 
 void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
+  NoteWork(rank, work);
   switch (work.work) {
     case Sequence::Work::kReduce:
       return RunReduce(rank, *work.command);
@@ -235,11 +302,11 @@ void Epoch::RunPush(int rank, const Sequence::PushWork& work) {
     case Sequence::Work::kSum:
       return RunSum(rank);
     case Sequence::Work::kVote:
-      return RunVote(work);
+      return RunVote(rank, work);
     case Sequence::Work::kApply:
       return RunApply(rank);
     case Sequence::Work::kShareAmaxes:
-      return RunShareAmaxes(*work.command);
+      return RunShareAmaxes(rank, *work.command);
     case Sequence::Work::kEncode:
       return RunEncode(rank);
   }
@@ -259,6 +326,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
                               .absent = push.absent_parameters(),
                               .accumulators = target.accumulators,
                               .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
+  NoteWorkEnd(rank);
   bool drained;
   {
     absl::MutexLock lock(&mu_);
@@ -274,6 +342,7 @@ void Epoch::RunDiscard(int rank) {
   // Nobody makes the sums that pushes have left.
   const absl::Status taken = engines_[rank]->TakeSums().status();
   options_.shards[rank]->DropGradients();
+  NoteWorkEnd(rank);
   absl::MutexLock lock(&mu_);
   EndOnError(taken);
   sequence_.FinishDiscard(rank, Now());
@@ -284,6 +353,7 @@ void Epoch::RunSum(int rank) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kSum);
   const absl::StatusOr<std::vector<SumTask>> left = engines_[rank]->TakeSums();
   const absl::StatusOr<SquareSum> sum = left.ok() ? options_.shards[rank]->SumSquares(*left) : left.status();
+  NoteWorkEnd(rank);
   absl::MutexLock lock(&mu_);
   if (sum.ok()) commit_.SetSum(rank, *sum);
   EndOnError(sum.status());
@@ -291,7 +361,7 @@ void Epoch::RunSum(int rank) {
   WakeRunnable();
 }
 
-void Epoch::RunVote(const Sequence::PushWork& work) {
+void Epoch::RunVote(int rank, const Sequence::PushWork& work) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kVote);
   const v1::Commit& commit = work.command->commit();
   CommitVote vote{.model = options_.spec->name,
@@ -318,6 +388,7 @@ void Epoch::RunVote(const Sequence::PushWork& work) {
     verdict = encodes ? Sequence::Verdict::kEncodes : Sequence::Verdict::kApplies;
     options_.copy_gate->BeginCommit();
   }
+  NoteWorkEnd(rank);
   absl::MutexLock lock(&mu_);
   commit_.EndVote();
   commit_.SetDecided(decided.value_or(Decided()), std::move(previous));
@@ -368,13 +439,15 @@ void Epoch::RunApply(int rank) {
   const absl::Status applied = Timed(*options_.metrics, CommitPhase::kApply, [&] {
     return decided.apply ? shard.Step(decided.step, progress, *options_.scaling_book) : absl::OkStatus();
   });
+  NoteWorkEnd(rank);
   FinishStage(rank, applied, &Sequence::FinishApply);
 }
 
 // Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
-void Epoch::RunShareAmaxes(const v1::Command& command) {
+void Epoch::RunShareAmaxes(int rank, const v1::Command& command) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kShareAmaxes);
   const absl::Status shared = ShareAmaxes(command.number());
+  NoteWorkEnd(rank);
   absl::MutexLock lock(&mu_);
   EndOnError(shared);
   sequence_.FinishShareAmaxes();
@@ -384,6 +457,7 @@ void Epoch::RunShareAmaxes(const v1::Command& command) {
 void Epoch::RunEncode(int rank) {
   const absl::Status encoded = Timed(*options_.metrics, CommitPhase::kEncode,
                                      [&] { return options_.shards[rank]->EncodeAfterAmax(*options_.scaling_book); });
+  NoteWorkEnd(rank);
   FinishStage(rank, encoded, &Sequence::FinishEncode);
 }
 
@@ -406,7 +480,7 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
     }
     WakeRunnable();
   }
-  if (client_states.has_value()) Answer(decided, *std::move(client_states), std::move(previous));
+  if (client_states.has_value()) Answer(rank, decided, *std::move(client_states), std::move(previous));
 }
 
 // An error ends the epoch: the journal is one commit behind, from which the next server comes to this answer, and from
@@ -424,7 +498,7 @@ void Epoch::WriteAnswer(const CommitAnswer& answer) {
 }
 
 // The next commit waits for this thread's part of it: answers follow each other in order.
-void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states,
+void Epoch::Answer(int rank, const Decided& decided, Sequence::ClientStates client_states,
                    std::optional<std::vector<std::string>> previous) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kAnswer);
   const CommitAnswer answer = options_.commit_log->Answer(
@@ -434,6 +508,9 @@ void Epoch::Answer(const Decided& decided, Sequence::ClientStates client_states,
   // Who has the answer finds the save that it has made fall due.
   options_.copy_gate->EndCommit();
   options_.on_answered(answer, decided.save);
+  // Who has the answer finds it recorded, too.
+  Note(recorder_->of(rank).pushes,
+       {.kind = EventKind::kAnswer, .command = at_[rank].command, .commit_number = answer.commit_number});
   for (const auto& seat : seats_) seat->PublishAnswer(answer);
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();

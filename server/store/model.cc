@@ -271,6 +271,11 @@ absl::Status Model::Attach(Trainer trainer) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<const Recorder> Model::recorder() const {
+  absl::MutexLock lock(&mu_);
+  return recorder_;
+}
+
 std::shared_ptr<Epoch> Model::current_epoch() const {
   absl::MutexLock lock(&mu_);
   return epoch_;
@@ -481,6 +486,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
     return thread.status();
   }
   epoch_ = epoch;
+  recorder_ = epoch->recorder();
   finished = std::exchange(epoch_thread_, *std::move(thread));
   return absl::OkStatus();
 }
@@ -493,6 +499,12 @@ void Model::RunEpoch(Epoch& epoch) {
   world().metrics->AddEpochEnd(epoch.LeftInOrder() ? absl::OkStatus() : why);
   const std::string end = epoch.LeftInOrder() ? "all trainers have detached" : why.ToString();
   options_.log->Write(LogLevel::kInfo, "epoch ended", {{"model", spec().name}, {"epoch", number}, {"why", end}});
+  if (!epoch.LeftInOrder()) {
+    for (const std::string& words : epoch.last_words()) {
+      options_.log->Write(LogLevel::kInfo, "at the end of the epoch",
+                          {{"model", spec().name}, {"epoch", number}, {"was", words}});
+    }
+  }
   absl::Status lost;
   std::map<int, Trainer> refused;
   {

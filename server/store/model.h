@@ -154,6 +154,9 @@ class Model {
   // state is changed or saved.
   absl::Status Close(const absl::Status& why);
 
+  // What this daemon's ranks were at lately, in the last epoch that has begun; null before the first.
+  std::shared_ptr<const Recorder> recorder() const;
+
   using StateChange = ImportedState;
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
   // the history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the
@@ -422,6 +425,7 @@ class Model {
   std::optional<Rollback> rollback_ ABSL_GUARDED_BY(mu_);
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::string last_end_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const Recorder> recorder_ ABSL_GUARDED_BY(mu_);
   std::thread epoch_thread_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -152,6 +152,14 @@ class Sequence {
   // Says to people what holds back the rank's next command; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
+  // Whose trainer holds back the next command of a queue of the rank's, which all have sent; rank -1: nobody's.
+  struct Holder {
+    int rank = -1;
+    int64_t command = 0;
+    friend bool operator==(const Holder& a, const Holder& b) { return a.rank == b.rank && a.command == b.command; }
+  };
+  Holder GatherHolder(int rank) const { return HolderOf(GatherWait(rank)); }
+  Holder PushHolder(int rank) const { return HolderOf(PushWait(rank)); }
 
  private:
   struct Entry {
@@ -215,6 +223,7 @@ class Sequence {
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
   Wait CommitWait(int rank, int64_t number, const Queue& queue) const;
+  static Holder HolderOf(const Wait& wait) { return {.rank = wait.rank, .command = wait.number}; }
   bool GatherRunnable(int rank) const;
   // Whether the rank's gathers before the command are done.
   bool Gathered(int rank, int64_t number) const;
