@@ -98,6 +98,8 @@ struct CommandInfo {
   const char* help = "";
   // Its UNAVAILABLE and DEADLINE_EXCEEDED say that no daemon answers.
   bool asks_daemon = true;
+  // Runs once with all addresses, and not once for each.
+  bool asks_all_at_once = false;
   std::unique_ptr<Command> (*create)() = nullptr;
 };
 

@@ -68,7 +68,8 @@ int RunAtEach(const CommandLine& command_line, const Streams& streams) {
 }  // namespace
 
 int RunAtDaemons(const CommandLine& command_line, const Streams& streams) {
-  const bool are_several = command_line.info->asks_daemon && command_line.options.addresses.size() > 1;
+  const CommandInfo& info = *command_line.info;
+  const bool are_several = info.asks_daemon && !info.asks_all_at_once && command_line.options.addresses.size() > 1;
   return are_several ? RunAtEach(command_line, streams) : RunOnce(command_line, command_line.options, streams);
 }
 

@@ -19,6 +19,7 @@
 #include "server/service/inspection_messages.h"
 #include "server/service/restore_calls.h"
 #include "server/service/save_messages.h"
+#include "server/service/trace_messages.h"
 #include "server/store/inspection.h"
 #include "server/version.h"
 
@@ -203,6 +204,7 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Met
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("Restart", workers->questions.get(), &AdminService::Restart);
   Handle("SetLogLevel", workers->questions.get(), &AdminService::SetLogLevel);
+  Handle("GetTrace", workers->questions.get(), &AdminService::GetTrace);
   Handle("GetVersion", workers->questions.get(), &AdminService::GetVersion);
   CheckComplete();
 }
@@ -328,6 +330,10 @@ absl::StatusOr<v1::SetLogLevelResponse> AdminService::SetLogLevel(const Call& ca
   v1::SetLogLevelResponse response;
   response.set_previous(ToProto(ChangeLogLevel(level, CallerText(call.caller()))));
   return response;
+}
+
+absl::StatusOr<v1::GetTraceResponse> AdminService::GetTrace(const Call&, const v1::GetTraceRequest& request) {
+  return server::GetTrace(*store_, request);
 }
 
 absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, const v1::GetVersionRequest&) {

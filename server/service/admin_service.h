@@ -51,6 +51,7 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::DrainResponse> Drain(const Call& call, const v1::DrainRequest& request);
   absl::StatusOr<v1::RestartResponse> Restart(const Call& call, const v1::RestartRequest& request);
   absl::StatusOr<v1::SetLogLevelResponse> SetLogLevel(const Call& call, const v1::SetLogLevelRequest& request);
+  absl::StatusOr<v1::GetTraceResponse> GetTrace(const Call& call, const v1::GetTraceRequest& request);
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);
 
   const ModelStore* const store_;

@@ -39,6 +39,7 @@ Table MakeTable() {
        {"Drain", admin},
        {"Restart", nobody},
        {"SetLogLevel", admin},
+       {"GetTrace", inspects},
        {"GetVersion", exports}});
   Add(table, "paramshard.v1.TrainerService",
       {{"GetCapabilities", exports},

@@ -154,6 +154,7 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"convert", "in", "-o", "out", "--dequantize", "--dtype=F64"}, "F32, BF16 or F16 expected, got F64"},
       {{"convert", "in", "-o", "out", "--format=MXFP8", "--planes=column"}, "row or both expected, got column"},
       {{"import", "m"}, "path is required"},
+      {{"trace", "--steps=101"}, "not in range"},
       {{"log-level", "loud"}, "loud not in"},
   };
   for (const auto& [arguments, message] : cases) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "tests/client/ctl/run_ctl.h"
 #include "tests/proto/checkpoint/saved_model.h"
 #include "tests/proto/safetensors_files.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -83,6 +85,80 @@ TEST(CtlTest, ALogLevelIsShownOrSet) {
   EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_DEBUG);
   EXPECT_EQ(JsonOutput(daemon, {"log-level", "error"})["previous"], "LOG_LEVEL_WARNING");
   EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_ERROR);
+}
+
+// Two ranks of node 1, one of which waits; gathers overlap.
+v1::GetTraceResponse NewTrace() {
+  v1::GetTraceResponse trace;
+  trace.set_node(1);
+  trace.set_now_ns(9'000'000);
+  v1::ModelTrace& model = *trace.add_models();
+  model.set_model("tiny");
+  model.set_epoch(3);
+  model.add_units("layer0");
+  const auto add = [&](v1::TraceSpanKind kind, int rank, int64_t begin_ns) {
+    v1::TraceSpan& span = *model.add_spans();
+    span.set_kind(kind);
+    span.set_rank(rank);
+    span.set_begin_ns(begin_ns);
+    span.set_command(7);
+    span.set_commit_number(12);
+    return &span;
+  };
+  v1::TraceSpan* gather = add(v1::TRACE_SPAN_KIND_GATHER, 2, 1'000'000);
+  gather->set_unit(0);
+  gather->set_bytes(4096);
+  gather->set_end_ns(3'000'000);
+  gather = add(v1::TRACE_SPAN_KIND_GATHER, 2, 2'000'000);
+  gather->set_unit(9);
+  gather->set_end_ns(4'000'000);
+  add(v1::TRACE_SPAN_KIND_GATHER, 3, 2'000'000)->set_end_ns(2'500'000);
+  add(v1::TRACE_SPAN_KIND_WAIT, 2, 5'000'000)->set_waits_for(3);
+  return trace;
+}
+
+TEST(CtlTest, ATraceIsOneDocumentOfEventsThatNest) {
+  FakeDaemon daemon;
+  daemon.service().answers.trace = NewTrace();
+  const nlohmann::json json = nlohmann::json::parse(Output(daemon, {"trace", "--steps=5", "--model", "tiny"}));
+  EXPECT_EQ(daemon.service().requests.trace.steps(), 5);
+  EXPECT_EQ(daemon.service().requests.trace.model(), "tiny");
+  EXPECT_FALSE(daemon.service().requests.trace.only_clock());
+  EXPECT_GE(json["metadata"]["daemons"][0]["clock_uncertainty_us"], 0);
+  std::map<int, double> ends;  // by thread
+  std::map<std::string, nlohmann::json> spans;
+  for (const nlohmann::json& event : json["traceEvents"]) {
+    EXPECT_EQ(event["pid"], 1);
+    if (event["ph"] == "M") continue;
+    ASSERT_EQ(event["ph"], "X");
+    EXPECT_GE(event["ts"], ends[event["tid"]]) << "events of a thread overlap";
+    ends[event["tid"]] = event["ts"].get<double>() + event["dur"].get<double>();
+    spans[absl::StrCat(event["name"].get<std::string>(), " of ", event["args"]["rank"].get<int>())] = event;
+  }
+  ASSERT_EQ(spans.size(), 4u);
+  const nlohmann::json& gather = spans["gather layer0 of 2"];
+  EXPECT_EQ(gather["ts"], 0);
+  EXPECT_EQ(gather["dur"], 2000);
+  EXPECT_EQ(gather["args"]["bytes"], 4096);
+  EXPECT_EQ(gather["args"]["commit"], 12);
+  EXPECT_EQ(spans["gather unit 9 of 2"]["ts"], 1000) << "a unit that the daemon has not named";
+  const nlohmann::json& wait = spans["wait of 2"];
+  EXPECT_EQ(wait["args"]["waits_for"], "rank 3");
+  EXPECT_EQ(wait["args"]["unfinished"], true);
+  EXPECT_EQ(wait["dur"], 4000) << "until the answer";
+}
+
+TEST(CtlTest, ATraceMayBeAFile) {
+  FakeDaemon daemon;
+  daemon.service().answers.trace = NewTrace();
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/trace.json";
+  EXPECT_EQ(Output(daemon, {"trace", "--out", path}), "");
+  EXPECT_EQ(daemon.service().requests.trace.steps(), 3);
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path))["traceEvents"].size(), 9u);
+  const Result result = RunArguments({"trace", "--out", directory.path(), "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("--out: a file that can be written expected"));
 }
 
 TEST(CtlTest, EmptyListsSaySo) {

@@ -155,6 +155,13 @@ grpc::Status FakeAdminService::SetLogLevel(grpc::ServerContext* context, const v
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::GetTrace(grpc::ServerContext* context, const v1::GetTraceRequest* request,
+                                        v1::GetTraceResponse* response) {
+  requests.trace = *request;
+  *response = answers.trace;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetVersion(grpc::ServerContext* context, const v1::GetVersionRequest*,
                                           v1::GetVersionResponse* response) {
   *response = answers.version;

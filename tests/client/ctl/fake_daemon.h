@@ -32,6 +32,7 @@ struct FakeAnswers {
   v1::ListSavesResponse saves;
   std::vector<v1::RestoreModelResponse> restore;
   v1::SetLogLevelResponse log_level;
+  v1::GetTraceResponse trace;
   v1::GetVersionResponse version;
 };
 
@@ -49,6 +50,7 @@ struct FakeRequests {
   v1::DeleteModelRequest delete_model;
   v1::RestartRequest restart;
   v1::SetLogLevelRequest log_level;
+  v1::GetTraceRequest trace;
 };
 
 class FakeAdminService final : public v1::AdminService::Service {
@@ -78,6 +80,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   // From then on another process answers.
   grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;
   grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest*, v1::SetLogLevelResponse*) override;
+  grpc::Status GetTrace(grpc::ServerContext*, const v1::GetTraceRequest*, v1::GetTraceResponse*) override;
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*, v1::GetVersionResponse*) override;
 
  private:

@@ -92,6 +92,33 @@ TEST_F(AdminServiceTest, ALogLevelThatIsNoneChangesNothing) {
             v1::LOG_LEVEL_INFO);
 }
 
+TEST_F(AdminServiceTest, ATraceIsOfAModelAndOfSoManySteps) {
+  const auto trace = [&](const std::string& model, int steps) {
+    v1::GetTraceRequest request;
+    request.set_model(model);
+    request.set_steps(steps);
+    return client_->Call(client_->admin(), &Stub::GetTrace, request);
+  };
+  EXPECT_THAT(trace("", 0)->models(), IsEmpty()) << "before the first epoch";
+  TestSession first(socket_dir());
+  TestSession second(socket_dir());
+  first.Attach(MakeAttach("m", 0));
+  second.Attach(MakeAttach("m", 1));
+  ASSERT_TRUE(first.AwaitStarted());
+  ASSERT_OK_AND_ASSIGN(const v1::GetTraceResponse response, trace("m", 100));
+  EXPECT_GT(response.now_ns(), 0);
+  ASSERT_THAT(response.models(), SizeIs(1));
+  EXPECT_EQ(response.models(0).model(), "m");
+  EXPECT_EQ(response.models(0).epoch(), 1);
+  EXPECT_THAT(response.models(0).units(), ElementsAre("u"));
+  EXPECT_THAT(trace("x", 3), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(trace("m", 101), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("[0, 100] expected, got 101")));
+  EXPECT_THAT(trace("m", -1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
+  v1::GetTraceRequest clock;
+  clock.set_only_clock(true);
+  EXPECT_THAT(client_->Call(client_->admin(), &Stub::GetTrace, clock)->models(), IsEmpty());
+}
+
 TEST_F(AdminServiceTest, ModelsAreListedByName) {
   ASSERT_OK(client_->CreateModel(MakeSpec("a", {MakeUnit("u", {MakeParameter("w", {4})})})));
   ASSERT_OK_AND_ASSIGN(const auto response,

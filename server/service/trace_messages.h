@@ -1,0 +1,16 @@
+// What was recorded, as AdminService says it.
+#ifndef PARAMSHARD_SERVER_SERVICE_TRACE_MESSAGES_H_
+#define PARAMSHARD_SERVER_SERVICE_TRACE_MESSAGES_H_
+
+#include "absl/status/statusor.h"
+#include "paramshard/v1/admin.pb.h"
+#include "server/store/model_store.h"
+
+namespace paramshard::server {
+
+// Errors as admin.proto says them.
+absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1::GetTraceRequest& request);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_SERVICE_TRACE_MESSAGES_H_
