@@ -5,7 +5,7 @@ namespace {
 
 constexpr const CommandInfo* kCommands[] = {
     &kModels, &kShards, &kDescribe, &kStats,   &kSessions,         &kMemory,         &kMetrics,           &kVerify,
-    &kDelete, &kDrain,  &kRestart, &kLogLevel, &kTrace, &kVersion, &kCodecEncode,      &kCodecDecode,    &kConvert,           &kImport,
+    &kDelete, &kDrain,  &kRestart, &kLogLevel, &kTrace, &kBundle, &kVersion, &kCodecEncode,      &kCodecDecode,    &kConvert,           &kImport,
     &kExport, &kSave,   &kSaves,    &kRestore, &kCheckpointVerify, &kCheckpointList, &kCheckpointDescribe};
 
 }  // namespace

@@ -24,6 +24,7 @@ extern const CommandInfo kDrain;
 extern const CommandInfo kRestart;
 extern const CommandInfo kLogLevel;
 extern const CommandInfo kTrace;
+extern const CommandInfo kBundle;
 extern const CommandInfo kVersion;
 extern const CommandInfo kCodecEncode;
 extern const CommandInfo kCodecDecode;

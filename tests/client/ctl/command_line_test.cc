@@ -57,6 +57,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"export", {"in", "--format=hf", "--like=like", "--out=out"}},
       {"delete", {"m"}},
       {"log-level", {"debug"}},
+      {"bundle", {"d"}},
       {"save", {"m"}},
       {"saves", {"m"}},
       {"restore", {"m"}},
@@ -155,6 +156,7 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"convert", "in", "-o", "out", "--format=MXFP8", "--planes=column"}, "row or both expected, got column"},
       {{"import", "m"}, "path is required"},
       {{"trace", "--steps=101"}, "not in range"},
+      {{"bundle"}, "out is required"},
       {{"log-level", "loud"}, "loud not in"},
   };
   for (const auto& [arguments, message] : cases) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -159,6 +160,47 @@ TEST(CtlTest, ATraceMayBeAFile) {
   const Result result = RunArguments({"trace", "--out", directory.path(), "--socket-dir", daemon.directory()});
   EXPECT_EQ(result.exit_code, kFailed);
   EXPECT_THAT(result.err, HasSubstr("--out: a file that can be written expected"));
+}
+
+std::string ReadText(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file.is_open()) << path;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
+  FakeDaemon daemon;
+  daemon.service().answers.version.set_version("9.8.7");
+  daemon.service().answers.trace = NewTrace();
+  const test::TemporaryDirectory directory;
+  const std::string out = directory.path() + "/bundle";
+  EXPECT_EQ(Output(daemon, {"bundle", "--out", out}), "");
+  EXPECT_EQ(nlohmann::json::parse(ReadText(out + "/daemon/version.json"))["version"], "9.8.7");
+  EXPECT_EQ(nlohmann::json::parse(ReadText(out + "/daemon/trace.json"))["traceEvents"].size(), 9u);
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(out + "/daemon")) {
+    files.push_back(entry.path().filename().string());
+    EXPECT_THAT(ReadText(entry.path().string()), Not(HasSubstr(daemon.service().token()))) << entry.path();
+  }
+  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "memory.json", "saves.json",
+                                          "trace.json"));
+  EXPECT_EQ(std::filesystem::status(out).permissions(), std::filesystem::perms::owner_all);
+  const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
+  EXPECT_EQ(again.exit_code, kFailed);
+  EXPECT_THAT(again.err, HasSubstr("an empty folder expected"));
+}
+
+TEST(CtlTest, WhatABundleLacksIsNamed) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no such call");
+  const test::TemporaryDirectory directory;
+  const Result result = RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  for (const char* name : {"version", "models", "sessions", "memory", "saves", "trace"}) {
+    const std::string line = absl::StrCat("daemon: ", name, ": UNIMPLEMENTED: no such call\n");
+    EXPECT_THAT(result.err, HasSubstr("missing " + line));
+    EXPECT_THAT(ReadText(directory.path() + "/b/missing.txt"), HasSubstr(line));
+  }
 }
 
 TEST(CtlTest, EmptyListsSaySo) {

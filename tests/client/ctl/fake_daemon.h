@@ -57,6 +57,8 @@ class FakeAdminService final : public v1::AdminService::Service {
  public:
   explicit FakeAdminService(std::string token) : token_(std::move(token)) {}
 
+  const std::string& token() const { return token_; }
+
   FakeAnswers answers;
   FakeRequests requests;
 

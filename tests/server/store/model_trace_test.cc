@@ -65,9 +65,8 @@ TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {
   trainer(0).Gather(kW, 0);
   EXPECT_TRUE(AwaitWait("rank 1: gather w"));
   trainer(1).Leave();
-  trainers_.clear();
-  // Its end is told before its lines are written; the model waits for both.
-  model_.reset();
+  // Its end is told before its lines are written; the model waits for both when it goes.
+  CloseWorld();
   const std::string lines = testing::internal::GetCapturedStderr();
   EXPECT_THAT(lines, HasSubstr("at the end of the epoch model=m epoch=1 was=\"rank 0: command 3 "));
   EXPECT_THAT(lines, HasSubstr("waited for rank 1 in command 3 since"));

@@ -1,0 +1,158 @@
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/ctl/commands/commands.h"
+#include "client/ctl/terminal_text.h"
+#include "client/ctl/trace_document.h"
+
+namespace paramshard::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kSteps = 100;
+
+// An address as a name of a folder.
+std::string FolderOf(std::string address) {
+  if (address.empty()) return "daemon";
+  std::replace_if(
+      address.begin(), address.end(),
+      [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-'; }, '_');
+  return absl::StrCat("daemon-", address);
+}
+
+absl::Status CannotWrite(const fs::path& path) {
+  return absl::InvalidArgumentError(absl::StrCat("--out: a folder that can be written expected, got ", path.string()));
+}
+
+// The answers of one daemon, a file each. What is missing is remembered, and stands in the way of nothing else.
+class DaemonFolder {
+ public:
+  DaemonFolder(fs::path folder, const Context& context) : folder_(std::move(folder)), context_(context) {}
+
+  absl::Status Fill() {
+    std::error_code error;
+    fs::create_directories(folder_, error);
+    if (error) return CannotWrite(folder_);
+    absl::StatusOr<AdminClient> client = context_.Connect();
+    if (!client.ok()) {
+      Miss("every answer", client.status());
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(Add(*client, "version", &AdminClient::Stub::GetVersion, v1::GetVersionRequest()));
+    RETURN_IF_ERROR(Add(*client, "models", &AdminClient::Stub::ListModels, v1::ListModelsRequest()));
+    RETURN_IF_ERROR(Add(*client, "sessions", &AdminClient::Stub::ListSessions, v1::ListSessionsRequest()));
+    RETURN_IF_ERROR(Add(*client, "memory", &AdminClient::Stub::GetMemory, v1::GetMemoryRequest()));
+    RETURN_IF_ERROR(Add(*client, "saves", &AdminClient::Stub::ListSaves, v1::ListSavesRequest()));
+    return AddTrace(*client);
+  }
+
+  const std::vector<std::string>& missing() const { return missing_; }
+
+ private:
+  template <typename Request, typename Response>
+  absl::Status Add(AdminClient& client, const std::string& name,
+                   grpc::Status (AdminClient::Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
+                   const Request& request) {
+    Response response;
+    const absl::Status called = client.Call(rpc, request, response);
+    const absl::StatusOr<std::string> text = called.ok() ? JsonText(response) : called;
+    if (text.ok()) return Write(name, *text);
+    Miss(name, text.status());
+    return absl::OkStatus();
+  }
+
+  absl::Status AddTrace(AdminClient& client) {
+    v1::GetTraceRequest request;
+    request.set_steps(kSteps);
+    DaemonTrace trace;
+    const absl::Status called = client.Call(&AdminClient::Stub::GetTrace, request, trace.response);
+    if (called.ok()) return Write("trace", JsonText(TraceDocument({trace})));
+    Miss("trace", called);
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const std::string& name, const std::string& text) const {
+    const fs::path path = folder_ / (name + ".json");
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file << text << std::flush;
+    return file.good() ? absl::OkStatus() : CannotWrite(path);
+  }
+
+  void Miss(const std::string& name, const absl::Status& why) {
+    missing_.push_back(absl::StrCat(folder_.filename().string(), ": ", name, ": ", why.ToString()));
+  }
+
+  const fs::path folder_;
+  const Context& context_;
+  std::vector<std::string> missing_;
+};
+
+class Bundle final : public Command {
+ public:
+  void AddOptions(CLI::App& app) override {
+    app.add_option("out,--out", out_, "a folder that is not there yet, or empty")->required();
+  }
+  std::vector<std::string> Objects() const override { return {out_}; }
+  absl::StatusOr<int> Run(const Context& context) override;
+
+ private:
+  absl::Status MakeFolder() const;
+  absl::Status WriteMissing(const Context& context, const std::vector<std::string>& missing) const;
+
+  std::string out_;
+};
+
+// Names of processes and paths are nobody else's business.
+absl::Status Bundle::MakeFolder() const {
+  std::error_code error;
+  fs::create_directories(out_, error);
+  if (!error) fs::permissions(out_, fs::perms::owner_all, error);
+  if (error) return CannotWrite(out_);
+  const bool is_empty = fs::is_empty(out_, error);
+  if (!error && is_empty) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+}
+
+absl::Status Bundle::WriteMissing(const Context& context, const std::vector<std::string>& missing) const {
+  std::ofstream file(fs::path(out_) / "missing.txt");
+  for (const std::string& what : missing) {
+    file << what << "\n";
+    context.streams().err << "paramshardctl: bundle: missing " << TerminalText(what) << "\n";
+  }
+  return file.flush().good() ? absl::OkStatus() : CannotWrite(out_);
+}
+
+absl::StatusOr<int> Bundle::Run(const Context& context) {
+  RETURN_IF_ERROR(MakeFolder());
+  std::vector<std::string> addresses = context.options().addresses;
+  if (addresses.empty()) addresses.emplace_back();
+  std::vector<std::string> missing;
+  for (const std::string& address : addresses) {
+    GlobalOptions options = context.options();
+    if (!address.empty()) options.addresses = {address};
+    const Context of_daemon(options, context.streams());
+    DaemonFolder folder(fs::path(out_) / FolderOf(address), of_daemon);
+    RETURN_IF_ERROR(folder.Fill());
+    missing.insert(missing.end(), folder.missing().begin(), folder.missing().end());
+  }
+  if (missing.empty()) return kSucceeded;
+  RETURN_IF_ERROR(WriteMissing(context, missing));
+  return kFailed;
+}
+
+}  // namespace
+
+const CommandInfo kBundle = {.name = "bundle",
+                             .help = "write what daemons say of themselves into a folder, for support",
+                             .asks_all_at_once = true,
+                             .create = Create<Bundle>};
+
+}  // namespace paramshard::ctl
