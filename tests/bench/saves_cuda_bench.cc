@@ -6,6 +6,9 @@
 // measured with, lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three
 // times the state. cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
 //
+// With 0 ROUNDS servers are killed and nothing else is done: no file is written, so that the state may be larger than
+// the disk.
+//
 // A save begins with each other round. `steps` compares the steps of such a round with those of the round before it;
 // `stall` is the daemon's word for how long a step waited for the copy. Ceilings are measured in the same run: copies
 // between each GPU and pinned memory, and reads and writes of 64 MiB around the page cache, a file for each GPU at
@@ -394,6 +397,15 @@ void PrintSaves(const SaveFigures& figures, double link) {
   PrintOfDisk("write", written, figures.disk);
 }
 
+void MeasureKills(const Arguments& arguments, const Daemon& daemon, Training& training) {
+  std::vector<double> kills;
+  for (int i = 0; i < arguments.kills; ++i) kills.push_back(SecondsAfterKill(daemon, training));
+  if (kills.empty()) return;
+  std::cout << absl::StrFormat(
+      "killed server to the next answered commit: median %.2f s, least %.2f s, most %.2f s of %d\n", Median(kills),
+      Quantile(kills, 0), Quantile(kills, 1), static_cast<int>(kills.size()));
+}
+
 // --- All of it ---
 
 std::vector<double> StepsOf(const Arguments& arguments, bool keeper) {
@@ -413,15 +425,24 @@ void CompareKeeper(const Arguments& arguments) {
                                Median(with) * 1e3, Median(with) / Median(without));
 }
 
-void Main(const Arguments& arguments) {
-  gpu::SetNcclEnvironment();
+void KillAlone(const Arguments& arguments) {
+  const Daemon daemon(arguments, /*keeper=*/true, "");
+  Training training(daemon, arguments);
+  training.Run(2);
+  std::cout << absl::StrFormat("%.2f billion parameters, %.1f ms a step\n",
+                               static_cast<double>(BlockElements() * arguments.blocks) / 1e9,
+                               Median(training.Run(arguments.steps)) * 1e3)
+            << std::flush;
+  MeasureKills(arguments, daemon, training);
+}
+
+void MeasureAll(const Arguments& arguments) {
   const char* const root = std::getenv("PARAMSHARD_BENCH_DIR");
   const std::string folder =
       absl::StrCat(root != nullptr ? root : std::filesystem::temp_directory_path().string(), "/saves-", getpid());
   std::filesystem::create_directory(folder);
   std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
   const int64_t bytes = 12 * BlockElements() * arguments.blocks;
-  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, arguments.tokens);
   const double down = LinkCeiling(arguments.gpus, cudaMemcpyDeviceToHost);
   const double up = LinkCeiling(arguments.gpus, cudaMemcpyHostToDevice);
   std::cout << absl::StrFormat("link %.1f GB/s down, %.1f up\n", down, up) << std::flush;
@@ -433,17 +454,19 @@ void Main(const Arguments& arguments) {
       training.Run(2);
       PrintSaves(MeasureSaves(arguments, files, daemon, training), down);
       std::cout << std::flush;
-      std::vector<double> kills;
-      for (int i = 0; i < arguments.kills; ++i) kills.push_back(SecondsAfterKill(daemon, training));
-      if (!kills.empty()) {
-        std::cout << absl::StrFormat("killed server to the next answered commit: median %.2f s, most %.2f s of %d\n",
-                                     Median(kills), Quantile(kills, 1), static_cast<int>(kills.size()));
-      }
+      MeasureKills(arguments, daemon, training);
     }
     MeasureRestores(files, daemon, bytes, up);
   }
   CompareKeeper(arguments);
   std::filesystem::remove_all(folder);
+}
+
+void Main(const Arguments& arguments) {
+  gpu::SetNcclEnvironment();
+  std::cout << absl::StrFormat("%d GPUs, %d blocks, %d tokens\n", arguments.gpus, arguments.blocks, arguments.tokens)
+            << std::flush;
+  arguments.rounds == 0 ? KillAlone(arguments) : MeasureAll(arguments);
 }
 
 }  // namespace
@@ -455,9 +478,11 @@ int main(int argc, char** argv) {
                          {{"GPUS", &arguments.gpus, 1, paramshard::kMaxGpus},
                           {"BLOCKS", &arguments.blocks},
                           {"STEPS", &arguments.steps},
-                          {"ROUNDS", &arguments.rounds, 2},
+                          {"ROUNDS", &arguments.rounds, 0},
                           {"KILLS", &arguments.kills, 0},
                           {"TOKENS", &arguments.tokens}});
+  if (arguments.rounds == 1)
+    paramshard::EndWithUsage("argument 4, ROUNDS: 0, or two or more, expected: the first warms up");
   paramshard::EndWithoutGpu();
   paramshard::Main(arguments);
 }
