@@ -34,6 +34,7 @@ class Assembly {
       oldest_command_ = std::max(oldest_command_, OldestOf(recorder.of(rank).commands, commands_.back()));
       AddArrivals(rank);
     }
+    oldest_sent_ = oldest_command_;
   }
 
   std::vector<Span> Spans() {
@@ -43,7 +44,8 @@ class Assembly {
       AddThread(rank, recorder_.of(rank).pushes);
     }
     for (Span& span : spans_) span.commit_number = StepOf(span.command);
-    std::sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
+    std::stable_sort(spans_.begin(), spans_.end(),
+                     [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
     return std::move(spans_);
   }
 
@@ -88,6 +90,8 @@ class Assembly {
 
   void AddCommands(int rank) {
     for (const Event& event : commands_[rank]) {
+      // Another rank's ring may have forgotten it.
+      if (event.command < oldest_sent_) continue;
       const Arrivals& arrivals = arrivals_[event.command];
       Span span = NewSpan(rank, event);
       const bool by_all = arrivals.count == recorder_.ranks();
@@ -159,6 +163,7 @@ class Assembly {
   std::map<int64_t, int64_t> steps_;          // commit numbers by command
   std::vector<Span> spans_;
   int64_t oldest_command_ = 0;
+  int64_t oldest_sent_ = 0;  // of what the rings of commands have
 };
 
 std::string Ago(int64_t time_ns, int64_t now_ns) {

@@ -113,6 +113,18 @@ TEST_F(TraceTest, WhatFollowsAWaitEndsIt) {
   EXPECT_EQ(waits[0].end_ns, 2020);
 }
 
+TEST_F(TraceTest, WhatOneRanksRingHasForgottenIsNotMissing) {
+  for (int64_t number = 1; number <= 2000; ++number) Step(number);
+  // Its ring holds later commands than that of rank 4.
+  for (int64_t command = 4001; command <= 4005; ++command) Send(1, command, 3'000'000);
+  for (int64_t command = 4001; command <= 4005; ++command) Send(0, command, 3'000'001 + command);
+  for (int64_t command = 4006; command <= 4015; ++command) Send(1, command, 3'000'002);
+  for (const Span& span : Of(MakeTrace(recorder_, 100, kMost), EventKind::kCommand, 4)) {
+    EXPECT_TRUE(span.end_ns.has_value()) << "command " << span.command;
+  }
+  EXPECT_THAT(LastWords(recorder_, 5'000'000)[0], AllOf(HasSubstr("command 4005 "), Not(HasSubstr("waited"))));
+}
+
 TEST_F(TraceTest, LastWordsNameWhoIsMissing) {
   EXPECT_THAT(LastWords(recorder_, 0), ElementsAre("rank 4: no command", "rank 5: no command"));
   Step(1);
